@@ -28,20 +28,6 @@ from clearhead.claims.ledger import (
 from clearhead.claims.report import report
 
 __all__ = [
-    "DOCUMENTS",
-    "DOES_NOT_HOLD",
-    "HOLDS",
-    "HOLDS_WHEN",
-    "MISPRINT",
-    "VERDICTS",
-    "Claim",
-    "ClaimError",
-    "Outcome",
-    "Trial",
-    "claims",
-    "coverage",
-    "find",
-    "ledger_of",
-    "report",
-    "run",
-]
+    "DOCUMENTS", "DOES_NOT_HOLD", "HOLDS", "HOLDS_WHEN", "MISPRINT", "VERDICTS", "Claim", "ClaimError", "Outcome",
+    "Trial", "claims", "coverage", "find", "ledger_of", "report", "run",
+]  # fmt: skip

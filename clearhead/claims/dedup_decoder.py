@@ -4,8 +4,6 @@ Everything is computed in fractions from the given parameters and compared with 
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import sympy as sp
 import torch
 from torch import Tensor
@@ -23,11 +21,7 @@ NAMES = ["A", "B", "C", "D", "<START>", "<STOP>"]
 SEQUENCE = ["D", "A", "A", "<START>", "A", "D", "<STOP>"]
 X = [E[NAMES.index(s)] for s in SEQUENCE]
 Q = exact.times(X, W)
-SCORES = exact.times(Q, exact.transposed(Q))
-
-
-def floats(m: exact.Matrix) -> Tensor:
-    return torch.tensor([[float(x) for x in row] for row in m], dtype=torch.float64)
+SCORES = exact.times(Q, exact.transpose(Q))
 
 
 P = exact.attention(Q, Q, exact.eye(7), causal=True, by=exact.hardest)  # causal argmax attention
@@ -35,17 +29,14 @@ P = exact.attention(Q, Q, exact.eye(7), causal=True, by=exact.hardest)  # causal
 
 def logits(w_o: exact.Matrix | None = None, heads: int = 1) -> exact.Matrix:
     z = [row * heads for row in exact.times(P, Q)]
-    return exact.times(exact.times(z, W_O if w_o is None else w_o), exact.transposed(E))
-
-
-def probability(row: list[Fraction], name: str) -> sp.Expr:
-    powers = [sp.exp(sp.Rational(x.numerator, x.denominator)) for x in row]
-    return powers[NAMES.index(name)] / sum(powers)
+    return exact.times(exact.times(z, W_O if w_o is None else w_o), exact.transpose(E))
 
 
 def loss(rows: exact.Matrix, first: int) -> sp.Expr:
     """Cross-entropy of A, D, <STOP> read from three rows, the first being `first` (from 1)."""
-    return -sum(sp.log(probability(rows[first - 1 + i], name)) for i, name in enumerate(("A", "D", "<STOP>")))
+    return -sum(
+        sp.log(exact.softmax(rows[first - 1 + i])[NAMES.index(name)]) for i, name in enumerate(("A", "D", "<STOP>"))
+    )
 
 
 PLACE = "Part 3, Problem 2"
@@ -76,9 +67,9 @@ def dedup_attention_printed(t: Trial) -> None:
     """The causal argmax attention matrix has eight columns (and in its last row eight times 1/7).
 
     Row sums of the printed matrix, in fractions, and comparison with the computed one."""
-    t.equal("sum of the last printed row", sum([Fraction(1, 7)] * 8), 1)
-    t.draw(Grid("Causal argmax attention", floats(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
-    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [Fraction(1, 7)] * 7)
+    t.equal("sum of the last printed row", sum([sp.Rational(1, 7)] * 8), 1)
+    t.draw(Grid("Causal argmax attention", exact.tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
+    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [sp.Rational(1, 7)] * 7)
 
 
 @claim(FINAL, f"{PLACE}.3, note")
@@ -91,8 +82,8 @@ def dedup_attention(t: Trial) -> None:
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
     t.equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
-    ours = one_head(floats(Q), floats(Q), mask=causal(), weights=Hard())
-    t.below("attend with Hard()", apart(ours, floats(expected)), 1e-15, "largest difference {:.1e}")
+    ours = one_head(exact.tensor(Q), exact.tensor(Q), mask=causal(), weights=Hard())
+    t.below("attend with Hard()", apart(ours, exact.tensor(expected)), 1e-15, "largest difference {:.1e}")
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -131,7 +122,7 @@ def dedup_probabilities(t: Trial) -> None:
 
     Exact expressions, rounded to four digits."""
     for row, name, value in ((5, "A", "0.4547"), (6, "D", "0.4547"), (7, "<STOP>", "0.0717")):
-        p = probability(logits()[row - 1], name)
+        p = exact.softmax(logits()[row - 1])[NAMES.index(name)]
         t.case(f"P({name}) from row {row}", f"{sp.N(p, 8)}", f"{float(p):.4f}" == value)
 
 
@@ -175,8 +166,8 @@ def dedup_two_heads(t: Trial) -> None:
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
-    x, e, w_o = (floats(m) for m in (X, E, W_O))
-    parts = {name: floats(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
+    x, e, w_o = (exact.tensor(m) for m in (X, E, W_O))
+    parts = {name: exact.tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = (x @ w for w in parts.values())
     out = one_head(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])

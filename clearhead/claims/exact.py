@@ -13,49 +13,38 @@ from typing import Any
 
 import sympy as sp
 
-Matrix = list[list[Fraction]]
+from clearhead.work.algebra import Matrix, eye, masked, softmax, tensor, times, transpose
+
+__all__ = [
+    "Matrix", "attention", "expectation", "eye", "hardest", "matrix", "pair", "show", "simplex", "softmax", "tensor",
+    "times", "transpose", "weights",
+]  # fmt: skip
 
 
 def matrix(rows: str | Sequence[Sequence[Any]]) -> Matrix:
     """Of rows of numbers, or of text such as "1 0; 1/2 1/2"."""
     rows = [row.split() for row in rows.split(";")] if isinstance(rows, str) else rows
-    return [[Fraction(x) for x in row] for row in rows]
+    return [[sp.Rational(x) for x in row] for row in rows]
 
 
-def eye(n: int) -> Matrix:
-    return [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+def weights(scores: Sequence[Any]) -> list[Any]:
+    """Softmax with β = ln 2 of whole scores; −∞ is a hidden key."""
+    return softmax([sp.sympify(s) for s in scores], 1 / sp.log(2))
 
 
-def times(a: Matrix, b: Matrix) -> Matrix:
-    columns = transposed(b)
-    return [[sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in columns] for row in a]
-
-
-def transposed(a: Matrix) -> Matrix:
-    return [list(col) for col in zip(*a, strict=False)]
-
-
-def weights(scores: Sequence[int | Fraction | None]) -> list[Fraction]:
-    """Softmax with β = ln 2 of whole scores; None is a hidden key."""
-    powers = [Fraction(0) if s is None else Fraction(2) ** int(s) for s in scores]
-    total = sum(powers, Fraction(0))
-    return [p / total for p in powers]
-
-
-def hardest(scores: Sequence[int | Fraction | None]) -> list[Fraction]:
+def hardest(scores: Sequence[Any]) -> list[Any]:
     """Its limit for β → ∞: ties share equally."""
-    top = max(s for s in scores if s is not None)
-    n = sum(s == top for s in scores)
-    return [Fraction(int(s == top), n) for s in scores]
+    return softmax([sp.sympify(s) for s in scores], sp.S.Zero)
 
 
 def attention(
-    q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Fraction]] = weights
+    q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Any]] = weights
 ) -> Matrix:
     """Attention of every query over every key, or over the keys up to its own place."""
-    scores = times(q, transposed(k))
-    rows = [by([None if causal and j > i else s for j, s in enumerate(row)]) for i, row in enumerate(scores)]
-    return times(rows, v)
+    scores = times(q, transpose(k))
+    if causal:
+        scores = masked(scores, [[j <= i for j in range(len(k))] for i in range(len(q))])
+    return times([by(row) for row in scores], v)
 
 
 def show(a: Sequence[Any]) -> str:
@@ -73,12 +62,6 @@ def expectation(polynomial: Any, variables: Sequence[Any], moments: Sequence[Any
     """Expected value of a polynomial in independent variables that all have these moments (moments[k] = E x^k)."""
     terms = sp.Poly(sp.expand(polynomial), *variables).terms()
     return sp.simplify(sum(coefficient * sp.prod(moments[p] for p in powers) for powers, coefficient in terms))
-
-
-def softmax(scores: Sequence[Any]) -> list[Any]:
-    """The ordinary softmax, symbolically."""
-    powers = [sp.exp(s) for s in scores]
-    return [p / sum(powers) for p in powers]
 
 
 def simplex(n: int, parts: int) -> list[tuple[Fraction, ...]]:

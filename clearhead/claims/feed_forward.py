@@ -72,7 +72,7 @@ def ffn_mixes_features(t: Trial) -> None:
     with torch.no_grad():
         for weight in (ffn.up.weight, ffn.down.weight):
             weight.fill_(1.0)
-        before, after = (ffn(torch.tensor(tokens, dtype=torch.float64)).tolist() for tokens in (x, moved))
+        before, after = (ffn(exact.tensor(tokens)).tolist() for tokens in (x, moved))
     t.equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import sympy as sp
 import torch
@@ -12,6 +11,7 @@ from clearhead.attention import MultiHeadAttention, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import ANSWERED, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, n_parameters, slope
+from clearhead.work.kinds.counts import reached
 
 n = sp.symbols("n", positive=True)  # tokens
 
@@ -146,19 +146,11 @@ def receptive_field(t: Trial) -> None:
 
     The set of inputs that reach a node, built layer by layer: choices without overlap, and choices with it.
     Holds when no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an upper bound."""
-
-    def field(k: int, layers: int, length: int) -> int:
-        """Node 0; head j of layer l looks j·(k+1)^l places ahead (around the end): no overlap while there is room."""
-        reached = {0}
-        for layer in range(layers):
-            reached |= {(p + j * (k + 1) ** layer) % length for p in reached for j in range(1, k + 1)}
-        return len(reached)
-
     for k, n in ((1, 3), (2, 3), (3, 2)):
-        t.equal(f"k = {k}, n = {n}, {(k + 1) ** n} tokens, no overlap", field(k, n, (k + 1) ** n), (k + 1) ** n)
-    t.equal("k = 1, n = 1, one token", field(1, 1, 1), 2, "{}, not 2", inside=False)
-    t.equal("k = 1, n = 3, 5 tokens", field(1, 3, 5), 8, "{}, not 8", inside=False)
-    curves = {f"{k} head{'s' if k > 1 else ''}": [field(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)}
+        t.equal(f"k = {k}, n = {n}, {(k + 1) ** n} tokens, no overlap", reached(k, n, (k + 1) ** n), (k + 1) ** n)
+    t.equal("k = 1, n = 1, one token", reached(1, 1, 1), 2, "{}, not 2", inside=False)
+    t.equal("k = 1, n = 3, 5 tokens", reached(1, 3, 5), 8, "{}, not 8", inside=False)
+    curves = {f"{k} head{'s' if k > 1 else ''}": [reached(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)}
     t.draw(Lines("Inputs reached, 20 tokens", "layers", "tokens", (1, 2, 3, 4, 5), curves))
 
 
@@ -229,7 +221,7 @@ def heads_redundancy(t: Trial) -> None:
     silenced, and what is left says which tokens can still be told apart."""
     # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
     alike, other = (
-        [[Fraction(0), *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
+        [[0, *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
         for scores in ([1, 0], [0, 1])
     )
     what = "heads that look at the same token: outputs for a first value of 3 and of 4"

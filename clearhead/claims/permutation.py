@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import permutations, product
 
 import torch
@@ -129,7 +128,7 @@ def cat_chased_dog(t: Trial) -> None:
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (one, two))
     words, again = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
     t.case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
-    pooled, same = ([sum(c, Fraction(0)) for c in zip(*m, strict=True)] for m in (y, z))
+    pooled, same = ([sum(c) for c in zip(*m, strict=True)] for m in (y, z))
     t.equal("summed over the sentence", pooled, same, exact.show)
     t.case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, inside=False)
 
@@ -205,7 +204,7 @@ def bag_of_symbols(t: Trial) -> None:
         first = self_attention(x, causal=True)
         one.append(first[-1])
         # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
-        second = [[Fraction(round(12 * c)) for c in row] for row in first]
+        second = exact.matrix([[round(12 * c) for c in row] for row in first])
         two.append(self_attention(second, causal=True)[-1])
     t.case(f"one layer, {', '.join(map(''.join, orders))}", exact.show(one[0]), one[0] == one[1] == one[2])
     t.note("a second causal layer would see the order: " + listed((float(row[0]) for row in two), ".4f"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import sympy as sp
 
@@ -12,12 +13,12 @@ from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed, rising
 
 
-def weight(score: int) -> Fraction:
+def weight(score: int) -> Any:
     """Of a key of this score beside one of score 0 (β = ln 2)."""
     return exact.weights([score, 0])[0]
 
 
-def gained(score: int, alpha: int = 2) -> Fraction:
+def gained(score: int, alpha: int = 2) -> Any:
     """What the weight of a key of this score gains when it is stretched by alpha, beside a score of 0."""
     return weight(alpha * score) - weight(score)
 

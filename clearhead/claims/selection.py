@@ -34,7 +34,7 @@ def permutation_layer(t: Trial) -> None:
     Holds when different queries have different such keys; otherwise one value is copied twice and another is lost."""
     for queries, keys, apart in (("1 0; 0 1", "0 1; 1 0", True), ("1; 2", "1; 0", False)):
         a = exact.attention(exact.matrix(queries), exact.matrix(keys), exact.eye(2), by=exact.hardest)
-        columns = [sum(column, Fraction(0)) for column in zip(*a, strict=True)]
+        columns = [sum(column) for column in zip(*a, strict=True)]
         what = f"queries [{queries}], keys [{keys}]: A (rows are queries)"
         t.case(what, f"{exact.show(a)}, column sums {exact.show(columns)}", all(c == 1 for c in columns), inside=apart)
 

@@ -17,7 +17,7 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.run import Run
 from clearhead.values import Natural, require
-from clearhead.work.algebra import Matrix, floats, softmax, times, transpose
+from clearhead.work.algebra import Matrix, floats, masked, softmax, times, transpose
 from clearhead.work.numbers import Number, as_float, read_number, text
 
 _MOST_TEXT = 40
@@ -80,7 +80,7 @@ def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) ->
     scores = times(q, transpose(k))
     if beta == 0 or beta.is_infinite:
         limit = sympy.oo if beta == 0 else sympy.Integer(0)
-        return scores, [softmax(row, may, limit) for row, may in zip(scores, allowed, strict=True)]
+        return scores, [softmax(row, limit) for row in masked(scores, allowed)]
     most = as_float(beta) * max(abs(as_float(score)) for row in scores for score in row)
     require(most <= 500, f"β times a score is {most:.4g}; expected at most 500, or β = inf")
     return scores, [

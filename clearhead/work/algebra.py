@@ -101,19 +101,23 @@ def transpose(a: Matrix) -> Matrix:
     return [list(column) for column in zip(*a, strict=True)]
 
 
-def beside(parts: Sequence[Matrix]) -> Matrix:
+def beside(*parts: Matrix) -> Matrix:
     """Matrices with as many rows each, one to the right of the other."""
+    if len({len(part) for part in parts}) > 1:
+        raise LanguageError("matrices side by side need as many rows each")
     return [[x for row in rows for x in row] for rows in zip(*parts, strict=True)]
 
 
-def columns(a: Matrix, first: int, last: int) -> Matrix:
-    return [row[first:last] for row in a]
+def masked(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
+    """The scores, and −∞ where a query may not attend."""
+    pairs = zip(scores, allowed, strict=True)
+    return [[score if may else -sympy.oo for score, may in zip(*row, strict=True)] for row in pairs]
 
 
-def softmax(values: Sequence[Number], allowed: Sequence[bool], temperature: Number) -> list[Number]:
-    """One row of weights; both limits of the temperature are exact, and a row without keys gets zeros. Ties are found
-    exactly, not to rounding."""
-    open_ = [i for i, may in enumerate(allowed) if may]
+def softmax(values: Sequence[Number], temperature: Number = sympy.S.One) -> list[Number]:
+    """One row of weights, 0 where a score is −∞, also where all are; both limits of the temperature are exact. Ties are
+    found exactly, not to rounding."""
+    open_ = [i for i, value in enumerate(values) if value != -sympy.oo]
     if not open_:
         return [sympy.S.Zero for _ in values]
     if temperature == 0 or temperature.is_infinite:
@@ -134,11 +138,11 @@ def tensor(a: Matrix) -> Tensor:
     return torch.tensor(floats(a), dtype=torch.float64)
 
 
-def difference(exact: Sequence[Sequence[Number]], computed: Tensor) -> float:
+def difference(exact: Sequence[Sequence[Number]], computed: Tensor | Sequence[Sequence[float]]) -> float:
     """The largest difference, relative to the largest number where that is above 1."""
-    numbers = floats(exact)
+    numbers, others = floats(exact), computed.tolist() if isinstance(computed, Tensor) else computed
     size = max([1.0, *[abs(x) for row in numbers for x in row]])
-    pairs = [pair for rows in zip(numbers, computed.tolist(), strict=True) for pair in zip(*rows, strict=True)]
+    pairs = [pair for rows in zip(numbers, others, strict=True) for pair in zip(*rows, strict=True)]
     worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
     return worst if worst == worst else float("inf")  # NaN agrees with nothing
 
@@ -160,18 +164,18 @@ def _cells(a: Matrix) -> list[Number]:
     return [x for row in a for x in row]
 
 
-def _each(function: Callable[..., Number], *parts: Matrix) -> Matrix:
-    """Cell by cell; numbers, rows and columns are stretched to the largest part."""
-    high, wide = max(len(a) for a in parts), max(len(a[0]) for a in parts)
-    for a in parts:
-        if len(a) not in (1, high) or len(a[0]) not in (1, wide):
-            sizes = " and ".join(f"{len(b)}×{len(b[0])}" for b in parts)
-            raise LanguageError(f"{sizes} do not fit cell by cell")
-    return [[kept(function(*[a[i % len(a)][j % len(a[0])] for a in parts])) for j in range(wide)] for i in range(high)]
-
-
 def _cellwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
-    return lambda *parts: _each(function, *parts)
+    """Cell by cell; numbers, rows and columns are stretched to the largest part."""
+
+    def each(*parts: Matrix) -> Matrix:
+        high, wide = max(len(a) for a in parts), max(len(a[0]) for a in parts)
+        if any(len(a) not in (1, high) or len(a[0]) not in (1, wide) for a in parts):
+            sizes = " and ".join(f"{len(a)}×{len(a[0])}" for a in parts)
+            raise LanguageError(f"{sizes} do not fit cell by cell")
+        cells = [[[a[i % len(a)][j % len(a[0])] for a in parts] for j in range(wide)] for i in range(high)]
+        return [[kept(function(*cell)) for cell in row] for row in cells]
+
+    return each
 
 
 def _power(a: Number, b: Number) -> Number:
@@ -213,7 +217,7 @@ def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
     """Rows; a column of temperatures has one for each."""
     T = [[sympy.S.One]] if temperature is None else temperature
     rows = scores if len(T) <= len(scores) else scores * len(T)
-    return [softmax(row, [x != -sympy.oo for x in row], T[i % len(T)][0]) for i, row in enumerate(rows)]
+    return [softmax(row, T[i % len(T)][0]) for i, row in enumerate(rows)]
 
 
 def _layer_norm(a: Matrix) -> Matrix:
@@ -250,12 +254,6 @@ def _band(n: Matrix, weights: Matrix) -> Matrix:
     return [[known.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
 
 
-def _joined(*parts: Matrix) -> Matrix:
-    if len({len(part) for part in parts}) > 1:
-        raise LanguageError("matrices side by side need as many rows each")
-    return beside(parts)
-
-
 EXACT: Algebra[Matrix] = Algebra(
     number=lambda value: [[sympy.Integer(value)]],
     table=_table,
@@ -284,7 +282,7 @@ EXACT: Algebra[Matrix] = Algebra(
         "causal": lambda n: _where(lambda i, j: j <= i, _size(n), _size(n)),
         "padding": lambda t, s, kept_: _where(lambda i, j: j < int(scalar(kept_)), _size(t), _size(s)),
         "band": _band, "rows": _rows, "columns": lambda a, places: transpose(_rows(transpose(a), places)),
-        "beside": _joined, "below": lambda *parts: [row for part in parts for row in part],
+        "beside": beside, "below": lambda *parts: [row for part in parts for row in part],
         "pick": lambda a, places: [[row[int(i) - 1]] for row, i in zip(a, _cells(places), strict=True)],
     },
 )  # fmt: skip

@@ -57,7 +57,7 @@ def made(work: Work, slip: Values, key: str) -> Matrix | None:
         if "gradient" in work.problem and not key.startswith("grad"):
             change = {"gradient": []} | change  # the longest part of the work
         return _cells(again(work, change, own).step(key))
-    except (ClearheadError, ArithmeticError, TypeError, LookupError, AttributeError):
+    except (ClearheadError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from clearhead.errors import StorageError
 from clearhead.work.grading import compare
 from clearhead.work.kinds import KINDS
-from clearhead.work.sheet import Grid, Work
+from clearhead.work.sheet import Work
 from clearhead.work.source import MAX_BYTES, Source
 
 COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
@@ -83,19 +83,7 @@ def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any]
     """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
     it should be after the ones before it, also where a wrong answer stands in its own place."""
     values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
-    source = Source(work.name, values | (changes or {}), answered=own or {})
-    made = _work_of(source)
-    refilled = source.answered.keys() & source.worked.keys()
-    steps = [replace(s, grid=_refilled(s.grid, source.worked[s.key])) if s.key in refilled else s for s in made.steps]
-    return replace(made, steps=tuple(steps))
-
-
-def _refilled(grid: Grid, value: Any) -> Grid:
-    """The grid with other numbers, in the shape that a kind works them in; columns of words stay."""
-    rows = value if isinstance(value, list) else [value]
-    flat = iter([x for row in rows for x in (row if isinstance(row, list) else [row])])
-    cells = [[x if isinstance(x, str) else next(flat) for x in row] for row in grid.cells]
-    return Grid.of(cells, grid.rows, grid.columns)
+    return _work_of(Source(work.name, values | (changes or {}), answered=own or {}))
 
 
 def _filled(source: Source, key: str, default: str = "") -> str:

@@ -74,7 +74,7 @@ class Step:
     formula: str = ""
     latex: str = ""
     note: str = ""
-    given: bool = False
+    given: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,25 @@ class Check:
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
+class Steps(list[Step]):
+    """The steps of a problem as they are worked; `own` are a student's wrong answers, which later steps follow."""
+
+    def __init__(self, own: dict[str, list[list[Number]]]) -> None:
+        super().__init__()
+        self.own = own
+
+    def add(self, key: str, title: str, grid: Grid, *words: str, given: bool = False) -> list[list[Number]]:
+        """Enters a `Step`, and gives its numbers as later ones use them: the student's own where these are wrong."""
+        self.append(Step(key, title, grid, *words, given=given))
+        return self.own.get(key, [[x for x in row if not isinstance(x, str)] for row in grid.cells])
+
+    def given(self, values: dict[str, Cell]) -> None:
+        """Enters the numbers and words that a problem states."""
+        self.add("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
+
+
 # The steps of a problem, the float64 checks, and what is worth saying in words.
-Solved = tuple[list[Step], list[Check], list[str]]
-
-
-def given(values: dict[str, Cell]) -> Step:
-    """The numbers and words that a problem states, as its first step."""
-    return Step("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
+Solved = tuple[Steps, list[Check], list[str]]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ class Source:
     file: str | None = field(default=None, repr=False)
     at: Path = ()
     answered: dict[str, Matrix] = field(default_factory=dict)  # a student's wrong answers, to be followed
-    worked: dict[str, Any] = field(default_factory=dict)  # what `own` was asked about, as the sheet makes it
 
     @classmethod
     def parse(cls, text: str, name: str = "problem.toml") -> Source:
@@ -63,16 +62,6 @@ class Source:
             raise ProblemError(f"{self.name}: {what}")
         line = _line(self.file, path)
         raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
-
-    def own(self, key: str, value: Any) -> Any:
-        """The value of a step as the steps after it use it: the student's own where that is wrong, else this one."""
-        self.worked[key] = value
-        if key not in self.answered:
-            return value
-        rows = self.answered[key]
-        if not isinstance(value, list):
-            return rows[0][0]
-        return rows if isinstance(value[0], list) else [x for row in rows for x in row]
 
     def only(self, *known: str) -> None:
         """Refuses a key that is not known, with the nearest one that is."""

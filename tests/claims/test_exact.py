@@ -28,7 +28,7 @@ def test_attention_in_fractions_is_attention_with_beta_ln_2():
 
 
 def test_ties_share():
-    assert exact.hardest([5, -2, 5, None]) == [Fraction(1, 2), 0, Fraction(1, 2), 0]
+    assert exact.hardest([5, -2, 5, -sp.oo]) == [Fraction(1, 2), 0, Fraction(1, 2), 0]
 
 
 def test_expectation_of_normal_powers():

@@ -103,6 +103,7 @@ def test_a_loss_of_each_rows_own_token_is_named():
         ("sparse-16", 'saving = "15/32"', "not what is saved"),
         ("receptive-field", 'formula = ["1", "2^n", "3^n", "8^n"]', "residual connection was left out"),
         ("schedule", "fraction = [0, 0.00025, 0.5, 1, 0.16, 0.24, 0.32, 0.48, 0.72, 0.96]", "lasts total − warmup"),
+        ("attention-by-hand", "weights = [[0.5, 0.5, 0], [0.5, 0, 0.5]]", ""),
         ("sort-dedup", "grad_V = 0", ""),
         ("sort-dedup", "r = [[3,0,3,0],[0,3,0,3],[0,3,0,3],[0.75,1.5,0.75,1.5],[0,3,0,3],[3,0,3,0],[0,0,0,0]]", ""),
     ],

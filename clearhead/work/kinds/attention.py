@@ -2,13 +2,14 @@
 
     weights = softmax(Q Kᵀ / T) over the keys that the mask allows, T = √D unless the file says otherwise
 
-Rows are queries. `heads = 2` splits the columns of Q, K and V in two, as multi-head attention does. All of it runs once
-more through `attend` in float64, with autograd for the gradients.
+Rows are queries. `heads = 2` splits the columns of Q, K and V in two, as multi-head attention does. Gradients are those
+of the first loss, by the chain rule: at temperature 0 and ∞ the weights do not move with the scores, so nothing reaches
+W_Q and W_K; values always pass it on. All of it runs once more through `attend` in float64, with autograd.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -17,12 +18,11 @@ from torch import Tensor
 from clearhead.attention import attend
 from clearhead.attention.scores import Dot
 from clearhead.attention.weights import Softmax
-from clearhead.work.algebra import Matrix, beside, columns, difference, softmax, tensor, times, transpose
+from clearhead.work.algebra import DIGITS, Matrix, beside, difference, masked, softmax, tensor, times, transpose
 from clearhead.work.draw import Draw
-from clearhead.work.kinds.attention_loss import gradient_steps, loss_steps
-from clearhead.work.kinds.attention_setting import Head, Setting, read
-from clearhead.work.numbers import Number, as_float, text
-from clearhead.work.sheet import Check, Grid, Solved, Step
+from clearhead.work.kinds.attention_setting import Loss, Setting, read
+from clearhead.work.numbers import Number, as_float, close_to, text
+from clearhead.work.sheet import Check, Grid, Solved, Steps
 from clearhead.work.source import Source
 
 KEYS = (
@@ -31,36 +31,41 @@ KEYS = (
 )  # fmt: skip
 
 
+class Head(NamedTuple):
+    """What one head computes."""
+
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    weights: Matrix
+    z: Matrix
+
+
 def solve(source: Source) -> Solved:
-    setting = read(source)
+    setting, steps = read(source), Steps(source.answered)
     labels, numbers = setting.labels, setting.numbers
-    heads = [_head(source, setting, h, number) for h, number in enumerate(numbers)]
-    steps = _given(source, setting)
-    for head, number in zip(heads, numbers, strict=True):
-        steps += _head_steps(setting, head, number)
-    r = beside([head.z for head in heads])
+    x = _given(source, setting, steps)
+    heads = [_head(setting, x, h, steps) for h in range(setting.heads)]
+    r = beside(*[head.z for head in heads])
     if setting.heads > 1:
-        r = source.own("concat", r)
         plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
-        steps.append(Step("concat", "The heads' outputs side by side", _table(r, labels, "z"), "Z",
-                          f"Z = [{plain}]", f"Z = [{latex}]"))  # fmt: skip
+        said = f"Z = [{plain}]", f"Z = [{latex}]"
+        r = steps.add("concat", "The heads' outputs side by side", _table(r, labels, "z"), "Z", *said)
     if "O" in setting.weights:
-        r = source.own("r", times(r, setting.weights["O"]))
-        steps.append(Step("r", "Output projection", _table(r, labels, "r"), "R", "R = Z·W_O", "R = Z W_O"))
+        grid = _table(times(r, setting.weights["O"]), labels, "r")
+        r = steps.add("r", "Output projection", grid, "R", "R = Z·W_O", "R = Z W_O")
     logits: Matrix = []
     if "U" in setting.weights:
-        logits = source.own("logits", times(r, setting.weights["U"]))
         tied = source.values.get("unembedding") == "tied"
         plain, latex = ("L = R·Eᵀ", r"L = R E^{\top}") if tied else ("L = R·U", "L = R U")
-        steps.append(Step("logits", "Logits", Grid.of(logits, labels, setting.vocabulary), "L", plain, latex))
+        grid = Grid.of(times(r, setting.weights["U"]), labels, setting.vocabulary)
+        logits = steps.add("logits", "Logits", grid, "L", plain, latex)
     for loss in setting.losses:
-        steps += loss_steps(source, loss, logits, labels, setting.vocabulary)
+        _loss(setting, loss, logits, steps)
     empty = [label for label, row in zip(labels, setting.allowed, strict=True) if not any(row)]
     remarks = [f"{label} may attend to nothing: its weights are zeros." for label in empty]
     if setting.gradients:
-        made, said = gradient_steps(source, setting, heads, logits)
-        steps += made
-        remarks += said
+        remarks += _gradients(setting, heads, logits, steps)
     found = _in_float64(setting)
     apart = {step.key: difference(step.grid.cells, found[step.key]) for step in steps if step.key in found}
     checks = [Check("attend in float64", max(apart.values()))]
@@ -92,27 +97,6 @@ def vary(source: Source, draw: Draw) -> dict[str, Any]:
     return made
 
 
-def _head(source: Source, setting: Setting, h: int, number: str) -> Head:
-    x = source.own("x", setting.x)
-
-    def part(name: str) -> Matrix:
-        weight = setting.weights[name]
-        width = len(weight[0]) // setting.heads
-        rows = x if name == "Q" or setting.source is setting.x else setting.source
-        return source.own(f"{name.lower()}{number}", times(rows, columns(weight, h * width, (h + 1) * width)))
-
-    q, k, v = part("Q"), part("K"), part("V")
-    scores = source.own(f"scores{number}", times(q, transpose(k)))
-    masked = source.own(f"masked{number}", _masked(scores, setting.allowed))
-    weights = [softmax(row, [score != -sympy.oo for score in row], setting.temperature) for row in masked]
-    weights = source.own(f"weights{number}", weights)
-    return Head(q, k, v, scores, weights, source.own(f"z{number}", times(weights, v)))
-
-
-def _masked(scores: Matrix, allowed: list[list[bool]]) -> Matrix:
-    return [[x if may else -sympy.oo for x, may in zip(*row, strict=True)] for row in zip(scores, allowed, strict=True)]
-
-
 def _features(letter: str, matrix: Matrix) -> list[str]:
     """Names for the columns of a matrix."""
     return [f"{letter}{i + 1}" for i in range(len(matrix[0]))]
@@ -122,68 +106,182 @@ def _table(matrix: Matrix, rows: list[str], letter: str) -> Grid:
     return Grid.of(matrix, rows, _features(letter, matrix))
 
 
-def _given(source: Source, setting: Setting) -> list[Step]:
+def _given(source: Source, setting: Setting, steps: Steps) -> Matrix:
     """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
     width = _features("x", setting.x)
-    steps = []
     if not setting.direct and "x" not in source.values:
         table = source.table("embeddings")
         grid = _table([table.vector(name) for name in table.values], list(table.values), "x")
-        steps.append(Step("E", "Embeddings", grid, "E", given=True))
+        steps.add("E", "Embeddings", grid, "E", given=True)
     inputs = {} if setting.direct else {"Q": width, "K": width, "V": width}
     inputs["O"] = _features("z", setting.weights["V"])
     for name, rows in inputs.items():
         if name in setting.weights:
             grid = _table(setting.weights[name], rows, name.lower() if name != "O" else "r")
-            steps.append(Step(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True))
+            steps.add(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True)
     if "U" in setting.weights and "unembedding" not in source.values:
         matrix = setting.weights["U"]
         grid = Grid.of(matrix, _features("r", transpose(matrix)), setting.vocabulary)
-        steps.append(Step("U", "The unembedding U", grid, "U", given=True))
+        steps.add("U", "The unembedding U", grid, "U", given=True)
     if setting.direct:
-        return steps
+        return setting.x
     grid = _table(setting.x, setting.labels, "x")
     if "x" in source.values:
-        return [*steps, Step("x", "The inputs", grid, "X", given=True)]
-    formula = "row i of X is the embedding of token i"
-    return [*steps, Step("x", "Embeddings of the tokens", grid, "X", formula, r"X_{i,:} = E_{\mathrm{token}_i,:}")]
+        return steps.add("x", "The inputs", grid, "X", given=True)
+    formulas = "row i of X is the embedding of token i", r"X_{i,:} = E_{\mathrm{token}_i,:}"
+    return steps.add("x", "Embeddings of the tokens", grid, "X", *formulas)
 
 
-def _head_steps(setting: Setting, head: Head, h: str) -> list[Step]:
-    labels, keys = setting.labels, setting.keys
-    of, columns, sub = (f" of head {h}", f"[its columns of head {h}]", f"_{{{h}}}") if h else ("", "", "")
-    steps = []
-    for key, name, made in (("q", "Queries", head.q), ("k", "Keys", head.k), ("v", "Values", head.v)):
-        big = key.upper()
-        formulas = f"{big}{h} = X·W_{big}{columns}", rf"{big}{sub} = X W_{{{big}{',' + h if h else ''}}}"
-        grid = _table(made, labels if key == "q" else keys, key)
+def _head(setting: Setting, x: Matrix, number: int, steps: Steps) -> Head:
+    labels, keys, h = setting.labels, setting.keys, setting.numbers[number]
+    of, part, sub = (f" of head {h}", f"[its columns of head {h}]", f"_{{{h}}}") if h else ("", "", "")
+
+    def projected(name: str, title: str) -> Matrix:
+        weight, rows = setting.weights[name], setting.source if setting.direct and name != "Q" else x
+        width = len(weight[0]) // setting.heads
+        made = times(rows, [row[number * width : (number + 1) * width] for row in weight])
+        grid = _table(made, labels if name == "Q" else keys, name.lower())
+        formulas = f"{name}{h} = X·W_{name}{part}", rf"{name}{sub} = X W_{{{name}{',' + h if h else ''}}}"
         said = ("", "") if setting.direct else formulas
-        steps.append(Step(f"{key}{h}", name + of, grid, f"{big}{h}", *said, given=setting.direct))
-    scores, weights = Grid.of(head.scores, labels, keys), Grid.of(head.weights, labels, keys)
-    formula, latex = _softmax_formula(setting.temperature)
-    steps.append(Step(f"scores{h}", "Scores" + of, scores, f"S{h}", f"S{h} = Q{h}·K{h}ᵀ",
-                      rf"S{sub} = Q{sub} K{sub}^{{\top}}"))  # fmt: skip
-    if not all(may for row in setting.allowed for may in row):
-        masked = Grid.of(_masked(head.scores, setting.allowed), labels, keys)
+        return steps.add(f"{name.lower()}{h}", title + of, grid, f"{name}{h}", *said, given=setting.direct)
+
+    q, k, v = projected("Q", "Queries"), projected("K", "Keys"), projected("V", "Values")
+    grid = Grid.of(times(q, transpose(k)), labels, keys)
+    said = f"S{h} = Q{h}·K{h}ᵀ", rf"S{sub} = Q{sub} K{sub}^{{\top}}"
+    scores = steps.add(f"scores{h}", "Scores" + of, grid, f"S{h}", *said)
+    if not all(map(all, setting.allowed)):
+        grid, title = (
+            Grid.of(masked(scores, setting.allowed), labels, keys),
+            f"Scores{of} under the mask {setting.mask}",
+        )
         said = "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j"
-        steps.append(Step(f"masked{h}", f"Scores{of} under the mask {setting.mask}", masked, f"S{h}", *said))
-    return [
-        *steps,
-        Step(f"weights{h}", "Attention weights" + of, weights, f"P{h}", formula.format(h=h), latex.replace("SUB", sub)),
-        Step(f"z{h}", "Weighted sums of the values" + of, _table(head.z, labels, "z"), f"Z{h}",
-             f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}"),
-    ]  # fmt: skip
+        scores = steps.add(f"masked{h}", title, grid, f"S{h}", *said)
+    grid = Grid.of([softmax(row, setting.temperature) for row in scores], labels, keys)
+    said = _softmax_formula(setting.temperature, h, sub)
+    weights = steps.add(f"weights{h}", "Attention weights" + of, grid, f"P{h}", *said)
+    said = f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}"
+    z = steps.add(f"z{h}", "Weighted sums of the values" + of, _table(times(weights, v), labels, "z"), f"Z{h}", *said)
+    return Head(q, k, v, weights, z)
 
 
-def _softmax_formula(T: Number) -> tuple[str, str]:
-    softmax = r"\operatorname{softmax}(SSUB / T)"
+def _softmax_formula(T: Number, h: str, sub: str) -> tuple[str, str]:
+    plain, latex = f"softmax(S{h} / T)", rf"\operatorname{{softmax}}(S{sub} / T)"
     if T == 0:
-        plain = "P{h} = lim T→0 softmax(S{h} / T): all weight on the row's largest score, ties share it"
-        return plain, r"PSUB = \lim_{T \to 0^{+}} " + softmax
+        said = f"P{h} = lim T→0 {plain}: all weight on the row's largest score, ties share it"
+        return said, rf"P{sub} = \lim_{{T \to 0^{{+}}}} {latex}"
     if T.is_infinite:
-        plain = "P{h} = lim T→∞ softmax(S{h} / T): the same weight for every key that is allowed"
-        return plain, r"PSUB = \lim_{T \to \infty} " + softmax
-    return f"P{{h}} = softmax(S{{h}} / T), T = {text(T)}", rf"PSUB = {softmax}, \quad T = {sympy.latex(T)}"
+        said = f"P{h} = lim T→∞ {plain}: the same weight for every key that is allowed"
+        return said, rf"P{sub} = \lim_{{T \to \infty}} {latex}"
+    return f"P{h} = {plain}, T = {text(T)}", rf"P{sub} = {latex}, \quad T = {sympy.latex(T)}"
+
+
+# ---------------------------------------------------------------------- loss and gradients
+
+
+def _loss(setting: Setting, loss: Loss, logits: Matrix, steps: Steps) -> None:
+    """The probabilities of the words at the positions asked, those of the targets, and the loss."""
+    labels, vocabulary = setting.labels, setting.vocabulary
+    all_of_them, of_targets = f"probabilities_{loss.name}", f"targets_{loss.name}"
+    asked = [(t, vocabulary.index(word)) for t, word in loss.targets.items()]
+    wanted = [f"{labels[t]} → {word}" for t, word in loss.targets.items()]
+    grid = Grid.of([softmax(logits[t]) for t, _ in asked], [labels[t] for t, _ in asked], vocabulary)
+    said = "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"
+    table = steps.add(all_of_them, f"{loss.title}: probabilities", grid, "p", *said)
+    grid = Grid.of([[row[word]] for row, (_, word) in zip(table, asked, strict=True)], wanted, ["P"])
+    said = "position → word it is asked for", r"P(y_t) = p_{t, y_t}"
+    picked = steps.add(of_targets, f"{loss.title}: probability of each target", grid, "P", *said)
+    # −log softmax(row)[word] is log Σ exp − the word's logit, which stays short.
+    total = sympy.Add(*[sympy.log(sympy.Add(*map(sympy.exp, logits[t]))) - logits[t][word] for t, word in asked])
+    if {all_of_them, of_targets} & steps.own.keys():
+        total = -sympy.Add(*[sympy.log(p) for [p] in picked])
+    of, share = ("mean", rf"\tfrac{{1}}{{{len(picked)}}}") if loss.mean else ("sum", "")
+    if loss.mean:
+        total = total / len(picked)
+    said = f"ℓ = {of} of −log P over the targets", rf"\ell = -{share}\sum_t \log P(y_t)"
+    steps.add(loss.name, f"{loss.title}: loss", Grid.one(total), "ℓ", *said)
+
+
+_LATEX = r"\frac{\partial \ell}{\partial W_%s} = X^{\top} %s"
+_SCORES = r"\frac{\partial \ell}{\partial S}"
+_FORMULAS = {
+    "V": ("∂ℓ/∂W_V = Xᵀ·(Pᵀ·∂ℓ/∂Z)", _LATEX % ("V", r"P^{\top} \frac{\partial \ell}{\partial Z}")),
+    "Q": ("∂ℓ/∂W_Q = Xᵀ·(∂ℓ/∂S·K)", _LATEX % ("Q", _SCORES + " K")),
+    "K": ("∂ℓ/∂W_K = Xᵀ·((∂ℓ/∂S)ᵀ·Q)", _LATEX % ("K", r"\left(" + _SCORES + r"\right)^{\top} Q")),
+}
+
+
+def _gradients(setting: Setting, heads: list[Head], logits: Matrix, steps: Steps) -> list[str]:
+    """The gradients of the first loss, exactly, and what is to be said of them."""
+    loss, vocabulary = setting.losses[0], setting.vocabulary
+    error: Matrix = [[sympy.S.Zero for _ in row] for row in logits]  # ∂ℓ/∂logits, (T, V)
+    share = sympy.Rational(1, len(loss.targets) if loss.mean else 1)
+    for t, word in loss.targets.items():
+        hit = vocabulary.index(word)
+        error[t] = [share * (p - int(i == hit)) for i, p in enumerate(softmax(logits[t]))]
+    grid, plain = Grid.of(error, setting.labels, vocabulary), "p − one-hot of the target, zeros where nothing is asked"
+    latex = r"\frac{\partial \ell}{\partial L_{t,:}} = p_t - \mathbf{1}_{y_t}"
+    error = steps.add("grad_logits", "Gradient at the logits", grid, "∂ℓ/∂L", plain, latex)
+    if setting.is_soft:
+        error, heads = _digits(error), [Head(*map(_digits, head)) for head in heads]
+    d_joined = times(error, transpose(setting.weights["U"]))
+    if "O" in setting.weights:
+        d_joined = times(d_joined, transpose(setting.weights["O"]))
+    width = len(d_joined[0]) // len(heads)
+    x, origin = transpose(setting.x), transpose(setting.source)
+    parts: dict[str, list[Matrix]] = {"Q": [], "K": [], "V": []}
+    for h, head in enumerate(heads):
+        d_z = [row[h * width : (h + 1) * width] for row in d_joined]
+        d_s = _through_weights(setting, head, d_z)
+        parts["V"].append(times(origin, times(transpose(head.weights), d_z)))
+        parts["Q"].append(times(x, times(d_s, head.k)))
+        parts["K"].append(times(origin, times(transpose(d_s), head.q)))
+    for name in setting.gradients:
+        what, rows, said = f"W_{name}", _features("x", setting.x), list(_FORMULAS[name])
+        if setting.direct:  # X is the identity, and W_Q is Q
+            what, rows = name, setting.labels if name == "Q" else setting.keys
+            said = [one.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for one in said]
+        grid = _table(beside(*parts[name]), rows, name.lower())
+        steps.add(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", *said)
+    return _said_of_gradients(setting, heads)
+
+
+def _digits(matrix: Matrix) -> Matrix:
+    """Sixty digits in place of long expressions: the chain rule multiplies their lengths beyond all reading."""
+    return [[x if x.is_Rational else close_to(x, DIGITS) for x in row] for row in matrix]
+
+
+def _through_weights(setting: Setting, head: Head, d_z: Matrix) -> Matrix:
+    """∂ℓ/∂S of one head: P ∘ (∂ℓ/∂P − its mean under P) / T, and zero where the weights are constant."""
+    if not setting.is_soft:
+        return [[sympy.S.Zero for _ in row] for row in head.weights]
+    result: Matrix = []
+    for weights, d_weights in zip(head.weights, times(d_z, transpose(head.v)), strict=True):
+        mean = sympy.Add(*[p * d for p, d in zip(weights, d_weights, strict=True)])
+        result.append([p * (d - mean) / setting.temperature for p, d in zip(weights, d_weights, strict=True)])
+    return result
+
+
+def _said_of_gradients(setting: Setting, heads: list[Head]) -> list[str]:
+    if setting.is_soft:
+        worked = f"the chain rule is worked with {DIGITS} digits, not symbols"
+        return [f"The exact gradients are too long to read: {worked}."]
+    if setting.temperature != 0:
+        return []
+    said = [
+        "At temperature 0 the weights are constant between ties, so W_Q and W_K get no gradient; W_V does, since the "
+        "output is P·V and P does not stand in its way."
+    ]
+    rows = enumerate(setting.labels)
+    tied = [label for i, label in rows if any(sum(p != 0 for p in head.weights[i]) > 1 for head in heads)]
+    if tied:
+        said.append(
+            f"Rows {', '.join(tied)} have ties: there the weights jump, no derivative exists, and zero is what "
+            "automatic differentiation passes back."
+        )
+    return said
+
+
+# ---------------------------------------------------------------------- float64
 
 
 def _in_float64(setting: Setting) -> dict[str, Tensor]:

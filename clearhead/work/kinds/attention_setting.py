@@ -56,18 +56,6 @@ class Setting:
         return [f"{h + 1}" for h in range(self.heads)] if self.heads > 1 else [""]
 
 
-@dataclass(frozen=True)
-class Head:
-    """What one head computes."""
-
-    q: Matrix
-    k: Matrix
-    v: Matrix
-    scores: Matrix
-    weights: Matrix
-    z: Matrix
-
-
 def read(source: Source) -> Setting:
     """The problem that a file describes, with every shape checked."""
     embeddings = source.table("embeddings")

@@ -15,7 +15,7 @@ from torch import nn
 
 from clearhead.work.algebra import Matrix, difference
 from clearhead.work.draw import Draw
-from clearhead.work.sheet import Check, Grid, Solved, Step
+from clearhead.work.sheet import Check, Grid, Solved, Steps
 from clearhead.work.source import Source
 
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
@@ -52,21 +52,19 @@ def solve(source: Source) -> Solved:
     names = [s.name for s in stages]
     shapes = _whole([s.channels, *s.size] for s in stages)
     counted = _whole([s.weights] for s in stages[1:])
-    weights = source.own("weights", counted)
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
-    steps = [
-        Step("layers", "Given", _described(layers, names[1:]), given=True),
-        Step("shapes", "Shapes", Grid.of(shapes, names, ["channels", "height", "width"]), "",
-             "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1",
-             r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1", worked),
-        Step("weights", "Trainable weights, with biases", Grid.of(weights, names[1:], ["weights"]), "",
-             "filters · (kernel height · kernel width · channels + 1)", r"F (k_h k_w C + 1)"),
-        Step("total", "All of them", Grid.one(sympy.Add(*[row[0] for row in weights])), "", "their sum", r"\sum w"),
-        Step("field", "Receptive field: how much of the input one output sees",
-             Grid.of(_whole(s.field for s in stages), names, ["height", "width"]), "",
-             "r = r_before + (kernel − 1)·(product of the strides before)",
-             r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"),
-    ]  # fmt: skip
+    steps = Steps(source.answered)
+    steps.add("layers", "Given", _described(layers, names[1:]), given=True)
+    plain = "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1"
+    latex = r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1"
+    steps.add("shapes", "Shapes", Grid.of(shapes, names, ["channels", "height", "width"]), "", plain, latex, worked)
+    grid, said = Grid.of(counted, names[1:], ["weights"]), "filters · (kernel height · kernel width · channels + 1)"
+    weights = steps.add("weights", "Trainable weights, with biases", grid, "", said, r"F (k_h k_w C + 1)")
+    steps.add("total", "All of them", Grid.one(sympy.Add(*[x for [x] in weights])), "", "their sum", r"\sum w")
+    grid = Grid.of(_whole(s.field for s in stages), names, ["height", "width"])
+    plain = "r = r_before + (kernel − 1)·(product of the strides before)"
+    latex = r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"
+    steps.add("field", "Receptive field: how much of the input one output sees", grid, "", plain, latex)
     remarks = []
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
@@ -82,8 +80,8 @@ def solve(source: Source) -> Solved:
         found.append([*x.shape[1:], 1, 1][:3])
     sizes = [[sum(p.numel() for p in module.parameters())] for module in modules]
     checks = [
-        Check("the shapes of torch's layers", difference(shapes[1:], torch.tensor(found).double())),
-        Check("the parameters of torch's layers", difference(counted, torch.tensor(sizes).double())),
+        Check("the shapes of torch's layers", difference(shapes[1:], found)),
+        Check("the parameters of torch's layers", difference(counted, sizes)),
     ]
     return steps, checks, remarks
 

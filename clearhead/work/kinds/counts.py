@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import sympy
-import torch
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
@@ -14,7 +13,7 @@ from clearhead.work.algebra import difference
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.models import line_counts, meta_layer
 from clearhead.work.numbers import N, Number
-from clearhead.work.sheet import Check, Grid, Solved, Step, given
+from clearhead.work.sheet import Check, Grid, Solved, Steps
 from clearhead.work.source import MAX_SIDE, Path, Source
 
 _TRIED = 20_000
@@ -25,29 +24,25 @@ def mask(source: Source) -> Solved:
     n = source.whole("length", most=MAX_SIDE)
     source.need("expression")
     pattern = _parsed(source, "expression", source.text("expression"))
-    cells = source.own("mask", [[sympy.Integer(int(may)) for may in row] for row in pattern.dense(n).tolist()])
-    each = source.own("keys", [sympy.Add(*row) for row in cells])
-    whole = source.own("allowed", sympy.Add(*each))
-    density = source.own("density", whole / sympy.Integer(n * n))
-    names = [f"{i}" for i in range(n)]
-    steps = [
-        given({"mask": str(pattern), "n": sympy.Integer(n)}),
-        Step("mask", "The mask (1: may attend; positions count from 0)", Grid.of(cells, names, names), "M",
-             "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"),
-        Step("keys", "Keys of each query", Grid.of([each], [""], names), "k", "sums of the rows",
-             r"k_i = \sum_j M_{ij}"),
-        Step("allowed", "Pairs allowed", Grid.one(whole), "A", "sum of all cells", r"A = \sum_i k_i"),
-        Step("density", "Density", Grid.one(density), "A/n²", "pairs allowed / n²", r"A / n^2"),
-        Step("saving", "Saving against full attention", Grid.one(1 - density), "1 − A/n²",
-             "1 − density", r"1 - A / n^2"),
-    ]  # fmt: skip
+    names, steps = [f"{i}" for i in range(n)], Steps(source.answered)
+    steps.given({"mask": str(pattern), "n": sympy.Integer(n)})
+    grid = Grid.of([[sympy.Integer(int(may)) for may in row] for row in pattern.dense(n).tolist()], names, names)
+    said = "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"
+    cells = steps.add("mask", "The mask (1: may attend; positions count from 0)", grid, "M", *said)
+    grid = Grid.of([[sympy.Add(*row) for row in cells]], [""], names)
+    [each] = steps.add("keys", "Keys of each query", grid, "k", "sums of the rows", r"k_i = \sum_j M_{ij}")
+    grid = Grid.one(sympy.Add(*each))
+    [[whole]] = steps.add("allowed", "Pairs allowed", grid, "A", "sum of all cells", r"A = \sum_i k_i")
+    grid = Grid.one(whole / sympy.Integer(n * n))
+    [[density]] = steps.add("density", "Density", grid, "A/n²", "pairs allowed / n²", r"A / n^2")
+    grid = Grid.one(1 - density)
+    steps.add("saving", "Saving against full attention", grid, "1 − A/n²", "1 − density", r"1 - A / n^2")
     others = source.names("also")
     if others:
         counts = [sympy.Integer(_parsed(source, ("also", i), text).count(n)) for i, text in enumerate(others)]
         grid = Grid.of([[count, 1 - count / (n * n)] for count in counts], others, ["pairs", "saving"])
-        formulas = "the same count", r"A, \quad 1 - A / n^2"
-        steps.append(Step("also", "Other readings of the question", grid, "", *formulas))
-    return steps, [Check("the closed-form count of masks", difference([[whole]], _one(pattern.count(n))))], []
+        steps.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
+    return steps, [Check("the closed-form count of masks", difference([[whole]], [[pattern.count(n)]]))], []
 
 
 def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
@@ -57,10 +52,6 @@ def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
         return pattern
     except ClearheadError as error:
         source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
-
-
-def _one(value: int) -> torch.Tensor:
-    return torch.tensor([[float(value)]], dtype=torch.float64)
 
 
 def vary_mask(source: Source, draw: Draw) -> dict[str, Any]:
@@ -82,7 +73,6 @@ def cost(source: Source) -> Solved:
     bias, output = source.flag("bias", False), source.flag("output", True)
     size = source.whole("bytes", 4, most=16)
     n = sympy.Integer(source.whole("tokens")) if "tokens" in source.values else N
-    head = source.own("d_head", sympy.Integer(d // h))
     parameters = {f"W_{name}": sympy.Integer(d * d) for name in ("QKVO" if output else "QKV")}
     if bias:
         parameters["biases"] = sympy.Integer(len(parameters) * d)
@@ -92,37 +82,34 @@ def cost(source: Source) -> Solved:
     if output:
         operations["projection O"] = 2 * n * d**2
 
-    def total(key: str, parts: dict[str, Number]) -> Number:
-        return sympy.expand(sympy.Add(*source.own(key, list(parts.values()))))
+    steps = Steps(source.answered)
 
-    def column(parts: dict[str, Number], name: str) -> Grid:
-        return Grid.of([[x] for x in parts.values()], list(parts), [name])
+    def summed(key: str, title: str, parts: dict[str, Number], name: str, *said: str) -> Number:
+        """Enters a column of numbers, and gives their sum."""
+        column = steps.add(key, title, Grid.of([[x] for x in parts.values()], list(parts), [name]), "", *said)
+        return sympy.expand(sympy.Add(*[x for [x] in column]))
 
-    weights, made = total("parameters", parameters), total("operations", operations)
-    steps = [
-        given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n}),
-        Step("d_head", "Width of a head", Grid.one(head), "D", "D = d / h", r"D = d / h"),
-        Step("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "", "3·d·D", "3 d D"),
-        Step("parameters", "Parameters", column(parameters, "parameters"), "", "d·d for each projection", "d^2"),
-        Step("parameters_total", "Parameters in all", Grid.one(weights), "", "their sum", r"\sum"),
-        Step("stored", "Values stored for n tokens", column(stored, "values"), "", "3·n·d, h·n², n·d",
-             r"3nd, \quad h n^2, \quad nd"),
-        Step("stored_total", "Values stored in all", Grid.one(total("stored", stored)), "", "h·n² + 4·n·d",
-             r"h n^2 + 4 n d"),
-        Step("weights_bytes", f"Bytes of the attention weights, {size} each", Grid.one(size * h * n**2), "",
-             f"{size}·h·n²", rf"{size} h n^2"),
-        Step("operations", "Operations of a forward pass", column(operations, "operations"), "",
-             "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"),
-        Step("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum"),
-    ]  # fmt: skip
+    steps.given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n})
+    [[head]] = steps.add("d_head", "Width of a head", Grid.one(sympy.Integer(d // h)), "D", "D = d / h", r"D = d / h")
+    steps.add("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "", "3·d·D", "3 d D")
+    weights = summed("parameters", "Parameters", parameters, "parameters", "d·d for each projection", "d^2")
+    steps.add("parameters_total", "Parameters in all", Grid.one(weights), "", "their sum", r"\sum")
+    said = "3·n·d, h·n², n·d", r"3nd, \quad h n^2, \quad nd"
+    held = summed("stored", "Values stored for n tokens", stored, "values", *said)
+    steps.add("stored_total", "Values stored in all", Grid.one(held), "", "h·n² + 4·n·d", r"h n^2 + 4 n d")
+    title, said = f"Bytes of the attention weights, {size} each", (f"{size}·h·n²", rf"{size} h n^2")
+    steps.add("weights_bytes", title, Grid.one(size * h * n**2), "", *said)
+    said = "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"
+    made = summed("operations", "Operations of a forward pass", operations, "operations", *said)
+    steps.add("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum")
     length = int(n) if n.is_Integer else 13  # a formula is tried at one length
     layer = meta_layer(d, h, bias)
     parts = [layer.q_proj, layer.k_proj, layer.v_proj, *([layer.o_proj] if output else [])]
     count = sum(p.numel() for part in parts for p in part.parameters())
     flops = 2 * sum(line_counts(layer, length, length)[: 6 if output else 5])
     checks = [
-        Check("the parameters of MultiHeadAttention", difference([[weights]], _one(count))),
-        Check("torch's count of the operations", difference([[made.subs(N, length)]], _one(flops))),
+        Check("the parameters of MultiHeadAttention", difference([[weights]], [[count]])),
+        Check("torch's count of the operations", difference([[made.subs(N, length)]], [[flops]])),
     ]
     remarks = [
         "Operations count a multiplication and its addition as two; count them as one and each number halves. "
@@ -151,38 +138,33 @@ def receptive_field(source: Source) -> Solved:
     names = [f"{k} head{'' if k == 1 else 's'}" for k in heads]
     columns = [f"layer {n}" for n in range(1, layers + 1)]
     sizes = [[sympy.Integer((k + 1) ** n) for n in range(1, layers + 1)] for k in heads]
-    formulas = "r = (k + 1)^n", "r_n = (k + 1)^n"
-    steps = [
-        Step("branching", "What a node sees in the layer below: itself and one node a head",
-             Grid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"]), "b", "b = k + 1", "b = k + 1"),
-        Step("formula", "Receptive field at layer n",
-             Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"]), "r", *formulas),
-        Step("sizes", "In numbers", Grid.of(sizes, names, columns), "r", *formulas),
-    ]  # fmt: skip
+    steps, said = Steps(source.answered), ("r = (k + 1)^n", "r_n = (k + 1)^n")
+    title = "What a node sees in the layer below: itself and one node a head"
+    grid = Grid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"])
+    steps.add("branching", title, grid, "b", "b = k + 1", "b = k + 1")
+    grid = Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"])
+    steps.add("formula", "Receptive field at layer n", grid, "r", *said)
+    steps.add("sizes", "In numbers", Grid.of(sizes, names, columns), "r", *said)
     if tokens:
         capped = Grid.of([[min(size, sympy.Integer(tokens)) for size in row] for row in sizes], names, columns)
-        formulas = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
-        steps.append(Step("capped", f"Among {tokens:,} tokens", capped, "r", *formulas))
+        said = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
+        steps.add("capped", f"Among {tokens:,} tokens", capped, "r", *said)
     remarks = [
         "This is the most that can be seen: heads that choose the same node, or nodes already seen, see fewer.",
         "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
     ]
     tried = [(k, i, size) for k, row in zip(heads, sizes, strict=True) for i, size in enumerate(row) if size <= _TRIED]
-    worst = max((difference([[size]], _one(_reach(k, i + 1))) for k, i, size in tried), default=0.0)
+    worst = max((difference([[size]], [[reached(k, i + 1, int(size))]]) for k, i, size in tried), default=0.0)
     return steps, [Check("following an attention graph that reaches the bound", worst)], remarks
 
 
-def _reach(heads: int, layers: int) -> int:
-    """Inputs reached when head h of layer l looks h·(k + 1)^(l − 1) positions back, so that no two paths meet."""
-    reached = torch.zeros((heads + 1) ** layers, dtype=torch.bool)
-    reached[-1] = True
+def reached(heads: int, layers: int, length: int) -> int:
+    """Inputs that reach one node when head h of layer l looks h·(k + 1)^(l − 1) places ahead, around the end: no two
+    paths meet while there is room."""
+    found = {0}
     for layer in range(layers):
-        below = reached.clone()
-        for head in range(1, heads + 1):
-            back = head * (heads + 1) ** layer
-            below[:-back] |= reached[back:]
-        reached = below
-    return int(reached.sum())
+        found |= {(at + head * (heads + 1) ** layer) % length for at in found for head in range(1, heads + 1)}
+    return len(found)
 
 
 def vary_receptive_field(source: Source, draw: Draw) -> dict[str, Any]:

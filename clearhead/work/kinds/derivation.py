@@ -19,8 +19,7 @@ from clearhead.work.draw import Draw
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.language import Run, parse, shown
 from clearhead.work.numbers import LETTERS, Number, read_number, same, text
-from clearhead.work.sheet import Check, Grid, Solved, Step
-from clearhead.work.sheet import given as stated
+from clearhead.work.sheet import Check, Grid, Solved, Step, Steps
 from clearhead.work.show.latex import symbol_in_latex, words
 from clearhead.work.source import Source
 
@@ -44,7 +43,8 @@ def solve(source: Source) -> Solved:
     if not source.answered:
         _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
-    steps, waiting = _given(source, given, symbols)
+    steps = Steps(source.answered)
+    waiting = _given(source, given, symbols, steps)
     worst, proved = 0.0, []
     for key, block in blocks.items():
         used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
@@ -52,9 +52,8 @@ def solve(source: Source) -> Solved:
         with _blamed(block, "is"):
             cells = (lettered if block.flag("letters", False) else exact).name(key)
             worst = max(worst, difference(in_numbers(cells), doubles.name(key)))
-        own = source.own(key, cells)
-        if own is not cells:
-            exact, lettered = exact.changed(key, own), lettered.changed(key, own)
+        if key in source.answered:
+            exact, lettered = (run.changed(key, source.answered[key]) for run in (exact, lettered))
         elif not source.answered:  # from a student's own numbers nothing need be true
             proved += _claims(source, block, exact)
         steps.append(_step(source, block, key, cells, trees, symbols))
@@ -192,8 +191,8 @@ def _letters(name: str, value: Matrix) -> Matrix:
 # ---------------------------------------------------------------------- the sheet
 
 
-def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) -> tuple[list[Step], dict[str, Step]]:
-    """One step with the single numbers, and one for each vector or matrix, which waits for the step that uses it."""
+def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str], steps: Steps) -> dict[str, Step]:
+    """Enters a step with the single numbers, and makes one of each vector or matrix, which waits for what uses it."""
     titles = source.table("titles").values
     single, waiting = {}, {}
     for name, value in given.items():
@@ -203,7 +202,9 @@ def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str]) ->
         else:
             title = titles.get(name, f"Given: {symbol}")
             waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
-    return [stated(single)] if single else [], waiting
+    if single:
+        steps.given(single)
+    return waiting
 
 
 def _step(

@@ -12,7 +12,7 @@ from clearhead.training.config import WarmupCosine
 from clearhead.work.algebra import difference, tensor, tidy
 from clearhead.work.draw import Draw
 from clearhead.work.numbers import Number, as_float, same
-from clearhead.work.sheet import Check, Grid, Solved, Step, given
+from clearhead.work.sheet import Check, Grid, Solved, Steps
 from clearhead.work.source import Source
 
 
@@ -25,39 +25,37 @@ def layer_norm(source: Source) -> Solved:
     eps = source.number("eps", sympy.S.Zero)
     if eps.is_negative:
         source.fail("eps", "eps is negative; expected 0 or more")
-    mean = source.own("mean", tidy(sympy.Add(*x) / d))
-    centred = source.own("centred", [tidy(value - mean) for value in x])
-    variance = source.own("variance", tidy(sympy.Add(*[value**2 for value in centred]) / d))
-    if same(variance + eps, sympy.S.Zero):
-        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
-    sigma = sympy.sqrt(variance + eps)
-    z = source.own("z", [tidy(value / sigma) for value in centred])
-    y = source.own("y", [tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
-    length = sympy.sqrt(tidy(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
+    steps = Steps(source.answered)
 
     def row(values: list[Number]) -> Grid:
         return Grid.of([values], [""], [f"{i + 1}" for i in range(d)])
 
-    steps = [
-        Step("x", "The vector", row(x), "x", given=True),
-        Step("gamma", "The scale", row(gamma), "γ", given=True),
-        Step("beta", "The shift", row(beta), "β", given=True),
-        Step("eps", "Epsilon", Grid.one(eps), "ε", given=True),
-        Step("mean", "Mean", Grid.one(mean), "μ", "μ = Σ x / d", r"\mu = \tfrac{1}{d} \sum_i x_i"),
-        Step("centred", "Centred", row(centred), "x − μ", "x − μ", r"x - \mu"),
-        Step("variance", "Variance (over d, not d − 1)", Grid.one(variance), "σ²", "σ² = Σ (x − μ)² / d",
-             r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"),
-        Step("z", "Normalised", row(z), "z", "z = (x − μ) / √(σ² + ε)",
-             r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"),
-        Step("y", "Scaled and shifted", row(y), "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta"),
-        Step("length", "Length of y − β", Grid.one(length), "‖y − β‖", "‖y − β‖ = √(Σ (y − β)²)",
-             r"\lVert y - \beta \rVert_2 = \sqrt{\textstyle\sum_i (y_i - \beta_i)^2}"),
-    ]  # fmt: skip
+    steps.add("x", "The vector", row(x), "x", given=True)
+    steps.add("gamma", "The scale", row(gamma), "γ", given=True)
+    steps.add("beta", "The shift", row(beta), "β", given=True)
+    steps.add("eps", "Epsilon", Grid.one(eps), "ε", given=True)
+    said = "μ = Σ x / d", r"\mu = \tfrac{1}{d} \sum_i x_i"
+    [[mean]] = steps.add("mean", "Mean", Grid.one(tidy(sympy.Add(*x) / d)), "μ", *said)
+    grid = row([tidy(value - mean) for value in x])
+    [centred] = steps.add("centred", "Centred", grid, "x − μ", "x − μ", r"x - \mu")
+    grid = Grid.one(tidy(sympy.Add(*[value**2 for value in centred]) / d))
+    said = "σ² = Σ (x − μ)² / d", r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"
+    [[variance]] = steps.add("variance", "Variance (over d, not d − 1)", grid, "σ²", *said)
+    if same(variance + eps, sympy.S.Zero):
+        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
+    grid = row([tidy(value / sympy.sqrt(variance + eps)) for value in centred])
+    said = "z = (x − μ) / √(σ² + ε)", r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"
+    [z] = steps.add("z", "Normalised", grid, "z", *said)
+    grid = row([tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
+    [y] = steps.add("y", "Scaled and shifted", grid, "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta")
+    length = sympy.sqrt(tidy(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
+    said = "‖y − β‖ = √(Σ (y − β)²)", r"\lVert y - \beta \rVert_2 = \sqrt{\textstyle\sum_i (y_i - \beta_i)^2}"
+    steps.add("length", "Length of y − β", Grid.one(length), "‖y − β‖", *said)
     remark = "γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply."
     if all(same(g, gamma[0]) for g in gamma):
         promised = abs(gamma[0]) * sympy.sqrt(d)
-        said = "What the identity says"
-        steps.append(Step("promised", said, Grid.one(promised), "|γ|√d", "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"))
+        said = "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"
+        steps.add("promised", "What the identity says", Grid.one(promised), "|γ|√d", *said)
         remark = "‖y − β‖ = |γ|·√d: z has mean 0 and mean square 1, so its length is √d."
         if not same(length, promised):
             remark = "‖y − β‖ is not |γ|·√d: ε > 0 makes z a little shorter than √d."
@@ -89,22 +87,19 @@ def position(source: Source) -> Solved:
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):
         source.fail("base", "base must be above 1")
-    wave = source.own("divisors", [base ** sympy.Rational(2 * i, d) for i in pairs])
-    angles = source.own("angles", [[_over(p, w) for w in wave] for p in positions])
+    rows, columns = [f"pos {p}" for p in positions], [f"i = {i}" for i in pairs]
+    entries = [entry for i in pairs for entry in (2 * i, 2 * i + 1)]
+    steps = Steps(source.answered)
+    steps.given({"d": sympy.Integer(d), "base": base})
+    grid = Grid.of([[base ** sympy.Rational(2 * i, d) for i in pairs]], [""], columns)
+    said = "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"
+    [wave] = steps.add("divisors", "What the position is divided by", grid, "w", *said)
+    grid = Grid.of([[_over(p, w) for w in wave] for p in positions], rows, columns)
+    angles = steps.add("angles", "Angles (radians)", grid, "a", "a = pos / w_i", r"a = \mathrm{pos} / w_i")
     values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
-    rows, columns, entries = [f"pos {p}" for p in positions], [f"i = {i}" for i in pairs], []
-    for i in pairs:
-        entries += [2 * i, 2 * i + 1]
-    steps = [
-        given({"d": sympy.Integer(d), "base": base}),
-        Step("divisors", "What the position is divided by", Grid.of([wave], [""], columns), "w",
-             "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"),
-        Step("angles", "Angles (radians)", Grid.of(angles, rows, columns), "a", "a = pos / w_i",
-             r"a = \mathrm{pos} / w_i"),
-        Step("encoding", "Positional encoding", Grid.of(values, rows, [f"dim {i}" for i in entries]), "PE",
-             "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a",
-             r"\mathrm{PE}_{(\mathrm{pos}, 2i)} = \sin a, \quad \mathrm{PE}_{(\mathrm{pos}, 2i+1)} = \cos a"),
-    ]  # fmt: skip
+    grid = Grid.of(values, rows, [f"dim {i}" for i in entries])
+    latex = r"\mathrm{PE}_{(\mathrm{pos}, 2i)} = \sin a, \quad \mathrm{PE}_{(\mathrm{pos}, 2i+1)} = \cos a"
+    steps.add("encoding", "Positional encoding", grid, "PE", "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a", latex)
     table = [Sinusoidal(base=as_float(base)).table(1, d, start=p, dtype=torch.float64)[0] for p in positions]
     worst = difference(values, torch.stack(table)[:, entries])
     return steps, [Check("positions.Sinusoidal in float64", worst)], []
@@ -138,25 +133,32 @@ def schedule(source: Source) -> Solved:
         source.fail("total_steps", "total_steps is 1; expected at least 2, a warm-up step and another")
     warmup = source.whole("warmup_steps", least=1, most=total - 1)
     asked = source.wholes("steps", total)
-    parts = [(s, warmup) if s <= warmup else (s - warmup, total - warmup) for s in asked]
-    fractions = source.own("fraction", [sympy.Rational(*part) for part in parts])
-    phases, rates = [], []
-    for step, f in zip(asked, fractions, strict=True):
-        phases.append(["rising" if step <= warmup else "falling", f])
-        rates.append([lr_max * (f if step <= warmup else (1 + sympy.cos(sympy.pi * f)) / 2)])
     names = [f"{step:,}" for step in asked]
-    steps = [
-        given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)}),
-        Step("fraction", "How much of the phase is over", Grid.of(phases, names, ["phase", "f"]), "f",
-             "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
-             r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}"),
-        Step("rate", "Learning rate", Grid.of(rates, names, ["lr"]), "lr",
-             "rising: lr = lr_max·f; falling: lr = lr_max·(1 + cos(π·f)) / 2",
-             r"\mathrm{lr} = \mathrm{lr}_{\max} f \text{ if } s \le w, \quad "
-             r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}"),
-    ]  # fmt: skip
+    cells = [
+        ["rising", sympy.Rational(s, warmup)]
+        if s <= warmup
+        else ["falling", sympy.Rational(s - warmup, total - warmup)]
+        for s in asked
+    ]
+    steps = Steps(source.answered)
+    steps.given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)})
+    fractions = steps.add(
+        "fraction", "How much of the phase is over", Grid.of(cells, names, ["phase", "f"]), "f",
+        "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
+        r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}",
+    )  # fmt: skip
+    rates = [
+        [lr_max * (f if step <= warmup else (1 + sympy.cos(sympy.pi * f)) / 2)]
+        for step, [f] in zip(asked, fractions, strict=True)
+    ]
+    steps.add(
+        "rate", "Learning rate", Grid.of(rates, names, ["lr"]), "lr",
+        "rising: lr = lr_max·f; falling: lr = lr_max·(1 + cos(π·f)) / 2",
+        r"\mathrm{lr} = \mathrm{lr}_{\max} f \text{ if } s \le w, \quad "
+        r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}",
+    )  # fmt: skip
     rate = WarmupCosine(as_float(lr_max), warmup, total)
-    made = torch.tensor([[rate(step)] for step in asked], dtype=torch.float64)
+    made = [[rate(step)] for step in asked]
     return steps, [Check("training.WarmupCosine in float64", difference(rates, made))], []
 
 

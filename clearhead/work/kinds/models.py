@@ -4,6 +4,7 @@ takes what is given and worked, as float64, and gives what it makes of that, by 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,9 @@ from clearhead.models import EncoderDecoder, EncoderDecoderConfig, VisionConfig,
 from clearhead.positions import Learned
 
 Values = dict[str, Tensor]
+Found = dict[str, Any]  # tensors, or tables of whole numbers
 _COLD = 1e-5  # a temperature at which the softmax of float64 is its limit
 _NOTHING = 1e-300  # what added to a variance does not change it
-
-
-def _table(*rows: list[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def meta_layer(d: int, h: int, bias: bool = False) -> MultiHeadAttention:
@@ -48,7 +46,7 @@ def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]
     return counts
 
 
-def _heads(given: Values) -> Values:
+def _heads(given: Values) -> Found:
     n, m, d, h = (int(given[name]) for name in "nmdh")
     layer, biased = meta_layer(d, h), meta_layer(d, h, bias=True)
     x, y = (torch.empty(1, length, d, device="meta") for length in (n, m))
@@ -58,20 +56,20 @@ def _heads(given: Values) -> Values:
     head = scores.softmax(-1) @ v
     made = (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y))
     return {
-        "shapes": _table(*[list(one.shape[-2:]) for one in made]),
-        "total": _table([sum(p.numel() for p in layer.parameters())]),
-        "biased": _table([sum(p.numel() for p in biased.parameters())]),
-        "weights": _table([scores.numel()]),
+        "shapes": [list(one.shape[-2:]) for one in made],
+        "total": [[sum(p.numel() for p in layer.parameters())]],
+        "biased": [[sum(p.numel() for p in biased.parameters())]],
+        "weights": [[scores.numel()]],
     }
 
 
-def _lines(given: Values) -> Values:
+def _lines(given: Values) -> Found:
     d, h, t, s = (int(given[name]) for name in "dhts")
-    counts = _table(*[[count] for count in line_counts(meta_layer(d, h), t, s)])
+    counts = [[count] for count in line_counts(meta_layer(d, h), t, s)]
     return {"lines": counts, "numbers": counts}
 
 
-def _vision(given: Values) -> Values:
+def _vision(given: Values) -> Found:
     P, H, W, c, d = (int(given[name]) for name in "PHWcd")
     config = VisionConfig(
         image_size=(H, W), patch_size=P, n_channels=c, d_model=d, n_heads=1, d_ff=1, n_layers=1, n_classes=2
@@ -85,17 +83,17 @@ def _vision(given: Values) -> Values:
     assert isinstance(model.embedding, PatchEmbedding)
     patches = model.embedding.patches(torch.empty(1, c, H, W, device="meta"))
     return {
-        "grid": _table(list(config.grid)),
-        "patches": _table([patches.shape[1]]),
-        "tokens": _table([tokens]),
-        "pixels": _table([patches.shape[2]]),
-        "projection": _table([sum(size for name, size in sizes.items() if name.startswith("embedding"))]),
-        "embeddings": _table([sizes["cls"], sizes[table]]),
-        "doubled": _table([more, more**2]),
+        "grid": [config.grid],
+        "patches": [[patches.shape[1]]],
+        "tokens": [[tokens]],
+        "pixels": [[patches.shape[2]]],
+        "projection": [[sum(size for name, size in sizes.items() if name.startswith("embedding"))]],
+        "embeddings": [[sizes["cls"], sizes[table]]],
+        "doubled": [[more, more**2]],
     }
 
 
-def _encoder_decoder(given: Values) -> Values:
+def _encoder_decoder(given: Values) -> Found:
     """The real model with these weights. Its scores are divided by the root of the head's width: W_Q makes up for T."""
     V, M = given["E_t"].shape
     config = EncoderDecoderConfig(
@@ -130,7 +128,7 @@ def _encoder_decoder(given: Values) -> Values:
     }
 
 
-MODELS: dict[str, tuple[str, Callable[[Values], Values]]] = {
+MODELS: dict[str, tuple[str, Callable[[Values], Found]]] = {
     "heads": ("MultiHeadAttention, its shapes and parameters", _heads),
     "lines": ("torch's count of the operations of each line", _lines),
     "vision": ("VisionTransformer, its tokens and parameters", _vision),
