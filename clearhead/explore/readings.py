@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead import look
-from clearhead.attention import MultiHeadAttention
 from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
@@ -24,7 +23,7 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
-from clearhead.look.trained import of_ids, of_picture, shortened, tensor_of, text_ids
+from clearhead.look.trained import attending, of_ids, of_picture, shortened, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
 from clearhead.values import Count, Natural, Range, did_you_mean, require
@@ -97,35 +96,27 @@ class Reading:
         return about | {"source": names(self.source) if self.source else []}
 
 
-def reading(trained: Trained, text: str, written: tuple[int, ...], most: int) -> Reading:
-    """What a model reads of this text, within what it takes."""
-    if not text.strip():
+def reading(given: Text, run: Run) -> Reading:
+    """What a model reads of a text, within what it takes."""
+    trained, most = run.shelf.model(given.model), run.shelf.limits.tokens
+    if not given.text.strip():
         raise DataError("there is nothing to read: write something")
     model: Any = trained.model
     tokenizer, source = trained.tokenizer, list[int]()
     if isinstance(model, EncoderDecoder):
-        sources = encode_sources(tokenizer, [text.strip()])
+        sources = encode_sources(tokenizer, [given.text.strip()])
         source = sources.padded(torch.tensor([0]), fill=tokenizer.pad_id)[0][0].tolist()
         ids = [tokenizer.bos_id]
     elif trained.task == "sort-dedup":
-        ids = [*tokenizer.encode(text), tokenizer.bos_id]
+        ids = [*tokenizer.encode(given.text), tokenizer.bos_id]
     else:
-        ids = text_ids(trained, text)
+        ids = text_ids(trained, given.text)
     known, longest = model.config.vocab_size, min(most, getattr(model.config, "max_len", most))
-    require(all(i < known for i in written), f"a written id is beyond the vocabulary of {known:,}")
-    length = max(len(source), len(ids) + len(written))
+    require(all(i < known for i in given.written), f"a written id is beyond the vocabulary of {known:,}")
+    length = max(len(source), len(ids) + len(given.written))
     if length > longest:
         raise DataError(f"this has {length:,} tokens and {trained.name} takes {longest:,} here: shorten it")
-    return Reading(trained, source, [*ids, *written], len(ids))
-
-
-def reading_of(given: Text, run: Run) -> Reading:
-    return reading(run.shelf.model(given.model), given.text, given.written, run.shelf.limits.tokens)
-
-
-def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    """The attention layers by their paths."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    return Reading(trained, source, [*ids, *given.written], len(ids))
 
 
 def answered(now: Reading) -> Reading:
@@ -179,7 +170,7 @@ def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
 @torch.no_grad()
 def step(given: Chosen, run: Run) -> dict[str, Any]:
     """The tokens of a text, what may come next, and what would be taken."""
-    now = reading_of(given, run)
+    now = reading(given, run)
     about = now.labels()
     if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
         return about | {"next": [], "taken": None, "text": "", "ends": True}
@@ -209,7 +200,7 @@ def _album(given: Text, run: Run) -> Album:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
-    now = answered(reading_of(given, run))
+    now = answered(reading(given, run))
     if not now.source:
         layers = attending(trained.model)
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
@@ -240,7 +231,7 @@ def walk(given: Text, run: Run) -> dict[str, Any]:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return look.walk(trained, pixels_of(given.pixels, trained.model)).to_dict()
-    now = reading_of(given, run)
+    now = reading(given, run)
     length = max(len(now.ids), len(now.source))
     require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
     is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
@@ -287,7 +278,7 @@ class _Tree:
 @torch.no_grad()
 def beams(given: Searched, run: Run) -> dict[str, Any]:
     """Beam search as the tree of all beginnings that were alive, and what came out of it."""
-    now = reading_of(given, run)
+    now = reading(given, run)
     model: Any = now.trained.model
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
     room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))

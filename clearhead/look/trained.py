@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import audio
 from clearhead._shapes import Float
@@ -101,11 +101,6 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
         raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
     made = generate(trained.model, tensor_of(trained, ids), how=Greedy(), max_new=room, stop=tokenizer.eos_id)
     return ids, made.sequence(0, with_stop=with_stop).tolist()
-
-
-def of_text(trained: Trained, prompt: str) -> Album:
-    """A text as a decoder reads it, with the token that it expects next."""
-    return of_ids(trained, text_ids(trained, prompt), title=shortened(prompt))
 
 
 def text_ids(trained: Trained, prompt: str) -> list[int]:
@@ -218,8 +213,13 @@ def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
     return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
 
 
+def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """The attention layers of a model of ours by their paths."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+
+
 def _trace(trained: Trained, layer: str | None = None) -> Trace:
-    layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
+    layers = attending(trained.model)
     if not layers:
         raise nothing_to_see(trained)
     asked = (f"{path}.weights" for path in (layers if layer is None else [layer]))

@@ -76,10 +76,7 @@ class Watch:
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
-        readers: dict[Callable[..., Tensor], Reader] = {
-            attend: call_of_attend,
-            F.scaled_dot_product_attention: call_of_sdpa,
-        }
+        readers: dict[Any, Reader] = {attend: call_of_attend, F.scaled_dot_product_attention: call_of_sdpa}
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
@@ -103,11 +100,9 @@ class Watch:
         if module in self._hooked:
             return
         self._hooked.add(module)
-        path = self._paths[module]
-        before = module.register_forward_pre_hook(functools.partial(self._enter, path), with_kwargs=True, prepend=True)
-        after = module.register_forward_hook(functools.partial(self._leave, path), with_kwargs=True, always_call=True)
-        self._stack.callback(before.remove)
-        self._stack.callback(after.remove)
+        enter, leave = (functools.partial(hear, self._paths[module]) for hear in (self._enter, self._leave))
+        self._stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        self._stack.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """A copy of a model that is being watched has its hooks too; they lead here, where the copy is nobody."""
@@ -199,7 +194,7 @@ class Watch:
         x = first_tensor(output)
         edited = None if x is None else self._edited(x, path, moment, of_heads=False)
         if edited is not None and edited is not x:
-            output = with_first(output, lambda _: edited)
+            output = with_first(output, edited)
         self._keep("output", path, output, moment)
         return None if output is before else output
 
@@ -333,16 +328,14 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same thing with its first tensor changed: the one that `first_tensor` finds."""
+def with_first(value: Any, new: Tensor) -> Any:
+    """The same thing with another first tensor: in place of the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
-        return change(value)
-    if first_tensor(value) is None:
-        return value
+        return new
     parts = dict(value if isinstance(value, Mapping) else enumerate(value))
     holding = (name for name, part in parts.items() if first_tensor(part) is not None)
     name = "logits" if "logits" in parts else next(holding)
-    parts[name] = with_first(parts[name], change)
+    parts[name] = with_first(parts[name], new)
     if isinstance(value, Mapping):
         return type(value)(**parts)
     return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
