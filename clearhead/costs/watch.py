@@ -104,8 +104,7 @@ class Log:
 
 
 class Watch(TorchDispatchMode):
-    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch
-    memory beside."""
+    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch."""
 
     def __init__(self, *, gpu: bool = False) -> None:
         super().__init__()

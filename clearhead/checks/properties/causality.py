@@ -202,8 +202,7 @@ def _largest(size: Tensor, hidden: Tensor, tolerance: float, kind: str) -> Seen:
 
 
 def _inverted(lab: Lab) -> bool:
-    """Whether the masks that were seen hide just what may be seen, the last key (padding in that run) and
-    oneself apart."""
+    """Whether the masks in use hide just what may be seen, the last key (padding in that run) and oneself apart."""
     T = lab.length
     if lab.subject.sees is None:
         return False
