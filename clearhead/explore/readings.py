@@ -81,13 +81,9 @@ class Reading:
         model: Any = self.trained.model
         return (model.features(*self.inputs)[0, -1] @ model.vocabulary().T).float().cpu()
 
-    @property
-    def stops(self) -> tuple[int, ...]:
-        return (self.trained.tokenizer.eos_id,) if self.trained.task == "sort-dedup" else self.trained.stops
-
     def decoded(self, ids: Sequence[int]) -> str:
         """What these ids say, without those that end a text."""
-        return self.trained.tokenizer.decode([i for i in ids if i not in self.stops])
+        return self.trained.tokenizer.decode([i for i in ids if i not in self.trained.stops])
 
     def labels(self) -> dict[str, Any]:
         """Its tokens by name, for both halves."""
@@ -126,7 +122,7 @@ def answered(now: Reading) -> Reading:
     model: Any = now.trained.model
     room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
     start = now.ids if now.source else None  # what a decoder goes on from, where its encoder reads the prompt
-    made = generate(model, now.inputs[0], start=start, stop=now.stops, max_new=room).sequence(0)
+    made = generate(model, now.inputs[0], start=start, stop=now.trained.stops, max_new=room).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 
@@ -191,7 +187,7 @@ def step(given: Chosen, run: Run) -> dict[str, Any]:
         "of": len(p),
         "entropy": float(-(p * p.clamp(min=1e-300).log()).sum()),
         "taken": {"id": taken, "token": names[-1]},
-        "ends": taken in now.stops,
+        "ends": taken in now.trained.stops,
         "text": now.decoded(now.ids[now.given :]),
     }
 
@@ -287,7 +283,7 @@ def beams(given: Searched, run: Run) -> dict[str, Any]:
     stepper = stepper_for(model, now.inputs[0], start=start, max_new=room, use_cache=True, slide=False)
     tree = _Tree(stepper, run, room)
     how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
-    made = search(tree, how=how, max_new=room, stop=now.stops)
+    made = search(tree, how=how, max_new=room, stop=now.trained.stops)
     found = []
     for rank in range(given.width):
         ids = made.sequence(0, rank, with_stop=True).tolist()
