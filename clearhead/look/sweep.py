@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.chart import Chart, Shown, ragged, shortened
-from clearhead.look.edit import Replace
+from clearhead.look.edit import Edit
 from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensors_of
+from clearhead.look.record import Moment
 from clearhead.look.stream import watched
 from clearhead.look.trace import Trace, trace
 from clearhead.values import require
@@ -161,6 +161,26 @@ def _metric(metric: Metric | None, logits: Tensor) -> Metric:
     return metric
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Each(Edit):
+    """A change of its own for each copy of the input in a batch: it takes one place along `dim`, or all, of `value`."""
+
+    copies: int
+    places: list[tuple[int, int]]  # which copy, and which place
+    value: Tensor
+    dim: int | None
+
+    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
+        raise NotImplementedError  # every copy has its own
+
+    def apply(self, x: Tensor, moment: Moment) -> Tensor:
+        changed = x.clone().unflatten(0, (self.copies, -1))
+        for copy, i in self.places:
+            mine, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
+            mine.copy_(new)
+        return changed.flatten(0, 1)
+
+
 def _swept(
     model: nn.Module,
     given: Given,
@@ -185,7 +205,7 @@ def _swept(
         with trace(model, "output") as t:
             for path in dict.fromkeys(path for path, _ in some):
                 places = [(copy, i) for copy, (own, i) in enumerate(some) if own == path]
-                t.edit(path, Replace(partial(_mixed, len(some), places, change(gave(path)), dim), heads=heads))
+                t.edit(path, Each(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads))
             logits = ask(model, repeated(given, len(some)))
         for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
             numbers[path].append(_number(metric(rows)))
@@ -199,15 +219,6 @@ def _many(path: str, x: Tensor, dim: int | None) -> int:
     if x.dim() < 3 and dim is not None:
         raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
     return 1 if dim is None else x.shape[dim]
-
-
-def _mixed(copies: int, places: list[tuple[int, int]], value: Tensor, dim: int | None, x: Tensor) -> Tensor:
-    """x, an input's copies one after another, some of which take one place (or all) of `value`."""
-    changed = x.clone().unflatten(0, (copies, -1))
-    for copy, i in places:
-        mine, new = (part if dim is None else part.select(dim, i) for part in (changed[copy], value))
-        mine.copy_(new)
-    return changed.flatten(0, 1)
 
 
 def _number(found: Any) -> float:
