@@ -67,10 +67,6 @@ def _run_dual(model: Any, batch: Batch) -> Tensor:
     return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
 
 
-def _run_speech(model: Any, batch: Batch) -> Any:
-    return model(batch.x.unflatten(-1, (-1, model.config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
-
-
 def _room(config: Any) -> int | None:
     return config.max_len if isinstance(config.positions, Learned) else None
 
@@ -110,16 +106,16 @@ def _encoder_decoder(model: models.EncoderDecoder) -> Subject:
     )  # fmt: skip
 
 
-def _pictures(model: models.VisionTransformer | models.ConvNet) -> Subject:
-    return Subject(model, inputs=Values((model.config.n_channels, *model.config.image_size)))
-
-
 def _speech(model: models.SpeechEncoder) -> Subject:
     """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
     config = model.config
     earlier = window(-(-config.n_earlier // config.n_stacked), 0)
+
+    def run(model: Any, batch: Batch) -> Any:
+        return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
+
     return Subject(
-        model, inputs=Embeddings(config.n_stacked * config.mel.n_mels), run=_run_speech, sees=config.mask | earlier,
+        model, inputs=Embeddings(config.n_stacked * config.mel.n_mels), run=run, sees=config.mask | earlier,
         layers=config.n_layers + 1, in_turn=(earlier, *[config.mask] * config.n_layers), positions=True,
         caching=_kept(config.mask, truncate=None),
     )  # fmt: skip
@@ -147,8 +143,10 @@ def _recurrent_pair(model: models.RecurrentSeq2Seq) -> Subject:
     )  # fmt: skip
 
 
-def _features(model: models.LogisticRegression | models.Autoencoder) -> Subject:
-    return Subject(model, inputs=Values((model.config.n_features,)))
+def _values(model: Any) -> Subject:
+    config = model.config
+    pictures = hasattr(config, "image_size")
+    return Subject(model, inputs=Values((config.n_channels, *config.image_size) if pictures else (config.n_features,)))
 
 
 def _attention(model: MultiHeadAttention) -> Subject:
@@ -166,14 +164,14 @@ _KNOWN: dict[type, Callable[[Any], Subject | None]] = {
     models.Encoder: _encoder,
     models.Decoder: _decoder,
     models.EncoderDecoder: _encoder_decoder,
-    models.VisionTransformer: _pictures,
+    models.VisionTransformer: _values,
     models.SpeechEncoder: _speech,
     models.DualEncoder: _dual,
-    models.ConvNet: _pictures,
+    models.ConvNet: _values,
     models.Recurrent: _recurrent,
     models.RecurrentSeq2Seq: _recurrent_pair,
-    models.LogisticRegression: _features,
-    models.Autoencoder: _features,
+    models.LogisticRegression: _values,
+    models.Autoencoder: _values,
     MultiHeadAttention: _attention,
     Block: _block,
 }

@@ -11,6 +11,7 @@ none. The keywords are those of `check`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from clearhead.checks.report import Report, Verdict
@@ -40,56 +41,41 @@ def assert_causal(module: Any, **how: Any) -> None:
     assert_property(module, "past reach", **how)
 
 
-def assert_padding_invariant(module: Any, **how: Any) -> None:
-    """Raises if padding, on either side, of any amount and content, changes a real output."""
-    assert_property(module, "padding invariance", **how)
-
-
-def assert_mask_polarity(module: Any, **how: Any) -> None:
-    """Raises if True in the padding mask means the opposite of what is said."""
-    assert_property(module, "mask polarity", **how)
-
-
-def assert_batch_invariant(module: Any, **how: Any) -> None:
-    """Raises if a row's output depends on its neighbours or its place in the batch."""
-    assert_property(module, "batch invariance", **how)
-
-
-def assert_cache_consistent(module: Any, **how: Any) -> None:
-    """Raises if outputs with a cache differ from those without."""
-    assert_property(module, "cache = no cache", **how)
-
-
 def assert_permutation_equivariant(module: Any, **how: Any) -> None:
     """Raises if the order of the tokens counts; `positions=False` is taken as said."""
     how.setdefault("positions", False)
     assert_property(module, "permutation equivariance", **how)
 
 
-def assert_deterministic(module: Any, **how: Any) -> None:
-    """Raises if the same input gives different outputs in evaluation mode."""
-    assert_property(module, "determinism", **how)
+def _assertion(name: str, says: str) -> Callable[..., None]:
+    """The assertion of one property, called with a module and the keywords of `check`."""
+
+    def assertion(module: Any, **how: Any) -> None:
+        assert_property(module, name, **how)
+
+    assertion.__doc__ = says
+    return assertion
 
 
-def assert_dtypes_agree(module: Any, **how: Any) -> None:
-    """Raises if float32, bfloat16 or float16 err by more than their rounding."""
-    assert_property(module, "dtype agreement", **how)
-
-
-def assert_finite(module: Any, **how: Any) -> None:
-    """Raises if finite inputs give NaN or infinities."""
-    assert_property(module, "finiteness", **how)
-
-
-def assert_gradients_reach(module: Any, **how: Any) -> None:
-    """Raises if a parameter gets no gradient."""
-    assert_property(module, "gradients reach every parameter", **how)
-
-
-def assert_train_is_eval(module: Any, **how: Any) -> None:
-    """Raises if training mode without dropout computes something else."""
-    assert_property(module, "train = eval without dropout", **how)
-
+assert_padding_invariant = _assertion(
+    "padding invariance", "Raises if padding, on either side, of any amount and content, changes a real output."
+)
+assert_mask_polarity = _assertion(
+    "mask polarity", "Raises if True in the padding mask means the opposite of what is said."
+)
+assert_batch_invariant = _assertion(
+    "batch invariance", "Raises if a row's output depends on its neighbours or its place in the batch."
+)
+assert_cache_consistent = _assertion("cache = no cache", "Raises if outputs with a cache differ from those without.")
+assert_deterministic = _assertion("determinism", "Raises if the same input gives different outputs in evaluation mode.")
+assert_dtypes_agree = _assertion(
+    "dtype agreement", "Raises if float32, bfloat16 or float16 err by more than their rounding."
+)
+assert_finite = _assertion("finiteness", "Raises if finite inputs give NaN or infinities.")
+assert_gradients_reach = _assertion("gradients reach every parameter", "Raises if a parameter gets no gradient.")
+assert_train_is_eval = _assertion(
+    "train = eval without dropout", "Raises if training mode without dropout computes something else."
+)
 
 __all__ = [
     "assert_batch_invariant", "assert_cache_consistent", "assert_causal", "assert_deterministic", "assert_dtypes_agree",

@@ -164,8 +164,7 @@ def _grouped(call: Call) -> tuple[Kernel, ...]:
 
 
 def _pairs(q: Tensor, k: Tensor, is_causal: bool | None) -> Terms:
-    """Twice the pairs of a query and a key in all heads; with the kernel's own causal flag those on and below
-    the diagonal."""
+    """Twice the pairs of a query and a key in all heads; with the kernel's causal flag those up to the diagonal."""
     B, H, T, _ = q.shape
     S = k.shape[-2]
     return (B * H * T * S, B * H * T) if is_causal and T == S else (2 * B * H * T * S,)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -33,9 +33,10 @@ class AttentionSizes:
 
     d_model: int
     n_heads: int
-    n_kv_heads: int | None = field(default=None, kw_only=True)
-    d_head: int | None = field(default=None, kw_only=True)
-    bias: bool = field(default=True, kw_only=True)
+    _: KW_ONLY
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    bias: bool = True
 
     def __post_init__(self) -> None:
         with torch.device("meta"):  # its own checks, without its memory
@@ -43,8 +44,7 @@ class AttentionSizes:
 
     def build(self) -> MultiHeadAttention:
         """A layer of these sizes."""
-        how: dict[str, Any] = {"n_kv_heads": self.n_kv_heads, "d_head": self.d_head, "bias": self.bias}
-        return MultiHeadAttention(self.d_model, self.n_heads, **how)
+        return MultiHeadAttention(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ def built(build: Callable[[], Any], device: str = "meta") -> Any:
 
 
 def on_nothing(model: Model, mode: FakeTensorMode, dtype: torch.dtype, impl: str) -> nn.Module:
-    """The model with tensors that have sizes and no numbers, in this dtype; a module that is there already
-    is copied."""
+    """The model with tensors that have sizes and no numbers, in this dtype; a module of somebody's is copied."""
     with unset_fake_temporarily():
         made = built(model.build, "meta" if model.is_fresh else "cpu")
     if not model.is_fresh:

@@ -38,8 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those this
-    way computes."""
+    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those computed here."""
 
     dense: Amount
     allowed: Amount
@@ -269,8 +268,7 @@ class Cost:
     # ------------------------------------------------------------------ time
 
     def time(self, machine: Machine) -> Time:
-        """How long it takes on this machine: every kernel its arithmetic, traffic and launch, one after the other as
-        the host issues them."""
+        """How long it takes on this machine: of each kernel arithmetic, traffic and launch, as the host issues them."""
         mode = "training" if self.training else "forward"
         issued = machine.begin.get(mode, 0.0)  # when the host has issued all so far; `done`: when they are done
         done = 0.0

@@ -30,12 +30,13 @@ from clearhead.errors import ClearheadError, ConfigError
 
 
 class Step(NamedTuple):
-    """One operator that ran kernels: where (the module's path), in which phase, and what it asks of a machine."""
+    """One operator that ran kernels: where (the module's path), in which phase, what it asks of a machine, and when."""
 
     name: str
     path: str
     phase: str  # "forward", "recompute", "backward"
     kernels: tuple[Kernel, ...]
+    moment: int  # counted in events, as storages are
 
 
 class Parameter(NamedTuple):
@@ -73,7 +74,6 @@ class Log:
     looks: list[Look] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)  # operators whose operations are not known, and how often
     end: int = 0
-    moments: list[tuple[int, str]] = field(default_factory=list)  # (event, what ran)
 
     def peak(self) -> int:
         """The moment at which most bytes are alive."""
@@ -99,13 +99,12 @@ class Log:
 
     def when(self, moment: int) -> str:
         """What ran at a moment, in words."""
-        at = bisect.bisect_right(self.moments, (moment, "\uffff")) - 1
-        return self.moments[at][1] if at >= 0 else "before"
+        at = bisect.bisect_right(self.steps, moment, key=lambda step: step.moment) - 1
+        return "{0.phase}, {0.path}: {0.name}".format(self.steps[at]) if at >= 0 else "before"
 
 
 class Watch(TorchDispatchMode):
-    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch
-    memory beside."""
+    """Writes the log. `plans` are the pairs that each plan of gathered attention computes; a `gpu` needs scratch."""
 
     def __init__(self, *, gpu: bool = False) -> None:
         super().__init__()
@@ -145,8 +144,7 @@ class Watch(TorchDispatchMode):
         if not known:
             self.log.unknown[call.name] = self.log.unknown.get(call.name, 0) + 1
         if kernels:
-            self.log.steps.append(Step(call.name, path, phase, kernels))
-            self.log.moments.append((self.events + 1, f"{phase}, {path}: {call.name}"))
+            self.log.steps.append(Step(call.name, path, phase, kernels, self.events + 1))
         for tensor in (*call.outputs, *call.inputs):
             self.saw(tensor, path, "passing", call.name)
         if self._gpu and (scratch := scratch_of(call)):
@@ -246,11 +244,9 @@ def _add_in_place(log: Log) -> None:
     """Two gradients of one tensor are added in place where nobody else holds the first; a watched run makes a third."""
     by_birth = {storage.born: storage for storage in log.storages}
     by_death = {storage.died: storage for storage in log.storages if storage.died is not None}
-    for moment, what in log.moments:
+    for moment in (step.moment for step in log.steps if (step.phase, step.name) == ("backward", "add")):
         made, gone = by_birth.get(moment), by_death.get(moment + 1)
-        if not what.startswith("backward") or not what.endswith(": add") or made is None or gone is None:
-            continue
-        if gone.n_bytes == made.n_bytes and gone.born < moment:
+        if made and gone and gone.n_bytes == made.n_bytes and gone.born < moment:
             made.born, gone.died = moment + 1, moment
 
 

@@ -17,8 +17,9 @@ from clearhead import look, masks
 from clearhead.attention import MultiHeadAttention, Softmax
 from clearhead.config import Value
 from clearhead.errors import ConfigError
-from clearhead.explore.readings import Reading, Text, answered, attending, reading, reading_of
+from clearhead.explore.readings import Reading, Text, answered, reading
 from clearhead.explore.run import Run
+from clearhead.look.trained import attending
 from clearhead.values import Natural, Range, did_you_mean, require
 
 _SHOWN = 8
@@ -55,7 +56,7 @@ class Changed(Text):
 @torch.no_grad()
 def change(given: Changed, run: Run) -> dict[str, Any]:
     """Both runs: what each expects next, the weights of one layer, and what moved everywhere."""
-    now = answered(reading_of(given, run))
+    now = answered(reading(given, run))
     model: Any = now.trained.model
     layers = attending(model)
     for edit in given.edits:
@@ -67,7 +68,7 @@ def change(given: Changed, run: Run) -> dict[str, Any]:
     run.step()
     then, other, source = _forced(given, now), None, None
     if patched := _patched(given):
-        other = answered(reading(now.trained, given.other, given.written, run.shelf.limits.tokens))
+        other = answered(reading(replace(given, text=given.other), run))
         _check_lengths(given, now, other)
         with look.trace(model, *patched) as source:
             model(*other.inputs)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead import look
-from clearhead.attention import MultiHeadAttention
 from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
@@ -24,7 +23,7 @@ from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
 from clearhead.look.album import Album
 from clearhead.look.page import contents
-from clearhead.look.trained import of_ids, of_picture, shortened, tensor_of, text_ids
+from clearhead.look.trained import attending, of_ids, of_picture, shortened, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
 from clearhead.values import Count, Natural, Range, did_you_mean, require
@@ -82,13 +81,9 @@ class Reading:
         model: Any = self.trained.model
         return (model.features(*self.inputs)[0, -1] @ model.vocabulary().T).float().cpu()
 
-    @property
-    def stops(self) -> tuple[int, ...]:
-        return (self.trained.tokenizer.eos_id,) if self.trained.task == "sort-dedup" else self.trained.stops
-
     def decoded(self, ids: Sequence[int]) -> str:
         """What these ids say, without those that end a text."""
-        return self.trained.tokenizer.decode([i for i in ids if i not in self.stops])
+        return self.trained.tokenizer.decode([i for i in ids if i not in self.trained.stops])
 
     def labels(self) -> dict[str, Any]:
         """Its tokens by name, for both halves."""
@@ -97,35 +92,27 @@ class Reading:
         return about | {"source": names(self.source) if self.source else []}
 
 
-def reading(trained: Trained, text: str, written: tuple[int, ...], most: int) -> Reading:
-    """What a model reads of this text, within what it takes."""
-    if not text.strip():
+def reading(given: Text, run: Run) -> Reading:
+    """What a model reads of a text, within what it takes."""
+    trained, most = run.shelf.model(given.model), run.shelf.limits.tokens
+    if not given.text.strip():
         raise DataError("there is nothing to read: write something")
     model: Any = trained.model
     tokenizer, source = trained.tokenizer, list[int]()
     if isinstance(model, EncoderDecoder):
-        sources = encode_sources(tokenizer, [text.strip()])
+        sources = encode_sources(tokenizer, [given.text.strip()])
         source = sources.padded(torch.tensor([0]), fill=tokenizer.pad_id)[0][0].tolist()
         ids = [tokenizer.bos_id]
     elif trained.task == "sort-dedup":
-        ids = [*tokenizer.encode(text), tokenizer.bos_id]
+        ids = [*tokenizer.encode(given.text), tokenizer.bos_id]
     else:
-        ids = text_ids(trained, text)
+        ids = text_ids(trained, given.text)
     known, longest = model.config.vocab_size, min(most, getattr(model.config, "max_len", most))
-    require(all(i < known for i in written), f"a written id is beyond the vocabulary of {known:,}")
-    length = max(len(source), len(ids) + len(written))
+    require(all(i < known for i in given.written), f"a written id is beyond the vocabulary of {known:,}")
+    length = max(len(source), len(ids) + len(given.written))
     if length > longest:
         raise DataError(f"this has {length:,} tokens and {trained.name} takes {longest:,} here: shorten it")
-    return Reading(trained, source, [*ids, *written], len(ids))
-
-
-def reading_of(given: Text, run: Run) -> Reading:
-    return reading(run.shelf.model(given.model), given.text, given.written, run.shelf.limits.tokens)
-
-
-def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    """The attention layers by their paths."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    return Reading(trained, source, [*ids, *given.written], len(ids))
 
 
 def answered(now: Reading) -> Reading:
@@ -135,7 +122,7 @@ def answered(now: Reading) -> Reading:
     model: Any = now.trained.model
     room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
     start = now.ids if now.source else None  # what a decoder goes on from, where its encoder reads the prompt
-    made = generate(model, now.inputs[0], start=start, stop=now.stops, max_new=room).sequence(0)
+    made = generate(model, now.inputs[0], start=start, stop=now.trained.stops, max_new=room).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 
@@ -179,7 +166,7 @@ def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
 @torch.no_grad()
 def step(given: Chosen, run: Run) -> dict[str, Any]:
     """The tokens of a text, what may come next, and what would be taken."""
-    now = reading_of(given, run)
+    now = reading(given, run)
     about = now.labels()
     if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
         return about | {"next": [], "taken": None, "text": "", "ends": True}
@@ -200,7 +187,7 @@ def step(given: Chosen, run: Run) -> dict[str, Any]:
         "of": len(p),
         "entropy": float(-(p * p.clamp(min=1e-300).log()).sum()),
         "taken": {"id": taken, "token": names[-1]},
-        "ends": taken in now.stops,
+        "ends": taken in now.trained.stops,
         "text": now.decoded(now.ids[now.given :]),
     }
 
@@ -209,7 +196,7 @@ def _album(given: Text, run: Run) -> Album:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
-    now = answered(reading_of(given, run))
+    now = answered(reading(given, run))
     if not now.source:
         layers = attending(trained.model)
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
@@ -240,7 +227,7 @@ def walk(given: Text, run: Run) -> dict[str, Any]:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return look.walk(trained, pixels_of(given.pixels, trained.model)).to_dict()
-    now = reading_of(given, run)
+    now = reading(given, run)
     length = max(len(now.ids), len(now.source))
     require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
     is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
@@ -287,7 +274,7 @@ class _Tree:
 @torch.no_grad()
 def beams(given: Searched, run: Run) -> dict[str, Any]:
     """Beam search as the tree of all beginnings that were alive, and what came out of it."""
-    now = reading_of(given, run)
+    now = reading(given, run)
     model: Any = now.trained.model
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
     room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
@@ -296,7 +283,7 @@ def beams(given: Searched, run: Run) -> dict[str, Any]:
     stepper = stepper_for(model, now.inputs[0], start=start, max_new=room, use_cache=True, slide=False)
     tree = _Tree(stepper, run, room)
     how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
-    made = search(tree, how=how, max_new=room, stop=now.stops)
+    made = search(tree, how=how, max_new=room, stop=now.trained.stops)
     found = []
     for rank in range(given.width):
         ids = made.sequence(0, rank, with_stop=True).tolist()

@@ -70,13 +70,8 @@ class Shelf:
         room = chosen(name, ACTIONS, "there is no action")
         act = getattr(importlib.import_module(f"clearhead.explore.{room}"), name)
         kind, *_ = get_type_hints(act).values()
-
-        def checked(ask: dict[str, Any], run: Run) -> Any:
-            """A request is a frozen value: every field is known, has its type, and is inside its limits."""
-            plain = {name: value for name, value in ask.items() if name != "type"}
-            return act(decode_choice(plain, (kind,), "this request"), run)
-
-        return checked
+        # A request is a frozen value: every field is known, has its type, and is inside its limits.
+        return lambda ask, run: act(decode_choice({**ask, "type": kind.__name__}, (kind,), "this request"), run)
 
 
 class Run:

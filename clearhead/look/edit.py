@@ -44,9 +44,9 @@ class Edit(ABC):
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         """What stands in place of `part`, (…, h, r, E) or (…, r, M), whose rows are at `places` in the sequence."""
 
-    def apply(self, x: Tensor, path: str, moment: Moment) -> Tensor:
+    def apply(self, x: Tensor, moment: Moment) -> Tensor:
         """x with this edit made."""
-        rows = self._rows(x, path, moment)
+        rows, path = self._rows(x, moment), moment.path
         if not rows:
             return x
         at = torch.tensor(rows, device=x.device)
@@ -67,10 +67,10 @@ class Edit(ABC):
             ) from error
         return changed
 
-    def _rows(self, x: Tensor, path: str, moment: Moment) -> list[int]:
+    def _rows(self, x: Tensor, moment: Moment) -> list[int]:
         """The rows of this call that are meant."""
         if x.dim() < 3 and self.positions is not None:
-            what = path or "the model"
+            what = moment.path or "the model"
             raise ShapeError(f"{what} gives {tuple(x.shape)}, which has no positions; leave positions out")
         if x.dim() < 3:
             return [0]

@@ -20,7 +20,7 @@ from clearhead.errors import ConfigError
 from clearhead.look.chart import Chart, Shown
 from clearhead.look.question import Given, ask
 from clearhead.look.recompute import Choice, chosen, pick
-from clearhead.look.stream import Stream, watched
+from clearhead.look.stream import watched
 from clearhead.look.watch import first_tensor, with_first
 
 Names = Callable[[int], str]
@@ -82,23 +82,18 @@ def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
             "no block was found on the way to the logits: expected layers in an nn.ModuleList or nn.Sequential, each "
             "of which adds to what the one before returned"
         )
-    states = [first_tensor(stream.ran[block].output) for block in stream.blocks]
     is_text = stream.logits.dim() > 2
     kept = chosen(positions, stream.logits.shape[-2], "position") if is_text else [0]
+    blocks, ran = stream.blocks, stream.ran
+    last, states = blocks[-1], [first_tensor(ran[block].output) for block in blocks]
+    end, own = ran[last].number, ran[last].output
+    before = {path: one.output for path, one in ran.items() if one.number < end and not path.startswith(last)}
     read = []
-    for state in (stream.ran[stream.blocks[0]].entered, *states):
-        with _returning(model, _outputs(stream, state)):
+    for state in (ran[blocks[0]].entered, *states):
+        with _returning(model, before | {last: own if state is None else with_first(own, state)}):
             logits = ask(model, given)
         read.append((pick(logits, -2, kept) if is_text else logits).clone())
-    return Lens(layers=(f"into {stream.blocks[0]}", *stream.blocks), logits=torch.stack(read), positions=tuple(kept))
-
-
-def _outputs(stream: Stream, state: Tensor | None) -> dict[str, Any]:
-    """What each module shall return that had run before the last block had, or was it: its own, but for the last."""
-    last = stream.blocks[-1]
-    end = stream.ran[last].number
-    before = {path: one.output for path, one in stream.ran.items() if one.number < end and not path.startswith(last)}
-    return before | {last: with_first(stream.ran[last].output, lambda x: x if state is None else state)}
+    return Lens(layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(read), positions=tuple(kept))
 
 
 _LOCK = threading.Lock()

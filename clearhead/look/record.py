@@ -98,8 +98,9 @@ def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> Conf
 
 @dataclass(frozen=True)
 class Moment:
-    """When something was kept: in which call of its module, and how far a cache had come by then."""
+    """When something happens: in which call of which module, and how far a cache had come by then."""
 
+    path: str
     call: object  # its number, or what else is equal for all that belongs together although there is no cache
     cache: KVCache | None = None
     past: int | None = 0  # tokens seen before; None: as many as there are
@@ -177,9 +178,9 @@ class Shelf:
         self._limit = limit
         self.runs: dict[str, dict[str, list[Run]]] = {kind: {} for kind in KINDS}
 
-    def add(self, kind: str, path: str, value: Any, x: Tensor, moment: Moment) -> None:
+    def add(self, kind: str, value: Any, x: Tensor, moment: Moment) -> None:
         """Keep a value, whose sequences and rows are those of x."""
-        runs = self.runs[kind].setdefault(path, [])
+        runs = self.runs[kind].setdefault(moment.path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
         run = next((run for run in newest if run.goes_on(moment)), None)
         if run is None:

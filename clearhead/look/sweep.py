@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from clearhead.look.trace import Trace, trace
 from clearhead.values import require
 
 Over = Literal["positions", "heads", "whole"]
+_DIMS = {"positions": -2, "heads": -3}  # of what is changed
 _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
 
 
@@ -77,14 +78,6 @@ class Grid(Shown):
         return plain | {"values": values, "plain": self.plain, "source": source}
 
 
-class Cell(NamedTuple):
-    """One change: this head (None: what the module gives) at this position (None: everywhere)."""
-
-    path: str
-    head: int | None = None
-    position: int | None = None
-
-
 def patch(
     model: nn.Module,
     clean: Given,
@@ -112,8 +105,8 @@ def patch(
         )
     source, logits = _recorded(model, clean, paths, over, "blocks")
     metric = _metric(metric, logits)
-    grid = Sweep(model, corrupted, source, over, metric, batch).grid("patched", lambda x: x)
-    return replace(grid, source=_number(metric(logits)))
+    found = _swept(model, corrupted, source, over, metric, batch, lambda x: x)
+    return Grid(what="patched", over=over, source=_number(metric(logits)), **found)
 
 
 def ablate(
@@ -136,10 +129,13 @@ def ablate(
     Without `paths`, these are all heads; with another `over`, the attention and feed-forward layers."""
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
     source, logits = _recorded(model, given, paths, over, "writers")
-    sweep = Sweep(model, given, source, over, _metric(metric, logits), batch)
-    if to == "zero":
-        return sweep.grid("ablated", torch.zeros_like)
-    return sweep.grid("ablated", lambda x: x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x))
+
+    def put_out(x: Tensor) -> Tensor:
+        return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
+
+    return Grid(
+        what="ablated", over=over, **_swept(model, given, source, over, _metric(metric, logits), batch, put_out)
+    )
 
 
 def _recorded(
@@ -167,76 +163,62 @@ def _metric(metric: Metric | None, logits: Tensor) -> Metric:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Each(Edit):
-    """A change of its own for every copy of the input in a batch."""
+    """A change of its own for each copy of the input in a batch: it takes one place along `dim`, or all, of `value`."""
 
-    changes: tuple[tuple[int, Cell, Tensor], ...]  # which copy, what, and (B, T, M) to take it from
     copies: int
+    places: list[tuple[int, int]]  # which copy, and which place
+    value: Tensor
+    dim: int | None
 
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
-        raise NotImplementedError  # every row has its own
+        raise NotImplementedError  # every copy has its own
 
-    def apply(self, x: Tensor, path: str, moment: Moment) -> Tensor:
-        changed, size = x.clone(), x.shape[0] // self.copies
-        for copy, cell, value in self.changes:
-            mine = slice(copy * size, (copy + 1) * size)
-            index: Any = mine if cell.head is None else (mine, cell.head)
-            at = ... if cell.position is None else (slice(None), cell.position)
-            changed[index][at] = value[at].to(x)
-        return changed
+    def apply(self, x: Tensor, moment: Moment) -> Tensor:
+        changed = x.clone().unflatten(0, (self.copies, -1))
+        for copy, i in self.places:
+            mine, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
+            mine.copy_(new)
+        return changed.flatten(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """One input, run again and again with one thing changed; `source` has what the changes take from."""
+def _swept(
+    model: nn.Module,
+    given: Given,
+    source: Trace,
+    over: Over,
+    metric: Metric,
+    batch: int | None,
+    change: Callable[[Tensor], Tensor],
+) -> dict[str, Any]:
+    """The metric of one input's run, and under every change; `change` makes it of what the source had there."""
+    once = f"batch is {batch}; expected how many runs may go through the model at once, 1 or more"
+    require(batch is None or batch >= 1, once)
+    heads, dim = slice(None) if over == "heads" else None, _DIMS.get(over)
+    found, gave = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
+    before, cells = ask(model, given), [(path, i) for path in found for i in range(_many(path, gave(path), dim))]
+    # What one run takes, about: its logits, with room to choose from them, and a block at work.
+    size = before.element_size() * (4 * before.numel() + 32 * gave(found[0]).numel())
+    at_once = batch or max(1, _BUDGET // size)
+    numbers: dict[str, list[float]] = {path: [] for path in found}
+    for start in range(0, len(cells), at_once):
+        some = cells[start : start + at_once]
+        with trace(model, "output") as t:
+            for path in dict.fromkeys(path for path, _ in some):
+                places = [(copy, i) for copy, (own, i) in enumerate(some) if own == path]
+                t.edit(path, Each(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads))
+            logits = ask(model, repeated(given, len(some)))
+        for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
+            numbers[path].append(_number(metric(rows)))
+    values = ragged(numbers.values())
+    plain, columns = _number(metric(before)), tuple(range(values.shape[1]))
+    return {"rows": tuple(found), "columns": columns, "values": values, "plain": plain}
 
-    model: nn.Module
-    given: Given
-    source: Trace
-    over: Over
-    metric: Metric
-    batch: int | None
 
-    def grid(self, what: str, change: Callable[[Tensor], Tensor]) -> Grid:
-        """The metric under every change; `change` makes it of what the source had there."""
-        once = f"batch is {self.batch}; expected how many runs may go through the model at once, 1 or more"
-        require(self.batch is None or self.batch >= 1, once)
-        found = self.source.paths if self.over == "heads" else self.source.outputs
-        before, cells = ask(self.model, self.given), [cell for path in found for cell in self._cells(path)]
-        # What one run takes, about: its logits, with room to choose from them, and a block at work.
-        size = before.element_size() * (4 * before.numel() + 32 * self._gave(found[0]).numel())
-        at_once = self.batch or max(1, _BUDGET // size)
-        numbers: dict[str, list[float]] = {path: [] for path in found}
-        for start in range(0, len(cells), at_once):
-            some = cells[start : start + at_once]
-            for cell, rows in zip(some, self._run(some, change).chunk(len(some)), strict=True):
-                numbers[cell.path].append(_number(self.metric(rows)))
-        values, plain = ragged(numbers.values()), _number(self.metric(before))
-        columns = tuple(range(values.shape[1]))
-        return Grid(what=what, rows=tuple(found), over=self.over, columns=columns, values=values, plain=plain)
-
-    def _gave(self, path: str) -> Tensor:
-        return self.source.heads(path) if self.over == "heads" else self.source.output(path)
-
-    def _cells(self, path: str) -> list[Cell]:
-        x = self._gave(path)
-        if self.over == "heads":
-            return [Cell(path, head) for head in range(x.shape[-3])]
-        if self.over == "whole":
-            return [Cell(path)]
-        if x.dim() < 3:
-            raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
-        return [Cell(path, position=position) for position in range(x.shape[-2])]
-
-    def _run(self, some: Sequence[Cell], change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The logits under each of these changes, one after another."""
-        with trace(self.model, "output") as t:
-            for path in dict.fromkeys(cell.path for cell in some):
-                had = self._gave(path)  # (B, T, M), or (B, H, T, E) of heads
-                mine = [(i, cell) for i, cell in enumerate(some) if cell.path == path]
-                taken = [(i, cell, change(had if cell.head is None else had.select(-3, cell.head))) for i, cell in mine]
-                heads = slice(None) if self.over == "heads" else None
-                t.edit(path, Each(changes=tuple(taken), copies=len(some), heads=heads))
-            return ask(self.model, repeated(self.given, len(some)))
+def _many(path: str, x: Tensor, dim: int | None) -> int:
+    """How many changes there are of what a module gave."""
+    if x.dim() < 3 and dim is not None:
+        raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
+    return 1 if dim is None else x.shape[dim]
 
 
 def _number(found: Any) -> float:

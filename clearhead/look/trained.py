@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import audio
 from clearhead._shapes import Float
@@ -103,11 +103,6 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
     return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 
-def of_text(trained: Trained, prompt: str) -> Album:
-    """A text as a decoder reads it, with the token that it expects next."""
-    return of_ids(trained, text_ids(trained, prompt), title=shortened(prompt))
-
-
 def text_ids(trained: Trained, prompt: str) -> list[int]:
     """The ids of a text that is neither empty nor longer than the model takes."""
     ids = trained.tokenizer.prompt(prompt)
@@ -126,9 +121,7 @@ def shortened(text: str) -> str:
 
 def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
-    model = trained.model
-    if not isinstance(model, VisionTransformer):
-        raise nothing_to_see(trained)
+    model: Any = trained.model
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
         logits = model(pictured(trained, pixels))[0]
@@ -218,8 +211,13 @@ def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
     return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
 
 
+def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """The attention layers of a model of ours by their paths."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+
+
 def _trace(trained: Trained, layer: str | None = None) -> Trace:
-    layers = [p for p, module in trained.model.named_modules() if isinstance(module, MultiHeadAttention)]
+    layers = attending(trained.model)
     if not layers:
         raise nothing_to_see(trained)
     asked = (f"{path}.weights" for path in (layers if layer is None else [layer]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -253,9 +253,8 @@ class _Run:
 
 def _told(station: Station) -> dict[str, Any]:
     """A station for JSON: its fields, and its numbers with what of them was left out."""
-    plain = {one.name: getattr(station, one.name) for one in fields(station) if one.name != "values"}
-    plain |= {"kind": station.kind, "shape": station.shape}
-    x = station.values
+    plain = {**vars(station), "kind": station.kind, "shape": station.shape}
+    x = plain.pop("values")
     if station.kind == "maps":
         fits, (rows, columns) = max(x.shape[-2:]) <= SIDE, (min(n, SIDE) for n in x.shape[-2:])
         small = x if fits else adaptive_avg_pool2d(x.float(), (rows, columns))

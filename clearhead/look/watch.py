@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -42,18 +42,11 @@ Reader = Callable[..., tuple[Call, str | None]]
 """Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
 
 
-class Running(NamedTuple):
-    """A module whose forward is being executed."""
-
-    path: str
-    moment: Moment
-
-
 class Here(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
-        self.running: list[Running] = []
+        self.running: list[Moment] = []  # of the modules whose forward is being executed
         self.inside = 0  # stand-ins at work: torch's function inside `attend` is no call of its own
 
 
@@ -76,10 +69,7 @@ class Watch:
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
-        readers: dict[Callable[..., Tensor], Reader] = {
-            attend: call_of_attend,
-            F.scaled_dot_product_attention: call_of_sdpa,
-        }
+        readers: dict[Any, Reader] = {attend: call_of_attend, F.scaled_dot_product_attention: call_of_sdpa}
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
@@ -103,11 +93,9 @@ class Watch:
         if module in self._hooked:
             return
         self._hooked.add(module)
-        path = self._paths[module]
-        before = module.register_forward_pre_hook(functools.partial(self._enter, path), with_kwargs=True, prepend=True)
-        after = module.register_forward_hook(functools.partial(self._leave, path), with_kwargs=True, always_call=True)
-        self._stack.callback(before.remove)
-        self._stack.callback(after.remove)
+        enter, leave = (functools.partial(hear, self._paths[module]) for hear in (self._enter, self._leave))
+        self._stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        self._stack.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         """A copy of a model that is being watched has its hooks too; they lead here, where the copy is nobody."""
@@ -119,14 +107,14 @@ class Watch:
         if module not in self._hooked:
             return
         cache: Any = kwargs.get("cache")
-        running, moment = self._here.running, Moment(next(self._calls))
-        if running and running[-1].moment.cache is not None:  # the outermost knows how far it had come at the start
-            moment = replace(running[-1].moment, call=moment.call)
+        running, moment = self._here.running, Moment(path, next(self._calls))
+        if running and running[-1].cache is not None:  # the outermost knows how far it had come at the start
+            moment = replace(running[-1], path=path, call=moment.call)
         elif isinstance(cache, KVCache):
             moment = replace(moment, cache=cache, past=None if cache.holds_memory else cache.length)
         self.has_run = True
-        running.append(Running(path, moment))
-        self._keep("input", path, (*args, *kwargs.values()), moment)
+        running.append(moment)
+        self._keep("input", (*args, *kwargs.values()), moment)
 
     def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module not in self._hooked:
@@ -138,17 +126,17 @@ class Watch:
             return None
         try:
             # Without an output, nothing was returned or an error passes through.
-            return None if output is None else self._returned(path, module, args, kwargs, output, running[-1].moment)
+            return None if output is None else self._returned(module, args, kwargs, output, running[-1])
         finally:
             running.pop()
 
-    def _method(self) -> Running | None:
+    def _method(self) -> Moment | None:
         """Nothing is running, yet something attended: a method of the model that is not its forward, or another."""
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
-                return Running(self._paths[owner], Moment(0)) if owner in self._paths else None
+                return Moment(self._paths[owner], 0) if owner in self._paths else None
             frame = frame.f_back
         return None
 
@@ -190,65 +178,63 @@ class Watch:
     # -- what is kept, and what edits make of it ----------------------------------------------------------------------
 
     def _returned(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
     ) -> Any:
         """What a module returns instead of this; None for no change."""
-        before = output
+        before, path = output, moment.path
         if isinstance(module, nn.MultiheadAttention) and (path in self._edits or path in self._asked["weights"]):
-            output = self._torch_layer(path, module, OfTorchLayer.arguments(module, args, kwargs), output, moment)
+            output = self._torch_layer(module, OfTorchLayer.arguments(module, args, kwargs), output, moment)
         x = first_tensor(output)
-        edited = None if x is None else self._edited(x, path, moment, of_heads=False)
+        edited = None if x is None else self._edited(x, moment, of_heads=False)
         if edited is not None and edited is not x:
-            output = with_first(output, lambda _: edited)
-        self._keep("output", path, output, moment)
+            output = with_first(output, edited)
+        self._keep("output", output, moment)
         return None if output is before else output
 
-    def _attended(self, now: Running, call: Callable[[], tuple[Call, str | None]], output: Tensor) -> Tensor:
+    def _attended(self, moment: Moment, call: Callable[[], tuple[Call, str | None]], output: Tensor) -> Tensor:
         """What attention gives instead of this, which a module called by itself; `call` reads its arguments."""
-        path, moment = now
-        if isinstance(self._modules[path], nn.MultiheadAttention):  # heard as a whole, when it returns
+        if isinstance(self._modules[moment.path], nn.MultiheadAttention):  # heard as a whole, when it returns
             return output
         real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
-        edited = self._edited(real, path, moment, of_heads=True)
-        if self._keeps("weights", path):
+        edited = self._edited(real, moment, of_heads=True)
+        if self._keeps("weights", moment):
             seen = Attended(*call(), _lasting(real).detach(), _lasting(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
-            self._kept.add("weights", path, seen, real, together)
+            self._kept.add("weights", seen, real, together)
         return output if edited is real else edited.reshape(output.shape)
 
-    def _torch_layer(
-        self, path: str, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: Moment
-    ) -> Any:
-        inner = any(edit.heads is not None for edit in self._edits.get(path, ()))
+    def _torch_layer(self, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: Moment) -> Any:
+        inner = any(edit.heads is not None for edit in self._edits.get(moment.path, ()))
         if inner and output[0].is_nested:
             raise ConfigError(
-                f"{path} is given nested tensors, and heads are edited in plain ones; make the nn.TransformerEncoder "
-                "with enable_nested_tensor=False"
+                f"{moment.path} is given nested tensors, and heads are edited in plain ones; make the "
+                "nn.TransformerEncoder with enable_nested_tensor=False"
             )
         seen = OfTorchLayer(layer, given, output[0])
-        edited = self._edited(seen.heads(), path, moment, of_heads=True) if inner else None
-        if self._keeps("weights", path):
+        edited = self._edited(seen.heads(), moment, of_heads=True) if inner else None
+        if self._keeps("weights", moment):
             _lasting(output[0])
-            self._kept.add("weights", path, seen.kept(edited), seen.out, moment)
+            self._kept.add("weights", seen.kept(edited), seen.out, moment)
         return output if edited is None else (seen.given_back(edited), *output[1:])
 
-    def _edited(self, x: Tensor, path: str, moment: Moment, *, of_heads: bool) -> Tensor:
-        for edit in self._edits.get(path, ()):
+    def _edited(self, x: Tensor, moment: Moment, *, of_heads: bool) -> Tensor:
+        for edit in self._edits.get(moment.path, ()):
             if (edit.heads is not None) == of_heads:
                 self.made.add(edit)
-                x = edit.apply(x, path, moment)
+                x = edit.apply(x, moment)
         return x
 
-    def _keep(self, kind: str, path: str, value: Any, moment: Moment) -> None:
-        x = first_tensor(value) if self._keeps(kind, path) else None
+    def _keep(self, kind: str, value: Any, moment: Moment) -> None:
+        x = first_tensor(value) if self._keeps(kind, moment) else None
         if x is not None:
             x = plain(_lasting(x).detach())
-            self._kept.add(kind, path, Unchanged(f"what was recorded of {path or 'the model'} has", x), x, moment)
+            what = f"what was recorded of {moment.path or 'the model'} has"
+            self._kept.add(kind, Unchanged(what, x), x, moment)
 
-    def _keeps(self, kind: str, path: str) -> bool:
+    def _keeps(self, kind: str, moment: Moment) -> bool:
         """Whether this was asked for, and is a run: in a backward pass, checkpointing runs the model again."""
-        return path in self._asked[kind] and torch._C._current_graph_task_id() == -1
+        return moment.path in self._asked[kind] and torch._C._current_graph_task_id() == -1
 
 
 _LOCK = threading.Lock()
@@ -333,16 +319,14 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same thing with its first tensor changed: the one that `first_tensor` finds."""
+def with_first(value: Any, new: Tensor) -> Any:
+    """The same thing with another first tensor: in place of the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
-        return change(value)
-    if first_tensor(value) is None:
-        return value
+        return new
     parts = dict(value if isinstance(value, Mapping) else enumerate(value))
     holding = (name for name, part in parts.items() if first_tensor(part) is not None)
     name = "logits" if "logits" in parts else next(holding)
-    parts[name] = with_first(parts[name], change)
+    parts[name] = with_first(parts[name], new)
     if isinstance(value, Mapping):
         return type(value)(**parts)
     return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())

@@ -15,7 +15,7 @@ from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.generation import Greedy, Sample
 from clearhead.look.album import Album
 from clearhead.look.picture import named
-from clearhead.look.trained import of_text, translation
+from clearhead.look.trained import at, translation
 from clearhead.pretrained import Trained, load
 from clearhead.pretrained.speak import generate
 from clearhead.pretrained.translate import translations
@@ -48,7 +48,7 @@ def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[A
     starts = ["ROMEO:\n", "KING HENRY:\n", "First Citizen:\n", "JULIET:\n"][: sizes.batch]
     how = Sample(temperature=0.8, seed=seed)
     made = generate(trained, starts, how=how, max_new=sizes.length)
-    return [of_text(reader, start + text) for start, text in zip(starts, made, strict=True)]
+    return [at(reader, start + text) for start, text in zip(starts, made, strict=True)]
 
 
 def measure(sizes: Sizes, stack: str, weights: str, seed: int) -> tuple[Curve, dict[str, Any]]:

@@ -10,6 +10,7 @@ away, and a gradient can be cut by an argmax.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +55,10 @@ def gradient(lab: Lab, case: Batch) -> Tensor | None:
         leaf.append(out.detach().requires_grad_())
         return leaf[0]
 
-    handles = [table.register_forward_hook(start) for table in tables]
-    try:
+    with ExitStack() as stack:
+        for table in tables:
+            stack.enter_context(table.register_forward_hook(start))
         out = by_position(tensor_of(lab.raw(case)))[0]  # (T, outputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     if not leaf or not out.requires_grad:
         return None
     weights = torch.randn(out.shape[1], generator=lab.generator, dtype=torch.float64).to(out.dtype)
@@ -203,8 +202,7 @@ def _largest(size: Tensor, hidden: Tensor, tolerance: float, kind: str) -> Seen:
 
 
 def _inverted(lab: Lab) -> bool:
-    """Whether the masks that were seen hide just what may be seen, the last key (padding in that run) and
-    oneself apart."""
+    """Whether the masks in use hide just what may be seen, the last key (padding in that run) and oneself apart."""
     T = lab.length
     if lab.subject.sees is None:
         return False

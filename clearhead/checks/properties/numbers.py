@@ -104,8 +104,7 @@ class Finiteness(Property):
 
 
 def _extremes(lab: Lab, case: Batch) -> Iterator[tuple[str, Tensor]]:
-    """The ends of the vocabulary; or numbers whose fourth power is still a float32, which a score and its
-    square are."""
+    """The ends of the vocabulary; or numbers whose fourth power, the square of a score, is still a float32."""
     if isinstance(lab.subject.inputs, Ids):
         yield "only the first id", torch.zeros_like(case.x)
         yield "only the last id", torch.full_like(case.x, lab.subject.inputs.vocab_size - 1)

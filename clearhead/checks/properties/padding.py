@@ -129,8 +129,7 @@ class MaskPolarity(Property):
     name = "mask polarity"
     done = "hid the first token, then changed it and changed one that is shown, and saw which of the two counted"
 
-    def why_not(self, lab: Lab) -> str | None:
-        return PaddingInvariance().why_not(lab)
+    why_not = PaddingInvariance.why_not
 
     def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
         if case.length < 3:
@@ -190,12 +189,9 @@ def _source_cause(lab: Lab, case: Batch) -> str:
         if isinstance(out, Tensor):
             memories.append(out.detach())
 
-    handle = encoder.register_forward_hook(keep_memory)
-    try:
+    with encoder.register_forward_hook(keep_memory):
         for batch in (case, padded(lab, case, AMOUNTS[-1], left=False)):
             lab.out(batch)
-    finally:
-        handle.remove()
     assert case.source is not None
     n = case.source.shape[1]
     if len(memories) == 2 and difference(memories[0], memories[1][:, :n]) <= lab.tolerance:
