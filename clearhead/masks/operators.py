@@ -249,8 +249,7 @@ def speaks_of_distance_only(mask: Mask) -> bool:
 def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
     """Whether some token may attend to a later one that is generated, and so changes after it has been computed.
 
-    `prompt` of the `total` tokens are there from the start; among those, looking ahead (`causal() | prefix(n)`) is
-    harmless."""
+    `prompt` of the `total` tokens are there from the start, where looking ahead is harmless: `causal() | prefix(n)`."""
     if mask.verdict(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
         return False
     p, j = torch.arange(total)[:, None], torch.arange(prompt, total)
