@@ -25,14 +25,12 @@ class Printed(str):
 def table(rows: Rows, *, right: Sequence[int] = ()) -> str:
     """Rows as lines, the first is the heading; the columns in `right` end together, the others begin together."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(cell.rjust(size) if i in right else cell.ljust(size) for i, (cell, size) in cells).rstrip()
+
+    return "\n".join(map(line, rows))
 
 
 def html_table(rows: Rows, *, right: Sequence[int] = (), caption: str = "") -> str:

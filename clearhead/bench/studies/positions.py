@@ -21,7 +21,6 @@ DISTANCE, PLACE, MARK = "three places back", "the token in place 3", "the marked
 STRETCHED = "learned, table stretched"
 SOLVED, LR = 0.95, 3e-3
 
-
 ENCODINGS: dict[str, Positions] = {
     "none": NoPositions(),
     "learned": Learned(),  # as many rows as are trained

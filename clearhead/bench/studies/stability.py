@@ -3,7 +3,6 @@ start of the weights: one curve of losses each, at a learning rate that is high 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,47 +17,37 @@ from clearhead.training import WarmupCosine
 LEARNED = 0.1  # nats: a loss below this, of log 16 = 2.8 at the start, is a task that was learned
 POINTS = 25
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is changed, one thing at a time but for one that changes two."""
-
-    warmup: bool = True
-    clipped: bool = True
-    init: Init = Xavier()
-
-
-RECIPES = {
-    "warm-up, clipping, Xavier": Recipe(),
-    "no warm-up": Recipe(warmup=False),
-    "no clipping": Recipe(clipped=False),
-    "neither of the two": Recipe(warmup=False, clipped=False),
-    "weights begin at std 0.02": Recipe(init=TruncatedNormal(0.02)),
-    "0.02, scaled by depth": Recipe(init=DepthScaled(0.02)),
-    "weights begin at std 1": Recipe(init=TruncatedNormal(1.0)),
+# Warm-up, clipping, and how weights begin: one thing is changed at a time, but for one that changes two.
+RECIPES: dict[str, tuple[bool, bool, Init]] = {
+    "warm-up, clipping, Xavier": (True, True, Xavier()),
+    "no warm-up": (False, True, Xavier()),
+    "no clipping": (True, False, Xavier()),
+    "neither of the two": (False, False, Xavier()),
+    "weights begin at std 0.02": (True, True, TruncatedNormal(0.02)),
+    "0.02, scaled by depth": (True, True, DepthScaled(0.02)),
+    "weights begin at std 1": (True, True, TruncatedNormal(1.0)),
 }
 
 
 def measure(sizes: Sizes, norm: str, name: str, seed: int) -> tuple[Curve, dict[str, Any]]:
-    generator, recipe = torch.Generator().manual_seed(seed), RECIPES[name]
+    generator, (warmup, clipped, init) = torch.Generator().manual_seed(seed), RECIPES[name]
 
     def some() -> TokenBatch:
         ids = torch.randint(sizes.symbols, (sizes.batch, sizes.length), generator=generator)
         return tokens(ids, ids.roll(3, dims=1), torch.arange(sizes.length) >= 3)
 
     residual = PreNorm() if norm == "pre-norm" else PostNorm()
-    model = decoder(sizes, sizes.symbols, positions=Rotary(), residual=residual, init=recipe.init)
+    model = decoder(sizes, sizes.symbols, positions=Rotary(), residual=residual, init=init)
     losses: list[float] = []
-    schedule = WarmupCosine(sizes.lr, sizes.warmup if recipe.warmup else 0, sizes.steps)
-    limit = sizes.limit if recipe.clipped else None
-    fit(model, some, schedule, limit=limit, after=lambda step, loss: losses.append(loss))
+    schedule = WarmupCosine(sizes.lr, sizes.warmup if warmup else 0, sizes.steps)
+    fit(model, some, schedule, limit=sizes.limit if clipped else None, after=lambda step, loss: losses.append(loss))
     every = max(1, sizes.steps // POINTS)
     curve: Curve = {}
     for start in range(0, sizes.steps, every):
         some_losses = losses[start : start + every]
         whole = len(some_losses) == min(every, sizes.steps - start)
         curve[str(start + every)] = sum(some_losses) / len(some_losses) if whole else None
-    return curve, {"init": repr(recipe.init), "warmup": recipe.warmup, "clipped": recipe.clipped}
+    return curve, {"init": repr(init), "warmup": warmup, "clipped": clipped}
 
 
 def finding(sizes: Sizes, found: Outcome) -> str:
