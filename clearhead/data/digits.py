@@ -198,8 +198,7 @@ def read_npz(path: Path) -> tuple[Images, Images]:
     """Training and validation pictures from `x_train y_train x_val y_val`."""
     import numpy
 
-    files.must_be_file(path)
-    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else path.open("rb") as file:
+    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else files.must_be_file(path).open("rb") as file:
         content = file.read()
     try:
         with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:

@@ -28,12 +28,13 @@ BOM = b"\xef\xbb\xbf"
 _DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
 
-def must_be_file(path: Path) -> None:
-    """Refuse what is no file, and say what to do."""
+def must_be_file(path: Path) -> Path:
+    """The path of a file; what is none is refused, and what to do said."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder, expected a file: name the file inside it")
     if not path.is_file():
         raise StorageError(f"there is no file {path}: check the path, or fetch the data set first")
+    return path
 
 
 @contextlib.contextmanager
@@ -94,16 +95,9 @@ def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, by
             yield number, line if max_bytes is None or len(line) <= max_bytes else None
 
 
-def size(path: Path) -> int:
-    """Bytes of a file as it lies there."""
-    must_be_file(path)
-    return path.stat().st_size
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file as it lies there, in hexadecimal."""
-    must_be_file(path)
-    with path.open("rb") as file:
+    with must_be_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

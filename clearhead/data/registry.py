@@ -201,8 +201,7 @@ class DataSet:
     def size(self) -> int | None:
         """The bytes of what is fetched (or of the known copies, where nothing is); None where not known."""
         sizes = [item.size for item in self.remotes or self.copies]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if sizes and len(known) == len(sizes) else None
+        return sum(size or 0 for size in sizes) if sizes and None not in sizes else None
 
     @property
     def verified(self) -> str:

@@ -152,7 +152,7 @@ def tokenize(
         raise DataError("no file to tokenize: give at least one")
     if separator is not None and (not separator.strip() or "\n" in separator):
         raise ConfigError(f"separator {separator!r}: expected the text of a line")
-    total, folder = sum(files.size(path) for path in sources), Path(out)
+    total, folder = sum(files.must_be_file(path).stat().st_size for path in sources), Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, tokenizer)
     processes = min(processes or os.cpu_count() or 1, -(-total // bytes_at_once) or 1)
