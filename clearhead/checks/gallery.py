@@ -64,18 +64,14 @@ def _language(
     return lambda: subject_of(_changed(kind, changes)(), positions=True, max_len=ROOM, **how)
 
 
-def _attention(**changes: Any) -> Make:
-    """The language model, its attention changed."""
-    return _language(layer=lambda self: _changed(Attention, changes)())
-
-
 def _reader(kind: type[nn.Module] = Reader, *, padding: TrueIsReal | None = _KEEP, **changes: Any) -> Make:
     how = {"inputs": Embeddings(M), "causal": False, "positions": False, "layers": 1, "padding": padding}
     return lambda: subject_of(_changed(kind, changes)(), **how)
 
 
-def _reader_attention(**changes: Any) -> Make:
-    return _reader(layer=lambda self: _changed(Attention, changes)())
+def _attention(of: Callable[..., Make] = _language, **changes: Any) -> Make:
+    """The language model, or another, its attention changed."""
+    return of(layer=lambda self: _changed(Attention, changes)())
 
 
 def _pair(**changes: Any) -> Make:
@@ -182,14 +178,14 @@ GALLERY: dict[str, Bug] = {
         "future leak", "the wrong axis",
     ),
     "NaN from an empty row": Bug(
-        _reader_attention(weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
+        _attention(_reader, weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
     ),
     "−1e9 in float16": Bug(_attention(weights=_filled_with(-1e9)), "dtype agreement", "does not fit float16"),
     # "A window of 3" that counts the token itself.
     "window one too narrow": Bug(_language(sees=3, before=2), "past reach", "narrower than it is said"),
     "heads split by view": Bug(_attention(split=_by_view), "future leak", "without a transpose"),
     "heads split by view, both ways": Bug(
-        _reader_attention(split=_by_view), "permutation equivariance", "without a transpose"
+        _attention(_reader, split=_by_view), "permutation equivariance", "without a transpose"
     ),
     "scaled by d_model": Bug(
         _attention(scores=lambda self, q, k: q @ k.transpose(-2, -1) / math.sqrt(M)),

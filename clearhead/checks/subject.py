@@ -93,17 +93,24 @@ class TrueIsHidden:
 Padding = TrueIsReal | TrueIsHidden
 
 
+def _reorder(cache: Any, rows: Tensor) -> None:
+    """Row i goes on from what row `rows[i]` was."""
+    cache.reorder(rows)
+
+
+def _truncate(cache: Any, length: int) -> None:
+    """Forgets all but the first `length` tokens."""
+    cache.truncate(length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`.
-
-    After `reorder(cache, rows)` row i goes on from what row `rows[i]` was; `truncate(cache, length)` forgets all but
-    the first `length` tokens, and is None where a cache cannot forget."""
+    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
 
     new: Callable[[], Any]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = lambda cache, rows: cache.reorder(rows)
-    truncate: Callable[[Any, int], None] | None = lambda cache, length: cache.truncate(length)
+    reorder: Callable[[Any, Tensor], None] | None = _reorder
+    truncate: Callable[[Any, int], None] | None = _truncate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,10 +72,9 @@ class Grid(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Every number with its place as plain values, for JSON."""
-        plain = {"what": self.what, "rows": list(self.rows), "over": self.over, "columns": list(self.columns)}
-        source = None if self.source != self.source else self.source
+        names = {"rows": list(self.rows), "columns": list(self.columns)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
-        return plain | {"values": values, "plain": self.plain, "source": source}
+        return {**vars(self), **names, "values": values, "source": None if math.isnan(self.source) else self.source}
 
 
 def patch(

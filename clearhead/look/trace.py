@@ -123,9 +123,7 @@ class Trace:
         """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
 
         Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
-        made = self._run(path, run)
-        picked, wanted = self._choose(made, heads, rows)
-        last = made.steps[-1].value
+        made, last, picked, wanted = self._part(path, run, heads, rows)
         if len(made.steps) == 1 and made.steps[0].places is None:
             return recompute.weights_of(last.call, picked, wanted, last.wide)
         shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
@@ -143,14 +141,12 @@ class Trace:
 
     def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
-        made = self._run(path, run)
-        last, call = made.steps[-1], made.steps[-1].value.call
-        return last.gathered(recompute.shared(call, call.v, self._choose(made, heads, None)[0]))
+        made, last, picked, _ = self._part(path, run, heads)
+        return made.steps[-1].gathered(recompute.shared(last.call, last.call.v, picked))
 
     def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
-        made = self._run(path, run)
-        picked = self._choose(made, heads, None)[0]
+        made, _, picked, _ = self._part(path, run, heads)
         return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
 
     def given(self, path: str, *, run: int = -1) -> Call:
@@ -241,16 +237,18 @@ class Trace:
             raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
         return found[run]
 
-    def _choose(self, run: Run, heads: Choice, rows: Choice) -> tuple[list[int], list[int]]:
-        call = run.steps[-1].value.call
-        return chosen(heads, call.q.shape[-3], "head"), chosen(rows, run.length, "row")
+    def _part(
+        self, path: str, run: int, heads: Choice, rows: Choice = None
+    ) -> tuple[Run, Attended, list[int], list[int]]:
+        """A run of a layer, what its last step was, and which heads and rows are meant."""
+        made = self._run(path, run)
+        last: Attended = made.steps[-1].value
+        return made, last, chosen(heads, last.call.q.shape[-3], "head"), chosen(rows, made.length, "row")
 
     def _compared(
         self, how: Callable[[Attended, list[int], list[int]], float], path: str, heads: Choice, rows: Choice, run: int
     ) -> float:
-        made = self._run(path, run)
-        picked, wanted = self._choose(made, heads, rows)
-        last = made.steps[-1].value
+        made, last, picked, wanted = self._part(path, run, heads, rows)
         what = path or "the model"
         if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
