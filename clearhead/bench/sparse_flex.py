@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import reduce
+from functools import partial, reduce
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,13 +42,8 @@ def flex_way(mask: Mask, T: int, device: torch.device) -> Callable[[Tensor, Tens
 
     torch._dynamo.reset()  # a graph for every mask; the limit on recompilations is meant for one function
     block_mask = create_block_mask(predicate, None, None, T, T, device=device, _compile=T > _LARGE)
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = compiled(q, k, v, block_mask=block_mask)
-        return out
-
-    return run
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return partial(compiled, block_mask=block_mask)
 
 
 def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,14 +39,11 @@ def check(
     imported only then, from the folder you are in."""
     from clearhead.checks import check as run
 
-    how = {"causal": causal, **inputs_of(ids, embeddings, values)}
+    how: dict[str, Any] = {"causal": causal, **inputs_of(ids, embeddings, values)}
     module = named(model, **placed(device, dtype))
     with progress("preparing", hidden=json) as advance:
-
-        def starts(name: str, done: int, total: int) -> None:
-            advance(done, total, name)
-
-        report = run(module, only=only or None, seed=seed, length=length, on_start=starts, **how)
+        how["on_start"] = lambda name, done, total: advance(done, total, name)
+        report = run(module, only=only or None, seed=seed, length=length, **how)
     if json:
         show_json({"model": model, **report.to_dict()})
     else:

@@ -47,7 +47,8 @@ def generate(
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
     ids = pretrained.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
-    if trained.task == "sort-dedup":
+    alone = trained.task == "sort-dedup"  # there the answer stands for itself
+    if alone:
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
@@ -55,7 +56,6 @@ def generate(
     asked: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     chance = {name: value for name, value in asked.items() if value is not None}
     how = {"how": Sample(**chance, seed=seed) if chance else Greedy(), "max_new": room, "slide": slide}
-    alone = trained.task == "sort-dedup"  # there the answer stands for itself
     made: list[int] = []
     text = ""
     if not json:
@@ -67,8 +67,7 @@ def generate(
             sys.stdout.flush()
     finished = bool(made) and made[-1] in trained.stops
     if json:
-        told = {"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished}
-        return show_json(told)
+        return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
     sys.stdout.write("\n")
     if not finished and max_new is not None and room < max_new:
         sys.stderr.write(f"({model} reads at most {longest:,} tokens, which is where this ends; --slide goes on)\n")
