@@ -60,9 +60,10 @@ def write_template(path: Path, kind: str | None = None) -> None:
     """Writes a template where there is no file yet."""
     if path.suffix != ".toml":
         raise ConfigError(f"{path} is no name for a problem; end it in .toml")
+    text = template(kind)  # first: what it refuses leaves no file behind
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(template(kind))
+            file.write(text)
     except FileExistsError:
         raise StorageError(f"{path} is there already; give another name") from None
     except OSError as error:

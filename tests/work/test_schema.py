@@ -88,3 +88,4 @@ def test_what_is_not_written(tmp_path):
         with pytest.raises(ClearheadError, match=why):
             write_template(where, kind)
     assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
