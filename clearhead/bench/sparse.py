@@ -31,7 +31,7 @@ from clearhead.attention.kernels.call import Call
 from clearhead.attention.plan import Plan, forget
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.bench.clock import milliseconds
+from clearhead.bench.clock import milliseconds, seconds
 from clearhead.bench.results import Row, machine, reading, write
 from clearhead.bench.sparse_flex import Key, compile_ahead, flex_way
 from clearhead.bench.sparse_masks import CATALOGUE, Pattern
@@ -211,25 +211,17 @@ def _add_flex(row: Masked, pattern: Pattern, tensors: Inputs) -> None:
 
 def _plan(call: Call, row: Masked, repeats: int = 3) -> Plan:
     """The plan of both sides; the least of a few times, because whatever else runs on the host only adds."""
-    sides = []
-    for _ in range(repeats):
+    made: list[Plan] = []
+
+    def queries() -> None:
         forget()
-        start = _now(call.q)
-        made = gathered.plan_for(call)
-        _ = made.queries
-        middle = _now(call.q)
-        if call.q.is_cuda:
-            _ = made.keys
-        sides.append((middle - start, _now(call.q) - middle))
-    row.plan_ms, row.plan_keys_ms = (min(times) for times in zip(*sides, strict=True))
-    row.plan_bytes = made.nbytes
-    return made
+        made.append(gathered.plan_for(call))
+        _ = made[-1].queries
 
-
-def _now(x: Tensor) -> float:
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() * 1e3
+    sides = [(seconds(queries), seconds(lambda: call.q.is_cuda and made[-1].keys)) for _ in range(repeats)]
+    row.plan_ms, row.plan_keys_ms = (1e3 * min(times) for times in zip(*sides, strict=True))
+    row.plan_bytes = made[-1].nbytes
+    return made[-1]
 
 
 def _dense_times(tensors: Inputs) -> tuple[float, float]:
