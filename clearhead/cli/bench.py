@@ -77,7 +77,7 @@ def sparse(
 
 @bench.command()
 def auto(
-    out: Annotated[Path, option("The results file; written after every length.")] = Path("auto.json"),
+    out: Annotated[Path, option("The results file; written after every row.")] = Path("auto.json"),
     seconds: Annotated[float, option("Begin no further mask after this long.")] = 240.0,
     width: Annotated[int, option("Width of a head.", min=1)] = 64,
     dtype: Annotated[str | None, option("float32, bfloat16 or float16; by default float32 on a CPU.")] = None,
