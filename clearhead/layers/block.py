@@ -41,6 +41,11 @@ class BlockParts(AttentionConfig):
     qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
     layer_scale: Positive | None = None  # each branch times a learned vector that begins with this everywhere (CaiT)
 
+    @property
+    def ff_width(self) -> int:
+        """F: `d_ff`, or its default."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
     def check_rotary(self, rotary: Rotary) -> None:
         """Refuses here, before anything is built, a width of heads that cannot be turned."""
         try:
@@ -144,9 +149,8 @@ def _after(config: BlockParts) -> nn.Module | None:
 
 
 def _feed_forward(config: BlockParts) -> FeedForward | ExpertsFeedForward:
-    width = 4 * config.d_model if config.d_ff is None else config.d_ff
     how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
-    make = partial(FeedForward, config.d_model, width, config.activation, **how)
+    make = partial(FeedForward, config.d_model, config.ff_width, config.activation, **how)
     return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
 
 
