@@ -195,8 +195,7 @@ def _words(ids: Any) -> list[str]:
 
 
 def _fill(spec: Any, config: EncoderDecoderConfig) -> None:
-    M, V = config.d_model, config.vocab_size
-    F = 4 * M if config.d_ff is None else config.d_ff
+    M, V, F = config.d_model, config.vocab_size, config.ff_width
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Any:

@@ -35,8 +35,7 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
     family = family_of(source)
     config = family.config(Keys(source.config, source.shapes))
     model = storage.build_empty(config, source.path, len(source.shapes))
-    groups = list(storage.groups(model))
-    moves = _matched(family, config, source, {names[0]: tensor for names, tensor in groups})
+    moves = _matched(family, config, source, {names[0]: tensor for names, tensor in storage.groups(model)})
     stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
     dtype = dtype or max(stored, key=lambda one: torch.finfo(one).bits)
     made: dict[str, Tensor] = {}
@@ -48,12 +47,7 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
             for name, tensor in zip(move.ours, tensors, strict=True):
                 made[name] = tensor.to(dtype=dtype).contiguous()
         _check_constants(family, config, source, get)
-    weights: dict[str, Any] = {}
-    for names, expected in groups:
-        # One Parameter object under all its names keeps tied weights tied.
-        weights.update(dict.fromkeys(names, nn.Parameter(made.pop(names[0]), expected.requires_grad)))
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
+    return storage.filled(model, made)
 
 
 def _check_constants(family: Family, config: Any, source: Source, get: Callable[[str], Tensor]) -> None:

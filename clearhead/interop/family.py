@@ -217,9 +217,9 @@ class Family:
 
 def spelt_out(config: Any) -> Any:
     """A configuration with the sizes written out that it leaves to those of others."""
-    if not hasattr(config, "head_width"):
+    if not hasattr(config, "ff_width"):
         return config
-    sizes = {"d_ff": 4 * config.d_model, "n_kv_heads": config.n_heads, "d_head": config.head_width}
+    sizes = {"d_ff": config.ff_width, "n_kv_heads": config.kv_heads, "d_head": config.head_width}
     return config.replace(**{name: size for name, size in sizes.items() if getattr(config, name, 0) is None})
 
 

@@ -41,6 +41,11 @@ class BlockParts(AttentionConfig):
     qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
     layer_scale: Positive | None = None  # each branch times a learned vector that begins with this everywhere (CaiT)
 
+    @property
+    def ff_width(self) -> int:
+        """F: `d_ff`, or its default."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
     def check_rotary(self, rotary: Rotary) -> None:
         """Refuses here, before anything is built, a width of heads that cannot be turned."""
         try:
@@ -65,13 +70,14 @@ class BlockConfig(BlockParts):
 
 
 class Block(nn.Module):
-    """One layer of a Transformer. With `cross=True` it also reads a memory, the output of an encoder."""
+    """One layer of a Transformer. With `cross=True` it also reads a memory, the output of an encoder. `rotary` is for
+    parts that do not say how queries and keys are turned, as those of a whole model do not."""
 
-    def __init__(self, config: BlockConfig, *, cross: bool = False) -> None:
+    def __init__(self, config: BlockParts, *, rotary: Rotary | None = None, cross: bool = False) -> None:
         super().__init__()
         self.residual = config.residual
         self.norm1 = config.norm.build(config.d_model)
-        self.attention = _attention(config, config.rotary)
+        self.attention = _attention(config, config.rotary if isinstance(config, BlockConfig) else rotary)
         self.norm_cross = config.norm.build(config.d_model) if cross else None
         # The memory has positions of its own, so queries are not turned against its keys.
         self.cross_attention = _attention(config, None) if cross else None
@@ -132,7 +138,7 @@ class LayerScale(nn.Module):
         return x * self.weight
 
 
-def _after(config: BlockConfig) -> nn.Module | None:
+def _after(config: BlockParts) -> nn.Module | None:
     """What stands between a branch and the stream: the second norm of a sandwich, a scale, both, or nothing."""
     parts: list[nn.Module] = []
     if isinstance(config.residual, Sandwich):
@@ -142,14 +148,13 @@ def _after(config: BlockConfig) -> nn.Module | None:
     return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def _feed_forward(config: BlockConfig) -> FeedForward | ExpertsFeedForward:
-    width = 4 * config.d_model if config.d_ff is None else config.d_ff
+def _feed_forward(config: BlockParts) -> FeedForward | ExpertsFeedForward:
     how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
-    make = partial(FeedForward, config.d_model, width, config.activation, **how)
+    make = partial(FeedForward, config.d_model, config.ff_width, config.activation, **how)
     return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
 
 
-def _attention(config: BlockConfig, rotary: Rotary | None) -> MultiHeadAttention:
+def _attention(config: BlockParts, rotary: Rotary | None) -> MultiHeadAttention:
     return MultiHeadAttention(
         config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, bias=config.bias,
         dropout=config.attention_dropout, rotary=rotary, qk_norm=config.qk_norm, scores=config.scores,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from clearhead.attention import KVCache
 from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.layers import Block, BlockConfig, BlockParts, Init, TruncatedNormal
+from clearhead.layers import Block, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
 from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
 from clearhead.values import Count, require
@@ -41,10 +41,6 @@ class TransformerConfig(BlockParts):
             self.first_norm or not self.residual.normalised,
             f"{self.owner}: {self.residual} has its norms behind the branches; leave first_norm out",
         )
-
-    def block(self, rotary: Rotary | None = None) -> BlockConfig:
-        """What one block of the stack is made of."""
-        return BlockConfig(**self._shared(BlockParts), rotary=rotary)
 
     def _shared(self, kind: type[Config]) -> dict[str, Any]:
         """The fields that it has in common with a kind of configuration that it is derived from."""
@@ -126,8 +122,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         turns: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
-        kinds = [config.block(turn) for turn in turns]
-        self.blocks = nn.ModuleList(Block(kinds[i % len(kinds)], cross=cross) for i in range(n_blocks))
+        self.blocks = nn.ModuleList(Block(config, rotary=turns[i % len(turns)], cross=cross) for i in range(n_blocks))
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()
         # Post-norm blocks end in a norm already; the others leave the residual stream as it is.

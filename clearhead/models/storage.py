@@ -72,20 +72,27 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
         skeleton = build_empty(config, folder / CONFIG, len(file.keys()))
         _check(skeleton, file, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
-        for names, expected in groups(skeleton):
+        for names, _ in groups(skeleton):
             tensor = file.get_tensor(names[0])
-            if dtype is not None and tensor.is_floating_point():
-                tensor = tensor.to(dtype)
-            # One Parameter object under all its names keeps tied weights tied.
-            shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
-            weights.update(dict.fromkeys(names, shared))
+            weights[names[0]] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
     model, stored = skeleton, skeleton.state_dict()
     if any(name not in stored for name, _ in skeleton.named_buffers(remove_duplicate=False)):
         # Buffers that are not stored are computed while building, so this one has to be built for real;
         # the initial weights are thrown away, and so must be the random numbers that they took.
         with torch.random.fork_rng(devices=[]):
             model = config.build().to(device)
-    model.load_state_dict(weights, assign=True)
+    return filled(model, weights)
+
+
+def filled(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    """A model with these weights, each under the first of its names, for evaluation."""
+    named: dict[str, Tensor] = {}
+    for names, expected in groups(model):
+        tensor = weights.pop(names[0])
+        # One Parameter object under all its names keeps tied weights tied.
+        shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
+        named |= dict.fromkeys(names, shared)
+    model.load_state_dict(named, assign=True)
     return model.eval()
 
 

@@ -17,7 +17,7 @@ from clearhead._numbers import stray
 from clearhead._shapes import Float, Int
 from clearhead.config import Value
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.positions._places import beside, frequencies
+from clearhead.positions.rotary import beside, frequencies
 from clearhead.values import Count, Natural, Range, require, whole
 
 

@@ -196,7 +196,7 @@ def room_for(trained: Trained, length: int, max_new: int, *, slide: bool = False
     table = getattr(trained.model, "positions", None)
     if slide or not isinstance(table, LearnedPositions):
         return max_new, None
-    longest = len(table.weight)
+    longest = table.length
     if length >= longest:
         raise DataError(
             f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; give a shorter one, or "

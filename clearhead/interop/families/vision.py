@@ -203,8 +203,7 @@ def _write_timm(config: VisionConfig) -> dict[str, Any]:
     token = config.pooling == Cls()
     pooling, classes = {"global_pool": "token" if token else "avg"}, {"num_classes": config.n_classes}
     arguments = {key: field.write(getattr(config, field.name)) for key, field in _ARGUMENTS.items()}
-    # timm rounds the product down.
-    arguments |= {"mlp_ratio": ((config.d_ff or 4 * config.d_model) + 0.5) / config.d_model}
+    arguments |= {"mlp_ratio": (config.ff_width + 0.5) / config.d_model}  # timm rounds the product down
     return {
         "architecture": "vit_base_patch16_224",
         "num_features": config.d_model,
