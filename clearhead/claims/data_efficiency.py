@@ -36,10 +36,7 @@ _T95 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _Z95 = 1.960
 
 
-@cache
-def study() -> Study:
-    """The file that comes with the package."""
-    return Study.read()
+study = cache(Study.read)  # of the file that comes with the package
 
 
 @dataclass(frozen=True)

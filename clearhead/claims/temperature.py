@@ -16,10 +16,6 @@ from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, claim, listed, one_h
 T = sp.symbols("T", positive=True)
 
 
-def at_temperature(z: tuple[int, ...], temperature: Any) -> list[Any]:
-    return [sp.simplify(1 / sum(sp.exp((x - y) / temperature) for x in z)) for y in z]
-
-
 def to_limit(z: tuple[int, ...], at: Any) -> list[Any]:
     return [sp.limit(1 / sum(sp.exp((x - y) / T) for x in z), T, at, "+") for y in z]
 
@@ -52,8 +48,8 @@ def never_uniform_is_false(t: Trial) -> None:
     """It is false that no finite T makes the weights uniform for any z.
 
     Search for one z and one T with uniform weights, exactly."""
-    t.equal("z = (7, 7, 7, 7), T = 3", at_temperature((7, 7, 7, 7), sp.Integer(3)), [sp.Rational(1, 4)] * 4, exact.show)
-    other = listed(map(float, at_temperature((1, 0), sp.Integer(3))), ".3f")
+    t.equal("z = (7, 7, 7, 7), T = 3", exact.softmax((7, 7, 7, 7), sp.Integer(3)), [sp.Rational(1, 4)] * 4, exact.show)
+    other = listed(map(float, exact.softmax((1, 0), sp.Integer(3))), ".3f")
     t.note(f"for z = (1, 0), T = 3 they are {other}: the option is true of unequal z")
 
 
@@ -63,7 +59,7 @@ def equal_scores_any_real_T(t: Trial) -> None:
 
     Exact weights at T = 5, 1/5 and −1; the question defines them for T > 0."""
     for value in (sp.Integer(5), sp.Rational(1, 5), sp.Integer(-1)):
-        t.equal(f"T = {value}", at_temperature((2, 2, 2, 2), value), [sp.Rational(1, 4)] * 4, exact.show)
+        t.equal(f"T = {value}", exact.softmax((2, 2, 2, 2), value), [sp.Rational(1, 4)] * 4, exact.show)
     t.note(f"at T = 0, which the question leaves out, z/T is finite: {(sp.Integer(2) / sp.Integer(0)).is_finite}")
 
 
@@ -89,10 +85,9 @@ def no_zero_weights(t: Trial) -> None:
     """For any z and any T > 0 no weight is zero.
 
     Positivity of the expression, decided symbolically; then float32, to see where the computer differs."""
-    z = sp.symbols("z:4", real=True)
-    a = list(exact.softmax([x / T for x in z]))
-    t.case("symbols z, T > 0", "every weight is positive", all(w.is_positive for w in a))
-    tiny = at_temperature((4, 3, 2, 1), sp.Rational(1, 100))[3]
+    weights = exact.softmax(sp.symbols("z:4", real=True), T)
+    t.case("symbols z, T > 0", "every weight is positive", all(w.is_positive for w in weights))
+    tiny = exact.softmax((4, 3, 2, 1), sp.Rational(1, 100))[3]
     t.case("z = (4, 3, 2, 1), T = 0.01, smallest weight", f"{sp.N(tiny, 3)}", sp.N(tiny) > 0)
     zeros = int((torch.tensor([4.0, 3.0, 2.0, 1.0]) / 0.01).softmax(0).eq(0).sum())
     t.note(f"in float32 the same weights contain {zeros} exact zeros: true of numbers, not of their rounding")
