@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations, pairwise
+from statistics import mean, pvariance
 
 import sympy as sp
 import torch
@@ -92,14 +93,12 @@ def minibatch_noise(t: Trial) -> None:
 
     Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1)."""
     data = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
-    mean = sum(data) / 8
-    spread = sum((x - mean) ** 2 for x in data) / 8
     found = []
     for b in (1, 2, 4, 8):
-        batches = [sum(c) / b for c in combinations(data, b)]
-        variance = sum((m - mean) ** 2 for m in batches) / len(batches)
-        found.append(variance)
-        t.equal(f"b = {b}, {len(batches)} minibatches", variance, spread / b * Fraction(8 - b, 7), "variance {}")
+        means = [mean(batch) for batch in combinations(data, b)]
+        found.append(pvariance(means))
+        expected = pvariance(data) / b * Fraction(8 - b, 7)
+        t.equal(f"b = {b}, {len(means)} minibatches", found[-1], expected, "variance {}")
     t.case("it falls with b", " > ".join(map(str, found)), falling(found))
 
 
