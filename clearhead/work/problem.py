@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import StorageError
+from clearhead.work.algebra import Matrix
 from clearhead.work.grading import compare
 from clearhead.work.kinds import KINDS
-from clearhead.work.sheet import Work
+from clearhead.work.sheet import Sheet, Work
 from clearhead.work.source import MAX_BYTES, Source
 
 COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
@@ -65,25 +66,26 @@ def _solve(problem: Problem) -> Work:
 
 def solve_text(text: str, name: str = "problem.toml") -> Work:
     """Works the problem that a TOML text describes; `name` is what errors call it."""
-    return _work_of(Source.parse(text, name))
+    return _work_of(Source.parse(text, name), {})
 
 
-def _work_of(source: Source) -> Work:
-    kind = source.choice("kind", KINDS)
+def _work_of(source: Source, own: dict[str, Matrix]) -> Work:
+    kind, sheet = source.choice("kind", KINDS), Sheet(own)
     source.only(*COMMON, *KINDS[kind].keys)
-    steps, checks, remarks = KINDS[kind].solve(source)
+    KINDS[kind].solve(source, sheet)
     return Work(
-        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind), steps=tuple(steps),
-        checks=tuple(checks), source=source.text("source"), question=_filled(source, "question").strip(),
-        remarks=(*remarks, *source.names("remarks")), comparisons=compare(source, steps), problem=source.values,
+        name=source.name.removesuffix(".toml"), kind=kind, title=_filled(source, "title", kind),
+        steps=tuple(sheet.steps), checks=tuple(sheet.checks), source=source.text("source"),
+        question=_filled(source, "question").strip(), remarks=(*sheet.remarks, *source.names("remarks")),
+        comparisons=compare(source, sheet.steps), problem=source.values,
     )  # fmt: skip
 
 
-def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> Work:
+def again(work: Work, changes: dict[str, Any] | None = None, own: dict[str, Matrix] | None = None) -> Work:
     """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
     it should be after the ones before it, also where a wrong answer stands in its own place."""
     values = {key: value for key, value in work.problem.items() if key not in ("document", "mistake")}
-    return _work_of(Source(work.name, values | (changes or {}), answered=own or {}))
+    return _work_of(Source(work.name, values | (changes or {})), own or {})
 
 
 def _filled(source: Source, key: str, default: str = "") -> str:

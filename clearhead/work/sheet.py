@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.errors import ConfigError
+from clearhead.work.algebra import Matrix, difference
 from clearhead.work.numbers import Number
 
 Cell = Any  # an exact number, or a word where a table needs one
@@ -106,25 +107,28 @@ class Check:
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
-class Steps(list[Step]):
-    """The steps of a problem as they are worked; `own` are a student's wrong answers, which later steps follow."""
+class Sheet:
+    """A problem as it is worked: its steps, the float64 checks, and what is worth saying in words. `own` are a
+    student's wrong answers, which later steps follow."""
 
-    def __init__(self, own: dict[str, list[list[Number]]]) -> None:
-        super().__init__()
+    def __init__(self, own: dict[str, Matrix]) -> None:
         self.own = own
+        self.steps: list[Step] = []
+        self.checks: list[Check] = []
+        self.remarks: list[str] = []
 
-    def add(self, key: str, title: str, grid: Grid, *words: str, given: bool = False) -> list[list[Number]]:
+    def add(self, key: str, title: str, grid: Grid, *words: str, given: bool = False) -> Matrix:
         """Enters a `Step`, and gives its numbers as later ones use them: the student's own where these are wrong."""
-        self.append(Step(key, title, grid, *words, given=given))
+        self.steps.append(Step(key, title, grid, *words, given=given))
         return self.own.get(key, [[x for x in row if not isinstance(x, str)] for row in grid.cells])
 
     def given(self, values: dict[str, Cell]) -> None:
         """Enters the numbers and words that a problem states."""
         self.add("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
 
-
-# The steps of a problem, the float64 checks, and what is worth saying in words.
-Solved = tuple[Steps, list[Check], list[str]]
+    def check(self, by: str, *pairs: tuple[Any, Any]) -> None:
+        """Enters how far exact numbers are at most from what was computed."""
+        self.checks.append(Check(by, max((difference(*pair) for pair in pairs), default=0.0)))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ class Source:
     values: dict[str, Any]
     file: str | None = field(default=None, repr=False)
     at: Path = ()
-    answered: dict[str, Matrix] = field(default_factory=dict)  # a student's wrong answers, to be followed
 
     @classmethod
     def parse(cls, text: str, name: str = "problem.toml") -> Source:

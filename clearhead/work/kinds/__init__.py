@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from clearhead.work.draw import Draw
 from clearhead.work.kinds import attention, convolution, counts, derivation, formulas
-from clearhead.work.sheet import Solved
+from clearhead.work.sheet import Sheet
 from clearhead.work.source import Source
 
 
@@ -16,7 +16,7 @@ class Kind(NamedTuple):
     """One kind of problem."""
 
     keys: tuple[str, ...]
-    solve: Callable[[Source], Solved]
+    solve: Callable[[Source, Sheet], None]
     vary: Callable[[Source, Draw], dict[str, Any]]
 
 

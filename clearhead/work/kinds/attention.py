@@ -18,11 +18,11 @@ from torch import Tensor
 from clearhead.attention import attend
 from clearhead.attention.scores import Dot
 from clearhead.attention.weights import Softmax
-from clearhead.work.algebra import DIGITS, Matrix, beside, difference, masked, softmax, tensor, times, transpose
+from clearhead.work.algebra import DIGITS, Matrix, beside, masked, softmax, tensor, times, transpose
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.attention_setting import Loss, Setting, read
 from clearhead.work.numbers import Number, as_float, close_to, text
-from clearhead.work.sheet import Check, Grid, Solved, Steps
+from clearhead.work.sheet import Grid, Sheet
 from clearhead.work.source import Source
 
 KEYS = (
@@ -41,38 +41,37 @@ class Head(NamedTuple):
     z: Matrix
 
 
-def solve(source: Source) -> Solved:
-    setting, steps = read(source), Steps(source.answered)
+def solve(source: Source, sheet: Sheet) -> None:
+    setting = read(source)
     labels, numbers = setting.labels, setting.numbers
-    x = _given(source, setting, steps)
-    heads = [_head(setting, x, h, steps) for h in range(setting.heads)]
+    x = _given(source, setting, sheet)
+    heads = [_head(setting, x, h, sheet) for h in range(setting.heads)]
     r = beside(*[head.z for head in heads])
     if setting.heads > 1:
         plain, latex = (", ".join(z.format(number) for number in numbers) for z in ("Z{}", "Z_{{{}}}"))
         said = f"Z = [{plain}]", f"Z = [{latex}]"
-        r = steps.add("concat", "The heads' outputs side by side", _table(r, labels, "z"), "Z", *said)
+        r = sheet.add("concat", "The heads' outputs side by side", _table(r, labels, "z"), "Z", *said)
     if "O" in setting.weights:
         grid = _table(times(r, setting.weights["O"]), labels, "r")
-        r = steps.add("r", "Output projection", grid, "R", "R = Z·W_O", "R = Z W_O")
+        r = sheet.add("r", "Output projection", grid, "R", "R = Z·W_O", "R = Z W_O")
     logits: Matrix = []
     if "U" in setting.weights:
         tied = source.values.get("unembedding") == "tied"
         plain, latex = ("L = R·Eᵀ", r"L = R E^{\top}") if tied else ("L = R·U", "L = R U")
         grid = Grid.of(times(r, setting.weights["U"]), labels, setting.vocabulary)
-        logits = steps.add("logits", "Logits", grid, "L", plain, latex)
+        logits = sheet.add("logits", "Logits", grid, "L", plain, latex)
     for loss in setting.losses:
-        _loss(setting, loss, logits, steps)
+        _loss(setting, loss, logits, sheet)
     empty = [label for label, row in zip(labels, setting.allowed, strict=True) if not any(row)]
-    remarks = [f"{label} may attend to nothing: its weights are zeros." for label in empty]
+    sheet.remarks += [f"{label} may attend to nothing: its weights are zeros." for label in empty]
     if setting.gradients:
-        remarks += _gradients(setting, heads, logits, steps)
+        _gradients(setting, heads, logits, sheet)
     found = _in_float64(setting)
-    apart = {step.key: difference(step.grid.cells, found[step.key]) for step in steps if step.key in found}
-    checks = [Check("attend in float64", max(apart.values()))]
+    pairs = {step.key: (step.grid.cells, found[step.key]) for step in sheet.steps if step.key in found}
+    sheet.check("attend in float64", *pairs.values())
     if setting.gradients:
-        worst = max(worst for key, worst in apart.items() if key.startswith("grad_"))
-        checks.append(Check("autograd through attend in float64", worst))
-    return steps, checks, remarks
+        gradients = [pair for key, pair in pairs.items() if key.startswith("grad_")]
+        sheet.check("autograd through attend in float64", *gradients)
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -106,33 +105,33 @@ def _table(matrix: Matrix, rows: list[str], letter: str) -> Grid:
     return Grid.of(matrix, rows, _features(letter, matrix))
 
 
-def _given(source: Source, setting: Setting, steps: Steps) -> Matrix:
+def _given(source: Source, setting: Setting, sheet: Sheet) -> Matrix:
     """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
     width = _features("x", setting.x)
     if not setting.direct and "x" not in source.values:
         table = source.table("embeddings")
         grid = _table([table.vector(name) for name in table.values], list(table.values), "x")
-        steps.add("E", "Embeddings", grid, "E", given=True)
+        sheet.add("E", "Embeddings", grid, "E", given=True)
     inputs = {} if setting.direct else {"Q": width, "K": width, "V": width}
     inputs["O"] = _features("z", setting.weights["V"])
     for name, rows in inputs.items():
         if name in setting.weights:
             grid = _table(setting.weights[name], rows, name.lower() if name != "O" else "r")
-            steps.add(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True)
+            sheet.add(f"W_{name}", f"The weights W_{name}", grid, f"W_{name}", given=True)
     if "U" in setting.weights and "unembedding" not in source.values:
         matrix = setting.weights["U"]
         grid = Grid.of(matrix, _features("r", transpose(matrix)), setting.vocabulary)
-        steps.add("U", "The unembedding U", grid, "U", given=True)
+        sheet.add("U", "The unembedding U", grid, "U", given=True)
     if setting.direct:
         return setting.x
     grid = _table(setting.x, setting.labels, "x")
     if "x" in source.values:
-        return steps.add("x", "The inputs", grid, "X", given=True)
+        return sheet.add("x", "The inputs", grid, "X", given=True)
     formulas = "row i of X is the embedding of token i", r"X_{i,:} = E_{\mathrm{token}_i,:}"
-    return steps.add("x", "Embeddings of the tokens", grid, "X", *formulas)
+    return sheet.add("x", "Embeddings of the tokens", grid, "X", *formulas)
 
 
-def _head(setting: Setting, x: Matrix, number: int, steps: Steps) -> Head:
+def _head(setting: Setting, x: Matrix, number: int, sheet: Sheet) -> Head:
     labels, keys, h = setting.labels, setting.keys, setting.numbers[number]
     of, part, sub = (f" of head {h}", f"[its columns of head {h}]", f"_{{{h}}}") if h else ("", "", "")
 
@@ -143,24 +142,24 @@ def _head(setting: Setting, x: Matrix, number: int, steps: Steps) -> Head:
         grid = _table(made, labels if name == "Q" else keys, name.lower())
         formulas = f"{name}{h} = X·W_{name}{part}", rf"{name}{sub} = X W_{{{name}{',' + h if h else ''}}}"
         said = ("", "") if setting.direct else formulas
-        return steps.add(f"{name.lower()}{h}", title + of, grid, f"{name}{h}", *said, given=setting.direct)
+        return sheet.add(f"{name.lower()}{h}", title + of, grid, f"{name}{h}", *said, given=setting.direct)
 
     q, k, v = projected("Q", "Queries"), projected("K", "Keys"), projected("V", "Values")
     grid = Grid.of(times(q, transpose(k)), labels, keys)
     said = f"S{h} = Q{h}·K{h}ᵀ", rf"S{sub} = Q{sub} K{sub}^{{\top}}"
-    scores = steps.add(f"scores{h}", "Scores" + of, grid, f"S{h}", *said)
+    scores = sheet.add(f"scores{h}", "Scores" + of, grid, f"S{h}", *said)
     if not all(map(all, setting.allowed)):
         grid, title = (
             Grid.of(masked(scores, setting.allowed), labels, keys),
             f"Scores{of} under the mask {setting.mask}",
         )
         said = "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j"
-        scores = steps.add(f"masked{h}", title, grid, f"S{h}", *said)
+        scores = sheet.add(f"masked{h}", title, grid, f"S{h}", *said)
     grid = Grid.of([softmax(row, setting.temperature) for row in scores], labels, keys)
     said = _softmax_formula(setting.temperature, h, sub)
-    weights = steps.add(f"weights{h}", "Attention weights" + of, grid, f"P{h}", *said)
+    weights = sheet.add(f"weights{h}", "Attention weights" + of, grid, f"P{h}", *said)
     said = f"Z{h} = P{h}·V{h}", f"Z{sub} = P{sub} V{sub}"
-    z = steps.add(f"z{h}", "Weighted sums of the values" + of, _table(times(weights, v), labels, "z"), f"Z{h}", *said)
+    z = sheet.add(f"z{h}", "Weighted sums of the values" + of, _table(times(weights, v), labels, "z"), f"Z{h}", *said)
     return Head(q, k, v, weights, z)
 
 
@@ -178,7 +177,7 @@ def _softmax_formula(T: Number, h: str, sub: str) -> tuple[str, str]:
 # ---------------------------------------------------------------------- loss and gradients
 
 
-def _loss(setting: Setting, loss: Loss, logits: Matrix, steps: Steps) -> None:
+def _loss(setting: Setting, loss: Loss, logits: Matrix, sheet: Sheet) -> None:
     """The probabilities of the words at the positions asked, those of the targets, and the loss."""
     labels, vocabulary = setting.labels, setting.vocabulary
     all_of_them, of_targets = f"probabilities_{loss.name}", f"targets_{loss.name}"
@@ -186,19 +185,19 @@ def _loss(setting: Setting, loss: Loss, logits: Matrix, steps: Steps) -> None:
     wanted = [f"{labels[t]} → {word}" for t, word in loss.targets.items()]
     grid = Grid.of([softmax(logits[t]) for t, _ in asked], [labels[t] for t, _ in asked], vocabulary)
     said = "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"
-    table = steps.add(all_of_them, f"{loss.title}: probabilities", grid, "p", *said)
+    table = sheet.add(all_of_them, f"{loss.title}: probabilities", grid, "p", *said)
     grid = Grid.of([[row[word]] for row, (_, word) in zip(table, asked, strict=True)], wanted, ["P"])
     said = "position → word it is asked for", r"P(y_t) = p_{t, y_t}"
-    picked = steps.add(of_targets, f"{loss.title}: probability of each target", grid, "P", *said)
+    picked = sheet.add(of_targets, f"{loss.title}: probability of each target", grid, "P", *said)
     # −log softmax(row)[word] is log Σ exp − the word's logit, which stays short.
     total = sympy.Add(*[sympy.log(sympy.Add(*map(sympy.exp, logits[t]))) - logits[t][word] for t, word in asked])
-    if {all_of_them, of_targets} & steps.own.keys():
+    if {all_of_them, of_targets} & sheet.own.keys():
         total = -sympy.Add(*[sympy.log(p) for [p] in picked])
     of, share = ("mean", rf"\tfrac{{1}}{{{len(picked)}}}") if loss.mean else ("sum", "")
     if loss.mean:
         total = total / len(picked)
     said = f"ℓ = {of} of −log P over the targets", rf"\ell = -{share}\sum_t \log P(y_t)"
-    steps.add(loss.name, f"{loss.title}: loss", Grid.one(total), "ℓ", *said)
+    sheet.add(loss.name, f"{loss.title}: loss", Grid.one(total), "ℓ", *said)
 
 
 _LATEX = r"\frac{\partial \ell}{\partial W_%s} = X^{\top} %s"
@@ -210,7 +209,7 @@ _FORMULAS = {
 }
 
 
-def _gradients(setting: Setting, heads: list[Head], logits: Matrix, steps: Steps) -> list[str]:
+def _gradients(setting: Setting, heads: list[Head], logits: Matrix, sheet: Sheet) -> None:
     """The gradients of the first loss, exactly, and what is to be said of them."""
     loss, vocabulary = setting.losses[0], setting.vocabulary
     error: Matrix = [[sympy.S.Zero for _ in row] for row in logits]  # ∂ℓ/∂logits, (T, V)
@@ -220,7 +219,7 @@ def _gradients(setting: Setting, heads: list[Head], logits: Matrix, steps: Steps
         error[t] = [share * (p - int(i == hit)) for i, p in enumerate(softmax(logits[t]))]
     grid, plain = Grid.of(error, setting.labels, vocabulary), "p − one-hot of the target, zeros where nothing is asked"
     latex = r"\frac{\partial \ell}{\partial L_{t,:}} = p_t - \mathbf{1}_{y_t}"
-    error = steps.add("grad_logits", "Gradient at the logits", grid, "∂ℓ/∂L", plain, latex)
+    error = sheet.add("grad_logits", "Gradient at the logits", grid, "∂ℓ/∂L", plain, latex)
     if setting.is_soft:
         error, heads = _digits(error), [Head(*map(_digits, head)) for head in heads]
     d_joined = times(error, transpose(setting.weights["U"]))
@@ -241,8 +240,8 @@ def _gradients(setting: Setting, heads: list[Head], logits: Matrix, steps: Steps
             what, rows = name, setting.labels if name == "Q" else setting.keys
             said = [one.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for one in said]
         grid = _table(beside(*parts[name]), rows, name.lower())
-        steps.add(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", *said)
-    return _said_of_gradients(setting, heads)
+        sheet.add(f"grad_{name}", f"Gradient of {what}", grid, f"∂ℓ/∂{what}", *said)
+    sheet.remarks += _said_of_gradients(setting, heads)
 
 
 def _digits(matrix: Matrix) -> Matrix:

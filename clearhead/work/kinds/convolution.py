@@ -13,9 +13,9 @@ import sympy
 import torch
 from torch import nn
 
-from clearhead.work.algebra import Matrix, difference
+from clearhead.work.algebra import Matrix
 from clearhead.work.draw import Draw
-from clearhead.work.sheet import Check, Grid, Solved, Steps
+from clearhead.work.sheet import Grid, Sheet
 from clearhead.work.source import Source
 
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
@@ -36,7 +36,7 @@ class Stage:
     flat: bool = False
 
 
-def solve(source: Source) -> Solved:
+def solve(source: Source, sheet: Sheet) -> None:
     shape = source.values.get("input")
     if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 1 <= n <= 10**6 for n in shape):
         source.fail("input", "input must be [channels, height, width], three whole numbers")
@@ -53,22 +53,20 @@ def solve(source: Source) -> Solved:
     shapes = _whole([s.channels, *s.size] for s in stages)
     counted = _whole([s.weights] for s in stages[1:])
     worked = "; ".join(f"{s.name}: {s.worked}" for s in stages if s.worked)
-    steps = Steps(source.answered)
-    steps.add("layers", "Given", _described(layers, names[1:]), given=True)
+    sheet.add("layers", "Given", _described(layers, names[1:]), given=True)
     plain = "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1"
     latex = r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1"
-    steps.add("shapes", "Shapes", Grid.of(shapes, names, ["channels", "height", "width"]), "", plain, latex, worked)
+    sheet.add("shapes", "Shapes", Grid.of(shapes, names, ["channels", "height", "width"]), "", plain, latex, worked)
     grid, said = Grid.of(counted, names[1:], ["weights"]), "filters · (kernel height · kernel width · channels + 1)"
-    weights = steps.add("weights", "Trainable weights, with biases", grid, "", said, r"F (k_h k_w C + 1)")
-    steps.add("total", "All of them", Grid.one(sympy.Add(*[x for [x] in weights])), "", "their sum", r"\sum w")
+    weights = sheet.add("weights", "Trainable weights, with biases", grid, "", said, r"F (k_h k_w C + 1)")
+    sheet.add("total", "All of them", Grid.one(sympy.Add(*[x for [x] in weights])), "", "their sum", r"\sum w")
     grid = Grid.of(_whole(s.field for s in stages), names, ["height", "width"])
     plain = "r = r_before + (kernel − 1)·(product of the strides before)"
     latex = r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"
-    steps.add("field", "Receptive field: how much of the input one output sees", grid, "", plain, latex)
-    remarks = []
+    sheet.add("field", "Receptive field: how much of the input one output sees", grid, "", plain, latex)
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
-        remarks.append(
+        sheet.remarks.append(
             f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees "
             "more than there is, and those at its edges see less than the field."
         )
@@ -79,11 +77,8 @@ def solve(source: Source) -> Solved:
         x = module(x)
         found.append([*x.shape[1:], 1, 1][:3])
     sizes = [[sum(p.numel() for p in module.parameters())] for module in modules]
-    checks = [
-        Check("the shapes of torch's layers", difference(shapes[1:], found)),
-        Check("the parameters of torch's layers", difference(counted, sizes)),
-    ]
-    return steps, checks, remarks
+    sheet.check("the shapes of torch's layers", (shapes[1:], found))
+    sheet.check("the parameters of torch's layers", (counted, sizes))
 
 
 def _whole(rows: Iterable[Iterable[int]]) -> Matrix:

@@ -9,40 +9,39 @@ import sympy
 
 from clearhead import masks
 from clearhead.errors import ClearheadError
-from clearhead.work.algebra import difference
 from clearhead.work.draw import Draw
 from clearhead.work.kinds.models import line_counts, meta_layer
 from clearhead.work.numbers import N, Number
-from clearhead.work.sheet import Check, Grid, Solved, Steps
+from clearhead.work.sheet import Grid, Sheet
 from clearhead.work.source import MAX_SIDE, Path, Source
 
 _TRIED = 20_000
 
 
-def mask(source: Source) -> Solved:
+def mask(source: Source, sheet: Sheet) -> None:
     """An attention pattern: the 0/1 matrix, how many pairs it allows, and what it saves."""
     n = source.whole("length", most=MAX_SIDE)
     source.need("expression")
     pattern = _parsed(source, "expression", source.text("expression"))
-    names, steps = [f"{i}" for i in range(n)], Steps(source.answered)
-    steps.given({"mask": str(pattern), "n": sympy.Integer(n)})
+    names = [f"{i}" for i in range(n)]
+    sheet.given({"mask": str(pattern), "n": sympy.Integer(n)})
     grid = Grid.of([[sympy.Integer(int(may)) for may in row] for row in pattern.dense(n).tolist()], names, names)
     said = "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"
-    cells = steps.add("mask", "The mask (1: may attend; positions count from 0)", grid, "M", *said)
+    cells = sheet.add("mask", "The mask (1: may attend; positions count from 0)", grid, "M", *said)
     grid = Grid.of([[sympy.Add(*row) for row in cells]], [""], names)
-    [each] = steps.add("keys", "Keys of each query", grid, "k", "sums of the rows", r"k_i = \sum_j M_{ij}")
+    [each] = sheet.add("keys", "Keys of each query", grid, "k", "sums of the rows", r"k_i = \sum_j M_{ij}")
     grid = Grid.one(sympy.Add(*each))
-    [[whole]] = steps.add("allowed", "Pairs allowed", grid, "A", "sum of all cells", r"A = \sum_i k_i")
+    [[whole]] = sheet.add("allowed", "Pairs allowed", grid, "A", "sum of all cells", r"A = \sum_i k_i")
     grid = Grid.one(whole / sympy.Integer(n * n))
-    [[density]] = steps.add("density", "Density", grid, "A/n²", "pairs allowed / n²", r"A / n^2")
+    [[density]] = sheet.add("density", "Density", grid, "A/n²", "pairs allowed / n²", r"A / n^2")
     grid = Grid.one(1 - density)
-    steps.add("saving", "Saving against full attention", grid, "1 − A/n²", "1 − density", r"1 - A / n^2")
+    sheet.add("saving", "Saving against full attention", grid, "1 − A/n²", "1 − density", r"1 - A / n^2")
     others = source.names("also")
     if others:
         counts = [sympy.Integer(_parsed(source, ("also", i), text).count(n)) for i, text in enumerate(others)]
         grid = Grid.of([[count, 1 - count / (n * n)] for count in counts], others, ["pairs", "saving"])
-        steps.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
-    return steps, [Check("the closed-form count of masks", difference([[whole]], [[pattern.count(n)]]))], []
+        sheet.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
+    sheet.check("the closed-form count of masks", ([[whole]], [[pattern.count(n)]]))
 
 
 def _parsed(source: Source, key: str | Path, text: str) -> masks.Mask:
@@ -64,7 +63,7 @@ def vary_mask(source: Source, draw: Draw) -> dict[str, Any]:
     return {"expression": renumbered(source.text("expression")), "length": draw.whole(10, 20)} | also
 
 
-def cost(source: Source) -> Solved:
+def cost(source: Source, sheet: Sheet) -> None:
     """Parameters, stored values and operations of one attention layer, by formula and in numbers. Operations count two
     for each multiplication with its addition, of the matrix products alone."""
     d, h = source.whole("d_model", most=10**6), source.whole("heads", 1, most=10**6)
@@ -82,43 +81,38 @@ def cost(source: Source) -> Solved:
     if output:
         operations["projection O"] = 2 * n * d**2
 
-    steps = Steps(source.answered)
-
     def summed(key: str, title: str, parts: dict[str, Number], name: str, *said: str) -> Number:
         """Enters a column of numbers, and gives their sum."""
-        column = steps.add(key, title, Grid.of([[x] for x in parts.values()], list(parts), [name]), "", *said)
+        column = sheet.add(key, title, Grid.of([[x] for x in parts.values()], list(parts), [name]), "", *said)
         return sympy.expand(sympy.Add(*[x for [x] in column]))
 
-    steps.given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n})
-    [[head]] = steps.add("d_head", "Width of a head", Grid.one(sympy.Integer(d // h)), "D", "D = d / h", r"D = d / h")
-    steps.add("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "", "3·d·D", "3 d D")
+    sheet.given({"d": sympy.Integer(d), "h": sympy.Integer(h), "n": n})
+    [[head]] = sheet.add("d_head", "Width of a head", Grid.one(sympy.Integer(d // h)), "D", "D = d / h", r"D = d / h")
+    sheet.add("per_head", "Parameters of one head (Q, K and V)", Grid.one(3 * d * head), "", "3·d·D", "3 d D")
     weights = summed("parameters", "Parameters", parameters, "parameters", "d·d for each projection", "d^2")
-    steps.add("parameters_total", "Parameters in all", Grid.one(weights), "", "their sum", r"\sum")
+    sheet.add("parameters_total", "Parameters in all", Grid.one(weights), "", "their sum", r"\sum")
     said = "3·n·d, h·n², n·d", r"3nd, \quad h n^2, \quad nd"
     held = summed("stored", "Values stored for n tokens", stored, "values", *said)
-    steps.add("stored_total", "Values stored in all", Grid.one(held), "", "h·n² + 4·n·d", r"h n^2 + 4 n d")
+    sheet.add("stored_total", "Values stored in all", Grid.one(held), "", "h·n² + 4·n·d", r"h n^2 + 4 n d")
     title, said = f"Bytes of the attention weights, {size} each", (f"{size}·h·n²", rf"{size} h n^2")
-    steps.add("weights_bytes", title, Grid.one(size * h * n**2), "", *said)
+    sheet.add("weights_bytes", title, Grid.one(size * h * n**2), "", *said)
     said = "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"
     made = summed("operations", "Operations of a forward pass", operations, "operations", *said)
-    steps.add("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum")
+    sheet.add("operations_total", "Operations in all", Grid.one(made), "", "their sum", r"\sum")
     length = int(n) if n.is_Integer else 13  # a formula is tried at one length
     layer = meta_layer(d, h, bias)
     parts = [layer.q_proj, layer.k_proj, layer.v_proj, *([layer.o_proj] if output else [])]
     count = sum(p.numel() for part in parts for p in part.parameters())
     flops = 2 * sum(line_counts(layer, length, length)[: 6 if output else 5])
-    checks = [
-        Check("the parameters of MultiHeadAttention", difference([[weights]], [[count]])),
-        Check("torch's count of the operations", difference([[made.subs(N, length)]], [[flops]])),
-    ]
-    remarks = [
+    sheet.check("the parameters of MultiHeadAttention", ([[weights]], [[count]]))
+    sheet.check("torch's count of the operations", ([[made.subs(N, length)]], [[flops]]))
+    sheet.remarks += [
         "Operations count a multiplication and its addition as two; count them as one and each number halves. "
         "Softmax and scaling add some n² per head and are left out.",
         "The number of heads changes neither the parameters nor the operations, only how many weights are stored."
         if h > 1
         else "The attention weights are no parameters: they are computed for each input.",
     ]
-    return steps, checks, remarks
 
 
 def vary_cost(source: Source, draw: Draw) -> dict[str, Any]:
@@ -128,7 +122,7 @@ def vary_cost(source: Source, draw: Draw) -> dict[str, Any]:
     return made | ({"tokens": 50 * draw.whole(2, 60)} if "tokens" in source.values else {})
 
 
-def receptive_field(source: Source) -> Solved:
+def receptive_field(source: Source, sheet: Sheet) -> None:
     """How many inputs one output can depend on, if each head attends to one position and a residual keeps its own: a
     node sees itself and one further node for each of its k heads, so n layers see at most (k + 1)^n inputs, and never
     more than there are."""
@@ -138,24 +132,24 @@ def receptive_field(source: Source) -> Solved:
     names = [f"{k} head{'' if k == 1 else 's'}" for k in heads]
     columns = [f"layer {n}" for n in range(1, layers + 1)]
     sizes = [[sympy.Integer((k + 1) ** n) for n in range(1, layers + 1)] for k in heads]
-    steps, said = Steps(source.answered), ("r = (k + 1)^n", "r_n = (k + 1)^n")
+    said = "r = (k + 1)^n", "r_n = (k + 1)^n"
     title = "What a node sees in the layer below: itself and one node a head"
     grid = Grid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"])
-    steps.add("branching", title, grid, "b", "b = k + 1", "b = k + 1")
+    sheet.add("branching", title, grid, "b", "b = k + 1", "b = k + 1")
     grid = Grid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"])
-    steps.add("formula", "Receptive field at layer n", grid, "r", *said)
-    steps.add("sizes", "In numbers", Grid.of(sizes, names, columns), "r", *said)
+    sheet.add("formula", "Receptive field at layer n", grid, "r", *said)
+    sheet.add("sizes", "In numbers", Grid.of(sizes, names, columns), "r", *said)
     if tokens:
         capped = Grid.of([[min(size, sympy.Integer(tokens)) for size in row] for row in sizes], names, columns)
         said = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
-        steps.add("capped", f"Among {tokens:,} tokens", capped, "r", *said)
-    remarks = [
+        sheet.add("capped", f"Among {tokens:,} tokens", capped, "r", *said)
+    sheet.remarks += [
         "This is the most that can be seen: heads that choose the same node, or nodes already seen, see fewer.",
         "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
     ]
     tried = [(k, i, size) for k, row in zip(heads, sizes, strict=True) for i, size in enumerate(row) if size <= _TRIED]
-    worst = max((difference([[size]], [[reached(k, i + 1, int(size))]]) for k, i, size in tried), default=0.0)
-    return steps, [Check("following an attention graph that reaches the bound", worst)], remarks
+    pairs = [([[size]], [[reached(k, i + 1, int(size))]]) for k, i, size in tried]
+    sheet.check("following an attention graph that reaches the bound", *pairs)
 
 
 def reached(heads: int, layers: int, length: int) -> int:

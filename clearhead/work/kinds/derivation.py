@@ -19,7 +19,7 @@ from clearhead.work.draw import Draw
 from clearhead.work.kinds.models import MODELS
 from clearhead.work.language import Run, parse, shown
 from clearhead.work.numbers import LETTERS, Number, read_number, same, text
-from clearhead.work.sheet import Check, Grid, Solved, Step, Steps
+from clearhead.work.sheet import Check, Grid, Sheet, Step
 from clearhead.work.show.latex import symbol_in_latex, words
 from clearhead.work.source import Source
 
@@ -30,7 +30,7 @@ _COMPARISONS = {"==": same, "!=": lambda a, b: not same(a, b), "<": lambda a, b:
 _CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
 
 
-def solve(source: Source) -> Solved:
+def solve(source: Source, sheet: Sheet) -> None:
     given, blocks, trees = _read(source)
     exact = Run(trees, given, EXACT)
     doubles = Run(trees, {name: tensor(value) for name, value in given.items()}, DOUBLES)
@@ -40,35 +40,33 @@ def solve(source: Source) -> Solved:
     def in_numbers(cells: Sequence[Sequence[Number]]) -> Matrix:
         return [[x.subs(numbers) for x in row] for row in cells]
 
-    if not source.answered:
+    if not sheet.own:
         _needed(source, exact)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
-    steps = Steps(source.answered)
-    waiting = _given(source, given, symbols, steps)
+    waiting = _given(source, given, symbols, sheet)
     worst, proved = 0.0, []
     for key, block in blocks.items():
         used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
-        steps += [waiting.pop(name) for name in list(waiting) if name in used]
+        sheet.steps += [waiting.pop(name) for name in list(waiting) if name in used]
         with _blamed(block, "is"):
             cells = (lettered if block.flag("letters", False) else exact).name(key)
             worst = max(worst, difference(in_numbers(cells), doubles.name(key)))
-        if key in source.answered:
-            exact, lettered = (run.changed(key, source.answered[key]) for run in (exact, lettered))
-        elif not source.answered:  # from a student's own numbers nothing need be true
+        if key in sheet.own:
+            exact, lettered = (run.changed(key, sheet.own[key]) for run in (exact, lettered))
+        elif not sheet.own:  # from a student's own numbers nothing need be true
             proved += _claims(source, block, exact)
-        steps.append(_step(source, block, key, cells, trees, symbols))
-    checks = [Check("torch in float64", worst)]
+        sheet.steps.append(_step(source, block, key, cells, trees, symbols))
+    sheet.checks.append(Check("torch in float64", worst))
     if "model" in source.values:
         by, model = MODELS[source.choice("model", MODELS)]
         found = model({name: doubles.name(name) for name in (*given, *trees)})
-        apart = [difference(in_numbers(step.grid.cells), found[step.key]) for step in steps if step.key in found]
-        checks.append(Check(by, max(apart)))
-    remarks = []
+        sheet.check(by, *[(in_numbers(s.grid.cells), found[s.key]) for s in sheet.steps if s.key in found])
     if proved:
-        remarks.append(f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}.")
-    if any(x.has(sympy.Float) for step in steps for x in step.grid.flat):
-        remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
-    return steps, checks, remarks
+        sheet.remarks.append(
+            f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved)}."
+        )
+    if any(x.has(sympy.Float) for step in sheet.steps for x in step.grid.flat):
+        sheet.remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
 
 
 def vary(source: Source, draw: Draw) -> dict[str, Any]:
@@ -191,7 +189,7 @@ def _letters(name: str, value: Matrix) -> Matrix:
 # ---------------------------------------------------------------------- the sheet
 
 
-def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str], steps: Steps) -> dict[str, Step]:
+def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str], sheet: Sheet) -> dict[str, Step]:
     """Enters a step with the single numbers, and makes one of each vector or matrix, which waits for what uses it."""
     titles = source.table("titles").values
     single, waiting = {}, {}
@@ -203,7 +201,7 @@ def _given(source: Source, given: dict[str, Matrix], symbols: dict[str, str], st
             title = titles.get(name, f"Given: {symbol}")
             waiting[name] = Step(name, title, _grid(source, None, value), symbol, given=True)
     if single:
-        steps.given(single)
+        sheet.given(single)
     return waiting
 
 

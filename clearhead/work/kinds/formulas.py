@@ -9,14 +9,14 @@ import torch
 
 from clearhead.positions import Sinusoidal
 from clearhead.training.config import WarmupCosine
-from clearhead.work.algebra import difference, tensor, tidy
+from clearhead.work.algebra import tensor, tidy
 from clearhead.work.draw import Draw
 from clearhead.work.numbers import Number, as_float, same
-from clearhead.work.sheet import Check, Grid, Solved, Steps
+from clearhead.work.sheet import Grid, Sheet
 from clearhead.work.source import Source
 
 
-def layer_norm(source: Source) -> Solved:
+def layer_norm(source: Source, sheet: Sheet) -> None:
     """z = (x − μ) / √(σ² + ε) and y = γ ∘ z + β, and the length of what comes out: with ε = 0 and one γ for all
     features ‖y − β‖ = |γ|·√d whatever x is, as long as its entries are not all the same."""
     x = source.vector("x")
@@ -25,44 +25,44 @@ def layer_norm(source: Source) -> Solved:
     eps = source.number("eps", sympy.S.Zero)
     if eps.is_negative:
         source.fail("eps", "eps is negative; expected 0 or more")
-    steps = Steps(source.answered)
 
     def row(values: list[Number]) -> Grid:
         return Grid.of([values], [""], [f"{i + 1}" for i in range(d)])
 
-    steps.add("x", "The vector", row(x), "x", given=True)
-    steps.add("gamma", "The scale", row(gamma), "γ", given=True)
-    steps.add("beta", "The shift", row(beta), "β", given=True)
-    steps.add("eps", "Epsilon", Grid.one(eps), "ε", given=True)
+    sheet.add("x", "The vector", row(x), "x", given=True)
+    sheet.add("gamma", "The scale", row(gamma), "γ", given=True)
+    sheet.add("beta", "The shift", row(beta), "β", given=True)
+    sheet.add("eps", "Epsilon", Grid.one(eps), "ε", given=True)
     said = "μ = Σ x / d", r"\mu = \tfrac{1}{d} \sum_i x_i"
-    [[mean]] = steps.add("mean", "Mean", Grid.one(tidy(sympy.Add(*x) / d)), "μ", *said)
+    [[mean]] = sheet.add("mean", "Mean", Grid.one(tidy(sympy.Add(*x) / d)), "μ", *said)
     grid = row([tidy(value - mean) for value in x])
-    [centred] = steps.add("centred", "Centred", grid, "x − μ", "x − μ", r"x - \mu")
+    [centred] = sheet.add("centred", "Centred", grid, "x − μ", "x − μ", r"x - \mu")
     grid = Grid.one(tidy(sympy.Add(*[value**2 for value in centred]) / d))
     said = "σ² = Σ (x − μ)² / d", r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"
-    [[variance]] = steps.add("variance", "Variance (over d, not d − 1)", grid, "σ²", *said)
+    [[variance]] = sheet.add("variance", "Variance (over d, not d − 1)", grid, "σ²", *said)
     if same(variance + eps, sympy.S.Zero):
         source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
     grid = row([tidy(value / sympy.sqrt(variance + eps)) for value in centred])
     said = "z = (x − μ) / √(σ² + ε)", r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"
-    [z] = steps.add("z", "Normalised", grid, "z", *said)
+    [z] = sheet.add("z", "Normalised", grid, "z", *said)
     grid = row([tidy(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
-    [y] = steps.add("y", "Scaled and shifted", grid, "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta")
+    [y] = sheet.add("y", "Scaled and shifted", grid, "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta")
     length = sympy.sqrt(tidy(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
     said = "‖y − β‖ = √(Σ (y − β)²)", r"\lVert y - \beta \rVert_2 = \sqrt{\textstyle\sum_i (y_i - \beta_i)^2}"
-    steps.add("length", "Length of y − β", Grid.one(length), "‖y − β‖", *said)
+    sheet.add("length", "Length of y − β", Grid.one(length), "‖y − β‖", *said)
     remark = "γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply."
     if all(same(g, gamma[0]) for g in gamma):
         promised = abs(gamma[0]) * sympy.sqrt(d)
         said = "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"
-        steps.add("promised", "What the identity says", Grid.one(promised), "|γ|√d", *said)
+        sheet.add("promised", "What the identity says", Grid.one(promised), "|γ|√d", *said)
         remark = "‖y − β‖ = |γ|·√d: z has mean 0 and mean square 1, so its length is √d."
         if not same(length, promised):
             remark = "‖y − β‖ is not |γ|·√d: ε > 0 makes z a little shorter than √d."
         elif gamma[0].is_negative:
             remark += " γ is negative here: the length is |γ|·√d, not γ·√d."
     made = torch.nn.functional.layer_norm(tensor([x]), [d], tensor([gamma])[0], tensor([beta])[0], as_float(eps))
-    return steps, [Check("torch's layer_norm in float64", difference([y], made))], [remark]
+    sheet.check("torch's layer_norm in float64", ([y], made))
+    sheet.remarks.append(remark)
 
 
 def _for_each(source: Source, key: str, d: int, default: int) -> list[Number]:
@@ -78,7 +78,7 @@ def vary_layer_norm(source: Source, draw: Draw) -> dict[str, Any]:
     return {key: draw.like(source.values[key]) for key in ("x", "gamma", "beta") if key in source.values}
 
 
-def position(source: Source) -> Solved:
+def position(source: Source, sheet: Sheet) -> None:
     """PE(p, 2i) = sin(p / base^(2i/d)) and PE(p, 2i + 1) = cos of the same angle, entry by entry."""
     d = source.whole("d_model", least=2, most=10**6)
     if d % 2:
@@ -89,20 +89,18 @@ def position(source: Source) -> Solved:
         source.fail("base", "base must be above 1")
     rows, columns = [f"pos {p}" for p in positions], [f"i = {i}" for i in pairs]
     entries = [entry for i in pairs for entry in (2 * i, 2 * i + 1)]
-    steps = Steps(source.answered)
-    steps.given({"d": sympy.Integer(d), "base": base})
+    sheet.given({"d": sympy.Integer(d), "base": base})
     grid = Grid.of([[base ** sympy.Rational(2 * i, d) for i in pairs]], [""], columns)
     said = "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"
-    [wave] = steps.add("divisors", "What the position is divided by", grid, "w", *said)
+    [wave] = sheet.add("divisors", "What the position is divided by", grid, "w", *said)
     grid = Grid.of([[_over(p, w) for w in wave] for p in positions], rows, columns)
-    angles = steps.add("angles", "Angles (radians)", grid, "a", "a = pos / w_i", r"a = \mathrm{pos} / w_i")
+    angles = sheet.add("angles", "Angles (radians)", grid, "a", "a = pos / w_i", r"a = \mathrm{pos} / w_i")
     values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
     grid = Grid.of(values, rows, [f"dim {i}" for i in entries])
     latex = r"\mathrm{PE}_{(\mathrm{pos}, 2i)} = \sin a, \quad \mathrm{PE}_{(\mathrm{pos}, 2i+1)} = \cos a"
-    steps.add("encoding", "Positional encoding", grid, "PE", "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a", latex)
+    sheet.add("encoding", "Positional encoding", grid, "PE", "PE(pos, 2i) = sin a, PE(pos, 2i + 1) = cos a", latex)
     table = [Sinusoidal(base=as_float(base)).table(1, d, start=p, dtype=torch.float64)[0] for p in positions]
-    worst = difference(values, torch.stack(table)[:, entries])
-    return steps, [Check("positions.Sinusoidal in float64", worst)], []
+    sheet.check("positions.Sinusoidal in float64", (values, torch.stack(table)[:, entries]))
 
 
 def _over(position: int, divisor: Number) -> Number:
@@ -123,7 +121,7 @@ def vary_position(source: Source, draw: Draw) -> dict[str, Any]:
     }
 
 
-def schedule(source: Source) -> Solved:
+def schedule(source: Source, sheet: Sheet) -> None:
     """Warm-up and cosine decay of the learning rate, at the steps that are asked for."""
     lr_max = source.number("lr_max")
     if not lr_max.is_positive:
@@ -140,9 +138,8 @@ def schedule(source: Source) -> Solved:
         else ["falling", sympy.Rational(s - warmup, total - warmup)]
         for s in asked
     ]
-    steps = Steps(source.answered)
-    steps.given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)})
-    fractions = steps.add(
+    sheet.given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)})
+    fractions = sheet.add(
         "fraction", "How much of the phase is over", Grid.of(cells, names, ["phase", "f"]), "f",
         "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
         r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}",
@@ -151,15 +148,14 @@ def schedule(source: Source) -> Solved:
         [lr_max * (f if step <= warmup else (1 + sympy.cos(sympy.pi * f)) / 2)]
         for step, [f] in zip(asked, fractions, strict=True)
     ]
-    steps.add(
+    sheet.add(
         "rate", "Learning rate", Grid.of(rates, names, ["lr"]), "lr",
         "rising: lr = lr_max·f; falling: lr = lr_max·(1 + cos(π·f)) / 2",
         r"\mathrm{lr} = \mathrm{lr}_{\max} f \text{ if } s \le w, \quad "
         r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}",
     )  # fmt: skip
     rate = WarmupCosine(as_float(lr_max), warmup, total)
-    made = [[rate(step)] for step in asked]
-    return steps, [Check("training.WarmupCosine in float64", difference(rates, made))], []
+    sheet.check("training.WarmupCosine in float64", (rates, [[rate(step)] for step in asked]))
 
 
 def vary_schedule(source: Source, draw: Draw) -> dict[str, Any]:
