@@ -333,9 +333,7 @@ def claims() -> dict[str, Claim]:
     """The whole ledger by id, theme after theme."""
     for theme in THEMES:
         importlib.import_module(f"clearhead.claims.{theme}")
-    order = {theme: i for i, theme in enumerate(THEMES)}
-    known = [c for c in _LEDGER.values() if c.theme in order]
-    return {c.id: c for c in sorted(known, key=lambda c: order[c.theme])}
+    return {c.id: c for theme in THEMES for c in _LEDGER.values() if c.theme == theme}
 
 
 def find(ids: Iterable[str]) -> list[Claim]:
