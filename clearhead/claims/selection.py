@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 
@@ -118,7 +119,7 @@ def dropout_diffuses(t: Trial) -> None:
     1)² + p/(1 − p) · Σ a² v². All weights of 4 keys in twelfths, p = 1/10: which are best?"""
     p, points, hard = Fraction(1, 10), exact.simplex(4, 12), exact.eye(4)[0]
 
-    def error(a: Sequence[Fraction], values: tuple[int, ...], p: Fraction = p) -> Fraction:
+    def error(a: Sequence[Any], values: tuple[int, ...], p: Fraction = p) -> Any:
         """E (Σ m a v / (1 − p) − 1)² where each m is 0 with chance p: bias² + variance."""
         parts = [w * v for w, v in zip(a, values, strict=True)]
         return (sum(parts) - 1) ** 2 + p / (1 - p) * sum(x * x for x in parts)
