@@ -172,14 +172,12 @@ class Room:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was. Of beams, those of one prompt stay together."""
-        if self.parents is not None and len(rows) == self.rows:
+        if self.parents is not None:  # of a recording, whose rows are always as many
             self.parents.copy_(self.parents.index_select(0, rows))
             return
         used = min(self.n, self.places)
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                if self.parents is not None:
-                    old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
                 spare = self._spare
                 new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
                 # What is in use lies in one piece, and goes straight to its place in a buffer that was left before.
@@ -193,9 +191,6 @@ class Room:
             if self.memory_bias is not None:
                 self.memory_bias = self.memory_bias.index_select(0, prompts)
         self.rows = len(rows)
-        self.own = torch.arange(self.rows, dtype=torch.int32, device=self.place.device)
-        if self.parents is not None:
-            self.parents = self.own[:, None].expand(-1, self.places).contiguous()
 
 
 def _into(mine: Tensor | None, new: Tensor | None) -> Tensor | None:
