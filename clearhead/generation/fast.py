@@ -105,16 +105,12 @@ class Kept:
         with torch.no_grad():
             self.program = Program(decoder)
         self.state = state
-        self._recordings: dict[Hashable, Any] = {}
-
-    def take(self, key: Hashable) -> Any | None:
-        """A recording that nobody has at the moment."""
-        return self._recordings.pop(key, None)
+        self.recordings: dict[Hashable, Any] = {}  # that nobody has at the moment: who takes one takes it out
 
     def give_back(self, key: Hashable, recording: Any) -> None:
-        self._recordings[key] = recording
-        while len(self._recordings) > _RECORDINGS:
-            self._recordings.pop(next(iter(self._recordings)), None)
+        self.recordings[key] = recording
+        while len(self.recordings) > _RECORDINGS:
+            self.recordings.pop(next(iter(self.recordings)), None)
 
 
 _KEPT: WeakKeyDictionary[Decoder, Kept] = WeakKeyDictionary()
@@ -173,7 +169,7 @@ class Fast:
         with evaluating(self._parts), torch.inference_mode(), quick:
             if width is not None:
                 key = ("reading", len(self._ids), width)
-                reading = self.kept.take(key) or Reading(self.program, len(self._ids), width)
+                reading = self.kept.recordings.pop(key, None) or Reading(self.program, len(self._ids), width)
                 logits, self._kept_tokens = reading(self._ids)
                 self._lent = key, reading
                 return logits
@@ -216,7 +212,7 @@ class Fast:
         with torch.inference_mode():
             memory = self._memory and (self._memory.kept[0][0].shape, self._memory.bias is None)
             key = (search.key, *self._sizes(), memory, self._before is None)
-            found = self.kept.take(key)
+            found = self.kept.recordings.pop(key, None)
             if found is None:
                 found = search, self._settled(), Replay(search.advance, self._ids.device)
             else:

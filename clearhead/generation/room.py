@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +50,8 @@ class Room:
         self.memory: list[tuple[Tensor, Tensor]] = []
         self.memory_bias: Tensor | None = None  # (B, 1, S)
         self._tables(program, limit)
-        nearest = Region.nearest(0, limit - 1, limit)
         self._multiply = few_rows if limit >= _WORTH_COMPILING else few_rows_reference
-        self._sees_itself = program.mask.verdict(nearest) is True
-        self._now = Places(self.length, self.length, None, None)
-        self._turn: Turn | None = None
+        self._sees_itself = program.mask.verdict(Region.nearest(0, limit - 1, limit)) is True
 
     def _empty(self, rows: int) -> Tensor:
         program = self.program
@@ -101,7 +99,7 @@ class Room:
         self.length.fill_(T)
         self.before = _into(self.before, None if before is None else before.repeat_interleave(self.share))
         if memory is not None:
-            if not self.memory or self.memory[0][0].shape != memory.kept[0][0].shape:
+            if not self.memory:
                 self.memory = [(k.contiguous(), v.contiguous()) for k, v in memory.kept]
             else:
                 for (k, v), (new_k, new_v) in zip(self.memory, memory.kept, strict=True):
@@ -113,17 +111,17 @@ class Room:
     def step(self, ids: Tensor) -> Tensor:
         """The logits (R, V) after one more token (R,) a row."""
         x, used = self.program.enter(ids, self.added, self.length, self.before)
-        self._turn = None
+        turn = None
         if self.cos is not None and self.sin is not None:
             # Padding in front moves a whole row alike, and turns speak of distances only.
             at = self.length.reshape(1)
-            self._turn = Turn(F.embedding(at, self.cos), F.embedding(at, self.sin))
+            turn = Turn(F.embedding(at, self.cos), F.embedding(at, self.sin))
         slot = self.length % self.places if self.rings else self.length
         count = used.clamp(max=self.places) if self.rings else used
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.own[:, None])
-        self._now = Places(slot, count, self._bias(), self.parents)
-        logits = self.program.step(x, self._attend, self._attend_memory, self._multiply)
+        attend = partial(self._attend, Places(slot, count, self._bias(), self.parents), turn)
+        logits = self.program.step(x, attend, self._attend_memory, self._multiply)
         self.length += 1
         self.n += 1
         return logits
@@ -148,17 +146,17 @@ class Room:
             return None
         return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -math.inf)[:, None]
 
-    def _attend(self, layer: int, part: Attention, qkv: Tensor) -> Tensor:
+    def _attend(self, now: Places, turn: Turn | None, layer: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values, scale = self.keys[layer], self.values[layer], part.scale
         if self.recordable:
-            return attend_newest(qkv, keys, values, self._now, scale=scale, turn=self._turn)
+            return attend_newest(qkv, keys, values, now, scale=scale, turn=turn)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
-        if self._turn is not None:
-            q, k = turned(q, self._turn), turned(k, self._turn)
+        if turn is not None:
+            q, k = turned(q, turn), turned(k, turn)
         used, slot = min(self.n + 1, self.places), self.n % self.places
         keys[:, :, slot], values[:, :, slot] = k, v
-        keys, values, bias = keys[:, :, :used], values[:, :, :used], self._now.bias
+        keys, values, bias = keys[:, :, :used], values[:, :, :used], now.bias
         if (bias is not None and not self._sees_itself) or few(q, keys, bias):
             return weighed(q, keys, values, bias, None, scale, never_empty=self._sees_itself)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
@@ -172,14 +170,12 @@ class Room:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was. Of beams, those of one prompt stay together."""
-        if self.parents is not None and len(rows) == self.rows:
+        if self.parents is not None:  # of a recording, whose rows are always as many
             self.parents.copy_(self.parents.index_select(0, rows))
             return
         used = min(self.n, self.places)
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
-                if self.parents is not None:
-                    old = old.transpose(1, 2)[self.parents.long(), self.place].transpose(1, 2)
                 spare = self._spare
                 new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
                 # What is in use lies in one piece, and goes straight to its place in a buffer that was left before.
@@ -193,13 +189,8 @@ class Room:
             if self.memory_bias is not None:
                 self.memory_bias = self.memory_bias.index_select(0, prompts)
         self.rows = len(rows)
-        self.own = torch.arange(self.rows, dtype=torch.int32, device=self.place.device)
-        if self.parents is not None:
-            self.parents = self.own[:, None].expand(-1, self.places).contiguous()
 
 
 def _into(mine: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """`new`, in the memory of `mine` where there is one of that shape: a recording reads it there."""
-    if mine is None or new is None or mine.shape != new.shape:
-        return new
-    return mine.copy_(new)
+    """`new`, in the memory of `mine` where there is one: a recording, which has the same shapes, reads it there."""
+    return new if mine is None or new is None else mine.copy_(new)

@@ -20,9 +20,6 @@ from torch import Tensor
 from clearhead._numbers import runs_triton
 from clearhead._shapes import Float
 
-__all__ = ["Places", "Turn", "attend_memory", "attend_newest", "attend_newest_reference"]
-
-
 Heads: TypeAlias = Float[Tensor, "R H D"]
 Kept: TypeAlias = Float[Tensor, "R K S D"]
 

@@ -6,15 +6,15 @@ added up afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from clearhead.attention.planning.lists import Lists
+from clearhead.attention.planning.lists import Lists, ragged
 
 PROGRAMS = 400
 """About how many programs a large GPU runs at a time (three on each of 132 multiprocessors)."""
@@ -110,7 +110,8 @@ class Piece:
 
     def __init__(self, problem: Problem, lists: Lists, tile: Tile, first: bool, *, in_step: bool = False) -> None:
         self.problem, self.lists, self.first = problem, lists, first
-        self.work = schedule(lists, tile.N, problem.B * problem.H, keep_empty=first, in_step=in_step)
+        how = (tile.N, problem.B * problem.H, first, in_step)
+        self.work = lists.once(("schedule", *how), lambda: schedule(lists, *how))
         self.active = self.work.items.shape[1] if problem.B * problem.H else 0
         self.patterns = problem.patterns(lists)
         self.fixed = self._constants(tile)
@@ -268,66 +269,35 @@ class Schedule:
     slots: int  # how many unfinished results each head has
 
 
-def schedule(lists: Lists, N: int, heads: int, *, keep_empty: bool, in_step: bool = False) -> Schedule:
+def schedule(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
     """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same whole blocks."""
-    how = (N, heads, keep_empty, in_step)
-    return lists.once(("schedule", *how), lambda: _make(lists, *how))
-
-
-def _make(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
-    start, step, end = _at_least_one(lists.segments).long().unbind(-1)
+    start, step, end = lists.segments.long().unbind(-1)
     begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
-    # Moved back to place 0 of the list: a kernel then adds step times the place.
-    segments = torch.stack([start - step * begin, step, begin], -1)
+    # Moved back to place 0 of the list: a kernel then adds step times the place. There is a first one, be it empty.
+    segments = torch.stack([start - step * begin, step, begin], -1)[:, (end > begin).any(0)]
+    segments = segments if segments.shape[1] else segments.new_zeros(len(segments), 1, 3)
     tiles = (lists.total.long() + N - 1) // N
     items, joins, slots = _share(tiles.reshape(-1, lists.N).cpu(), heads, keep_empty, in_step)
     items = items.to(lists.total.device)
     number = items[..., 0].clamp(min=0) + lists.N * torch.arange(len(items), device=items.device)[:, None]
-    more = [x[number].to(torch.int32) for x in (lists.full, lists.total, lists.where)]
-    used = (end > begin).any(0)
-    return Schedule(
-        _at_least_one(segments[:, used]).to(torch.int32).contiguous(),
-        torch.cat([items, torch.stack(more, -1)], -1).contiguous(),
-        joins.to(items.device),
-        slots,
-    )
-
-
-def _at_least_one(segments: Tensor) -> Tensor:
-    """The segments, or where there are none an empty one: kernels read the first."""
-    return segments if segments.shape[1] else segments.new_zeros(len(segments), 1, 3)
+    more = torch.stack([x[number].int() for x in (lists.full, lists.total, lists.where)], -1)
+    return Schedule(segments.int().contiguous(), torch.cat([items, more], -1), joins.to(items.device), slots)
 
 
 def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
     """Items and joins for blocks of so many tiles (batch, N), longest items first, or all whole and in order."""
-    batch = max(tiles.shape[0], 1)
-    work = int(tiles.sum()) * max(heads // batch, 1)
+    work = int(tiles.sum()) * max(heads // len(tiles), 1)
     limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))
-    items: list[list[tuple[int, int, int, int]]] = []
-    joins: list[list[tuple[int, int, int]]] = []
-    for row in tiles.tolist():
-        mine: list[tuple[int, int, int, int]] = []
-        join: list[tuple[int, int, int]] = []
-        slot = 0
-        for n, count in enumerate(row):
-            parts = 1 if in_step else -(-count // limit)
-            if parts <= 1:
-                if count or keep_empty or in_step:
-                    mine.append((n, 0, count, -1))
-                continue
-            join.append((n, slot, parts))
-            for part in range(parts):
-                mine.append((n, count * part // parts, count * (part + 1) // parts, slot))
-                slot += 1
-        if not in_step:
-            mine.sort(key=lambda item: item[1] - item[2])
-        items.append(mine)
-        joins.append(join)
-    slots = max((sum(parts for _, _, parts in join) for join in joins), default=0)
-    return _table(items, 4), _table(joins, 3), slots
-
-
-def _table(rows: Sequence[Sequence[tuple[int, ...]]], width: int) -> Tensor:
-    longest = max((len(row) for row in rows), default=0)
-    filled = [[*row, *[(-1,) + (0,) * (width - 1)] * (longest - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int32).reshape(len(rows), longest, width)
+    parts = torch.ones_like(tiles) if in_step else ((tiles + limit - 1) // limit).clamp(min=int(keep_empty))
+    slots = torch.where(parts > 1, parts, 0)
+    begins = slots.cumsum(1) - slots
+    items, joins = [], []
+    for count, n, own, begin in zip(tiles, parts, slots, begins, strict=True):
+        block, part = ragged(n)
+        first, last = (count[block] * end // n[block] for end in (part, part + 1))
+        item = torch.stack([block, first, last, torch.where(own[block] > 0, begin[block] + part, -1)], 1)
+        items.append(item if in_step else item[(first - last).sort(stable=True).indices])
+        split = own.nonzero().flatten()
+        joins.append(torch.stack([split, begin[split], own[split]], 1))
+    tables = [pad_sequence(rows, batch_first=True, padding_value=-1).int() for rows in (items, joins)]
+    return tables[0], tables[1], int(slots.sum(1).max())
