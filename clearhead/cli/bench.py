@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from clearhead import bench as room
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, device_here, dtype_of, option
 from clearhead.cli.output import answer, progress, table, tell
@@ -30,8 +29,10 @@ def _lines(json: bool, line: Callable[[Any], str] = str) -> Callable[[Any], None
 
 def _results(rows: Sequence[Any], json: bool, *shown: RenderableType) -> None:
     """One document for programs; for people a table, or, where they saw the rows as they came, a line."""
+    from clearhead.bench.results import machine, versions
+
     documents = [row if isinstance(row, dict) else row.to_dict() for row in rows]
-    answer(json, {"machine": room.results.machine(), "versions": room.results.versions(), "rows": documents}, *shown)
+    answer(json, {"machine": machine(), "versions": versions(), "rows": documents}, *shown)
 
 
 def _yes(holds: bool) -> str:
@@ -43,8 +44,10 @@ def core(
     repeats: Annotated[int, option("Rounds; each measures both sides once, in turn.", min=1)] = 60, json: Json = False
 ) -> None:
     """Fused attention against calling torch directly, and multi-head attention against torch.nn's."""
+    from clearhead.bench.core import measure
+
     with progress("measuring", hidden=json) as told:
-        rows = room.core.measure(repeats, on_round=told)
+        rows = measure(repeats, on_round=told)
     cells = [
         (r.name, f"{r.ours_ms:.2f}", f"{r.peer_ms:.2f}", f"{r.ratio:.3f}", f"≤ {r.bound:g}", _yes(r.holds))
         for r in rows
@@ -67,11 +70,13 @@ def sparse(
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
+    from clearhead.bench.sparse import line, measure, options_for, read_rows
+
     device = device_here(device)
-    options = room.sparse.options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
+    options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
-    kept = room.sparse.read_rows(earlier) if earlier is not None else ()
-    rows = room.sparse.measure(options, out, on_row=_lines(json, room.sparse.line), kept=kept)
+    kept = read_rows(earlier) if earlier is not None else ()
+    rows = measure(options, out, on_row=_lines(json, line), kept=kept)
     _results(rows, json, f"results written to {out}")
 
 
@@ -85,10 +90,12 @@ def auto(
     json: Json = False,
 ) -> None:
     """What impl="auto" chooses for each mask of the catalogue, and what the choice loses against the faster way."""
+    from clearhead.bench.auto import line, measure, options_for, summary
+
     kind = None if dtype is None else dtype_of(dtype, "float32", "bfloat16", "float16")
-    options = room.auto.options_for(device_here(device), seconds, width=width, dtype=kind)
-    rows = room.auto.measure(options, out, on_row=_lines(json, room.auto.line))
-    _results(rows, json, f"{room.auto.summary(rows)}; results written to {out}")
+    options = options_for(device_here(device), seconds, width=width, dtype=kind)
+    rows = measure(options, out, on_row=_lines(json, line))
+    _results(rows, json, f"{summary(rows)}; results written to {out}")
 
 
 @bench.command()
@@ -98,8 +105,10 @@ def look(
     json: Json = False,
 ) -> None:
     """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""
-    options = room.look.options_for(device_here(device))
-    rows = room.look.measure(options, out, on_row=_lines(json, room.look.line))
+    from clearhead.bench.look import line, measure, options_for
+
+    options = options_for(device_here(device))
+    rows = measure(options, out, on_row=_lines(json, line))
     _results(rows, json, f"results written to {out}")
 
 
@@ -110,7 +119,9 @@ def generation(
     json: Json = False,
 ) -> None:
     """Greedy decoding with the cache against computing everything anew at every step."""
-    found = room.generation.cache_speed(prompt=prompt, max_new=max_new)
+    from clearhead.bench.generation import cache_speed
+
+    found = cache_speed(prompt=prompt, max_new=max_new)
     times = {"cached_s": found.cached, "recomputed_s": found.recomputed, "ratio": found.ratio}
     row = {"name": f"greedy, {max_new} tokens after {prompt}", **times, "same_ids": found.same}
     cells = [(f"{found.cached:.2f}", f"{found.recomputed:.2f}", f"{found.ratio:.1f}", _yes(found.same))]
@@ -127,8 +138,10 @@ def engine(
     json: Json = False,
 ) -> None:
     """Decoding and training beside their peers, and against what the machine can do."""
-    setting = room.engine.Setting(device_here(device), data, trial)
-    rows = room.engine.measure(setting, out, only=only, on_row=_lines(json, room.engine.line))
+    from clearhead.bench.engine import Setting, line, measure
+
+    setting = Setting(device_here(device), data, trial)
+    rows = measure(setting, out, only=only, on_row=_lines(json, line))
     _results(rows, json, f"results written to {out}")
 
 
@@ -152,14 +165,16 @@ def study(
     json: Json = False,
 ) -> None:
     """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
+    from clearhead.bench import studies
+
     if name is None:
-        known = room.studies.STUDIES.values()
+        known = studies.STUDIES.values()
         document = [{"name": s.name, "asks": s.asks, "says": list(s.says)} for s in known]
         return answer(json, document, table(("study", "asks"), [(s.name, s.asks) for s in known]))
     out = Path(f"study-{name}{'-quick' if quick else ''}.json") if out is None else out
     how: dict[str, Any] = {"seeds": seeds, "quick": quick, "data": data, "jobs": jobs}
     try:
-        record = room.studies.carry_out(room.studies.study(name), out, **how, on_row=_lines(json))
+        record = studies.carry_out(studies.study(name), out, **how, on_row=_lines(json))
     except KeyboardInterrupt:
         tell(f"stopped; the same command goes on with {out}")
         raise
@@ -173,7 +188,9 @@ def explore(
     json: Json = False,
 ) -> None:
     """Keystrokes in the live page, measured in a browser."""
-    rows = room.explore.measure(out)
+    from clearhead.bench.explore import measure
+
+    rows = measure(out)
     cells = [
         (r.panel, r.keys, f"{r.median_ms:.0f}", f"{r.most_of_them_ms:.0f}", f"{r.worst_ms:.0f}", _yes(r.holds))
         for r in rows

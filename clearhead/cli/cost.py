@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from clearhead import bench
 from clearhead.cli.app import app
 from clearhead.cli.options import A_MODEL, Dtype, Json, argument, device_here, option
 from clearhead.cli.output import answer, console, show_json, show_picture
@@ -98,9 +97,10 @@ def cost(
 def _measure_machine(device: str | None, path: Path, json: bool) -> None:
     import torch
 
+    from clearhead.bench.machine import machine_here
+
     where = device_here(device)
-    dtypes = (torch.float32, torch.bfloat16)[: 2 if where == "cuda" else 1]
-    machine = bench.machine.machine_here(where, dtypes)
+    machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
     machine.write(path)
     answer(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")
 
@@ -109,21 +109,24 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     """Every model and size that the project answers for, a line each as it is measured."""
     import torch
 
+    from clearhead.bench.cost import FOREIGN, cases, document_of, line, missing, worst, write
+    from clearhead.bench.machine import machine_here
+
     where = device_here(device)
-    which = bench.cost.cases("full" if where == "cuda" else "small")
+    which = cases("full" if where == "cuda" else "small")
     if not json:
         console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
-        for name in filter(bench.cost.missing, bench.cost.FOREIGN):
+        for name in filter(missing, FOREIGN):
             console.print(f"not measured: {name}, whose library is not installed here", markup=False)
-    machine = bench.machine.machine_here(where, (getattr(torch, case.dtype) for case in which))
+    machine = machine_here(where, (getattr(torch, case.dtype) for case in which))
 
     def keep(document: dict[str, Any]) -> None:
         if not json:
-            show_picture(bench.cost.line(document["rows"][-1]))
+            show_picture(line(document["rows"][-1]))
         if out is not None:
-            bench.cost.write(document, out)
+            write(document, out)
 
-    document = bench.cost.document_of(which, machine, on_row=keep)
-    off = bench.cost.worst(document)
+    document = document_of(which, machine, on_row=keep)
+    off = worst(document)
     last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
     answer(json, document, last + ("" if out is None else f"; written to {out}"))

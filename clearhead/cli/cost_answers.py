@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from clearhead import bench, interop, masks, pretrained
+from clearhead import interop, masks, pretrained
 from clearhead.cli.named import imported
 from clearhead.cli.options import device_here, dtype_of
 from clearhead.cli.output import console, fits, say, table
@@ -250,9 +250,11 @@ def show_fit(found: dict[str, Any]) -> None:
 
 
 def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    machine = bench.machine.machine_here(how["device"], (how["dtype"],))
-    real = bench.machine.measure(subject, tokens=tokens, batch=batch, **how)
-    return {"machine": machine.to_dict(), **bench.machine.beside(found, machine, asdict(real))}
+    from clearhead.bench.machine import beside, machine_here, measure
+
+    machine = machine_here(how["device"], (how["dtype"],))
+    real = measure(subject, tokens=tokens, batch=batch, **how)
+    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real))}
 
 
 def show_measured(found: dict[str, Any]) -> None:
