@@ -59,7 +59,7 @@ def attend(
     beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
     dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward mode
     go through "reference", and so must derivatives of gradients be asked for."""
-    q, k, v = (_autocast(x) for x in (q, k, v))
+    q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, weights)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
@@ -93,13 +93,16 @@ def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(bias.isinf(), bias, bias.clamp(-most, most)).float()
 
 
-def _autocast(x: Tensor) -> Tensor:
-    """x in the dtype that autocast wants, where it is on: left to the kernels, each would do it in its own way."""
-    if not isinstance(x, Tensor) or x.device.type not in _WITH_AUTOCAST:
-        return x
-    if not torch.is_autocast_enabled(x.device.type) or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+def _autocast(*given: Tensor) -> tuple[Tensor, ...]:
+    """In the dtype that autocast wants, where it is on: left to the kernels, each would do it in its own way."""
+    device = given[0].device.type if isinstance(given[0], Tensor) else None
+    if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
+        return given
+    wanted = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(wanted) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in given
+    )
 
 
 def _resolve(mask: Mask | None, offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:

@@ -69,8 +69,8 @@ class Fused(Implementation):
         dot = call.scores.as_dot(call.q)
         assert dot is not None
         q, scale = dot
-        k, v, grouped = call.k, call.v, False
-        if widens(call):
+        k, v, grouped, widened = call.k, call.v, False, widens(call)
+        if widened:
             # The one CUDA kernel for float32 with a bias does not share keys among heads.
             q, k, v = (x.to(call.wide) for x in (q, *(one_for_each_query_head(x, call.groups) for x in (k, v))))
         elif call.groups != 1:  # a plain bool, as in `_is_plain_causal`
@@ -89,7 +89,8 @@ class Fused(Implementation):
                 is_causal=is_causal,
                 scale=scale / call.weights.temperature,
                 enable_gqa=grouped,
-            ).to(call.q.dtype)
+            )
+        out = out.to(call.q.dtype) if widened else out
         out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
         return out if seen is None else out.masked_fill(~seen, 0.0)
 
