@@ -217,8 +217,11 @@ class _Numberless(TorchFunctionMode):
     """Nothing is drawn for tensors that hold no numbers: for that torch would import its compiler, which takes longer
     than reading a model of 100 million weights."""
 
+    # What drawing weights changes in place. Which of them ask for the compiler depends on torch's version.
+    FILLS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_, Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.init.normal_, Tensor.normal_):
+        if func in self.FILLS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
 
