@@ -119,10 +119,12 @@ def test_the_oracle_is_the_definition(temperature):
             assert run()["d" + name][place] == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
-def test_the_least_step_of_a_weight_is_allowed_for_in_what_it_is_multiplied_by():
-    """By queries of 64 at a scale of 1/32: several steps, which a product begun with the scale rounds to none."""
-    q, k, v, up = np.full((1, 1, 1, 1), 64.0), *(np.ones((1, 1, n, 1)) for n in (2, 2, 1))
+@pytest.mark.parametrize(("query", "scale", "steps"), [(64.0, 1 / 32, 4), (1e-3, 32.0, 32)])
+def test_the_least_step_is_allowed_for_in_what_it_is_multiplied_by(query, scale, steps):
+    """A weight's, by queries of 64: a product begun with a small scale would round it to none. A product's, by a large
+    scale that comes after it."""
+    q, k, v, up = np.full((1, 1, 1, 1), query), *(np.ones((1, 1, n, 1)) for n in (2, 2, 1))
     allowed, bias = np.ones((1, 1, 1, 2), dtype=bool), np.zeros((1, 1, 1, 2))
     rounding = Rounding(unit=0.0, statistics=0.0, least=5e-324)
-    found = attention(q, k, v, up, allowed, bias, scale=1 / 32, temperature=1.0, rounding=rounding)
-    assert (found.bounds["dk"] >= 4 * 5e-324).all()
+    found = attention(q, k, v, up, allowed, bias, scale=scale, temperature=1.0, rounding=rounding)
+    assert (found.bounds["dk"] >= steps * 5e-324).all()

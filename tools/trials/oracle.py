@@ -104,9 +104,11 @@ class _Row:
         warm = 1 / temperature if 0 < temperature < np.inf else 0.0
         self.inner = float(max(steep.max(), (whole * max(warm, 1.0)).max(), (abs(k) @ abs(q)).max() if warm else 0.0))
         c = scale * warm
-        self.dq = c * (d @ k), c * (lost @ abs(k)) if c else 0.0
-        # c comes last: less than 1, it would turn the least step there is into 0 before q makes it larger.
-        self.dk = c * d[:, None] * q, c * (lost[:, None] * abs(q)) if c else 0.0
+        # c comes last: less than 1, it would turn the least step there is into 0 before q makes it larger. Where it is
+        # more than 1, it makes larger by how much a product of the least size was rounded.
+        step = max(c, 1.0) * rounding.least
+        self.dq = c * (d @ k), c * (lost @ abs(k)) + len(k) * step if c else 0.0
+        self.dk = c * d[:, None] * q, c * (lost[:, None] * abs(q)) + step if c else 0.0
         self.dbias = warm * d, warm * lost if warm else 0.0
 
     def _weights(
