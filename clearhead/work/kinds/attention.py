@@ -149,10 +149,8 @@ def _head(setting: Setting, x: Matrix, number: int, sheet: Sheet) -> Head:
     said = f"S{h} = Q{h}·K{h}ᵀ", rf"S{sub} = Q{sub} K{sub}^{{\top}}"
     scores = sheet.add(f"scores{h}", "Scores" + of, grid, f"S{h}", *said)
     if not all(map(all, setting.allowed)):
-        grid, title = (
-            Grid.of(masked(scores, setting.allowed), labels, keys),
-            f"Scores{of} under the mask {setting.mask}",
-        )
+        grid = Grid.of(masked(scores, setting.allowed), labels, keys)
+        title = f"Scores{of} under the mask {setting.mask}"
         said = "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j"
         scores = sheet.add(f"masked{h}", title, grid, f"S{h}", *said)
     grid = Grid.of([softmax(row, setting.temperature) for row in scores], labels, keys)
