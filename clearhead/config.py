@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError, ConfigError
-from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require
+from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require, shown
 
 # TOML has no null. A field that is None is left out where None is its default, and else written as this word.
 _NONE = "none"
@@ -134,7 +134,7 @@ def _hints(cls: type) -> dict[str, Any]:
 def _refuse_unknown(keys: Iterable[str], known: Iterable[str], owner: str) -> None:
     known = tuple(known)
     for key in keys:
-        require(key in known, f"{owner} has no field {key!r}; {did_you_mean(key, known)}")
+        require(key in known, f"{owner} has no field {shown(key)}; {did_you_mean(key, known)}")
 
 
 # ---------------------------------------------------------------------- values to plain data and back
@@ -168,7 +168,7 @@ def _kind_of(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     name, known = data.get("type", None if cls is Config else cls.__name__), sorted(Config._kinds)
     unknown = "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: "
     require(name is not None, unknown + ", ".join(known))
-    require(name in known, f"there is no configuration called {name!r}; {did_you_mean(name, known)}")
+    require(name in known, f"there is no configuration called {shown(name)}; {did_you_mean(name, known)}")
     kind = Config._kinds[typing.cast(str, name)]
     other = f"got a {name}, expected a {cls.__name__}; read it with {name}.from_dict or Config.from_dict"
     require(issubclass(kind, cls), other)
@@ -241,7 +241,7 @@ def _named(name: Any, choices: tuple[type, ...], where: str) -> type:
         if choice.__name__.lower() == plain:
             return choice
     raise ConfigError(
-        f"{where}: there is no choice {name!r} here; {did_you_mean(name, [choice.__name__ for choice in choices])}"
+        f"{where}: there is no choice {shown(name)} here; {did_you_mean(name, [choice.__name__ for choice in choices])}"
     )
 
 

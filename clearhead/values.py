@@ -168,7 +168,7 @@ def require_known(
 ) -> None:
     """Raise unless `name` is known: what the error `says`, such as "there is no task", and the nearest there is."""
     if name not in known:
-        raise error(f"{says} {name!r}; {did_you_mean(name, known, otherwise)}")
+        raise error(f"{says} {shown(name)}; {did_you_mean(name, known, otherwise)}")
 
 
 def chosen(name: str, known: Mapping[str, T], says: str) -> T:

@@ -83,6 +83,8 @@ class LibraryTokenizer(Tokenizer):
             return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
         except TypeError as error:
             raise DataError(_why_not_text(texts)) from error
+        except Exception as error:  # the library's own, such as a vocabulary that lacks its unknown token
+            raise DataError(f"the tokenizer cannot encode this text: {error}; correct its tokenizer.json") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)

@@ -12,6 +12,7 @@ rounded up, so that a recording serves again: rows are filled up with copies of 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -92,9 +93,13 @@ class Reading:
         self._last.fill_(T - 1)
         try:
             self._read()
-        except RuntimeError:  # what cannot be recorded is run as it is; what went wrong otherwise does so again
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._run()  # raises again unless only the capture failed
             self._read = self._run
-            self._read()
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"prefill runs without a CUDA graph: {reason}", RuntimeWarning, stacklevel=2)
         return self._logits, [(k[:, :, :T], v[:, :, :T]) for k, v in self._kept]
 
 

@@ -17,9 +17,10 @@ from clearhead.generation.limits import Limits
 from clearhead.generation.prompts import Prompt
 from clearhead.generation.stepper import Stepper
 from clearhead.generation.walk import collect, walk
-from clearhead.values import checked
+from clearhead.values import checked, shown
 
 _GREEDY = Greedy()
+MAX_NEW_TOKENS = 1 << 24  # ids and log-probabilities of a search are allocated at its start
 
 
 def generate(
@@ -103,8 +104,11 @@ def search(
 def _checked(how: Any, max_new: Any, stop: Any, choices: tuple[type, ...] = (Greedy, Sample, Beam)) -> tuple[int, ...]:
     """The stop ids, sorted, each once: one id, several, or none; refuses what is no way to choose, and no number."""
     checked(how, "how", Union[choices])  # noqa: UP007  (a union of what is given can be written only so)
-    if isinstance(max_new, bool) or not isinstance(max_new, int) or max_new < 1:
-        raise ConfigError(f"max_new is {max_new!r}; expected a whole number of at least 1: how many ids to add at most")
+    if isinstance(max_new, bool) or not isinstance(max_new, int) or not 1 <= max_new <= MAX_NEW_TOKENS:
+        raise ConfigError(
+            f"max_new is {shown(max_new)}; expected a whole number of at least 1 and at most {MAX_NEW_TOKENS:,}: "
+            "how many ids to add at most"
+        )
     ids = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
     if any(isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0 for id_ in ids):
         raise ConfigError(f"stop is {stop!r}; expected an id, several ids, or None for no early end")

@@ -27,6 +27,7 @@ from clearhead.interop.family import Family, Keys
 from clearhead.interop.source import CONFIG, WEIGHTS, Source
 from clearhead.interop.table import Row, Shape, fits
 from clearhead.models import storage
+from clearhead.values import shown
 
 
 def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
@@ -45,7 +46,8 @@ def read(source: Source, *, device: str | torch.device = "cpu", dtype: torch.dty
         for move, shapes in sorted(moves, key=lambda pair: -max(map(math.prod, pair[1]))):
             tensors = move.into([get(name) for name in move.theirs], shapes)
             for name, tensor in zip(move.ours, tensors, strict=True):
-                made[name] = tensor.to(dtype=dtype).contiguous()
+                tensor = tensor.to(dtype=dtype).contiguous()
+                made[name] = tensor if kept else storage.aligned(tensor)
         _check_constants(family, config, source, get)
     return storage.filled(model, made)
 
@@ -68,8 +70,10 @@ def family_of(source: Source) -> Family:
         name = "timm"
     if name is None:
         raise StorageError(f"the configuration in {source.path} has no model_type: it does not say what its model is")
+    if not isinstance(name, str):
+        raise StorageError(f"{source.path}: model_type is {shown(name)}; expected a string")
     if name not in FAMILIES:
-        raise StorageError(f"{source.path} is a {name!r} model; known families are: {', '.join(sorted(FAMILIES))}")
+        raise StorageError(f"{source.path} is a {shown(name)} model; known families are: {', '.join(sorted(FAMILIES))}")
     return FAMILIES[name]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.interop.table import Row, Shape, fits
+from clearhead.values import shown
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
@@ -35,6 +36,7 @@ _EVERYWHERE = (
     *("typical_p", "use_bfloat16"),
 )
 _REQUIRED = object()
+_MAX_REASON = 1_000  # characters of an error that may quote a configuration
 
 
 class Keys:
@@ -59,7 +61,7 @@ class Keys:
         value = self(name, known[0] if default is _REQUIRED else default)
         if value not in known:
             expected = " or ".join(repr(item) for item in known)
-            raise StorageError(f"{name} is {value!r}, which clearhead cannot express; expected {expected}")
+            raise StorageError(f"{name} is {shown(value)}, which clearhead cannot express; expected {expected}")
         return value
 
     def expect(self, **values: Any) -> None:
@@ -71,9 +73,9 @@ class Keys:
         """Raise for the first keys that were not asked for and are not harmless."""
         rest = [key for key in self.data if key not in self._seen and not fits(key, harmless)]
         if rest:
+            pairs = ", ".join(f"{shown(key)}: {shown(self.data[key], 40)}" for key in rest[:3])
             raise StorageError(
-                f"the configuration has {', '.join(f'{key!r}: {self.data[key]!r:.40}' for key in rest[:3])}, which is "
-                "not known here and may change what the model computes"
+                f"the configuration has {pairs}, which is not known here and may change what the model computes"
             )
 
 
@@ -160,10 +162,10 @@ class Family:
             keys.refuse_rest((*_EVERYWHERE, *self.harmless))
             return self.kind(**fields)
         except ClearheadError as error:
-            raise StorageError(f"a {self.name} configuration: {error}") from error
+            raise StorageError(f"a {self.name} configuration: {str(error)[:_MAX_REASON]}") from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise StorageError(
-                f"a {self.name} configuration cannot be read: {type(error).__name__}: {error}"
+                f"a {self.name} configuration cannot be read: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
             ) from error
 
     def keys(self, config: Config) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from clearhead.data.pieces import FILES, Pieces, load_pieces
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.disk import read_json
 from clearhead.errors import DataError, StorageError, needing
+from clearhead.interop.gguf_header import check_header
 from clearhead.interop.table import Row, Shape
 from clearhead.models import storage
 
@@ -121,7 +122,10 @@ class Folder(Source):
     def template(self) -> str | None:
         file, settings = self.path / "chat_template.jinja", self.path / "tokenizer_config.json"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            try:
+                return file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise StorageError(f"{file} is not UTF-8 ({error}); save it as UTF-8") from error
         found = read_json(settings).get("chat_template") if settings.is_file() else None
         if isinstance(found, list):  # several, each with a name
             named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
@@ -189,6 +193,7 @@ class GGUF(Source):
             import gguf
         self.path = path
         try:
+            check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
             self._reader = gguf.GGUFReader(path, "c")  # copy-on-write: a weight may change, its file may not
             fields = {name: field.contents() for name, field in self._reader.fields.items()}
         except Exception as error:  # the library raises whatever its parser meets
@@ -250,7 +255,8 @@ class GGUF(Source):
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
 
     def template(self) -> str | None:
-        return self.fields.get("tokenizer.chat_template")
+        template = self.fields.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
 
     @contextmanager
     def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
@@ -261,6 +267,8 @@ class GGUF(Source):
 
         stored = self._tensors[name]
         tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type)).reshape(self.shapes[name])
+        if stored.tensor_type.name not in ("F16", "F32"):  # those stay memory-mapped
+            tensor = storage.aligned(tensor)
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if self.architecture in _INTERLEAVED and f".{part}." in name:
                 number = self.config.get(heads) or self.config["num_attention_heads"]

@@ -10,6 +10,7 @@ from clearhead.disk import read_json
 from clearhead.errors import ConfigError, StorageError
 from clearhead.generation import Limits
 from clearhead.interop.source import CONFIG, GENERATION, Source
+from clearhead.values import shown
 
 # What stands beside the weights and is text: the tokenizer in all its forms, and the settings of generation.
 _COMPANIONS = (
@@ -78,7 +79,9 @@ def limits_of(source: Source) -> Limits | None:
     found = {key: value for key, value in source.generation().items() if value is not None}
     for key, nothing in _MORE.items():
         if found.get(key, nothing) != nothing:
-            raise StorageError(f"{source.path} asks for {key} {found[key]!r:.40} in generation, which is not done here")
+            raise StorageError(
+                f"{source.path} asks for {key} {shown(found[key], 40)} in generation, which is not done here"
+            )
     given = {field: found[key] for key, field in _LIMITS.items() if key in found}
     runs = ("forced_last", "suppressed", "suppressed_first", "forbidden")
     given |= {field: _as_ids(given[field]) for field in runs if field in given}
@@ -102,7 +105,7 @@ def _ids(source: Source, key: str) -> tuple[int, ...]:
     found = source.generation().get(key)
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(id_) is int for id_ in ids):
-        raise StorageError(f"{source.path}: {key} is {found!r}; expected an id, or a list of them")
+        raise StorageError(f"{source.path}: {key} is {shown(found)}; expected an id, or a list of them")
     return tuple(ids)
 
 

@@ -84,6 +84,18 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     return filled(model, weights)
 
 
+def aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor if it starts at a multiple of 64 bytes, else a copy that does.
+
+    Parameters that are copied anyway (another dtype, dequantized, moved) are aligned, as torch's own allocations are.
+    Memory-mapped parameters are not: on the CPUs measured, products with a misaligned float32 matrix take a few
+    percent longer at most, and bfloat16 at one row about an eighth, while a copy would read the whole file before
+    the first use and give up the page cache that processes share."""
+    if tensor.data_ptr() % 64 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def filled(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     """A model with these weights, each under the first of its names, for evaluation."""
     named: dict[str, Tensor] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,44 @@ def test_buckets():
     assert [bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
         *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
     ]
+
+
+class PromptProgram:
+    """Stands in for a program whose capture as a CUDA graph fails with an error."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def read(self, ids, *, last):
+        if self.errors:
+            raise self.errors.pop(0)
+        return torch.zeros(len(ids), VOCAB), []
+
+
+def test_prefill_out_of_memory_is_raised():
+    prefill = fast.Reading(PromptProgram(torch.OutOfMemoryError("out of memory")), 1, 8)
+    with pytest.raises(torch.OutOfMemoryError):
+        prefill(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_prefill_that_cannot_be_captured_warns_and_runs_eagerly():
+    prefill = fast.Reading(PromptProgram(RuntimeError("operation not permitted when stream is capturing")), 1, 8)
+    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
+        logits, _ = prefill(torch.zeros(1, 3, dtype=torch.int64))
+    assert logits.shape == (1, VOCAB)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prefill(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_prefill_error_that_is_not_of_the_capture_is_raised_without_a_warning():
+    prefill = fast.Reading(PromptProgram(RuntimeError("broken"), RuntimeError("broken")), 1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="broken"):
+            prefill(torch.zeros(1, 3, dtype=torch.int64))
 
 
 def test_kernels_in_the_interpreter():

@@ -85,7 +85,7 @@ def test_choices_refuse_nonsense(make, message):
         (["hello"], {}, errors.DtypeError, "prompt 0 is 'hello'; expected a row of ids"),
         ([[1.5]], {}, errors.DtypeError, "prompt 0 is [1.5]; expected whole numbers, token ids"),
         (torch.zeros(1, 3), {}, errors.DtypeError, "prompt 0 is torch.float32; expected token ids"),
-        ([[1]], {"max_new": 0}, errors.ConfigError, "max_new is 0; expected a whole number of at least 1"),
+        ([[1]], {"max_new": 0}, errors.ConfigError, "max_new is 0; expected a whole number of at least 1 and at most"),
         ([[1]], {"max_new": 2.0}, errors.ConfigError, "max_new is 2.0"),
         ([[1]], {"stop": -1}, errors.ConfigError, "stop is -1; expected an id, several ids, or None"),
         ([[1]], {"how": Greedy}, errors.ConfigError, "that is the class: add the brackets"),
@@ -166,3 +166,13 @@ def test_foreign_steppers_are_looked_at(how):
         search(Recompute(lambda ids: chaotic(5)(ids)[None], prompt), how=how)
     with says(errors.DtypeError, "the stepper's logits are torch.int64; expected floating point"):
         search(Recompute(lambda ids: ids, prompt), how=how)
+
+
+@pytest.mark.parametrize("options", [{}, {"slide": True}], ids=["plain", "slide"])
+@pytest.mark.parametrize("function", [generate, stream])
+def test_max_new_beyond_any_memory_raises_config_error(function, options):
+    model = decoder()
+    with says(
+        errors.ConfigError, "max_new is 9999999999999; expected a whole number of at least 1 and at most 16,777,216"
+    ):
+        function(model, [1, 2], max_new=9999999999999, **options)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import clearhead as ch
 from clearhead import interop
-from clearhead.errors import ClearheadError, StorageError
+from clearhead.errors import ClearheadError, DataError, StorageError
 from clearhead.interop.source import Folder
 from clearhead.interop.table import Row, Transform
 from tests.interop.conftest import change_json
@@ -107,6 +107,8 @@ def test_weights_that_are_cut_short(llama):
     [
         ({"model_type": "bloomy"}, ("'bloomy'", "gpt_neox, llama")),
         ({"model_type": None}, ("no model_type",)),
+        ({"model_type": ["llama"]}, ("model_type is ['llama']", "expected a string")),
+        ({"model_type": {"name": "llama"}}, ("model_type is {'name': 'llama'}", "expected a string")),
         ({"residual_multiplier": 2.0}, ("'residual_multiplier'", "2.0")),
         ({"quantization_config": {"bits": 4}}, ("'quantization_config'",)),
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "'silu'")),
@@ -222,3 +224,49 @@ def test_a_transform_that_loses_information_has_no_way_back():
     assert torch.equal(move.into([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
     with pytest.raises(StorageError, match="no way back"):
         move.back([torch.zeros(1, 2)])
+
+
+@pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size", "layer_types", "rope_parameters"])
+def test_long_text_of_a_configuration_is_shortened_in_the_error(llama, key):
+    text = "x" * 100_000
+    value = {"rope_type": text, "rope_theta": 1e4} if key == "rope_parameters" else text
+    change_json(llama / "config.json", **{key: value})
+    with pytest.raises(ClearheadError) as caught:
+        ch.load(llama)
+    assert len(str(caught.value)) < 1_500
+
+
+def test_long_name_of_a_configuration_key_is_shortened_in_the_error(llama):
+    change_json(llama / "config.json", **{"x" * 100_000: 1})
+    with pytest.raises(ClearheadError) as caught:
+        ch.load(llama)
+    assert len(str(caught.value)) < 1_500
+
+
+def test_chat_template_that_is_not_utf8_raises_one_sentence(llama):
+    (llama / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+    with pytest.raises(StorageError, match=r"chat_template\.jinja is not UTF-8"):
+        Folder(llama).template()
+
+
+def test_word_level_tokenizer_without_its_unknown_token_raises_one_sentence(llama):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.save(str(llama / "tokenizer.json"))
+    tokenizer = Folder(llama).tokenizer()
+    assert tokenizer.encode("a b") == [0, 1]
+    with pytest.raises(DataError, match="cannot encode"):
+        tokenizer.encode("a c")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float64])
+def test_parameters_converted_while_loading_start_at_multiples_of_64_bytes(llama, stored):
+    file = llama / "model.safetensors"
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(file).items()}
+    # Parts of one stored tensor, and mixed dtypes: some tensors keep theirs and are read next to converted ones.
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.bfloat16)
+    save_file(tensors, file, {"padding": "x" * 9})
+    model = ch.load(llama, dtype=torch.float32)
+    assert {parameter.data_ptr() % 64 for parameter in model.parameters()} == {0}

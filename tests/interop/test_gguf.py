@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +125,69 @@ def test_another_architecture(peer, tmp_path):
     writer.close()
     with pytest.raises(StorageError, match="'falcon' model; known families"):
         ch.load(path)
+
+
+# ---------------------------------------------------------------------- counts and offsets that no file can have
+
+
+def text(value: str) -> bytes:
+    """Return a string as GGUF stores it: its length and its bytes."""
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def header(tensors: int, keys: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, keys)
+
+
+def array(kind: int, length: int) -> bytes:
+    return text("some.key") + struct.pack("<IIQ", 9, kind, length)
+
+
+def tensor_info(dims: tuple[int, ...], kind: int, offset: int) -> bytes:
+    sizes = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+    return text("token_embd.weight") + sizes + struct.pack("<IQ", kind, offset)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (header(0, 1) + array(4, 2**40) + bytes(40), "an array of 1,099,511,627,776 values"),
+        (header(0, 1) + array(4, 2**62) + bytes(40), "an array of 4,611,686,018,427,387,904 values"),
+        (header(0, 1) + array(8, 2**40) + bytes(40), "an array of"),
+        (header(0, 1) + array(9, 2**40) + bytes(40), "an array of"),
+        (header(0, 1) + text("k") + struct.pack("<IQ", 8, 2**40) + bytes(40), "a string of"),
+        (header(0, 1) + struct.pack("<Q", 2**63) + bytes(40), "a string of"),
+        (header(0, 2**40) + bytes(40), "1,099,511,627,776 keys"),
+        (header(2**40, 0) + bytes(40), "1,099,511,627,776 tensors"),
+        (header(1, 0) + text("t") + struct.pack("<I", 2**31) + bytes(60), "dimensions"),
+        (header(1, 0) + tensor_info((2**40,), 0, 0) + bytes(60), "token_embd.weight"),
+        (header(1, 0) + tensor_info((2**62, 2**62), 0, 0) + bytes(60), "token_embd.weight"),
+        (header(1, 0) + tensor_info((2,), 0, 2**40) + bytes(60), "token_embd.weight"),
+        (header(0, 1) + text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 2000 + bytes(12), "nested"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
+)  # fmt: skip
+def test_gguf_counts_beyond_the_file_raise_before_reading(tmp_path, monkeypatch, content, words):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *_: pytest.fail("the reader was called"))
+    with pytest.raises(StorageError, match=f"(?s)not a whole GGUF file.*{words}"):
+        ch.load(path)
+
+
+@pytest.mark.bad_input
+def test_gguf_with_an_array_as_architecture_raises_one_sentence(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(0, 1) + text("general.architecture") + struct.pack("<IIQ2I", 9, 4, 2, 7, 7) + bytes(64))
+    with pytest.raises(StorageError, match=r"model_type is \[7, 7\]; expected a string"):
+        ch.load(path)
+
+
+def test_dequantized_parameters_start_at_multiples_of_64_bytes(peer, tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, peer, peer.config, gguf.GGMLQuantizationType.Q8_0)
+    addresses = {
+        weight.data_ptr() % 64 for weight in ch.load(path, dtype=torch.float32).parameters() if weight.dim() == 2
+    }
+    assert addresses == {0}

@@ -21,6 +21,7 @@ from clearhead.interop.table import JOIN, LIFT, SPLIT, SQUEEZE, Row, block, fold
 from clearhead.layers import GELU, LayerNorm, SwiGLU
 from clearhead.masks import causal
 from clearhead.models import Cls, ClsAndMean, Distilled, DualEncoderConfig, EncoderConfig, Mean, VisionConfig
+from clearhead.values import shown
 
 
 def _rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
@@ -176,18 +177,20 @@ _TRAINING |= {"fix_init"}
 def _read_timm(keys: Keys) -> dict[str, Any]:
     variant, args = keys("architecture"), keys("model_args", None) or {}
     if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHERS | _TRAINING]:
-        raise StorageError(f"model_args has {unknown[0]!r}, which is not known here and may change the model")
+        raise StorageError(f"model_args has {shown(unknown[0])}, which is not known here and may change the model")
     width = args.get("embed_dim", keys("num_features", None))
     name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
     if name is None:
-        raise StorageError(f"the variant is {variant!r}; expected one such as vit_base_patch16_224")
+        raise StorageError(f"the variant is {shown(variant)}; expected one such as vit_base_patch16_224")
     size, patch, pixels = name.groups()
     heads = args.get("num_heads", _HEADS.get((size, width)))
     if heads is None or args.get("qkv_bias", True) is not True:
         raise StorageError(f"{variant} with {args} is a width of {width} whose heads are not known, or has no biases")
     pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
     if (pooling, token) not in (("token", True), ("avg", False)):
-        raise StorageError(f"pooling is {pooling!r} and class_token {token}; expected the class token, or a mean alone")
+        raise StorageError(
+            f"pooling is {shown(pooling)} and class_token {token}; expected the class token, or a mean alone"
+        )
     depth = len({name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")})
     inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
     seen = {"img_size": int(pixels), "patch_size": int(patch), "embed_dim": width, "depth": depth, "num_heads": heads}

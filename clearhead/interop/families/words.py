@@ -10,6 +10,7 @@ from clearhead.errors import StorageError
 from clearhead.interop.family import Field, Fields, Keys, Part
 from clearhead.layers import GELU, ReLU, SiLU
 from clearhead.positions import Learned, Linear, Llama3, Positions, Rotary, Stretch, Yarn
+from clearhead.values import shown
 
 # The sizes of a model of text, by the words of most families.
 SIZES: Fields = {
@@ -83,7 +84,7 @@ def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
         raise StorageError(f"num_hidden_layers is {n}; expected at most {_MOST:,}")
     kinds = keys("layer_types", None) or [usual(i) for i in range(n)]
     if len(kinds) != n or not set(kinds) <= {SLIDING, FULL}:
-        raise StorageError(f"layer_types is {kinds}; expected {n} of {SLIDING!r} and {FULL!r}")
+        raise StorageError(f"layer_types is {shown(kinds)}; expected {n} of {SLIDING!r} and {FULL!r}")
     return kinds[: next(p for p in range(1, n + 1) if all(kind == kinds[i % p] for i, kind in enumerate(kinds)))]
 
 
@@ -106,7 +107,7 @@ def read_rotary(keys: Keys, base: float = 10000.0, fraction: float = 1.0) -> Rot
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     theta, fraction = rope.pop("rope_theta", theta), rope.pop("partial_rotary_factor", fraction)
     if kind not in ("default", *_STRETCHES):
-        raise StorageError(f"the rotary angles are {kind!r}; known are: default, {', '.join(_STRETCHES)}")
+        raise StorageError(f"the rotary angles are {shown(kind)}; known are: default, {', '.join(_STRETCHES)}")
     stretch = None
     if kind != "default":
         made, names = _STRETCHES[kind]
