@@ -1,10 +1,19 @@
-"""What all tests share: repeatable randomness, one thread, hypothesis without deadlines."""
+"""Shared fixtures and options: fixed seeds, one thread, hypothesis without deadlines, and stress settings.
+
+    pytest --shuffle 7 --threads 2 --misalign tests/models
+
+`--shuffle SEED` runs files, and the tests within each file, in random order. `--threads N` sets torch's threads.
+`--misalign` moves the parameters of every loaded model to addresses that are not multiples of 64, where torch's kernels
+may take another path and round differently. The suite must pass under any combination of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -12,56 +21,98 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.misalign import misalign
+
 settings.register_profile("clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clearhead")
 
 
-SHAPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
-SHAPED += ("pretrained", "training")
-"""The rooms whose signatures have shapes: their tests run with jaxtyping's checks, which cost half as much again."""
+JAXTYPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
+JAXTYPED += ("pretrained", "training")
+"""Packages with shapes in their signatures: their tests run with jaxtyping's checks, which cost half as much again."""
 
-OFTEN = ("attention/test_plan.py", "generation/test_fast.py", "generation/test_models.py", "look/test_stream.py")
-OFTEN += ("masks/test_count.py", "masks/test_parse.py", "models/test_cached_decoding.py", "models/test_words.py")
-OFTEN += ("training/test_loop.py",)
-"""Of these rooms, tests that call the same few signatures so often that the checks cost twice what is tested; the other
-tests of their rooms call them too."""
+UNTYPED_FILES = (
+    "attention/test_plan.py",
+    "generation/test_fast.py",
+    "generation/test_models.py",
+    "look/test_stream.py",
+)
+UNTYPED_FILES += ("masks/test_count.py", "masks/test_parse.py", "models/test_cached_decoding.py")
+UNTYPED_FILES += ("models/test_words.py", "training/test_loop.py")
+"""Files of these packages that call the same few signatures so often that the checks would double their time. Other
+files of the same packages cover those signatures."""
 
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("clearhead")
+    group.addoption("--shuffle", type=int, metavar="SEED", help="random order of files, and of tests within a file")
+    group.addoption("--threads", type=int, default=1, metavar="N", help="threads of torch (default 1)")
+    group.addoption("--misalign", action="store_true", help="move loaded parameters to misaligned memory")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Where the checks are on and plain tests left out, their rooms are not imported either."""
-    leaves_out = config.getoption("jaxtyping_packages") and "plain" in config.getoption("markexpr")
-    return True if leaves_out and collection_path.parent == HERE and collection_path.name not in SHAPED else None
+    """Do not import packages of plain tests in the run with shape checks, which deselects them."""
+    is_typed_run = config.getoption("jaxtyping_packages") and "plain" in config.getoption("markexpr")
+    return True if is_typed_run and collection_path.parent == TESTS and collection_path.name not in JAXTYPED else None
 
 
 def pytest_collection_finish():
-    # What was imported stays until the end: the garbage collector need not go over a million objects again and again.
+    # Imported modules live until the end, so the garbage collector need not traverse their million objects repeatedly.
     gc.freeze()
 
 
 def pytest_sessionfinish():
-    gc.unfreeze()  # or libraries take at the end for a leak what was never looked at
+    gc.unfreeze()  # otherwise libraries report frozen objects as leaks at exit
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
-        path = item.path.relative_to(HERE)
-        if path.parts[0] not in SHAPED or path.as_posix() in OFTEN:
+        path = item.path.relative_to(TESTS)
+        if path.parts[0] not in JAXTYPED or path.as_posix() in UNTYPED_FILES:
             item.add_marker("plain")
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        items[:] = _shuffled(items, seed)
+
+
+def _shuffled(items, seed):
+    """Shuffle files, and tests within a file; tests of a file stay together because they share its fixtures."""
+    rng = random.Random(seed)
+    files = [list(group) for _, group in itertools.groupby(items, key=lambda item: item.path)]
+    rng.shuffle(files)
+    for file in files:
+        rng.shuffle(file)
+    return [item for file in files for item in file]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    # The tests' tensors are tiny: two threads would wait for each other, the more so on a busy machine. And sums must
-    # be made in one order to be compared bit for bit.
-    torch.set_num_threads(1)
+def _threads(request):
+    # One by default: tensors in tests are tiny, and two threads would mostly wait for each other on a busy machine.
+    torch.set_num_threads(request.config.getoption("threads"))
+
+
+@pytest.fixture(autouse=True)
+def _misaligned_parameters(request, monkeypatch):
+    """With `--misalign`, move parameters that `load_state_dict(assign=True)` assigned to misaligned memory."""
+    # Tests that measure memory expect mapped parameters to take none.
+    if request.config.getoption("misalign") and not request.node.get_closest_marker("measured"):
+        load_state_dict = torch.nn.Module.load_state_dict
+
+        def load_misaligned(module, state_dict, strict=True, assign=False):
+            result = load_state_dict(module, state_dict, strict=strict, assign=assign)
+            if assign:
+                misalign(module)
+            return result
+
+        monkeypatch.setattr(torch.nn.Module, "load_state_dict", load_misaligned)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting_for_the_disk():
-    # No test pulls the plug, and a run writes its files forty times.
+def _no_fsync():
+    # No test cuts the power, and a training run writes its files forty times.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
@@ -74,11 +125,11 @@ def _seed():
 
 @pytest.fixture
 def small_disk(monkeypatch):
-    """`with small_disk(9_000):` no file grows beyond so many bytes, and the system refuses as on a full disk."""
-    # Python would write the first bytes of what it compiles meanwhile, here or in a child, and trip over them later.
+    """Limit the size of files within `with small_disk(n_bytes):`; writing more fails as on a full disk."""
+    # Otherwise Python would write truncated bytecode files, here or in a child, and fail on them later.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    resource = pytest.importorskip("resource", reason="limits of a process are POSIX's")
+    resource = pytest.importorskip("resource", reason="resource limits need POSIX")
 
     @contextlib.contextmanager
     def limited(size: int):
