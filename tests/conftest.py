@@ -98,7 +98,8 @@ def _threads(request):
 def _misaligned_parameters(request, monkeypatch):
     """With `--misalign`, move parameters that `load_state_dict(assign=True)` assigned to misaligned memory."""
     # Tests that measure memory expect mapped parameters to take none.
-    if request.config.getoption("misalign") and not request.node.get_closest_marker("measured"):
+    is_exempt = any(request.node.get_closest_marker(name) for name in ("measured", "fixed_memory"))
+    if request.config.getoption("misalign") and not is_exempt:
         load_state_dict = torch.nn.Module.load_state_dict
 
         def load_misaligned(module, state_dict, strict=True, assign=False):

@@ -1,9 +1,9 @@
-"""Lets timm and transformers be imported beside a torch of another build than torchvision's, a CPU one say.
+"""Let timm and transformers be imported with a torch build that does not match torchvision's, for example a CPU build.
 
-torchvision loads its compiled operators only beside the very build they were made for, and without them its import
-stops at one that it wants to describe. No peer that is used here calls it, so it is enough that it exists by name.
-`python tools/peers.py` (a part of `make setup`) tries, and only where the import fails puts a hook into this
-environment that gives the names before torchvision asks for them.
+torchvision loads its compiled operators only with the torch build that they were compiled for. Without them its import
+fails when it registers shape functions for two of them. The reference models that the tests use never call these
+operators, so declaring their names is enough. `python tools/peers.py` (part of `make setup`) tries the import and, only
+if it fails, installs a startup hook into this environment that declares the names.
 """
 
 from __future__ import annotations
@@ -13,43 +13,48 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = '''"""Names for torchvision's operators, whose build does not fit this torch's (by tools/peers.py)."""
+HOOK = '''"""Declare torchvision's operators if its build does not match this torch (written by tools/peers.py)."""
 
 import sys
 
+FIRST_USERS = ("torchvision._autograd_registrations", "torchvision._meta_registrations")
 
-class Names:
+
+class OperatorDeclarations:
     def find_spec(self, name, path=None, target=None):
-        if name == "torchvision":
+        # torchvision.extension was imported before these, so real operators are registered by now if they load.
+        if name in FIRST_USERS:
             sys.meta_path.remove(self)
             import torch
 
-            self.kept = torch.library.Library("torchvision", "FRAGMENT")
+            self.library = torch.library.Library("torchvision", "FRAGMENT")
             for operator in ("nms", "qnms"):
-                self.kept.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            sys.torchvision_names = self  # alive as long as the process
+                if not hasattr(torch.ops.torchvision, operator):
+                    self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            sys.torchvision_operator_declarations = self  # declarations last as long as the library object
 
 
-sys.meta_path.insert(0, Names())
+sys.meta_path.insert(0, OperatorDeclarations())
 '''
 
 
-def imports(*modules: str) -> bool:
-    """Whether modules can be imported, in a process of their own."""
-    done = subprocess.run([sys.executable, "-c", f"import {', '.join(modules)}"], capture_output=True, check=False)
-    return done.returncode == 0
+def can_import(*modules: str) -> bool:
+    """Return whether a separate process can import these modules."""
+    process = subprocess.run([sys.executable, "-c", f"import {', '.join(modules)}"], capture_output=True, check=False)
+    return process.returncode == 0
 
 
 def main() -> None:
-    """Try torchvision without the hook, put the hook in where that fails, and try the peers."""
+    """Install the hook if torchvision cannot be imported without it, then check the reference libraries."""
     folder = Path(sysconfig.get_paths()["purelib"])
-    hook, line = folder / "torchvision_names.py", folder / "torchvision_names.pth"
-    line.unlink(missing_ok=True)
-    if not imports("torchvision"):
+    hook = folder / "torchvision_names.py"
+    startup_file = folder / "torchvision_names.pth"
+    startup_file.unlink(missing_ok=True)
+    if not can_import("torchvision"):
         hook.write_text(HOOK, encoding="utf-8")
-        line.write_text("import torchvision_names\n", encoding="utf-8")
-    if not imports("timm", "transformers.models.gpt2.modeling_gpt2"):
-        sys.exit("timm or transformers cannot be imported: their versions do not fit this torch; see constraints.txt")
+        startup_file.write_text("import torchvision_names\n", encoding="utf-8")
+    if not can_import("timm", "transformers.models.gpt2.modeling_gpt2"):
+        sys.exit("cannot import timm or transformers: their versions do not match this torch; see constraints.txt")
 
 
 if __name__ == "__main__":

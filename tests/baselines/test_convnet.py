@@ -172,6 +172,7 @@ def test_all_convolution_is_the_same_function():
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.fixed_memory
 def test_all_convolution_shares_memory_with_its_own_gradients():
     linear = ConvNet(ConvNetConfig())
     convolution = linear.all_convolution()
