@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -17,6 +18,22 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None  # asked once: a com
 def has_numbers(x: Tensor) -> bool:
     """Whether its numbers can be read: not while a graph is compiled, nor inside of torch.func or a FakeTensorMode."""
     return not torch.compiler.is_compiling() and not is_wrapped(x) and not isinstance(x, FakeTensor)
+
+
+def read_in_transform(x: Tensor) -> Tensor | None:
+    """Return the plain tensor inside the wrappers of torch.func, or None while a graph is compiled or traced."""
+    if torch.compiler.is_compiling():
+        return None
+    while is_wrapped(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return None if isinstance(x, FakeTensor) else x
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Return a context in which operations on plain tensors bypass the active transforms of torch.func."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:

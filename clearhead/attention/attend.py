@@ -57,8 +57,10 @@ def attend(
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
     beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
-    dtype, as torch's own attention takes them. torch.func's transforms go through "fused"; derivatives in forward mode
-    go through "reference", and so must derivatives of gradients be asked for."""
+    dtype, as torch's own attention takes them. On a CPU the data are
+    looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
+    beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "fused";
+    derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
     q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, weights)
     if bias is not None:

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
+from functools import partial, reduce
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Mask
-from clearhead.masks.geometry import Grid, KeysOf
-from clearhead.masks.operators import Atom, fold
+from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf
+from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
 from clearhead.masks.structural import Full, Scattered
 
+_FEW_TERMS = 64
+"""Expressions of at most this many products are counted by formulas; larger ones are tabulated if possible."""
+_TABLE_LIMIT = 1 << 24
+"""The largest number of keys or distances that a table covers (64 MiB of cumulative sums)."""
+_TABLE_PIECE = 1 << 20
 MAX_TERMS = 4096
 """The most products an expression is expanded into; beyond that its pairs are tested one by one."""
 _NUMBERS_AT_ONCE = 1 << 14
@@ -26,7 +32,19 @@ _NUMBERS_AT_ONCE = 1 << 14
 split each short operation over threads, whose waiting for each other costs more than the work on a busy machine."""
 _PAIRS_AT_ONCE = 1 << 21
 
-Term = frozenset[Atom]
+
+class Table(NamedTuple):
+    """A structural subexpression that depends on one variable: the key, the query, or the distance p − j."""
+
+    mask: Mask
+    variable: Literal["key", "query", "distance"]
+
+    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+        """Test pairs that broadcast."""
+        return self.mask.test(p, j, grid)
+
+
+Term = frozenset[Atom | Table]
 Terms = dict[Term, int]
 
 
@@ -36,22 +54,90 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
     Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
     themselves. The empty product is 1: every pair."""
 
-    def term(atom: Atom) -> Terms:
-        return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
-
     def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
         return _complement(product(_complement(a), _complement(b)))
 
     product = partial(_product, limit=limit)
     try:
-        return fold(mask, leaf=term, both=product, either=either, inverse=_complement)
+        return fold(mask, leaf=_leaf_terms, both=product, either=either, inverse=_complement)
     except _TooManyTermsError:
         return None
 
 
-def worthwhile(mask: Mask, S: int) -> Terms | None:
-    """The polynomial, or None where testing the S pairs of a row one by one is the lesser work."""
-    return polynomial(mask, limit=min(MAX_TERMS, max(64, S)))
+def worthwhile(mask: Mask, stop: int, S: int) -> Terms | None:
+    """Return the polynomial with the least work, or None if testing all pairs one by one is cheaper.
+
+    `stop` is the position after the last query. The union of n masks has 2ⁿ − 1 products. Beyond a few,
+    subexpressions of one variable become one factor each, whose values are tabulated, so the union of any number of
+    `every` masks is a single product."""
+    terms = polynomial(mask, limit=_FEW_TERMS)
+    if terms is not None:
+        return terms
+    limit = min(MAX_TERMS, max(_FEW_TERMS, S))
+    if stop + S <= _TABLE_LIMIT:
+        choices = [_tabulated_polynomial(mask, (variable, "query"), limit) for variable in ("key", "distance")]
+        tabulated = [terms for terms in choices if terms is not None]
+        if tabulated:
+            return min(tabulated, key=len)
+    return polynomial(mask, limit=limit)
+
+
+def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) -> Terms | None:
+    """Return the polynomial in which maximal subexpressions of one of these variables are one factor each."""
+    product = partial(_product, limit=limit)
+
+    def either(a: Terms, b: Terms) -> Terms:
+        return _complement(product(_complement(a), _complement(b)))
+
+    def polynomial_of(node: Mask, swapped: bool) -> Terms:
+        variable = _variable_of(node, swapped)
+        if variable in variables and not isinstance(node, Leaf):
+            return {frozenset([Table(node.T if swapped else node, variable)]): 1}
+        if isinstance(node, (And, Or)):
+            kind = type(node)
+            parts = [polynomial_of(part, swapped) for part in _group_by_variable(node, variables, swapped)]
+            return reduce(product if kind is And else either, parts)
+        if isinstance(node, Not):
+            return _complement(polynomial_of(node.parts[0], swapped))
+        if isinstance(node, Transposed):
+            return polynomial_of(node.parts[0], not swapped)
+        return fold(node, leaf=_leaf_terms, both=product, either=either, inverse=_complement, swapped=swapped)
+
+    try:
+        return polynomial_of(mask, False)
+    except _TooManyTermsError:
+        return None
+
+
+def _group_by_variable(node: And | Or, variables: tuple[str, str], swapped: bool) -> list[Mask]:
+    """Return the parts of a node, with the parts of each of these variables joined into one."""
+    groups: dict[str, list[Mask]] = {}
+    parts: list[Mask] = []
+    for part in node.parts:
+        variable = _variable_of(part, swapped)
+        if variable in variables:
+            groups.setdefault(variable, []).append(part)
+        else:
+            parts.append(part)
+    return [join(type(node), group) for group in groups.values()] + parts
+
+
+def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance"] | None:
+    """Return the only variable that a structural expression depends on, or None."""
+    atoms = leaves(mask, swapped=swapped)
+    if not all([atom.leaf.is_structural and not isinstance(atom.leaf, Scattered) for atom in atoms]):
+        return None
+    if all([atom.leaf.by_distance for atom in atoms]):
+        return "distance"
+    if not any([atom.leaf._reads(atom.swapped, place=True) for atom in atoms]):
+        return "key"
+    if not any([atom.leaf._reads(not atom.swapped, place=True) for atom in atoms]):
+        return "query"
+    return None
+
+
+def _leaf_terms(atom: Atom) -> Terms:
+    return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
 
 
 class _TooManyTermsError(Exception):
@@ -88,24 +174,44 @@ def count(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None
         return 0
     grid = Grid(S, start)
     rows, columns = (start, start + T), (0, S)
-    terms = worthwhile(mask, S)
+    terms = worthwhile(mask, start + T, S)
     if terms is None:
         return _total(Counter(mask, grid, None), rows, columns)
     # `scattered(…).T` is listed by key and not by query: such products are counted with both sides exchanged.
     turned = {term: factor for term, factor in terms.items() if only_swapped_lists(term)}
     straight = {term: factor for term, factor in terms.items() if term not in turned}
-    counter = Counter(mask, grid, straight)
+    counter = Counter(mask, grid, straight, stop=start + T)
     total = _total(counter, rows, columns)
     if turned and not counter.by_pairs:  # where every pair was tested, nothing is left to add
-        flipped = {frozenset([factor.flipped() for factor in term]): number for term, number in turned.items()}
-        total += _total(Counter(mask.T, grid.flipped(), flipped), columns, rows)
+        flipped = {frozenset([_flipped(factor) for factor in term]): number for term, number in turned.items()}
+        total += _total(Counter(mask.T, grid.flipped(), flipped, stop=S), columns, rows)
     return total
 
 
 def only_swapped_lists(term: Term) -> bool:
     """Whether the product has a `scattered` under `.T` and none that lists its keys by query."""
-    lists = [factor for factor in term if isinstance(factor.leaf, Scattered)]
+    lists = [factor for factor in term if isinstance(factor, Atom) and isinstance(factor.leaf, Scattered)]
     return bool(lists) and all(factor.swapped for factor in lists)
+
+
+def _flipped(factor: Atom | Table) -> Atom | Table:
+    """Return the factor with queries and keys exchanged."""
+    if isinstance(factor, Atom):
+        return factor.flipped()
+    return Table(factor.mask.T, _FLIPPED[factor.variable])
+
+
+def _keys_of(factor: Atom | Table) -> KeysOf | None:
+    """Return the function from queries to their keys; None for tables over keys or distances, and for lists."""
+    if isinstance(factor, Atom):
+        return factor.keys()
+    if factor.variable != "query":
+        return None
+    grid = Grid(UNBOUNDED)
+    return lambda p: Keys(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
+
+
+_FLIPPED: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
 
 
 def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
@@ -121,29 +227,34 @@ class Counter:
     """Counts allowed pairs of chosen rows between column edges. `terms` None means: test every pair.
 
     The numbers are exact whatever the way, which decides only the cost: a formula a row for products of intervals, the
-    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`)."""
+    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`). `stop` is the
+    position after the last query."""
 
-    def __init__(self, mask: Mask, grid: Grid, terms: Terms | None) -> None:
+    def __init__(self, mask: Mask, grid: Grid, terms: Terms | None, *, stop: int = 0) -> None:
         self.mask = mask
         self.grid = grid
+        self.stop = stop
         self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
-        self.formulas: list[tuple[list[KeysOf], int]] = []
-        self.lists: list[tuple[Scattered, list[Atom], int]] = []
+        self.formulas: list[tuple[list[KeysOf], list[Table], int]] = []
+        self.lists: list[tuple[Scattered, list[Atom | Table], int]] = []
+        self.sums: dict[tuple[frozenset[Table], int], tuple[int, Tensor]] = {}
         self.by_pairs = terms is None or not self._sort_out(terms)
 
     def _sort_out(self, terms: Terms) -> bool:
-        functions = {factor: factor.keys() for term in terms for factor in term}
+        functions = {factor: _keys_of(factor) for term in terms for factor in term}
         for term, number in terms.items():
-            lists = [leaf for leaf, swapped in term if isinstance(leaf, Scattered) and not swapped]
+            atoms = [factor for factor in term if isinstance(factor, Atom)]
+            lists = [leaf for leaf, swapped in atoms if isinstance(leaf, Scattered) and not swapped]
             if lists:
                 shortest = min(lists, key=lambda leaf: leaf.per_row)
                 self.lists.append((shortest, [factor for factor in term if factor != (shortest, False)], number))
                 continue
             known = [function for factor in term if (function := functions[factor]) is not None]
-            if len(known) < len(term):
+            tables = [factor for factor in term if isinstance(factor, Table) and factor.variable != "query"]
+            if len(known) + len(tables) < len(term):
                 return False
-            self.formulas.append((known, number))
+            self.formulas.append((known, tables, number))
         return True
 
     def cells(self, p: Tensor, edges: Tensor) -> Tensor:
@@ -156,13 +267,13 @@ class Counter:
         if self.by_pairs:
             return self._by_pairs(p, edges)
         for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
-            for functions, number in self.formulas:
-                result += number * self._by_formula(functions, rows, edges)
+            for functions, tables, number in self.formulas:
+                result += number * self._by_formula(functions, tables, rows, edges)
         for scattered, others, number in self.lists:
             result += number * self._by_list(scattered, others, p, edges)
         return result
 
-    def _by_formula(self, functions: list[KeysOf], p: Tensor, edges: Tensor) -> Tensor:
+    def _by_formula(self, functions: list[KeysOf], tables: list[Table], p: Tensor, edges: Tensor) -> Tensor:
         shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
         column = (-1, *[1] * (len(shape) - 1))
         start = edges[:-1].view(column).expand(shape)
@@ -173,11 +284,53 @@ class Counter:
             start, stop = start.clamp(min=keys.start), stop.clamp(max=keys.stop)
             if keys.modulus > 1:
                 classes.append((keys.modulus, keys.residue))
-        sizes = _members(start, stop, classes)  # (C, *some of the batch, N)
+        start, stop, modulus, residue = _intersect_classes(start, stop, classes)
+        if not tables:
+            sizes = _members(start, stop, modulus, residue)  # (C, *some of the batch, N)
+        elif tables[0].variable == "key":
+            sizes = self._tabulated_members(tables, start, stop, modulus, residue)
+        else:
+            sizes = self._tabulated_members(tables, p - stop + 1, p - start + 1, modulus, p - residue)
         share = shape[0] * math.prod(self.batch) * len(p) // sizes.numel()
         return sizes.flatten(1).sum(1) * share
 
-    def _by_list(self, scattered: Scattered, others: list[Atom], p: Tensor, edges: Tensor) -> Tensor:
+    def _tabulated_members(
+        self, tables: list[Table], start: Tensor, stop: Tensor, modulus: int, residue: Tensor | int
+    ) -> Tensor:
+        """Count the values in [start, stop) of a residue class that all tables allow."""
+        key = frozenset(tables), modulus
+        if key not in self.sums:
+            self.sums[key] = self._cumulative_sums(tables, modulus)
+        least, sums = self.sums[key]
+        most = least + len(sums)
+        start, stop = start.clamp(least, most), stop.clamp(least, most)
+
+        def below(end: Tensor) -> Tensor:
+            last = end - 1 - (end - 1 - residue) % modulus
+            return torch.where(last >= least, sums[(last - least).clamp(0, max(len(sums) - 1, 0))], 0)
+
+        return torch.where(stop > start, below(stop) - below(start), 0)
+
+    def _cumulative_sums(self, tables: list[Table], modulus: int) -> tuple[int, Tensor]:
+        """Return the first value and, for each value, how many values of its class up to it are allowed."""
+        by_distance = tables[0].variable == "distance"
+        least, most = (1 - self.grid.keys, self.stop) if by_distance else (0, self.grid.keys)
+        pieces = []
+        for first in range(least, most, _TABLE_PIECE):
+            values = torch.arange(first, min(first + _TABLE_PIECE, most), device=self.device)
+            zero = torch.zeros_like(values)
+            allowed = torch.ones_like(values, dtype=torch.bool)
+            for table in tables:
+                allowed &= table.mask.test(*((values, zero) if by_distance else (zero, values)), self.grid)
+            pieces.append(allowed.to(torch.int32))
+        counts = torch.cat(pieces)
+        n = len(counts)
+        if modulus >= n:
+            return least, counts
+        padded = torch.nn.functional.pad(counts, (0, -n % modulus))
+        return least, padded.view(-1, modulus).cumsum(0, dtype=torch.int32).flatten()[:n]
+
+    def _by_list(self, scattered: Scattered, others: list[Atom | Table], p: Tensor, edges: Tensor) -> Tensor:
         cells = len(edges) - 1
         result = torch.zeros(cells + 2, dtype=torch.int64, device=self.device)
         width = min(scattered.per_row, self.grid.keys)
@@ -208,20 +361,31 @@ class Counter:
         return result
 
 
-def _members(start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]]) -> Tensor:
-    """How many whole numbers lie in [start, stop) and in every residue class (modulus, residue)."""
+def _members(start: Tensor, stop: Tensor, modulus: int, residue: Tensor | int) -> Tensor:
+    """Count the integers of a residue class in [start, stop)."""
+    if modulus == 1:
+        return (stop - start).clamp(min=0)
+    last = torch.div(stop - 1 - residue, modulus, rounding_mode="floor")
+    before = torch.div(start - 1 - residue, modulus, rounding_mode="floor")
+    return torch.where(stop > start, last - before, 0)
+
+
+def _intersect_classes(
+    start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]]
+) -> tuple[Tensor, Tensor, int, Tensor | int]:
+    """Return [start, stop) and one residue class whose intersection is that of all the classes with [start, stop)."""
     if not classes:
-        return (stop - start).clamp_(min=0)
+        return start, stop, 1, 0
     modulus, residue = classes[0]
     for other_modulus, other in classes[1:]:
         if modulus >= 1 << 31:
-            # No range of positions holds two members of such a class: name the one, and test it.
+            # An interval of positions contains at most one member of such a class: test that member.
             only = start + (residue - start) % modulus
             stop = torch.where((only - other) % other_modulus == 0, stop, start)
             continue
         common = math.gcd(modulus, other_modulus)
         step = other_modulus // common
-        # The smallest x ≥ 0 with residue + x·modulus ≡ other, where there is one (the Chinese remainder theorem).
+        # The smallest x ≥ 0 with residue + x·modulus ≡ other, if it exists (the Chinese remainder theorem).
         gap = other - residue
         x = gap // common % step * pow(modulus // common, -1, step) % step
         if common > 1:
@@ -229,6 +393,4 @@ def _members(start: Tensor, stop: Tensor, classes: list[tuple[int, Tensor | int]
             stop = torch.where(fits, stop, start)
         residue = residue + x * modulus
         modulus *= step
-    last = torch.div(stop - 1 - residue, modulus, rounding_mode="floor")
-    before = torch.div(start - 1 - residue, modulus, rounding_mode="floor")
-    return torch.where(stop > start, last - before, 0)
+    return start, stop, modulus, residue

@@ -183,10 +183,10 @@ def draw(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None,
 def _shades(mask: Mask, T: int, S: int, start: int, cells: int) -> tuple[Tensor, int]:
     """The density of each cell, (rows, columns), and how many queries were looked at."""
     rows, columns = min(T, cells), min(S, cells)
-    terms = worthwhile(mask, S)
+    terms = worthwhile(mask, start + T, S)
     if terms is not None and any(only_swapped_lists(term) for term in terms):
         terms = None  # such products are counted from the keys' side, which has no rows to sample
-    counter = Counter(mask, Grid(S, start), terms)
+    counter = Counter(mask, Grid(S, start), terms, stop=start + T)
     batch = math.prod(mask.batch_shape)
     most = max(1, _PAIRS_A_BAND // (S * batch)) if counter.by_pairs else max(1, _ROWS_A_BAND // batch)
     edges = torch.arange(columns + 1, device=counter.device) * S // columns

@@ -199,3 +199,34 @@ def test_what_is_exported_runs_in_another_process(strict):
     model.blocks[0].attention.impl = "gathered"
     with pytest.raises(Exception, match="what is exported runs in others; fused or reference can"):
         torch.export.export(model, (ids,), strict=strict)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("mask", [None, causal()], ids=str)
+def test_attend_of_huge_scores_under_transforms_returns_what_it_returns_without(mask, impl):
+    """The products of these queries and keys exceed the range of float32; the inputs and the outputs do not."""
+    q, k, v = (x.float() for x in inputs(3, 2, 5, 4))
+    q, k = q * 1e20, k * 1e20
+
+    def call(q, k, v):
+        return attend(q, k, v, mask, impl=impl)
+
+    expected = call(q, k, v)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(vmap(lambda q, k, v: call(q[None], k[None], v[None])[0])(q, k, v), expected)
+    torch.testing.assert_close(vmap(lambda q: call(q[None], k[:1], v[:1])[0])(q[:1]), expected[:1])
+    learned = [x.clone().requires_grad_() for x in (q, k, v)]
+    gradients = torch.autograd.grad(call(*learned).square().sum(), learned)
+    transformed = grad(lambda *x: call(*x).square().sum(), argnums=(0, 1, 2))(q, k, v)
+    for a, b in zip(transformed, gradients, strict=True):
+        assert b.isfinite().all()
+        torch.testing.assert_close(a, b)
+    per_example = vmap(grad(lambda q, k, v: call(q[None], k[None], v[None]).square().sum()))(q, k, v)
+    torch.testing.assert_close(per_example, gradients[0])
+
+
+def test_attend_of_huge_scores_compiled_in_float64_returns_finite_values():
+    q, k, v = inputs(3, 2, 5, 4)
+    q, k = q * 1e20, k * 1e20
+    compiled = torch.compile(lambda q, k, v: attend(q, k, v, causal()), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v, causal(), impl="reference"))

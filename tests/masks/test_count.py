@@ -130,7 +130,7 @@ def test_many_parts_are_expanded_or_tested_and_exact():
         mask = parts[0]
         for part in parts[1:]:
             mask = mask | part.T | part
-        assert (worthwhile(mask, 83) is not None) is expanded
+        assert (worthwhile(mask, 83, 83) is not None) is expanded
         assert mask.count(83) == int(mask.dense(83).sum())
 
 
@@ -350,3 +350,58 @@ def test_scattered_under_t_is_counted_with_a_tensor_that_has_rows_for_queries_on
     table = torch.rand(2, 1, T, S, generator=torch.Generator().manual_seed(1)) < 0.5
     for mask in (scattered(3, 1).T & allow(table), scattered(3, 1).T & block(table)):
         assert mask.count(T, S, offset=offset) == mask.dense(T, S, offset=offset).sum()
+
+
+def union(parts):
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = mask | part
+    return mask
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda m: m,
+        lambda m: m.T,
+        lambda m: ~m,
+        lambda m: causal() & m,
+        lambda m: ~window(3, 5) & m.T & blocks(7),
+        lambda m: stride(4) & m & prefix(70),
+        lambda m: stride(2**31 - 1) & m | m.T,
+        lambda m: scattered(3, 1) & m,
+        lambda m: padding(torch.tensor([[5], [71]])) & m,
+    ],
+    ids=["plain", "transposed", "not", "causal", "blocks", "dilated", "both", "scattered", "padding"],
+)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [every(n, n % 5) for n in range(2, 22)],
+        [stride(n) for n in range(5, 25)],
+        [window(n, 2 * n) & stride(n) for n in range(1, 21)],
+    ],
+    ids=["every", "dilated", "windows"],
+)
+def test_count_of_a_union_of_20_masks_is_the_sum_of_dense(parts, wrap):
+    mask = wrap(union(parts))
+    for T, S, offset in ((83, 83, 0), (13, 97, 40), (97, 13, 7)):
+        expected = int(mask.dense(T, S, offset=offset).sum())
+        assert mask.count(T, S, offset=offset) == expected
+
+
+@pytest.mark.parametrize("build", [every, stride], ids=["every", "dilated"])
+def test_count_of_a_long_union_takes_work_proportional_to_the_length(build):
+    with Effort() as took:
+        allowed = (causal() & union([build(n) for n in range(2, 32)])).count(100_000)
+    assert took.nbytes < 20_000 * 100_000
+    assert took.calls < 100_000
+    if build is every:
+        residues = [any(j % n == 0 for n in range(2, 32)) for j in range(100_000)]
+        assert allowed == sum(100_000 - j for j, member in enumerate(residues) if member)
+
+
+def test_draw_of_a_long_union_shades_by_exact_counts():
+    mask = union([every(n) for n in range(2, 32)])
+    drawing = mask.draw(997, 991, offset=0, cells=1)
+    assert drawing.cells[0][0] == pytest.approx(mask.density(997, 991))

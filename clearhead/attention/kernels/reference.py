@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead._numbers import has_numbers
+from clearhead._numbers import has_numbers, is_wrapped, outside_transforms, read_in_transform
 from clearhead.attention.kernels.call import Call, Implementation
 from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
@@ -71,21 +71,35 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *,
     A backward pass that computes the scores `again`, in another order, raises e to the difference: there the limit is
     where rounding a score changes it by 1.
 
-    Reads the data (a synchronisation on a GPU), so it is not asked where numbers cannot be read."""
-    if not has_numbers(call.q) or not has_numbers(call.k) or 0 in (call.q.numel(), call.k.numel()):
+    Reads the data, which synchronizes with a GPU. Under `vmap` and the other transforms of torch.func it reads the
+    tensor inside the wrappers, so one batch entry with large values decides for the whole batch. While a graph is
+    compiled or traced the values cannot be read, and the result is False."""
+    if torch.compiler.is_compiling():
+        return False
+    if is_wrapped(call.q) or is_wrapped(call.k):
+        with outside_transforms():
+            return _scores_overflow(call, dtype, temperature, again=again)
+    return _scores_overflow(call, dtype, temperature, again=again)
+
+
+def _scores_overflow(call: Call, dtype: torch.dtype, temperature: float, *, again: bool) -> bool:
+    """Compute `scores_overflow` on the tensors without their transforms."""
+    q = read_in_transform(call.q)
+    k = read_in_transform(call.k)
+    if q is None or k is None or 0 in (q.numel(), k.numel()):
         return False
     if call.q.is_meta or (call.q.dtype == torch.float16 and not again):  # at most 65504² · D
         return False
     limit = (1 / torch.finfo(dtype).eps if again else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
     if call.bias is not None:
         limit *= torch.finfo(dtype).eps if not again else 1.0  # the largest bias there is may be added
-    if isinstance(call.scores, Bilinear) and has_numbers(call.scores.weight):
-        limit /= max(1.0, float(call.scores.weight.detach().abs().sum((-2, -1)).max()))
+    if isinstance(call.scores, Bilinear) and (weight := read_in_transform(call.scores.weight)) is not None:
+        limit /= max(1.0, float(weight.detach().abs().sum((-2, -1)).max()))
     # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker
     # to have.
-    if _length(call.q) * _length(call.k) <= limit:
+    if _length(q) * _length(k) <= limit:
         return False
-    return _largest(call.q) * _largest(call.k) * call.q.shape[-1] > limit
+    return _largest(q) * _largest(k) * call.q.shape[-1] > limit
 
 
 def _length(x: Tensor) -> float:
