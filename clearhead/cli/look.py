@@ -19,8 +19,8 @@ from clearhead.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from clearhead.look.album import Album
-    from clearhead.look.picture import Picture
+    from clearhead.look.album import AttentionReport
+    from clearhead.look.picture import AttentionMap
 
 # What is drawn; the last six ask further.
 View = StrEnum(
@@ -109,7 +109,7 @@ def look(
         show(album, picture, view, head, row)
 
 
-def choose(album: Album, layer: str | None) -> Picture:
+def choose(album: AttentionReport, layer: str | None) -> AttentionMap:
     """The layer that was asked for, by its module path or by its number in the stack that is shown first."""
     first = album.first
     if layer is None:
@@ -123,13 +123,13 @@ def choose(album: Album, layer: str | None) -> Picture:
     return found[0]
 
 
-def name_of(picture: Picture, head: int | None, together: str = "mean of") -> str:
+def name_of(picture: AttentionMap, head: int | None, together: str = "mean of") -> str:
     """The layer and head in words."""
     heads = f"{together} {picture.n_heads} heads" if head is None else f"head {head}"
     return f"{picture.title}, layer {picture.layer}, {heads}"
 
 
-def show(album: Album, picture: Picture, view: View, head: int | None, row: int | None) -> None:
+def show(album: AttentionReport, picture: AttentionMap, view: View, head: int | None, row: int | None) -> None:
     """One view in the terminal, under a line that says what it is."""
     title, text, _ = _drawings(album, picture, view, head, row)
     say(f"\n{title}\n")
@@ -150,7 +150,7 @@ def show(album: Album, picture: Picture, view: View, head: int | None, row: int 
 
 
 def _drawings(
-    album: Album, picture: Picture, view: View, head: int | None, row: int | None
+    album: AttentionReport, picture: AttentionMap, view: View, head: int | None, row: int | None
 ) -> tuple[str, Callable[[], str | Table], Callable[[], Figure]]:
     """A view in words, and what draws it: in the terminal, and as a figure."""
     from clearhead.look import figures, terminal
@@ -202,13 +202,13 @@ def _drawings(
             return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=chosen, title=layer)
 
 
-def _measures(picture: Picture) -> Table:
+def _measures(picture: AttentionMap) -> Table:
     from clearhead.look.terminal import head_table
 
     return table(("head", "pattern", "score", "entropy", "distance"), head_table(picture))
 
 
-def _contributions(picture: Picture, row: int | None) -> tuple[list[Any], str]:
+def _contributions(picture: AttentionMap, row: int | None) -> tuple[list[Any], str]:
     """What each key and head adds to one query, and that in words."""
     from clearhead.look.measures import contributions
 

@@ -17,7 +17,7 @@ from clearhead.checks.subject import Batch, Ids
 from clearhead.cli.named import inputs_of, named
 from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
 from clearhead.errors import ConfigError
-from clearhead.look import Album, Answer, Question, figures
+from clearhead.look import AttentionReport, LogitMetric, Question, figures
 from clearhead.look.question import ask as logits_of
 
 Found = tuple[str, dict[str, Any], list[Any]]
@@ -31,7 +31,7 @@ class Asked:
     model: nn.Module
     given: str | None
     ask: Callable[[str | None], Question]
-    album: Callable[[], Album]
+    album: Callable[[], AttentionReport]
     name: Callable[[int], str] = str
     choices: int = 0  # how many tokens have a name
 
@@ -52,8 +52,8 @@ def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: M
     return Asked(
         trained.model,
         given,
-        lambda text: look.question(trained, needed(text), **how),
-        lambda: look.at(trained, needed(given), **how),
+        lambda text: look.model_inputs(trained, needed(text), **how),
+        lambda: look.attention_report(trained, needed(given), **how),
         **words,
     )
 
@@ -89,14 +89,14 @@ def module_asked(
         finally:
             handle.remove()
         tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if subject.is_sequence else 0)
-        return look.Question(call, tuple(map(str, tokens)), str, subject.name)
+        return look.ModelInputs(call, tuple(map(str, tokens)), str, subject.name)
 
-    def album() -> Album:
+    def album() -> AttentionReport:
         question = ask(given)
         with torch.no_grad(), look.trace(model, "**.weights") as t:
             model(**dict(question.given))
         one_text = subject.source is None and subject.is_sequence
-        return look.album(t, question.tokens if one_text else None, title=question.title)
+        return look.build_report(t, question.tokens if one_text else None, title=question.title)
 
     return Asked(model, given, ask, album)
 
@@ -130,7 +130,7 @@ def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None,
 
 def _lens(asked: Asked, told: Mapping[str, Any]) -> Found:
     question = asked.ask(asked.given)
-    found = look.lens(asked.model, question.given, positions=told["row"])
+    found = look.logit_lens(asked.model, question.given, positions=told["row"])
     return question.title, found.to_dict(question.name), found.charts(question.tokens, question.name)
 
 
@@ -156,7 +156,7 @@ def _patching(asked: Asked, told: Mapping[str, Any]) -> Found:
 
 
 def _induction(asked: Asked, told: Mapping[str, Any]) -> Found:
-    found = look.induction(asked.model)
+    found = look.induction_scores(asked.model)
     return "Random tokens, said twice: where each head looks", found.to_dict(), found.charts()
 
 
@@ -168,12 +168,12 @@ def _vectors(asked: Asked, told: Mapping[str, Any]) -> Found:
     return "Token embeddings in two dimensions", found.to_dict(), [found]
 
 
-def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[Question, Answer, str]:
+def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[Question, LogitMetric, str]:
     """The input, what is asked about it, and that in words."""
     question = asked.ask(asked.given)
     logits: Tensor = logits_of(asked.model, question.given)
     token, versus = (_token(told[name], asked) for name in ("answer", "versus"))
-    answer = Answer(token, versus, -1 if told["row"] is None else told["row"]).chosen(logits)
+    answer = LogitMetric(token, versus, -1 if told["row"] is None else told["row"]).chosen(logits)
     first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
     place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
     rather = f" rather than {second[0]}" if second else ""

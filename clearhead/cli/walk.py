@@ -31,7 +31,7 @@ def walk(
     Each station has its formula, its shape, the numbers of this very run, and why it is there."""
     from clearhead.look.page import written
 
-    walked = ch.look.walk(ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data)
+    walked = ch.look.build_walkthrough(ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data)
     text = walked.text(layer=layer, head=head, width=min(console.width, 120), colour=colour())  # refuses a wrong choice
     if html is not None:
         written(walked.html(), html)

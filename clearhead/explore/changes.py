@@ -24,7 +24,7 @@ from clearhead.values import Natural, Range, did_you_mean, require
 
 _SHOWN = 8
 _SIDE = 64  # cells of a map
-_KINDS: dict[str, Any] = {"off": look.Zero, "scale": look.Replace, "patch": look.Patch}
+_KINDS: dict[str, Any] = {"off": look.ZeroAblation, "scale": look.ReplaceActivation, "patch": look.PatchActivation}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +102,10 @@ def _check(edit: Edit, model: nn.Module, layers: dict[str, MultiHeadAttention]) 
         require(max(edit.heads) < most, f"{edit.path} has heads 0 to {most - 1}, got {max(edit.heads)}")
 
 
-def _made(edit: Edit, source: look.Trace | None) -> look.Edit:
+def _made(edit: Edit, source: look.Trace | None) -> look.Intervention:
     first: dict[str, list[Any]] = {"off": [], "scale": [lambda x: edit.by * x], "patch": [source]}
     where = {"heads": list(edit.heads) or None, "positions": list(edit.positions) or None}
-    made: look.Edit = _KINDS[edit.how](*first[edit.how], **where)
+    made: look.Intervention = _KINDS[edit.how](*first[edit.how], **where)
     return made
 
 

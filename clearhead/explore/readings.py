@@ -21,7 +21,7 @@ from clearhead.explore.run import Nothing, Run
 from clearhead.generation import Beam, Sample, generate, search
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
-from clearhead.look.album import Album
+from clearhead.look.album import AttentionReport
 from clearhead.look.page import contents
 from clearhead.look.trained import attending, of_ids, of_picture, shortened, tensor_of, text_ids
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
@@ -192,7 +192,7 @@ def step(given: Chosen, run: Run) -> dict[str, Any]:
     }
 
 
-def _album(given: Text, run: Run) -> Album:
+def _album(given: Text, run: Run) -> AttentionReport:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
@@ -203,7 +203,7 @@ def _album(given: Text, run: Run) -> Album:
         return of_ids(trained, now.ids, title=shortened(given.text), layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
     made = Translated(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
-    return look.translation(trained, made)
+    return look.translation_report(trained, made)
 
 
 @torch.no_grad()
@@ -226,13 +226,13 @@ def walk(given: Text, run: Run) -> dict[str, Any]:
     """The model drawn from its run, and every station of it."""
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
-        return look.walk(trained, pixels_of(given.pixels, trained.model)).to_dict()
+        return look.build_walkthrough(trained, pixels_of(given.pixels, trained.model)).to_dict()
     now = reading(given, run)
     length = max(len(now.ids), len(now.source))
     require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
     is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
     text = given.text + trained.tokenizer.decode(now.ids[now.given :]) if is_text else given.text
-    return look.walk(trained, text, max_new=1 if is_text else None).to_dict()
+    return look.build_walkthrough(trained, text, max_new=1 if is_text else None).to_dict()
 
 
 class _Tree:

@@ -1,8 +1,8 @@
-"""An `Album`: all that there is to see of one run (H heads, T queries, S keys), from a trace and its tokens' names.
+"""An `AttentionReport`: all that there is to see of one run (H heads, T queries, S keys), from a trace and its tokens' names.
 
 with look.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
     model(ids)
-album = look.album(t, tokens, title="A run")
+album = look.build_report(t, tokens, title="A run")
 album.html()                    # the page, as text
 album.pictures[0].summary       # what the heads of the first layer do
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.measures import entropy, lengths_written, rollout
-from clearhead.look.picture import Picture, Places
+from clearhead.look.picture import AttentionMap, Layout
 from clearhead.look.record import matches
 from clearhead.look.trace import Trace
 
@@ -31,11 +31,11 @@ Labels = Sequence[str] | Mapping[str, tuple[Sequence[str], Sequence[str]]] | Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class Album:
+class AttentionReport:
     """All that a page shows of one run: its pictures, and what else is known of it."""
 
     title: str
-    pictures: Sequence[Picture]
+    pictures: Sequence[AttentionMap]
     facts: Mapping[str, str] = field(default_factory=dict)  # shown under the title
     norms: Sequence[tuple[str, Tensor]] = ()  # (T,) after each block: the residual stream
     image: Tensor | None = None  # (height, width) uint8: what an image model was shown, or a spectrogram
@@ -46,15 +46,15 @@ class Album:
             raise ConfigError("an album needs at least one picture: trace at least one attention layer")
 
     @property
-    def groups(self) -> dict[str, list[Picture]]:
+    def groups(self) -> dict[str, list[AttentionMap]]:
         """The pictures by stack, in the order of their layers."""
-        found: dict[str, list[Picture]] = {}
+        found: dict[str, list[AttentionMap]] = {}
         for picture in self.pictures:
             found.setdefault(picture.group, []).append(picture)
         return {group: sorted(some, key=lambda picture: picture.layer) for group, some in found.items()}
 
     @property
-    def first(self) -> Picture:
+    def first(self) -> AttentionMap:
         """What views show first: of cross-attention the layer that aligns most sharply, else the last layer."""
         stacks = list(self.groups.values())
         cross = next((stack for stack in stacks if stack[0].kind == "cross"), None)
@@ -110,19 +110,19 @@ def album(
     grid: tuple[int, int] | None = None,
     batch: int = 0,
     run: int = -1,
-) -> Album:
+) -> AttentionReport:
     """An album of one run of a trace; the residual stream is in it if the outputs of blocks were recorded."""
     try:
         norms = [(path, _of_batch(norm, batch, 1).float().cpu()) for path, norm in trace.norms(run=run)]
     except ConfigError:  # no outputs of blocks were asked for
         norms = []
     drawn = pictures(trace, labels, grid=grid, batch=batch, run=run)
-    return Album(title=title, pictures=drawn, facts=facts or {}, norms=norms, image=image)
+    return AttentionReport(title=title, pictures=drawn, facts=facts or {}, norms=norms, image=image)
 
 
 def pictures(
     trace: Trace, labels: Labels = None, *, grid: tuple[int, int] | None = None, batch: int = 0, run: int = -1
-) -> list[Picture]:
+) -> list[AttentionMap]:
     """A picture of every attention layer of a trace, for one sequence of the batch.
 
     `grid` is for models of images: the rows and columns of patches that the tokens stand for."""
@@ -131,7 +131,7 @@ def pictures(
     return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
 
 
-def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int) -> Picture:
+def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int) -> AttentionMap:
     H, T = trace.heads(path, run=run).shape[-3:-1]
     values = _of_batch(trace.values(path, run=run), batch, 3)  # (H, S, E)
     S = values.shape[-2]
@@ -141,13 +141,13 @@ def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | No
         return _of_batch(trace.weights(path, rows=slice(start, stop), run=run), batch, 3)
 
     difference, tolerance = _checked(trace, path, T, run)
-    return Picture(
+    return AttentionMap(
         path=path,
         rows=rows,
         columns=columns,
         n_heads=H,
         block=block,
-        places=Places(T, S, cross=cross, grid=grid),
+        places=Layout(T, S, cross=cross, grid=grid),
         written=_lengths(trace.module(path), values),
         difference=difference,
         tolerance=tolerance,

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Shown, bars, by_head, ragged
-from clearhead.look.question import Answer, Given, tensors_of
-from clearhead.look.stream import Leaf, Stream, watched
+from clearhead.look.chart import Chart, HasCharts, bars, by_head, ragged
+from clearhead.look.question import LogitMetric, ModelArgs, tensors_of
+from clearhead.look.stream import Term, ResidualStream, watched
 from clearhead.look.trace import Trace, trace
 
 Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"]
 
 
 @dataclass(frozen=True)
-class Part:
+class LogitContribution:
     """What one thing added to the answer. `path` is the module or parameter; `layer` the number of its block."""
 
     kind: Kind
@@ -44,12 +44,12 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attribution(Shown):
+class Attribution(HasCharts):
     """All parts of one answer, in the order in which they were written; `total` of them and `rest` make the logit."""
 
-    answer: Answer
+    answer: LogitMetric
     logit: float
-    parts: tuple[Part, ...]
+    parts: tuple[LogitContribution, ...]
     tolerance: float  # how large `rest` may be: what rounding can explain
 
     @property
@@ -63,7 +63,7 @@ class Attribution(Shown):
         return self.logit - self.total
 
     @property
-    def largest(self) -> list[Part]:
+    def largest(self) -> list[LogitContribution]:
         """The parts by how far they moved the answer, whichever way."""
         return sorted(self.parts, key=lambda part: -abs(part.value))
 
@@ -93,17 +93,17 @@ class Attribution(Shown):
         return {"answer": answer, "logit": self.logit, "total": self.total, "rest": self.rest, "parts": kinds}
 
 
-def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> Attribution:
+def attribute(model: nn.Module, given: ModelArgs, answer: LogitMetric | None = None) -> Attribution:
     """What each part of a model added to one logit (or the difference of two), from one run over one sequence.
 
-        found = look.attribute(model, ids, look.Answer(token=17, versus=4))
-        found.largest[0]                       # Part(kind="head", path="blocks.3.attention", head=5, …)
+        found = look.attribute(model, ids, look.LogitMetric(token=17, versus=4))
+        found.largest[0]                       # LogitContribution(kind="head", path="blocks.3.attention", head=5, …)
         found.total + found.rest               # the logit itself
 
     Norms are linear once their scale is known, and theirs is that of the run; their biases are parts of their own. The
     same goes for embeddings, positions, and the bias of every output projection. A head is told apart where the input
     of its layer's output projection is what the heads gave, side by side."""
-    answer = Answer() if answer is None else answer
+    answer = LogitMetric() if answer is None else answer
     batch = {x.shape[0] for x in tensors_of(given) if x.dim()}
     if batch != {1}:
         raise ShapeError(f"got a batch of {max(batch, default=0)} to attribute; give one sequence, such as ids[:1]")
@@ -131,33 +131,33 @@ def attribute(model: nn.Module, given: Given, answer: Answer | None = None) -> A
     return found
 
 
-def _parts(leaf: Leaf, stream: Stream, attended: Trace) -> list[Part]:
+def _parts(leaf: Term, stream: ResidualStream, attended: Trace) -> list[LogitContribution]:
     """A leaf as parts: the heads of an attention layer and its bias, or the leaf itself."""
     layer = next((i for i, block in enumerate(stream.blocks) if leaf.path.startswith(f"{block}.")), None)
     value = float(leaf.shares.sum())
     if leaf.step is None and leaf.value.dim() < 2:
-        return [Part("bias", leaf.path, value, layer)]
+        return [LogitContribution("bias", leaf.path, value, layer)]
     if leaf.step is None or layer is None:
-        return [Part("embedding", leaf.path, value, layer)]
+        return [LogitContribution("embedding", leaf.path, value, layer)]
     inside = [path for path in attended.paths if f"{path}.".startswith(f"{leaf.path}.")]
     if not inside:  # where attention is written out, it is not seen
-        return [Part("feed-forward" if attended.paths else "layer", leaf.path, value, layer)]
+        return [LogitContribution("feed-forward" if attended.paths else "layer", leaf.path, value, layer)]
     shares = _by_head(leaf, attended.heads(inside[0])) if len(inside) == 1 else None
     if shares is None:
-        return [Part("attention", leaf.path, value, layer)]
-    heads = [Part("head", leaf.path, share, layer, head) for head, share in enumerate(shares)]
-    bias = Part("bias", f"{leaf.path} (output bias)", value - math.fsum(shares), layer)
+        return [LogitContribution("attention", leaf.path, value, layer)]
+    heads = [LogitContribution("head", leaf.path, share, layer, head) for head, share in enumerate(shares)]
+    bias = LogitContribution("bias", f"{leaf.path} (output bias)", value - math.fsum(shares), layer)
     return heads if leaf.step.product[2] is None else [*heads, bias]
 
 
-def _place(part: Part) -> float:
+def _place(part: LogitContribution) -> float:
     """What is written earlier comes first; what is added to all of it, such as the last norm's bias, at the end."""
     if part.layer is not None:
         return part.layer
     return -1 if part.kind == "embedding" else math.inf
 
 
-def _by_head(leaf: Leaf, heads: Tensor) -> list[float] | None:
+def _by_head(leaf: Term, heads: Tensor) -> list[float] | None:
     """What each head added through the output projection that made this leaf; None where it read something else."""
     step = leaf.step
     if step is None or step.name not in ("linear", "addmm"):

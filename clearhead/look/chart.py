@@ -99,7 +99,7 @@ class Chart:
 
 
 @dataclass(frozen=True, eq=False)
-class Plane:
+class PCAProjection:
     """The plane in which vectors differ most: their `points` in it, and the shares of the variance along its axes."""
 
     points: Float[Tensor, "N 2"]
@@ -140,7 +140,7 @@ class Plane:
         return f'<h2>{title}</h2><svg viewBox="0 0 940 520" role="img" aria-label="{title}">{dots}</svg>'
 
 
-def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> Plane:
+def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> PCAProjection:
     """Vectors in two dimensions: the two directions along which they vary most, by a singular value decomposition.
 
         look.pca(model.embedding.weight).points          # (V, 2)
@@ -157,10 +157,10 @@ def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> Pl
     _, sizes, axes = torch.linalg.svd(wide - centre, full_matrices=False)
     axes = axes[:2] * axes[:2].gather(1, axes[:2].abs().argmax(1, keepdim=True)).sign()
     first, second = (sizes.square() / sizes.square().sum().clamp(min=1e-300)).tolist()[:2]
-    return Plane((wide - centre) @ axes.T, names, (first, second), centre, axes)
+    return PCAProjection((wide - centre) @ axes.T, names, (first, second), centre, axes)
 
 
-class Shown(ABC):
+class HasCharts(ABC):
     """What a result prints, and draws in a notebook: its charts."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from clearhead.tables import html_table, table
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class ActivationChange:
     """How far one thing moved, for every sequence (and head) and position: `amount` (B, T) or (B, H, T)."""
 
     path: str
@@ -55,7 +55,7 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class MovedLogits:
+class LogitChange:
     """How the model's own answer moved: KL(before ‖ after) in nats, and whether its first choice changed."""
 
     kl: Float[Tensor, "B T"]
@@ -68,12 +68,12 @@ class MovedLogits:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class TraceComparison:
     """What moved from one run to another: outputs and attention weights in the model's order, and the logits."""
 
-    outputs: list[Moved]
-    weights: list[Moved]
-    logits: MovedLogits | None
+    outputs: list[ActivationChange]
+    weights: list[ActivationChange]
+    logits: LogitChange | None
 
     def to_dict(self) -> dict[str, Any]:
         """Every difference as plain values, for JSON."""
@@ -103,26 +103,26 @@ class Comparison:
 
 
 @torch.no_grad()
-def compare(run: Trace, edited: Trace, *, which: int = -1) -> Comparison:
+def compare(run: Trace, edited: Trace, *, which: int = -1) -> TraceComparison:
     """What moved from `run` to `edited`, two traces of the same input; `which` of their runs, the last by default."""
     outputs = [path for path in run.outputs if path in edited.outputs]
     layers = [path for path in run.paths if path in edited.paths]
     if not outputs and not layers:
         raise ConfigError("the two traces have nothing in common; record both with the same patterns")
-    return Comparison(
+    return TraceComparison(
         outputs=[_output(path, run, edited, which) for path in outputs],
         weights=[_weights(path, run, edited, which) for path in layers],
         logits=_logits(run, edited, which) if "" in outputs else None,
     )
 
 
-def _output(path: str, run: Trace, edited: Trace, which: int) -> Moved:
+def _output(path: str, run: Trace, edited: Trace, which: int) -> ActivationChange:
     before, after = _both(path, run, edited, which)
     size, change = before.norm(dim=-1), (after - before).norm(dim=-1)  # (B, T)
-    return Moved(path, "output", torch.where(change > 0, change / size, 0.0))
+    return ActivationChange(path, "output", torch.where(change > 0, change / size, 0.0))
 
 
-def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
+def _weights(path: str, run: Trace, edited: Trace, which: int) -> ActivationChange:
     """Half the sum of |after − before| over the keys: 0 if nothing moved, 1 if all of a query's weight did."""
     shape, other = (t.heads(path, run=which).shape[:-1] for t in (run, edited))
     _check_alike(path, shape, other)
@@ -133,14 +133,14 @@ def _weights(path: str, run: Trace, edited: Trace, which: int) -> Moved:
             _check_alike(path, before.shape, after.shape)
             half = (after.double() - before.double()).abs().sum(-1) / 2
             distance[..., head, start : start + before.shape[-2]] = half.cpu()
-    return Moved(path, "weights", distance)
+    return ActivationChange(path, "weights", distance)
 
 
-def _logits(run: Trace, edited: Trace, which: int) -> MovedLogits:
+def _logits(run: Trace, edited: Trace, which: int) -> LogitChange:
     before, after = _both("", run, edited, which)
     p, q = before.log_softmax(-1), after.log_softmax(-1)
     kl = torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1).clamp(min=0.0)
-    return MovedLogits(kl, before.argmax(-1) != after.argmax(-1))
+    return LogitChange(kl, before.argmax(-1) != after.argmax(-1))
 
 
 def _sizes(x: Tensor) -> tuple[float, float]:

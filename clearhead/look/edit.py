@@ -1,8 +1,8 @@
 """Changing a run from outside: what a module gives, or what single heads give, replaced while the model runs.
 
     with look.trace(model, "output") as t:
-        t.edit("blocks.2.attention", look.Zero(heads=[3]))      # ablate a head
-        t.edit("blocks.1", look.Patch(clean, positions=[4]))    # take position 4 from another run
+        t.edit("blocks.2.attention", look.ZeroAblation(heads=[3]))      # ablate a head
+        t.edit("blocks.1", look.PatchActivation(clean, positions=[4]))    # take position 4 from another run
         model(ids)
 
 An edit with `heads` works on what these heads of an attention layer give, (B, H, T, E), before the output projection;
@@ -20,31 +20,31 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.look.recompute import Choice, chosen
-from clearhead.look.record import Moment
+from clearhead.look.recompute import Indices, chosen
+from clearhead.look.record import CallContext
 
 
 @runtime_checkable
-class Source(Protocol):
+class ActivationSource(Protocol):
     """What edits take from another run: a trace that recorded the path in question."""
 
-    def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Tensor: ...
+    def heads(self, path: str, *, heads: Indices = None, run: int = -1) -> Tensor: ...
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Edit(ABC):
+class Intervention(ABC):
     """Which heads (None: the module's output) and which positions (None: all) are changed."""
 
-    heads: Choice = None
-    positions: Choice = None
+    heads: Indices = None
+    positions: Indices = None
 
     @abstractmethod
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         """What stands in place of `part`, (…, h, r, E) or (…, r, M), whose rows are at `places` in the sequence."""
 
-    def apply(self, x: Tensor, moment: Moment) -> Tensor:
+    def apply(self, x: Tensor, moment: CallContext) -> Tensor:
         """x with this edit made."""
         rows, path = self._rows(x, moment), moment.path
         if not rows:
@@ -67,7 +67,7 @@ class Edit(ABC):
             ) from error
         return changed
 
-    def _rows(self, x: Tensor, moment: Moment) -> list[int]:
+    def _rows(self, x: Tensor, moment: CallContext) -> list[int]:
         """The rows of this call that are meant."""
         if x.dim() < 3 and self.positions is not None:
             what = moment.path or "the model"
@@ -88,7 +88,7 @@ class Edit(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Zero(Edit):
+class ZeroAblation(Intervention):
     """Zeros: ablates heads, positions, or a whole module."""
 
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
@@ -96,10 +96,10 @@ class Zero(Edit):
 
 
 @dataclass(frozen=True, eq=False)
-class Mean(Edit):
+class MeanAblation(Intervention):
     """The mean over all sequences and positions of another run: ablates without leaving the usual range."""
 
-    source: Source
+    source: ActivationSource
     run: int = -1
 
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
@@ -108,7 +108,7 @@ class Mean(Edit):
 
 
 @dataclass(frozen=True, eq=False)
-class Replace(Edit):
+class ReplaceActivation(Intervention):
     """A tensor that broadcasts to what it replaces, or a function from what was there to what shall be."""
 
     value: Tensor | Callable[[Tensor], Tensor]
@@ -126,10 +126,10 @@ class Replace(Edit):
 
 
 @dataclass(frozen=True, eq=False)
-class Patch(Edit):
+class PatchActivation(Intervention):
     """The same heads and positions from another run; `path` says where there, if it is another module."""
 
-    source: Source
+    source: ActivationSource
     path: str | None = None
     run: int = -1
 
@@ -145,7 +145,7 @@ class Patch(Edit):
         return x[..., torch.tensor(places, device=x.device), :]
 
 
-def _taken(edit: Edit, source: Source, path: str, run: int) -> Tensor:
-    if not isinstance(source, Source):
+def _taken(edit: Intervention, source: ActivationSource, path: str, run: int) -> Tensor:
+    if not isinstance(source, ActivationSource):
         raise ConfigError(f"{type(edit).__name__} got a {type(source).__name__}; expected the trace of another run")
     return source.output(path, run=run) if edit.heads is None else source.heads(path, heads=edit.heads, run=run)

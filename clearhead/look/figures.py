@@ -13,10 +13,10 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Plane, bars
-from clearhead.look.measures import Contribution, check_names, check_patches
+from clearhead.look.chart import Chart, PCAProjection, bars
+from clearhead.look.measures import ValueWeightedNorm, check_names, check_patches
 from clearhead.look.page import written
-from clearhead.look.picture import Picture
+from clearhead.look.picture import AttentionMap
 from clearhead.training.figure import drawn, new_figure
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     return figure
 
 
-def head_grid(pictures: Sequence[Picture], *, title: str = "") -> Figure:
+def head_grid(pictures: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
     most = max(picture.n_heads for picture in pictures)
     figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3, title)
@@ -106,11 +106,11 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     return figure
 
 
-def chart(found: Chart | Plane) -> Figure:
+def chart(found: Chart | PCAProjection) -> Figure:
     """Words or numbers in coloured cells, one column of numbers as bars, a plane as dots with their names.
 
     Cells of more than a few dozen columns stay without words."""
-    if isinstance(found, Plane):
+    if isinstance(found, PCAProjection):
         return _plane(found)
     if found.is_bars:
         return _bars(found)
@@ -150,7 +150,7 @@ def _bars(found: Chart) -> Figure:
     return figure
 
 
-def _plane(found: Plane) -> Figure:
+def _plane(found: PCAProjection) -> Figure:
     """Vectors in two dimensions, each a dot with its name."""
     figure, axes = _plot(6.4, 5.6, found.title, size=9)
     x, y = found.points.T.tolist()
@@ -162,7 +162,7 @@ def _plane(found: Plane) -> Figure:
     return figure
 
 
-def measures(pictures: Sequence[Picture], *, title: str = "") -> Figure:
+def measures(pictures: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Entropy and distance of every head against its layer: a dot a head, named by its pattern's colour."""
     figure = _figure(8.4, 3.6, title)
     left, right = figure.subplots(1, 2)
@@ -205,7 +205,7 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     return figure
 
 
-def contribution_bars(found: Sequence[Contribution], columns: Sequence[str], *, title: str = "") -> Figure:
+def contribution_bars(found: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
     """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
     parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
     return _bars(bars(title, parts, "share of the lengths of all that was added, %"))

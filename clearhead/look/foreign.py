@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.under import from_sdpa
-from clearhead.look.recompute import Attended, Unchanged, dropout_of
+from clearhead.look.recompute import AttentionCall, VersionedRef, dropout_of
 from clearhead.masks import Mask, block
 
 
@@ -41,7 +41,7 @@ def call_of_sdpa(*args: Any, **kwargs: Any) -> tuple[Call, None]:
     return Call(**given | {"offset": 0}), None
 
 
-class OfTorchLayer(Attended):
+class TorchLayerCall(AttentionCall):
     """One call of `nn.MultiheadAttention`, seen from outside: its inputs, and its output (B, T, M).
 
     Queries, keys and values are projected again when they are asked for, with the weights that the layer has then;
@@ -61,9 +61,9 @@ class OfTorchLayer(Attended):
         self._out = output
         self._changed: Tensor | None = None
         self._differentiable = True
-        self._given = Unchanged("the input of this nn.MultiheadAttention has", *self._inputs)
-        self._learned = Unchanged("the parameters of this nn.MultiheadAttention have", *layer.parameters())
-        self._gave = Unchanged("what this nn.MultiheadAttention gave has", output)
+        self._given = VersionedRef("the input of this nn.MultiheadAttention has", *self._inputs)
+        self._learned = VersionedRef("the parameters of this nn.MultiheadAttention have", *layer.parameters())
+        self._gave = VersionedRef("what this nn.MultiheadAttention gave has", output)
 
     @staticmethod
     def arguments(layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class OfTorchLayer(Attended):
     def how(self) -> str:
         return "nn.MultiheadAttention"
 
-    def kept(self, edited: Tensor | None) -> OfTorchLayer:
+    def kept(self, edited: Tensor | None) -> TorchLayerCall:
         """The same for keeping, without a graph; `edited` is what edits made of its heads."""
         query, key, value = (x.detach() for x in self._inputs)
         given = {"query": query, "key": key, "value": value, "key_padding_mask": self._padding, "attn_mask": self._mask}
-        kept = OfTorchLayer(self._layer, given, self._out.detach())
+        kept = TorchLayerCall(self._layer, given, self._out.detach())
         kept._changed = None if edited is None else edited.detach()
         kept._differentiable = False
         return kept

@@ -21,30 +21,30 @@ from torch import Tensor, nn
 from clearhead.attention import ScaledDot
 from clearhead.attention.kernels.call import Call
 from clearhead.look.recompute import scores_of
-from clearhead.look.stations import Station, texts
+from clearhead.look.stations import WalkthroughStep, texts
 from clearhead.look.trace import Trace
 from clearhead.look.watch import first_tensor
 
-Known = list[tuple[Tensor, int]]
+NamedTensors = list[tuple[Tensor, int]]
 """What has been computed so far in one module, and by which station."""
 
 
 @dataclass
-class Visit:
+class ModuleCall:
     """One call of a module: the tensors it was given, the tensor it gave, and the calls that it made inside."""
 
     path: str
     module: nn.Module
     given: list[Tensor]
     gave: Tensor | None = None
-    parts: list[Visit] = field(default_factory=list)
+    parts: list[ModuleCall] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.path.rpartition(".")[2]
 
     @property
-    def all(self) -> Iterator[Visit]:
+    def all(self) -> Iterator[ModuleCall]:
         """Itself and all that ran inside of it."""
         yield self
         for part in self.parts:
@@ -57,12 +57,12 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def visiting(model: nn.Module) -> Iterator[list[Visit]]:
+def visiting(model: nn.Module) -> Iterator[list[ModuleCall]]:
     """The calls of the model itself while this is on. Tensors are copied: what is written over later stays as it was.
 
     A module that stands in two places (shared embeddings) is called by the name that it has where it is called."""
-    found: list[Visit] = []
-    running: list[Visit] = []
+    found: list[ModuleCall] = []
+    running: list[ModuleCall] = []
     names: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
@@ -72,7 +72,7 @@ def visiting(model: nn.Module) -> Iterator[list[Visit]]:
         path = next((path for path in names[module] if path.startswith(inside)), names[module][0])
         tensors = [x for x in args if isinstance(x, Tensor)]
         tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks and the like come later
-        visit = Visit(path, module, [x.detach().clone() for x in tensors])
+        visit = ModuleCall(path, module, [x.detach().clone() for x in tensors])
         (running[-1].parts if running else found).append(visit)
         running.append(visit)
 
@@ -87,7 +87,7 @@ def visiting(model: nn.Module) -> Iterator[list[Visit]]:
         yield found
 
 
-class Line(NamedTuple):
+class TokenAxis(NamedTuple):
     """A line of tokens: the letter for its length, their names, and how many were given (the others were written)."""
 
     letter: str
@@ -95,27 +95,27 @@ class Line(NamedTuple):
     given: int
 
 
-class Guide:
+class WalkthroughBuilder:
     """Goes through the calls of a traced run and notes a station for each thing that happens.
 
     `lines` are the tokens by the beginning of module paths, the first that fits counts: {"encoder": …, "": …}."""
 
-    def __init__(self, trace: Trace, lines: Mapping[str, Line]) -> None:
+    def __init__(self, trace: Trace, lines: Mapping[str, TokenAxis]) -> None:
         self._trace, self._lines = trace, lines
-        self._made: list[Station] = []
-        self._ends: Known = []  # what stacks and blocks gave: a memory is one of these
+        self._made: list[WalkthroughStep] = []
+        self._ends: NamedTensors = []  # what stacks and blocks gave: a memory is one of these
         self._last: Tensor | None = None  # what the model itself gave
         self.sizes: dict[str, int] = {}
 
     @property
-    def stations(self) -> list[Station]:
+    def stations(self) -> list[WalkthroughStep]:
         """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
         a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
         stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
         norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
         h = norms - stream
         memory = {one.sources[0] for one in self._made if (one.branch, one.role) == ("cross-attention", "k")}
-        done: list[Station] = []
+        done: list[WalkthroughStep] = []
         for i, one in enumerate(self._made):
             own = i if one.role == "norm" else next(iter(one.sources), None)
             added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
@@ -132,19 +132,19 @@ class Guide:
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
-        self._made.append(Station(role=role, letters=names, values=values, **{**said, **details}))
+        self._made.append(WalkthroughStep(role=role, letters=names, values=values, **{**said, **details}))
         return len(self._made) - 1
 
-    def walk(self, visit: Visit) -> None:
+    def walk(self, visit: ModuleCall) -> None:
         """All of one call of the model."""
         self._last = visit.gave
         self._follow(visit, visit.path, len(self._made) - 1 if self._made else None)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, visit: Visit, group: str, source: int | None) -> int:
+    def _follow(self, visit: ModuleCall, group: str, source: int | None) -> int:
         """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
-        known: Known = [] if source is None or not visit.given else [(visit.given[0], source)]
+        known: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
         for part in visit.parts:
             quiet = part.gave is not None and part.given and not part.parts and same(part.given[0], part.gave)
             if part.gave is None or quiet:  # dropout in evaluation and `nn.Identity` hand on what they get
@@ -164,7 +164,7 @@ class Guide:
             self._ends.append((visit.gave, number))
         return number
 
-    def _unit(self, part: Visit, x: Tensor, source: int | None, group: str) -> int:
+    def _unit(self, part: ModuleCall, x: Tensor, source: int | None, group: str) -> int:
         """A module without attention inside: one station, or two for an embedding of ids and for a feed-forward."""
         module, line = part.module, self._line(part.path)
         common: dict[str, Any] = {"where": part.path, "group": group, "sources": () if source is None else (source,)}
@@ -189,7 +189,7 @@ class Guide:
             return self._vectors("logits", x, line, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
         return self._vectors("linear" if matrices else "between", x, line, **common)
 
-    def _ids(self, part: Visit, line: Line, group: str) -> int:
+    def _ids(self, part: ModuleCall, line: TokenAxis, group: str) -> int:
         """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
         writes = line.letter == "T" and len(self._lines) > 1
         more = not writes and line.given < len(line.tokens)
@@ -197,7 +197,7 @@ class Guide:
         common = {"where": part.path, "group": group, "rows": tuple(line.tokens), "note": note if more else ""}
         return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
 
-    def _vectors(self, role: str, x: Tensor, line: Line, last: str = "M", **details: Any) -> int:
+    def _vectors(self, role: str, x: Tensor, line: TokenAxis, last: str = "M", **details: Any) -> int:
         """A row a token, or one for all of them where the tokens have become one."""
         x = x[0]
         last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last
@@ -206,7 +206,7 @@ class Guide:
         letter = line.letter if len(x) == len(line.tokens) else "N"  # patches have no [CLS] before them yet
         return self.note(role, x, f"{letter} {last}", rows=tuple(line.tokens[-len(x) :]), **details)
 
-    def _feed_forward(self, part: Visit, x: Tensor, matrices: list[Visit], common: dict[str, Any]) -> int:
+    def _feed_forward(self, part: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: dict[str, Any]) -> int:
         hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
         if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with the tokens that picked it
             common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
@@ -223,7 +223,7 @@ class Guide:
 
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
-    def _attention(self, part: Visit, source: int | None, group: str) -> int:
+    def _attention(self, part: ModuleCall, source: int | None, group: str) -> int:
         call, path, line = self._trace.given(part.path), part.path, self._line(part.path)
         others = [x for x in part.given[1:2] if not same(x, part.given[0])]
         keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
@@ -256,7 +256,7 @@ class Guide:
         return self._vectors("out", part.gave, line, formula=formula, **common)
 
     def _projections(
-        self, part: Visit, call: Call, read: Sequence[tuple[Line, int | None]], common: dict[str, Any]
+        self, part: ModuleCall, call: Call, read: Sequence[tuple[TokenAxis, int | None]], common: dict[str, Any]
     ) -> list[int]:
         """Queries, and keys and values, of what each read; from their projections where these are modules."""
         cross, made = common["branch"] == "cross-attention", []
@@ -274,7 +274,7 @@ class Guide:
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
-    def _arrive(self, x: Tensor, known: Known, visit: Visit, group: str) -> int:
+    def _arrive(self, x: Tensor, known: NamedTensors, visit: ModuleCall, group: str) -> int:
         """The station whose values these are, or a new one that says how they came about."""
         for tensor, number in reversed(known):
             if same(tensor, x):
@@ -282,7 +282,7 @@ class Guide:
         known.append((x, self._between(x, known, self._line(visit.path), {"where": visit.path, "group": group})))
         return known[-1][1]
 
-    def _between(self, x: Tensor, known: Known, line: Line, common: dict[str, Any]) -> int:
+    def _between(self, x: Tensor, known: NamedTensors, line: TokenAxis, common: dict[str, Any]) -> int:
         alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape][-6:]
         for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
             if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
@@ -303,7 +303,7 @@ class Guide:
         note = "Here the same vector was added to every token." if constant else ""
         return self._vectors("between", x, line, sources=tuple(i for _, i in known[-1:]), note=note, **common)
 
-    def _line(self, path: str) -> Line:
+    def _line(self, path: str) -> TokenAxis:
         return next(line for start, line in self._lines.items() if path.startswith(start))
 
 
@@ -336,7 +336,7 @@ def _norm(module: nn.Module) -> str:
     return f"{ratio} · γ" + ("" if getattr(module, "bias", None) is None else " + β")
 
 
-def _places(part: Visit, x: Tensor) -> dict[str, str]:
+def _places(part: ModuleCall, x: Tensor) -> dict[str, str]:
     """What kind of positions a module adds, and how much."""
     kind = type(getattr(part.module, "choice", part.module)).__name__
     added = (x - part.given[0])[0, -1].float()
@@ -345,7 +345,7 @@ def _places(part: Visit, x: Tensor) -> dict[str, str]:
     return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
 
 
-def _turned(x: Tensor, product: Visit, layer: nn.Module) -> str:
+def _turned(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
     """Whether queries or keys are something else than their product: turned by their place, or normalised."""
     y = product.gave
     if y is None or y.numel() != x.numel() or product.module is layer:

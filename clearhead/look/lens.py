@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.look.chart import Chart, Shown
-from clearhead.look.question import Given, ask
-from clearhead.look.recompute import Choice, chosen, pick
+from clearhead.look.chart import Chart, HasCharts
+from clearhead.look.question import ModelArgs, ask
+from clearhead.look.recompute import Indices, chosen, pick
 from clearhead.look.stream import watched
 from clearhead.look.watch import first_tensor, with_first
 
-Names = Callable[[int], str]
+TokenNames = Callable[[int], str]
 """How a token is called."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lens(Shown):
+class LogitLens(HasCharts):
     """`logits` after each of `layers`, the first of which is what enters the blocks: (L + 1, B, T, V) of text."""
 
     layers: tuple[str, ...]
@@ -45,7 +45,7 @@ class Lens(Shown):
         said = self.logits[-1].argmax(-1)[None, ..., None].expand(*self.logits.shape[:-1], 1)
         return (self.logits > self.logits.gather(-1, said)).sum(-1)
 
-    def charts(self, tokens: Sequence[str] | None = None, name: Names = str) -> list[Chart]:
+    def charts(self, tokens: Sequence[str] | None = None, name: TokenNames = str) -> list[Chart]:
         """What each layer would say after each of `tokens`, the last layer, which is the model itself, on top."""
         tokens_said, sure = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
         words = [[name(token) for token in row] for row in tokens_said.tolist()]
@@ -56,7 +56,7 @@ class Lens(Shown):
         title, texts = "What each layer would say", words[::-1]
         return [Chart(title=title, rows=rows, columns=columns, values=sure.flip(0), texts=texts, note=note)]
 
-    def to_dict(self, name: Names = str, *, k: int = 5) -> dict[str, Any]:
+    def to_dict(self, name: TokenNames = str, *, k: int = 5) -> dict[str, Any]:
         """Of the first sequence: for each layer and position the k likeliest tokens."""
         tokens, sure = (x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k))
 
@@ -68,10 +68,10 @@ class Lens(Shown):
         return {"positions": list(self.positions), "layers": rows}
 
 
-def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
+def lens(model: nn.Module, given: ModelArgs, *, positions: Indices = None) -> LogitLens:
     """What each block of a model would say, read by the model's own last norm and head.
 
-        found = look.lens(model, ids, positions=-1)
+        found = look.logit_lens(model, ids, positions=-1)
         found.top()                            # the first choice after each block, and its probability
         found.logits[-1]                       # what the model says
 
@@ -93,7 +93,7 @@ def lens(model: nn.Module, given: Given, *, positions: Choice = None) -> Lens:
         with _returning(model, before | {last: own if state is None else with_first(own, state)}):
             logits = ask(model, given)
         read.append((pick(logits, -2, kept) if is_text else logits).clone())
-    return Lens(layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(read), positions=tuple(kept))
+    return LogitLens(layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(read), positions=tuple(kept))
 
 
 _LOCK = threading.Lock()

@@ -84,7 +84,7 @@ def lengths_written(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M
 
 
 @dataclass(frozen=True)
-class Contribution:
+class ValueWeightedNorm:
     """What one key added through one head: its weight, the length of what it added, and its share of all lengths."""
 
     head: int
@@ -94,7 +94,7 @@ class Contribution:
     share: float
 
 
-def contributions(weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10) -> list[Contribution]:
+def contributions(weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10) -> list[ValueWeightedNorm]:
     """The largest contributions to one output, of all heads and keys: weight × ‖v W_O‖, largest first.
 
     `weights` is one query's row in each head; `written` comes from `lengths_written`. A large weight on a key whose
@@ -106,6 +106,6 @@ def contributions(weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], 
     found = lengths.flatten().topk(min(top, lengths.numel()))
     places = [divmod(place, weights.shape[1]) for place in found.indices.tolist()]
     return [
-        Contribution(head, key, float(weights[head, key]), length, length / total)
+        ValueWeightedNorm(head, key, float(weights[head, key]), length, length / total)
         for (head, key), length in zip(places, found.values.tolist(), strict=True)
     ]

@@ -30,9 +30,9 @@ from torch.nn.functional import adaptive_max_pool2d, pad
 from clearhead._shapes import Float
 from clearhead.disk import refusals
 from clearhead.errors import ConfigError
-from clearhead.look.album import ROLLOUT_LIMIT, Album
-from clearhead.look.chart import Chart, Plane
-from clearhead.look.picture import Picture, Tally
+from clearhead.look.album import ROLLOUT_LIMIT, AttentionReport
+from clearhead.look.chart import Chart, PCAProjection
+from clearhead.look.picture import AttentionMap, HeadStats
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
@@ -44,7 +44,7 @@ _SIDES = (256, 192, 128, 96, 64, 48, 32)
 _KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 
-def page(album: Album, *, budget: int = BUDGET) -> str:
+def page(album: AttentionReport, *, budget: int = BUDGET) -> str:
     """The whole page as text. `budget` bounds the bytes of weights in it, before compression."""
     longest = max(max(len(picture.rows), len(picture.columns)) for picture in album.pictures)
     if longest > _MOST_TOKENS:
@@ -54,7 +54,7 @@ def page(album: Album, *, budget: int = BUDGET) -> str:
     return filled("page.html", album.title, contents(album, budget=budget), styles=("page.css",), scripts=_SCRIPTS)
 
 
-def chart_page(title: str, charts: Sequence[Chart | Plane]) -> str:
+def chart_page(title: str, charts: Sequence[Chart | PCAProjection]) -> str:
     """A page of charts: one file that needs no network and no script."""
     return filled("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
 
@@ -79,14 +79,14 @@ def framed(text: str, title: str) -> str:
 
 
 def save_page(
-    shown: Album | Sequence[Chart | Plane], path: str | Path, *, budget: int = BUDGET, title: str = ""
+    shown: AttentionReport | Sequence[Chart | PCAProjection], path: str | Path, *, budget: int = BUDGET, title: str = ""
 ) -> Path:
     """Write the page of an album, or of charts under a title, to a file.
 
         look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
     A page is one file, which needs no network."""
-    return written(page(shown, budget=budget) if isinstance(shown, Album) else chart_page(title, shown), path)
+    return written(page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path)
 
 
 def written(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
@@ -111,7 +111,7 @@ def assets(*names: str) -> str:
 
 
 def contents(
-    album: Album, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
+    album: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
     """What a page shows, as its scripts read it; before each layer `on_layer` is told how many are done, and of all."""
     pictures = list(album.pictures)
@@ -146,9 +146,9 @@ def contents(
     }
 
 
-def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> dict[str, Any]:
-    tally = Tally(picture.places, picture.rows, picture.columns)
-    thumbs, packed = _Thumbs(picture), packing(picture, how)
+def _layer(picture: AttentionMap, texts: dict[tuple[str, ...], int], how: StoragePlan) -> dict[str, Any]:
+    tally = HeadStats(picture.places, picture.rows, picture.columns)
+    thumbs, packed = _Thumbnails(picture), packing(picture, how)
     for rows in picture.blocks():
         for part in (tally, thumbs, packed):
             part.add(*rows)
@@ -178,10 +178,10 @@ def _layer(picture: Picture, texts: dict[tuple[str, ...], int], how: Plan) -> di
     }
 
 
-class _Thumbs:
+class _Thumbnails:
     """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: AttentionMap) -> None:
         self._rows = len(picture.rows)
         R, C = min(self._rows, _THUMB), min(len(picture.columns), _THUMB)
         self._cells = torch.zeros(picture.n_heads + 1, R, C)
@@ -197,7 +197,7 @@ class _Thumbs:
         return {"rows": R, "columns": C, "codes": encode(quantise(self._cells, 8), 8)}
 
 
-def _foot(pictures: list[Picture]) -> str:
+def _foot(pictures: list[AttentionMap]) -> str:
     said = ["Made by clearhead look."]
     known = [(p.difference, p.tolerance or 0.0) for p in pictures if p.difference is not None]
     if known:
@@ -215,7 +215,7 @@ def _foot(pictures: list[Picture]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoragePlan:
     """How weights are stored: whole (no `side`), or as tiles of a grid up to side × side with `kept` keys a row."""
 
     bits: int = 16
@@ -223,21 +223,21 @@ class Plan:
     kept: int = 0
 
 
-def plan(pictures: list[Picture], budget: int = BUDGET) -> Plan:
+def plan(pictures: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
     """The most detail that fits the budget; the smallest overview there is, if nothing does."""
     sizes = [(picture.n_heads + 1, len(picture.rows), len(picture.columns)) for picture in pictures]
     cells = sum(H * T * S for H, T, S in sizes)
     if cells <= _FINE:
-        return Plan(bits=16)
+        return StoragePlan(bits=16)
     if cells <= budget:
-        return Plan(bits=8)
+        return StoragePlan(bits=8)
     for side, kept in itertools.product(_SIDES, _KEPT):
         tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
         rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
         # Neither half may crowd out the other: an overview takes a third at most.
         if tiles <= budget / 3 and tiles + rows <= budget:
-            return Plan(bits=8, side=side, kept=kept)
-    return Plan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
+            return StoragePlan(bits=8, side=side, kept=kept)
+    return StoragePlan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
 
 
 def quantise(weights: Float[Tensor, "..."], bits: int) -> Tensor:
@@ -252,9 +252,9 @@ def encode(codes: Tensor, bits: int) -> str:
     return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
 
 
-def packing(picture: Picture, how: Plan) -> _Whole | _Tiles:
+def packing(picture: AttentionMap, how: StoragePlan) -> _FullMatrices | _TiledMatrices:
     """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
-    return _Whole(how.bits) if how.side is None else _Tiles(picture, how.side, how.kept)
+    return _FullMatrices(how.bits) if how.side is None else _TiledMatrices(picture, how.side, how.kept)
 
 
 def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
@@ -262,7 +262,7 @@ def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
     return torch.cat((block, block.mean(0, keepdim=True)))
 
 
-class _Whole:
+class _FullMatrices:
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self._parts: list[Tensor] = []
@@ -274,8 +274,8 @@ class _Whole:
         return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
 
 
-class _Tiles:
-    def __init__(self, picture: Picture, side: int, kept: int) -> None:
+class _TiledMatrices:
+    def __init__(self, picture: AttentionMap, side: int, kept: int) -> None:
         self._sizes = H, T, S = picture.n_heads + 1, len(picture.rows), len(picture.columns)
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
         R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)

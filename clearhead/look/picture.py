@@ -1,8 +1,8 @@
-"""A `Picture` of one attention layer: its tokens at both sides, who attends to whom between them, what its heads do.
+"""A `AttentionMap` of one attention layer: its tokens at both sides, who attends to whom between them, what its heads do.
 
 A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being
 in memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
-`Picture.of(weights, rows, columns)`.
+`AttentionMap.of(weights, rows, columns)`.
 
 What a head does is said as far as a few simple patterns can say it, with a score from 0 to 1 for each. For a pattern
 that names keys (the previous token, the first, …) it is the share of the weight that those keys get. "broad" is the
@@ -28,7 +28,7 @@ ENOUGH = 0.5
 MIXED = "mixed"
 _CELLS_AT_ONCE = 1 << 22
 
-Names = Sequence[str] | None
+TokenNames = Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class HeadLabel:
 
 
 @dataclass(frozen=True)
-class Summary:
+class LayerSummary:
     """The measures of one layer's heads, means over the queries."""
 
     entropy: list[float]  # nats, one a head
@@ -62,7 +62,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Places:
+class Layout:
     """Where queries stand among the keys, which is what patterns are about.
 
     Queries and keys of self-attention stand in one line (after a cache, queries are at its end), or on one grid of
@@ -117,15 +117,15 @@ class Places:
 
 
 @dataclass
-class Tally:
+class HeadStats:
     """The measures of one layer's heads, added up over blocks of rows.
 
     For the scores, a row that sees fewer than two keys has no choice and is left out. A key is seen where any head
     gives it weight: one head's zero may be its choice, a zero in all of them is a mask."""
 
-    places: Places
-    rows: Names = None
-    columns: Names = None
+    places: Layout
+    rows: TokenNames = None
+    columns: TokenNames = None
     _sums: dict[str, Tensor] = field(default_factory=dict)  # each (2, H): of what is counted, and how often
 
     def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
@@ -155,12 +155,12 @@ class Tally:
         for name, measure in (("entropy", spread), ("distance", apart)):
             self._count(name, measure, torch.ones_like(chooses))
 
-    def result(self) -> Summary:
+    def result(self) -> LayerSummary:
         """A pattern that no row could have followed has no score."""
         means = {name: (total / count).tolist() for name, (total, count) in self._sums.items() if count.all()}
         spread, apart = means.pop("entropy", []), means.pop("distance", [])
         labels = [named({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
-        return Summary(spread, apart, labels)
+        return LayerSummary(spread, apart, labels)
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
         both = torch.stack(((scores * counted).sum(-1), counted.float().sum(-1)))
@@ -175,7 +175,7 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class AttentionMap:
     """Who attends to whom in one layer: tokens at both sides, and the weights on demand."""
 
     path: str
@@ -183,7 +183,7 @@ class Picture:
     columns: tuple[str, ...]
     n_heads: int
     block: Callable[[int, int], Tensor]  # (start, stop) → (H, r, S)
-    places: Places
+    places: Layout
     written: Tensor | None = None  # (H, S): ‖v W_O‖ of each key, where the values are known
     difference: float | None = None  # between the recomputed output and the one of the run
     tolerance: float | None = None
@@ -199,7 +199,7 @@ class Picture:
         cross: bool = False,
         grid: tuple[int, int] | None = None,
         written: Float[Tensor, "H S"] | None = None,
-    ) -> Picture:
+    ) -> AttentionMap:
         """A picture of weights that are at hand. Without `columns`, keys are called as the queries are."""
         columns = rows if columns is None else columns
         check_names(weights, rows, columns)
@@ -210,7 +210,7 @@ class Picture:
             columns=tuple(columns),
             n_heads=H,
             block=lambda start, stop: weights[:, start:stop],
-            places=Places(T, S, cross=cross, grid=grid),
+            places=Layout(T, S, cross=cross, grid=grid),
             written=written,
         )
 
@@ -265,22 +265,22 @@ class Picture:
         return self.block(i, i + 1)[:, 0].detach().float().cpu()
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> LayerSummary:
         """Entropy, distance and label of every head."""
-        tally = Tally(self.places, self.rows, self.columns)
+        tally = HeadStats(self.places, self.rows, self.columns)
         for rows in self.blocks():
             tally.add(*rows)
         return tally.result()
 
     def _repr_html_(self) -> str:
         """In a notebook: the page of this layer alone."""
-        from clearhead.look.album import Album
+        from clearhead.look.album import AttentionReport
 
-        return Album(title=self.path, pictures=[self])._repr_html_()
+        return AttentionReport(title=self.path, pictures=[self])._repr_html_()
 
 
 def label(
-    weights: Float[Tensor, "H T S"], *, rows: Names = None, columns: Names = None, places: Places | None = None
+    weights: Float[Tensor, "H T S"], *, rows: TokenNames = None, columns: TokenNames = None, places: Layout | None = None
 ) -> list[HeadLabel]:
     """A label for each head of one layer, of self-attention unless `places` says otherwise. With the tokens of queries
     (`rows`) and keys (`columns`, the same unless given), "same token", "punctuation" and "induction" are tried too."""
@@ -288,7 +288,7 @@ def label(
     columns = rows if columns is None else columns
     if rows is not None and columns is not None:
         check_names(weights, rows, columns)
-    tally = Tally(Places(T, S) if places is None else places, rows, columns)
+    tally = HeadStats(Layout(T, S) if places is None else places, rows, columns)
     tally.add(weights, 0)
     return tally.result().labels
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.watch import first_tensor
 
-Given = Tensor | Sequence[Any] | Mapping[str, Any]
+ModelArgs = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, several arguments in order, or arguments by name."""
 
 Metric = Callable[[Tensor], Any]
@@ -20,12 +20,12 @@ Metric = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
-class Question:
+class ModelInputs:
     """One input as its model is called with it, how its positions and the model's choices are called, and a title.
 
     `source` are the tokens that an encoder-decoder reads; `tokens` are then those that it writes."""
 
-    given: Given
+    given: ModelArgs
     tokens: tuple[str, ...]
     name: Callable[[int], str]
     title: str
@@ -33,11 +33,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LogitMetric:
     """The logit of one token at one position, less that of another where one is named; the mean over a batch.
 
-        look.Answer(token=17, versus=4)        # how much more 17 is expected than 4, after the last token
-        look.Answer()                          # the model's own first choice
+        look.LogitMetric(token=17, versus=4)        # how much more 17 is expected than 4, after the last token
+        look.LogitMetric()                          # the model's own first choice
 
     It can be called with logits, and so is a metric for `patch` and `ablate`. A classifier has no positions."""
 
@@ -51,7 +51,7 @@ class Answer:
     def of(self, logits: Tensor) -> Tensor:
         """The same as a tensor, through which gradients pass."""
         if self.token is None:
-            raise ConfigError("this answer names no token; give Answer(token=…)")
+            raise ConfigError("this answer names no token; give LogitMetric(token=…)")
         rows = self.rows(logits).double()
         difference = rows[..., self.token]
         return (difference if self.versus is None else difference - rows[..., self.versus]).mean()
@@ -64,7 +64,7 @@ class Answer:
             raise ShapeError(f"position {self.position} was asked for; there are {logits.shape[-2]}")
         return logits[..., self.position, :]
 
-    def chosen(self, logits: Tensor) -> Answer:
+    def chosen(self, logits: Tensor) -> LogitMetric:
         """The same with a token: the first choice of the first sequence where none was named."""
         rows = self.rows(logits)
         answer = replace(self, token=int(rows.flatten(0, -2)[0].argmax())) if self.token is None else self
@@ -74,7 +74,7 @@ class Answer:
         return answer
 
 
-def arguments(given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(given: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `given` means, as positional arguments and those by name."""
     if isinstance(given, Mapping):
         return (), dict(given)
@@ -95,7 +95,7 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError("the model is in training mode, where runs may differ by chance; call model.eval() first")
 
 
-def ask(model: nn.Module, given: Given) -> Tensor:
+def ask(model: nn.Module, given: ModelArgs) -> Tensor:
     """The logits of one call, in evaluation mode and without gradients."""
     check_model(model)
     args, kwargs = arguments(given)
@@ -106,12 +106,12 @@ def ask(model: nn.Module, given: Given) -> Tensor:
     return logits
 
 
-def tensors_of(given: Given) -> list[Tensor]:
+def tensors_of(given: ModelArgs) -> list[Tensor]:
     args, kwargs = arguments(given)
     return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
-def repeated(given: Given, times: int) -> Given:
+def repeated(given: ModelArgs, times: int) -> ModelArgs:
     """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
     size = tensors_of(given)[0].shape[0]
 

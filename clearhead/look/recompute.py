@@ -21,14 +21,14 @@ from clearhead.attention.kernels.reference import statistics_dtype
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import Full, Mask
 
-Choice = int | Sequence[int] | slice | range | None
+Indices = int | Sequence[int] | slice | range | None
 """Which heads, or which rows: one, several, a slice, or None for all."""
 
 _USUAL: dict[str, Any] = {"scores": ScaledDot(), "weights": Softmax(), "bias": None}
 _CELLS = 1 << 24  # how many weights are made at a time where a whole layer is walked through
 
 
-class Unchanged:
+class VersionedRef:
     """Tensors that are kept by reference, and must be what they were when they are read.
 
     Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows."""
@@ -53,7 +53,7 @@ class Unchanged:
         return self.tensors[0]
 
 
-class Attended:
+class AttentionCall:
     """One call of attention and what came out of it: of `attend`, asked for the implementation `impl`, or of torch's
     function (None). `edited` is what edits made of its output, (B, H, T, E)."""
 
@@ -63,8 +63,8 @@ class Attended:
     def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
         self._call, self._impl, self._out, self._edited = call, impl, out, edited
         # Keys and values may lie in a cache, which grows in place and leaves them as they are.
-        self._given = Unchanged("what this attention was given has", call.q, call.bias, *call.learned)
-        self._gave = Unchanged("what this attention gave has", out, edited)
+        self._given = VersionedRef("what this attention was given has", call.q, call.bias, *call.learned)
+        self._gave = VersionedRef("what this attention gave has", out, edited)
 
     @property
     def call(self) -> Call:
@@ -110,7 +110,7 @@ def call_of_attend(
     return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **given), impl
 
 
-def chosen(choice: Choice, size: int, what: str) -> list[int]:
+def chosen(choice: Indices, size: int, what: str) -> list[int]:
     """A choice as a list of numbers from 0 to size − 1; negative ones count from the end."""
     if choice is None:
         return list(range(size))
@@ -176,7 +176,7 @@ def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def difference_of(attended: Attended, heads: list[int], rows: list[int]) -> float:
+def difference_of(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
     """The largest difference between recomputed weights times values and what the fast path gave."""
     call, wide, largest = attended.call, attended.wide, 0.0
     for part in row_blocks(call, len(heads), rows):
@@ -187,7 +187,7 @@ def difference_of(attended: Attended, heads: list[int], rows: list[int]) -> floa
 
 
 @torch.no_grad()
-def tolerance_of(attended: Attended, heads: list[int], rows: list[int]) -> float:
+def tolerance_of(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
     """How large `difference_of` may be.
 
     The house lets a fast path err at most twice as much against float64 as the reference does in that dtype, and two

@@ -33,7 +33,7 @@ from clearhead.values import did_you_mean
 
 KINDS = ("weights", "output", "input")
 
-Asked = dict[str, set[str]]
+RecordedPaths = dict[str, set[str]]
 """Module paths, by what is to be kept of them: one of `KINDS`."""
 
 
@@ -47,9 +47,9 @@ def may_attend(module: nn.Module) -> bool:
     return is_attention(module) or not type(module).__module__.startswith("torch.nn.modules.")
 
 
-def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> Asked:
+def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> RecordedPaths:
     """The modules that these patterns name; without patterns, the weights of everything that attends."""
-    asked: Asked = {kind: set() for kind in KINDS}
+    asked: RecordedPaths = {kind: set() for kind in KINDS}
     if not patterns:
         asked["weights"].update(path for path, module in modules.items() if may_attend(module))
     for pattern in patterns:
@@ -97,7 +97,7 @@ def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> Conf
 
 
 @dataclass(frozen=True)
-class Moment:
+class CallContext:
     """When something happens: in which call of which module, and how far a cache had come by then."""
 
     path: str
@@ -107,7 +107,7 @@ class Moment:
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """What one call left: `length` rows from row `start` of its run."""
 
     value: Any
@@ -125,12 +125,12 @@ class Step:
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """The steps of one sequence, or of a batch of them."""
 
     call: object  # what the calls of a run without a cache have in common
     first: int = 0  # the position of row 0: more than 0 where the cache was not empty when the trace began
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
     cache: weakref.ref[KVCache] | None = None
     live: Tensor | None = None  # (batch now,) which sequences of the run are still computed; None: all
     size: int = 0  # P, how many sequences the run has
@@ -139,7 +139,7 @@ class Run:
     def length(self) -> int:
         return self.steps[-1].start + self.steps[-1].length if self.steps else 0
 
-    def goes_on(self, moment: Moment) -> bool:
+    def goes_on(self, moment: CallContext) -> bool:
         if moment.cache is None:
             return self.cache is None and moment.call == self.call
         same = self.cache is not None and self.cache() is moment.cache
@@ -157,7 +157,7 @@ class Run:
         places = None
         if self.live is not None:
             places = torch.full((self.size,), -1).index_copy_(0, self.live, torch.arange(len(self.live)))
-        self.steps.append(Step(value, self.length, length, places))
+        self.steps.append(RecordedStep(value, self.length, length, places))
 
     def reorder(self, rows: Tensor) -> None:
         """What `KVCache.reorder` does to the batch. Rows that are only left out have ended, and stay in the picture."""
@@ -170,22 +170,22 @@ class Run:
         self.live, self.size = None, len(rows)
 
 
-class Shelf:
+class RecordStore:
     """The runs of every module, oldest first, by what is kept of them (`KINDS`) and its path; of each only the newest
     `limit` (None: all)."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
-        self.runs: dict[str, dict[str, list[Run]]] = {kind: {} for kind in KINDS}
+        self.runs: dict[str, dict[str, list[RecordedRun]]] = {kind: {} for kind in KINDS}
 
-    def add(self, kind: str, value: Any, x: Tensor, moment: Moment) -> None:
+    def add(self, kind: str, value: Any, x: Tensor, moment: CallContext) -> None:
         """Keep a value, whose sequences and rows are those of x."""
         runs = self.runs[kind].setdefault(moment.path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
         run = next((run for run in newest if run.goes_on(moment)), None)
         if run is None:
             cache = None if moment.cache is None else weakref.ref(moment.cache)
-            runs.append(run := Run(moment.call, first=moment.past or 0, cache=cache))
+            runs.append(run := RecordedRun(moment.call, first=moment.past or 0, cache=cache))
             if self._limit is not None:
                 del runs[: -self._limit]
         dim, past = _sequence(x), None if moment.cache is None else moment.past
@@ -199,7 +199,7 @@ class Shelf:
                 run.reorder(rows)
 
 
-def by_step(run: Run, rows: list[int]) -> Iterator[tuple[Step, list[int], list[int]]]:
+def by_step(run: RecordedRun, rows: list[int]) -> Iterator[tuple[RecordedStep, list[int], list[int]]]:
     """Rows of a run, by the step that made them: the step, their places in `rows`, and their numbers in the step."""
     starts = [step.start for step in run.steps]
     places: dict[int, list[int]] = {}
@@ -209,7 +209,7 @@ def by_step(run: Run, rows: list[int]) -> Iterator[tuple[Step, list[int], list[i
         yield run.steps[i], own, [rows[place] - starts[i] for place in own]
 
 
-def stitched(run: Run, tensor: Callable[[Any], Tensor]) -> Tensor:
+def stitched(run: RecordedRun, tensor: Callable[[Any], Tensor]) -> Tensor:
     """The tensors of all steps as one, along the sequence; of what has none, the last."""
     parts = []
     for step in run.steps:

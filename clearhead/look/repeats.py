@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
-from clearhead.look.chart import Chart, Shown, by_head, ragged
+from clearhead.look.chart import Chart, HasCharts, by_head, ragged
 from clearhead.look.picture import label
 from clearhead.look.question import ask
 from clearhead.look.trace import trace
@@ -17,7 +17,7 @@ from clearhead.values import require, whole
 
 
 @dataclass(frozen=True, eq=False)
-class Repeats(Shown):
+class InductionScores(HasCharts):
     """For each layer (`rows`, by path) and head, (L, H), the share of its weight in the second half on the token after
     the same one before (`induction`), the same one itself (`duplicate`), and the token before (`previous`)."""
 
@@ -40,10 +40,10 @@ class Repeats(Shown):
         return {"rows": list(self.rows), **scores}
 
 
-def induction(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> Repeats:
+def induction(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> InductionScores:
     """Scores of every head for induction, duplicate tokens and the previous token, on random tokens said twice.
 
-        look.induction(model).induction.max()            # near 1: there is an induction head
+        look.induction_scores(model).induction.max()            # near 1: there is an induction head
 
     For models that read token numbers, (B, T). Tokens are drawn without repetition from all that the model knows, from
     `seed`: `length` of them (23, or all where there are fewer), `batch` times."""
@@ -65,4 +65,4 @@ def induction(model: nn.Module, *, length: int | None = None, batch: int = 4, se
         found.append([one.scores for one in label(weights, rows=tokens[length:], columns=tokens)])
     names = ("induction", "same token", "previous token")
     scores = (ragged([one[name] for one in heads] for heads in found).float() for name in names)
-    return Repeats(tuple(t.paths), *scores)
+    return InductionScores(tuple(t.paths), *scores)

@@ -19,7 +19,7 @@ from clearhead.look.terminal import heatmap, plain, shade
 from clearhead.tables import table
 
 if TYPE_CHECKING:
-    from clearhead.look.walk import Group, Walk
+    from clearhead.look.walk import Section, Walkthrough
 
 _ROWS = 8  # tokens that are shown of a longer line
 _NUMBERS = 5  # of each vector
@@ -27,7 +27,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Station:
+class WalkthroughStep:
     """One thing that happens on the way, with the numbers of the run.
 
     `values` are those of one sequence, without the batch: a row a token, or a matrix a head, as `letters` say."""
@@ -76,7 +76,7 @@ def texts() -> dict[str, dict[str, str]]:
     return tomllib.loads((Path(__file__).parent / "assets" / "stations.toml").read_text(encoding="utf-8"))
 
 
-def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
+def as_text(walk: Walkthrough, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
     """See `Walk.text`."""
     shown = chosen(walk, layer, head)
     said_of = texts()["letters"]
@@ -98,7 +98,7 @@ def as_text(walk: Walk, *, layer: str | int = 0, head: int = 0, width: int = 100
     return "\n".join(lines)
 
 
-def chosen(walk: Walk, layer: str | int, head: int) -> list[Group]:
+def chosen(walk: Walkthrough, layer: str | int, head: int) -> list[Section]:
     """The blocks that are shown in full; refuses layers and heads that are not there."""
     blocks = [group for group in walk.groups if group.block is not None]
     found = [group for group in blocks if str(layer) in (str(group.block), group.where)]
@@ -113,7 +113,7 @@ def chosen(walk: Walk, layer: str | int, head: int) -> list[Group]:
     return found
 
 
-def _summary(walk: Walk, group: Group) -> str:
+def _summary(walk: Walkthrough, group: Section) -> str:
     """What a block that is not shown did to the stream."""
     stations = walk.stations[group.first : group.last + 1]
     first, last = walk.stations[stations[0].sources[0]].values, stations[-1].values
@@ -125,7 +125,7 @@ def _summary(walk: Walk, group: Group) -> str:
     )
 
 
-def _station(station: Station, number: int, why: str, head: int, width: int, colour: bool) -> list[str]:
+def _station(station: WalkthroughStep, number: int, why: str, head: int, width: int, colour: bool) -> list[str]:
     branch = f" · {station.branch}" if station.branch else ""
     lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
     if station.where:
@@ -135,7 +135,7 @@ def _station(station: Station, number: int, why: str, head: int, width: int, col
     return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, colour).split("\n")]
 
 
-def _values(station: Station, head: int, width: int, colour: bool) -> str:
+def _values(station: WalkthroughStep, head: int, width: int, colour: bool) -> str:
     x, rows = station.values, station.rows
     if station.kind == "maps":
         own = head if len(x) > 1 else 0
@@ -165,7 +165,7 @@ def _vectors(x: Tensor, rows: Sequence[str]) -> str:
     return table(lines, right=(0,)) + more
 
 
-def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
+def _matrix(station: WalkthroughStep, x: Tensor, width: int, colour: bool) -> str:
     """Numbers where they fit, else shades: of scores between the smallest and the largest."""
     if max(x.shape) <= _ROWS:
         digits = 0 if x.dtype == torch.bool else 2
@@ -178,7 +178,7 @@ def _matrix(station: Station, x: Tensor, width: int, colour: bool) -> str:
     return heatmap(shades, station.rows, station.columns, width=width, colour=colour)
 
 
-def _words(station: Station) -> str:
+def _words(station: WalkthroughStep) -> str:
     """A line a step: the likeliest with their probabilities, or what was taken."""
     lines = []
     for i, words in enumerate(map(plain, station.cells)):

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.look.question import Given, ask, check_model, tensors_of
+from clearhead.look.question import ModelArgs, ask, check_model, tensors_of
 from clearhead.look.watch import first_tensor
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
@@ -47,7 +47,7 @@ _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class OpRecord:
     """One operation: how it can be done again, the module that ran it, and which of its results is meant."""
 
     number: int
@@ -82,20 +82,20 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class Term:
     """Something that was added: what it is called, what it wrote, and the gradient there."""
 
     path: str
     value: Tensor
     gradient: Tensor
-    step: Step | None  # None: a constant, such as a bias or a table of positions
+    step: OpRecord | None  # None: a constant, such as a bias or a table of positions
 
     @property
     def shares(self) -> Tensor:
         return self.gradient.double() * self.value.detach().double()
 
 
-class Notes(TorchFunctionMode):
+class OpRecorder(TorchFunctionMode):
     """Every operation whose result depends on the tensors that were given. What nobody needs any more is forgotten."""
 
     def __init__(self, given: list[Tensor]) -> None:
@@ -105,7 +105,7 @@ class Notes(TorchFunctionMode):
         self.running: list[str] = []
         self.count = itertools.count(1)
         for x in given:
-            self.steps[x] = Step(0, "input")
+            self.steps[x] = OpRecord(0, "input")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
@@ -125,12 +125,12 @@ class Notes(TorchFunctionMode):
             for index, one in enumerate(made if several else [made]):
                 # Dropout at rest gives what it is given.
                 if isinstance(one, Tensor) and not any(one is x for x in read):
-                    self.steps[one] = Step(next(self.count), name, path, index if several else None, *again)
+                    self.steps[one] = OpRecord(next(self.count), name, path, index if several else None, *again)
         return out
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class BlockCall:
     """One call of a member of an nn.ModuleList or nn.Sequential: what came in, what it returned, and when it had."""
 
     entered: Tensor | None
@@ -143,13 +143,13 @@ class Ran:
         return left is not None and self.entered is not None and left.shape == self.entered.shape
 
 
-class Stream:
+class ResidualStream:
     """One run of a model, with the way from its logits back to everything that was added up for them.
 
     `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on. `writers`
     are the modules in them that add to it: attention and feed-forward layers."""
 
-    def __init__(self, model: nn.Module, notes: Notes, logits: Tensor, ran: Mapping[str, Ran]) -> None:
+    def __init__(self, model: nn.Module, notes: OpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]) -> None:
         self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
         self._notes = notes
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
@@ -167,11 +167,11 @@ class Stream:
         within = tuple(f"{block}." for block in self.blocks)
         self.writers = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
-    def leaves(self, gradient: Tensor) -> list[Leaf]:
+    def leaves(self, gradient: Tensor) -> list[Term]:
         """What was added up, with the gradient of (gradient · logits).sum() at each."""
-        return [Leaf(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
+        return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
-    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, Step | None], bool, bool]]:
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, OpRecord | None], bool, bool]]:
         """Every tensor on the way back as a leaf would be, whether it is one, and whether the stream comes by there.
 
         Latest result first, so that each is met once and with its whole gradient."""
@@ -202,7 +202,7 @@ class Stream:
                 # What only moves or scales data is called as its result is.
                 push(source, part, path if len(sources) == 1 and path else step.path, reading and not on_stream)
 
-    def _sources(self, step: Step, reading: bool) -> list[Tensor] | None:
+    def _sources(self, step: OpRecord, reading: bool) -> list[Tensor] | None:
         """The tensors in which an operation is linear, its factors taken as they are; None where nothing is."""
         name, args, steps = step.name, step.args, self._notes.steps
         if _CAST.fullmatch(name):
@@ -226,11 +226,11 @@ class Stream:
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
 
 
-def watched(model: nn.Module, given: Given) -> Stream:
+def watched(model: nn.Module, given: ModelArgs) -> ResidualStream:
     """Run the model once and note what it does."""
     check_model(model)
-    notes, thread = Notes(tensors_of(given)), threading.get_ident()
-    ran: dict[str, Ran] = {}
+    notes, thread = OpRecorder(tensors_of(given)), threading.get_ident()
+    ran: dict[str, BlockCall] = {}
     entered: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
     lists = (nn.ModuleList, nn.Sequential)
@@ -250,7 +250,7 @@ def watched(model: nn.Module, given: Given) -> Stream:
                 notes.names[x] = path
         if path in in_list:
             ran.pop(path, None)  # the last call counts
-            ran[path] = Ran(entered[path], output, next(notes.count))
+            ran[path] = BlockCall(entered[path], output, next(notes.count))
 
     with ExitStack() as stack:
         for path, module in modules.items():
@@ -259,10 +259,10 @@ def watched(model: nn.Module, given: Given) -> Stream:
                 stack.callback(module.register_forward_hook(partial(leave, path)).remove)
         with notes:
             logits = ask(model, given)
-    return Stream(model, notes, logits, ran)
+    return ResidualStream(model, notes, logits, ran)
 
 
-def _gradients(step: Step, sources: list[Tensor], g: Tensor) -> list[Tensor]:
+def _gradients(step: OpRecord, sources: list[Tensor], g: Tensor) -> list[Tensor]:
     """The gradient at each source, in float64, from the one at the result."""
     if _CAST.fullmatch(step.name):
         return [g]

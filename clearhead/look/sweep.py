@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, Shown, ragged, shortened
-from clearhead.look.edit import Edit
-from clearhead.look.question import Answer, Given, Metric, ask, repeated, tensors_of
-from clearhead.look.record import Moment
+from clearhead.look.chart import Chart, HasCharts, ragged, shortened
+from clearhead.look.edit import Intervention
+from clearhead.look.question import LogitMetric, ModelArgs, Metric, ask, repeated, tensors_of
+from clearhead.look.record import CallContext
 from clearhead.look.stream import watched
 from clearhead.look.trace import Trace, trace
 from clearhead.values import require
@@ -29,7 +29,7 @@ _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Grid(Shown):
+class PatchingResult(HasCharts):
     """A metric for every module (`rows`, by path) and position or head (`columns`); NaN where a module has fewer.
 
     `plain` is the metric of the run that was changed, `source` that of a patch's clean run; NaN for an ablation."""
@@ -79,17 +79,17 @@ class Grid(Shown):
 
 def patch(
     model: nn.Module,
-    clean: Given,
-    corrupted: Given,
+    clean: ModelArgs,
+    corrupted: ModelArgs,
     metric: Metric | None = None,
     *,
     paths: str | None = None,
     over: Over = "positions",
     batch: int | None = None,
-) -> Grid:
+) -> PatchingResult:
     """The corrupted run with one thing at a time taken from the clean run, and the metric of each.
 
-        grid = look.patch(model, clean_ids, corrupted_ids, look.Answer(token=17, versus=4))
+        grid = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, versus=4))
         grid.restored                          # (blocks, positions): 1 where that alone brings the answer back
         look.patch(model, clean_ids, corrupted_ids, over="heads")
 
@@ -105,22 +105,22 @@ def patch(
     source, logits = _recorded(model, clean, paths, over, "blocks")
     metric = _metric(metric, logits)
     found = _swept(model, corrupted, source, over, metric, batch, lambda x: x)
-    return Grid(what="patched", over=over, source=_number(metric(logits)), **found)
+    return PatchingResult(what="patched", over=over, source=_number(metric(logits)), **found)
 
 
 def ablate(
     model: nn.Module,
-    given: Given,
+    given: ModelArgs,
     metric: Metric | None = None,
     *,
     paths: str | None = None,
     over: Over = "heads",
     to: Literal["zero", "mean"] = "zero",
     batch: int | None = None,
-) -> Grid:
+) -> PatchingResult:
     """A run with one head, module or position at a time put out, and the metric of each.
 
-        grid = look.ablate(model, ids, look.Answer(token=17))
+        grid = look.ablate(model, ids, look.LogitMetric(token=17))
         grid.change                            # (layers, heads): what the answer loses or gains without each
         look.ablate(model, ids, over="whole", paths="blocks.*.feed_forward")
 
@@ -132,13 +132,13 @@ def ablate(
     def put_out(x: Tensor) -> Tensor:
         return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
-    return Grid(
+    return PatchingResult(
         what="ablated", over=over, **_swept(model, given, source, over, _metric(metric, logits), batch, put_out)
     )
 
 
 def _recorded(
-    model: nn.Module, given: Given, paths: str | None, over: Over, usual: Literal["blocks", "writers"]
+    model: nn.Module, given: ModelArgs, paths: str | None, over: Over, usual: Literal["blocks", "writers"]
 ) -> tuple[Trace, Tensor]:
     """A trace of a run with what the modules gave that are swept over, and its logits."""
     require(over in ("positions", "heads", "whole"), f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
@@ -155,13 +155,13 @@ def _recorded(
 
 
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:
-    if metric is None or isinstance(metric, Answer):
-        return (metric or Answer()).chosen(logits)
+    if metric is None or isinstance(metric, LogitMetric):
+        return (metric or LogitMetric()).chosen(logits)
     return metric
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Each(Edit):
+class PerRowEdit(Intervention):
     """A change of its own for each copy of the input in a batch: it takes one place along `dim`, or all, of `value`."""
 
     copies: int
@@ -172,7 +172,7 @@ class Each(Edit):
     def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         raise NotImplementedError  # every copy has its own
 
-    def apply(self, x: Tensor, moment: Moment) -> Tensor:
+    def apply(self, x: Tensor, moment: CallContext) -> Tensor:
         changed = x.clone().unflatten(0, (self.copies, -1))
         for copy, i in self.places:
             mine, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
@@ -182,7 +182,7 @@ class Each(Edit):
 
 def _swept(
     model: nn.Module,
-    given: Given,
+    given: ModelArgs,
     source: Trace,
     over: Over,
     metric: Metric,
@@ -204,7 +204,7 @@ def _swept(
         with trace(model, "output") as t:
             for path in dict.fromkeys(path for path, _ in some):
                 places = [(copy, i) for copy, (own, i) in enumerate(some) if own == path]
-                t.edit(path, Each(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads))
+                t.edit(path, PerRowEdit(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads))
             logits = ask(model, repeated(given, len(some)))
         for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
             numbers[path].append(_number(metric(rows)))

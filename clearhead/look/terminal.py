@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead._shapes import Float
-from clearhead.look.measures import Contribution, check_names, check_patches
-from clearhead.look.picture import Picture
+from clearhead.look.measures import ValueWeightedNorm, check_names, check_patches
+from clearhead.look.picture import AttentionMap
 
 _SHADES = " ·░▒▓█"
 _MOST_ROWS = 64
@@ -46,7 +46,7 @@ def shade(weight: float) -> str:
     return _SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))]
 
 
-def head_grid(picture: Picture, *, width: int = 80, side: int = 16) -> str:
+def head_grid(picture: AttentionMap, *, width: int = 80, side: int = 16) -> str:
     """Every head of a layer, small, side by side: shades are of the square root, so that broad heads show too."""
     size = min(len(picture.rows), side), min(len(picture.columns), 2 * side)
     small = adaptive_max_pool2d(picture.everything(), size)
@@ -63,7 +63,7 @@ def head_grid(picture: Picture, *, width: int = 80, side: int = 16) -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip("\n")
 
 
-def head_table(picture: Picture) -> list[tuple[str, str, str, str, str]]:
+def head_table(picture: AttentionMap) -> list[tuple[str, str, str, str, str]]:
     """A row a head: its number, the name of its pattern, that pattern's score, entropy in nats, and distance."""
     return [
         (str(head), label.name, f"{label.score:.2f}", f"{entropy:.2f}", f"{distance:.2f}")
@@ -122,7 +122,7 @@ def sound_map(
     return beside([""] * len(above) + list(rows), [_cells(row, colour) for row in shades])
 
 
-def contribution_table(found: Sequence[Contribution], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
+def contribution_table(found: Sequence[ValueWeightedNorm], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """A row a contribution: key, head, weight, and its share of all that was added."""
     return [
         (f"{columns[one.key].strip()} ({one.key})", str(one.head), f"{one.weight:.3f}", f"{100 * one.share:.1f} %")

@@ -18,10 +18,10 @@ from clearhead._shapes import Float
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
-from clearhead.look.edit import Edit
-from clearhead.look.recompute import Attended, Choice, Unchanged, chosen, pick
-from clearhead.look.record import Run, Shelf, asked_of, by_step, is_attention, may_attend, stitched
-from clearhead.look.watch import Watch
+from clearhead.look.edit import Intervention
+from clearhead.look.recompute import AttentionCall, Indices, VersionedRef, chosen, pick
+from clearhead.look.record import RecordedRun, RecordStore, asked_of, by_step, is_attention, may_attend, stitched
+from clearhead.look.watch import AttentionRecorder
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
 
@@ -41,10 +41,10 @@ class Trace:
             raise DtypeError(f"got a {type(model).__name__} to trace; expected a PyTorch module")
         self._modules = dict(model.named_modules())
         self._asked = asked_of(self._modules, patterns)
-        self._edits: dict[str, list[Edit]] = {}
-        kept = Shelf(runs)
+        self._edits: dict[str, list[Intervention]] = {}
+        kept = RecordStore(runs)
         self._kept = kept.runs
-        self._watch = Watch(self._modules, self._asked, self._edits, kept)
+        self._watch = AttentionRecorder(self._modules, self._asked, self._edits, kept)
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -63,14 +63,14 @@ class Trace:
             never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
             require(self._watch.made.issuperset(edits), never)
 
-    def edit(self, path: str, edit: Edit) -> Trace:
+    def edit(self, path: str, edit: Intervention) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
 
         An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
         without changes the output of any module. Edits of one path are made in the order in which they are given."""
-        if not isinstance(edit, Edit):
+        if not isinstance(edit, Intervention):
             kind = type(edit).__name__
-            raise DtypeError(f"got a {kind} for an edit; expected Zero(), Mean(…), Replace(…) or Patch(…)")
+            raise DtypeError(f"got a {kind} for an edit; expected ZeroAblation(), Mean(…), ReplaceActivation(…) or PatchActivation(…)")
         path = self._known(path, "output")
         if edit.heads is not None and not may_attend(self._modules[path]):
             layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
@@ -118,7 +118,7 @@ class Trace:
     # -- attention ----------------------------------------------------------------------------------------------------
 
     def weights(
-        self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1
+        self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1
     ) -> Float[Tensor, "*B h r S"]:
         """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
 
@@ -139,12 +139,12 @@ class Trace:
         for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
-    def values(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
+    def values(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
         made, last, picked, _ = self._part(path, run, heads)
         return made.steps[-1].gathered(recompute.shared(last.call, last.call.v, picked))
 
-    def heads(self, path: str, *, heads: Choice = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
+    def heads(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
         made, _, picked, _ = self._part(path, run, heads)
         return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
@@ -153,17 +153,17 @@ class Trace:
         """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
         return self._run(path, run).steps[-1].value.call
 
-    def difference(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
+    def difference(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
 
         For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared."""
         return self._compared(recompute.difference_of, path, heads, rows, run)
 
-    def tolerance(self, path: str, *, heads: Choice = None, rows: Choice = None, run: int = -1) -> float:
+    def tolerance(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
         """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
         return self._compared(recompute.tolerance_of, path, heads, rows, run)
 
-    def report(self, *, rows: Choice = None, run: int = -1) -> str:
+    def report(self, *, rows: Indices = None, run: int = -1) -> str:
         """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
 
         That computes every weight once more, or those of some queries (`rows`). Without attention, it says why."""
@@ -199,11 +199,11 @@ class Trace:
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run(path, run, "output"), Unchanged.only)
+        return stitched(self._run(path, run, "output"), VersionedRef.only)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run(path, run, "input"), Unchanged.only)
+        return stitched(self._run(path, run, "input"), VersionedRef.only)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
@@ -215,7 +215,7 @@ class Trace:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def _run(self, path: str, run: int, kind: str = "weights") -> Run:
+    def _run(self, path: str, run: int, kind: str = "weights") -> RecordedRun:
         """What was kept of one run of a module: its "weights", "output" or "input"."""
         kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
         if path not in asked:
@@ -238,15 +238,15 @@ class Trace:
         return found[run]
 
     def _part(
-        self, path: str, run: int, heads: Choice, rows: Choice = None
-    ) -> tuple[Run, Attended, list[int], list[int]]:
+        self, path: str, run: int, heads: Indices, rows: Indices = None
+    ) -> tuple[RecordedRun, AttentionCall, list[int], list[int]]:
         """A run of a layer, what its last step was, and which heads and rows are meant."""
         made = self._run(path, run)
-        last: Attended = made.steps[-1].value
+        last: AttentionCall = made.steps[-1].value
         return made, last, chosen(heads, last.call.q.shape[-3], "head"), chosen(rows, made.length, "row")
 
     def _compared(
-        self, how: Callable[[Attended, list[int], list[int]], float], path: str, heads: Choice, rows: Choice, run: int
+        self, how: Callable[[AttentionCall, list[int], list[int]], float], path: str, heads: Indices, rows: Indices, run: int
     ) -> float:
         made, last, picked, wanted = self._part(path, run, heads, rows)
         what = path or "the model"

@@ -18,18 +18,18 @@ from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, needing
 from clearhead.generation import Greedy, How, generate
 from clearhead.generation.ctc import decode
-from clearhead.look.album import Album, Labels, album
-from clearhead.look.question import Question
+from clearhead.look.album import AttentionReport, Labels, album
+from clearhead.look.question import ModelInputs
 from clearhead.look.trace import Trace, trace
 from clearhead.models import SpeechEncoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
-def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Album:
+def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> AttentionReport:
     """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit, or a sound.
 
-        look.at(pretrained.load("en-es"), "How are you?")
+        look.attention_report(pretrained.load("en-es"), "How are you?")
 
     `how` a sentence is translated; `data` is where pictures are that are given by number."""
     if trained.task == "translation":
@@ -43,17 +43,17 @@ def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = 
     return of_ids(trained, asked.given[0][0].tolist(), title=asked.title)
 
 
-def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> Question:
+def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> ModelInputs:
     """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
 
-        asked = look.question(trained, "To be, or not")
-        look.lens(trained.model, asked.given).charts(asked.tokens, asked.name)
+        asked = look.model_inputs(trained, "To be, or not")
+        look.logit_lens(trained.model, asked.given).charts(asked.tokens, asked.name)
 
     Of a translation, that is the sentence and what the model makes of it."""
     title = shortened(given)
     if trained.task == "digits":
         pixels = pictured(trained, read_picture(trained, given, data))
-        return Question(pixels, tuple(patch_names(trained)), str, Path(given).name)
+        return ModelInputs(pixels, tuple(patch_names(trained)), str, Path(given).name)
     tokenizer = trained.tokenizer
     read: list[int] = []
     if trained.task == "translation":
@@ -66,10 +66,10 @@ def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | N
         ids = list(text_ids(trained, given))
     calls = tuple(tensor_of(trained, some) for some in (read, ids) if some)
     source, tokens = (tuple(tokenizer.tokens(some)) for some in (read, ids))
-    return Question(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
+    return ModelInputs(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
 
 
-def translation(trained: Trained, made: Translated) -> Album:
+def translation(trained: Trained, made: Translated) -> AttentionReport:
     """A sentence and its translation, by the very ids that were read and written: never encoded anew.
 
     The query that reads token i is the one that writes token i + 1."""
@@ -119,7 +119,7 @@ def shortened(text: str) -> str:
     return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
 
 
-def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
+def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> AttentionReport:
     """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
     model: Any = trained.model
     rows, columns = model.config.grid
@@ -130,7 +130,7 @@ def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> Album:
     return album(t, patch_names(trained), title=title, facts=facts, image=pixels, grid=(rows, columns))
 
 
-def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> Album:
+def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
     """A sound and what is heard in it: which moments look at which, over its spectrogram."""
     model = trained.model
     if not isinstance(model, SpeechEncoder):
@@ -196,7 +196,7 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
     return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
 
 
-def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> Album:
+def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
     """The ids of a text as a model reads them, with what it expects next; of a long one perhaps one layer alone."""
     with torch.no_grad(), _trace(trained, layer) as t:
         logits = trained.model(tensor_of(trained, ids))[0, -1]

@@ -1,6 +1,6 @@
 """A walk: what happens to one input in a Transformer, station by station, with the numbers of the run that happened.
 
-walk = look.walk(pretrained.load("en-es"), "Hello world")
+walk = look.build_walkthrough(pretrained.load("en-es"), "Hello world")
 print(walk)                                     # in the terminal; in a notebook it draws itself
 walk["encoder.blocks.0", "weights"].values      # (H, S, S): who attended to whom in the first block
 walk.steps[0].likeliest                         # the five likeliest first words, with their probabilities
@@ -26,9 +26,9 @@ from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.look import trained as tasks
-from clearhead.look.guide import Guide, Line, visiting
+from clearhead.look.guide import WalkthroughBuilder, TokenAxis, visiting
 from clearhead.look.page import filled, framed
-from clearhead.look.stations import Station, as_text, texts
+from clearhead.look.stations import WalkthroughStep, as_text, texts
 from clearhead.look.trace import trace
 from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
@@ -44,7 +44,7 @@ _ROWS = 256  # tokens whose vectors are told
 
 
 @dataclass(frozen=True)
-class Word:
+class TokenProbability:
     """A token or class that could come next, and how likely it is."""
 
     token: str
@@ -53,16 +53,16 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Step:
+class Prediction:
     """One step of writing (or the one answer): what had been read, the likeliest to come, and what was taken."""
 
     read: tuple[str, ...]
-    likeliest: tuple[Word, ...]
-    taken: Word
+    likeliest: tuple[TokenProbability, ...]
+    taken: TokenProbability
 
 
 @dataclass(frozen=True)
-class Group:
+class Section:
     """Stations that belong together, the numbers `first` to `last`: the way in, a block, the way out."""
 
     where: str
@@ -74,18 +74,18 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Walk:
+class Walkthrough:
     """The stations of one run, in the order in which they happened."""
 
     title: str
     model: str
     kind: str
-    stations: Sequence[Station]
-    steps: Sequence[Step] = ()
+    stations: Sequence[WalkthroughStep]
+    steps: Sequence[Prediction] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # by letter
     facts: Mapping[str, str] = field(default_factory=dict)
 
-    def __getitem__(self, at: tuple[str, str]) -> Station:
+    def __getitem__(self, at: tuple[str, str]) -> WalkthroughStep:
         """The first station of this kind (its `role`) in a module or block: `walk["decoder.blocks.0", "scores"]`."""
         where, role = at
         for station in self.stations:
@@ -96,7 +96,7 @@ class Walk:
         raise ConfigError(f"there is no station {role!r} in {where or 'the model'}; the kinds of stations are: {roles}")
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[Section]:
         """The stations in groups, in order."""
         together = groupby(range(len(self.stations)), key=lambda i: self.stations[i].group)
         return [_group(self.stations, list(numbers)) for _, numbers in together]
@@ -127,17 +127,17 @@ class Walk:
         return framed(self.html(), self.title)
 
 
-def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None) -> Walk:
+def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None) -> Walkthrough:
     """What happens to an input in a model: a sentence, a beginning, letters, or a picture of a digit.
 
-        look.walk(pretrained.load("en-es"), "Hello world")
+        look.build_walkthrough(pretrained.load("en-es"), "Hello world")
 
     `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
     where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare module is
     given the tensors that it is called with."""
     if isinstance(model, nn.Module):  # tokens are called by their numbers, and there is no text at either end
-        lines, name = {"encoder": Line("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
-        return _Run(model, name, lines | {"": Line("T", (), 0)}, None, *given).walk(f"A run of {name}")
+        lines, name = {"encoder": TokenAxis("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
+        return _WalkthroughRun(model, name, lines | {"": TokenAxis("T", (), 0)}, None, *given).walk(f"A run of {name}")
     trained, text = model, given[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new)
@@ -148,7 +148,7 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
     raise tasks.nothing_to_see(trained)
 
 
-def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
+def _of_text(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
     """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
     sorts = trained.task == "sort-dedup"
     ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.text_ids(trained, text), [])
@@ -158,8 +158,8 @@ def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
         new = generate(trained.model, tasks.tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
     read = [*ids, *made[:-1]]
-    line = Line("T", trained.tokenizer.tokens(read), len(ids))
-    run = _Run(trained.model, trained.name, {"": line}, text, tasks.tensor_of(trained, read))
+    line = TokenAxis("T", trained.tokenizer.tokens(read), len(ids))
+    run = _WalkthroughRun(trained.model, trained.name, {"": line}, text, tasks.tensor_of(trained, read))
     if not made:
         return run.walk(tasks.shortened(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
@@ -167,35 +167,35 @@ def _of_text(trained: Trained, text: str, max_new: int | None) -> Walk:
     return run.walk(f"{tasks.shortened(text)} → {tasks.shortened(answer)}")
 
 
-def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walk:
+def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
     made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
     read, target = tasks.both_halves(trained, made)
     tokens = trained.tokenizer.tokens
-    lines = {"encoder": Line("S", tokens(read), len(read)), "": Line("T", tokens(target), 1)}
+    lines = {"encoder": TokenAxis("S", tokens(read), len(read)), "": TokenAxis("T", tokens(target), 1)}
     inputs = (tasks.tensor_of(trained, half) for half in (read, target))
-    run = _Run(trained.model, trained.name, lines, text, *inputs)
+    run = _WalkthroughRun(trained.model, trained.name, lines, text, *inputs)
     run.chosen(made.written, tokens)
     return run.walk(f"{tasks.shortened(text)} → {made.target}")
 
 
-def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walk:
+def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walkthrough:
     pixels = given if isinstance(given, Tensor) else tasks.read_picture(trained, given, data)
     tokens = tasks.patch_names(trained)
-    line = Line("T", tokens, len(tokens))
-    run = _Run(trained.model, trained.name, {"": line}, pixels, tasks.pictured(trained, pixels))
+    line = TokenAxis("T", tokens, len(tokens))
+    run = _WalkthroughRun(trained.model, trained.name, {"": line}, pixels, tasks.pictured(trained, pixels))
     run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     name = "a picture" if isinstance(given, Tensor) else Path(given).name
     return run.walk(f"{name} → {run.steps[0].taken.token}")
 
 
-class _Run:
+class _WalkthroughRun:
     """A run of the model on these inputs, watched, on its way to a walk: `given` is what a person gave."""
 
     def __init__(
-        self, model: nn.Module, name: str, lines: dict[str, Line], given: str | Tensor | None, *inputs: Tensor
+        self, model: nn.Module, name: str, lines: dict[str, TokenAxis], given: str | Tensor | None, *inputs: Tensor
     ) -> None:
         self._model, self._name, self._lines = model, name, lines
-        self.steps: list[Step] = []
+        self.steps: list[Prediction] = []
         with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, visiting(model) as visits:
             output = first_tensor(model(*inputs))
         if not seen.paths or output is None:
@@ -204,8 +204,8 @@ class _Run:
         for start, line in lines.items():
             if not line.tokens:
                 size = seen.given([path for path in seen.paths if path.startswith(start)][-1]).T
-                lines[start] = Line(line.letter, [str(i) for i in range(size)], size)
-        self._guide = guide = Guide(seen, lines)
+                lines[start] = TokenAxis(line.letter, [str(i) for i in range(size)], size)
+        self._guide = guide = WalkthroughBuilder(seen, lines)
         if isinstance(given, str):
             letters = tuple(given.strip())
             guide.note(
@@ -223,9 +223,9 @@ class _Run:
         chances = logits[first : first + len(taken)].float().softmax(-1).cpu()
         best = chances.topk(min(LIKELIEST, chances.shape[-1]), dim=-1)
         for i, (id_, ids, shares) in enumerate(zip(taken, best.indices.tolist(), best.values.tolist(), strict=True)):
-            words = tuple(Word(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
-            word = Word(tokens([id_])[0], id_, float(chances[i, id_]))
-            self.steps.append(Step(() if one else tuple(line.tokens[: first + i + 1]), words, word))
+            words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
+            word = TokenProbability(tokens([id_])[0], id_, float(chances[i, id_]))
+            self.steps.append(Prediction(() if one else tuple(line.tokens[: first + i + 1]), words, word))
         stations, rows = guide.stations, () if one else tuple(line.tokens[first:])
         common: dict[str, Any] = {"where": stations[-1].where, "group": stations[-1].group, "rows": rows}
         letter = "1" if one else line.letter if first == 0 else "steps"
@@ -236,7 +236,7 @@ class _Run:
         shown = {"cells": tuple((step.taken.token,) for step in self.steps), "sources": (at,)}
         guide.note("answer" if one else "next", torch.tensor(taken), letter, **shown, **common)
 
-    def walk(self, title: str) -> Walk:
+    def walk(self, title: str) -> Walkthrough:
         """All that was noted."""
         guide, (*before, last) = self._guide, self._guide.stations
         if last.role == "norm" and last.shape == self.gave.shape[1:]:  # an encoder's vectors are its answer
@@ -248,10 +248,10 @@ class _Run:
         if len(self.steps) > 1:
             facts["written"] = f"{len(self.steps)} tokens, each the likeliest"
         made: dict[str, Any] = {"stations": guide.stations, "steps": self.steps, "sizes": guide.sizes}
-        return Walk(title=title, model=self._name, kind=kind, facts=facts, **made)
+        return Walkthrough(title=title, model=self._name, kind=kind, facts=facts, **made)
 
 
-def _told(station: Station) -> dict[str, Any]:
+def _told(station: WalkthroughStep) -> dict[str, Any]:
     """A station for JSON: its fields, and its numbers with what of them was left out."""
     plain = {**vars(station), "kind": station.kind, "shape": station.shape}
     x = plain.pop("values")
@@ -276,20 +276,20 @@ def _rounded(x: Tensor) -> Any:
     return flat if x.dim() else flat[0]
 
 
-def _group(stations: Sequence[Station], numbers: list[int]) -> Group:
+def _group(stations: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
     first, last = numbers[0], numbers[-1]
     where, roles = stations[first].group, [stations[i].role for i in numbers]
     found = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
     if found is not None:
         stack = (found[1] or "").rpartition(".")[2]
         title = f"{stack} block {found[3]}".strip()
-        return Group(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(stations, numbers))
+        return Section(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(stations, numbers))
     name = where.rpartition(".")[2] or "model"
     way = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
-    return Group(where, way if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
+    return Section(where, way if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
 
 
-def _order(stations: Sequence[Station], numbers: list[int]) -> str:
+def _order(stations: Sequence[WalkthroughStep], numbers: list[int]) -> str:
     """Where the norms of a block stand, as it ran."""
     norms = {i for i in numbers if stations[i].role == "norm"}
     adds = [stations[i] for i in numbers if stations[i].role == "add"]

@@ -33,43 +33,43 @@ from clearhead._numbers import has_numbers
 from clearhead.attention import KVCache, attend
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
-from clearhead.look.edit import Edit
-from clearhead.look.foreign import OfTorchLayer, call_of_sdpa, plain
-from clearhead.look.recompute import Attended, Unchanged, call_of_attend
-from clearhead.look.record import Asked, Moment, Shelf
+from clearhead.look.edit import Intervention
+from clearhead.look.foreign import TorchLayerCall, call_of_sdpa, plain
+from clearhead.look.recompute import AttentionCall, VersionedRef, call_of_attend
+from clearhead.look.record import RecordedPaths, CallContext, RecordStore
 
-Reader = Callable[..., tuple[Call, str | None]]
+InputsReader = Callable[..., tuple[Call, str | None]]
 """Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
 
 
-class Here(threading.local):
+class ThreadState(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
-        self.running: list[Moment] = []  # of the modules whose forward is being executed
+        self.running: list[CallContext] = []  # of the modules whose forward is being executed
         self.inside = 0  # stand-ins at work: torch's function inside `attend` is no call of its own
 
 
-class Watch:
+class AttentionRecorder:
     """Hooks and stand-ins, put in place by `start` and taken away by `stop`, whatever happened in between.
 
     What was asked for is kept, and nothing else; what edits make of it goes on in its place."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], asked: Asked, edits: Mapping[str, list[Edit]], kept: Shelf
+        self, modules: Mapping[str, nn.Module], asked: RecordedPaths, edits: Mapping[str, list[Intervention]], kept: RecordStore
     ) -> None:
         _refuse_compiled(modules)
         self._modules, self._asked, self._edits, self._kept = modules, asked, edits, kept
         self._paths = {module: path for path, module in modules.items()}
-        self.made: set[Edit] = set()
+        self.made: set[Intervention] = set()
         self._hooked: set[nn.Module] = set()
-        self._here, self._calls, self._stack = Here(), itertools.count(1), ExitStack()
+        self._here, self._calls, self._stack = ThreadState(), itertools.count(1), ExitStack()
         self.on = False
         self.has_run = False  # whether a module that is watched was called
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
-        readers: dict[Any, Reader] = {attend: call_of_attend, F.scaled_dot_product_attention: call_of_sdpa}
+        readers: dict[Any, InputsReader] = {attend: call_of_attend, F.scaled_dot_product_attention: call_of_sdpa}
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
@@ -86,7 +86,7 @@ class Watch:
         self.on = False
         self._stack.close()
         self._hooked.clear()
-        self._here = Here()
+        self._here = ThreadState()
 
     def hook(self, module: nn.Module) -> None:
         """Hear of this module's calls."""
@@ -97,7 +97,7 @@ class Watch:
         self._stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         self._stack.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionRecorder:
         """A copy of a model that is being watched has its hooks too; they lead here, where the copy is nobody."""
         return self
 
@@ -107,7 +107,7 @@ class Watch:
         if module not in self._hooked:
             return
         cache: Any = kwargs.get("cache")
-        running, moment = self._here.running, Moment(path, next(self._calls))
+        running, moment = self._here.running, CallContext(path, next(self._calls))
         if running and running[-1].cache is not None:  # the outermost knows how far it had come at the start
             moment = replace(running[-1], path=path, call=moment.call)
         elif isinstance(cache, KVCache):
@@ -130,13 +130,13 @@ class Watch:
         finally:
             running.pop()
 
-    def _method(self) -> Moment | None:
+    def _method(self) -> CallContext | None:
         """Nothing is running, yet something attended: a method of the model that is not its forward, or another."""
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
-                return Moment(self._paths[owner], 0) if owner in self._paths else None
+                return CallContext(self._paths[owner], 0) if owner in self._paths else None
             frame = frame.f_back
         return None
 
@@ -148,7 +148,7 @@ class Watch:
             self._stack.callback(_put_back, place, name, stand_in)
             setattr(place, name, stand_in)
 
-    def _stand_in(self, real: Callable[..., Tensor], reader: Reader) -> Callable[..., Tensor]:
+    def _stand_in(self, real: Callable[..., Tensor], reader: InputsReader) -> Callable[..., Tensor]:
         @functools.wraps(real)
         def stand_in(*args: Any, **kwargs: Any) -> Tensor:
             here = self._here
@@ -178,12 +178,12 @@ class Watch:
     # -- what is kept, and what edits make of it ----------------------------------------------------------------------
 
     def _returned(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: Moment
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, moment: CallContext
     ) -> Any:
         """What a module returns instead of this; None for no change."""
         before, path = output, moment.path
         if isinstance(module, nn.MultiheadAttention) and (path in self._edits or path in self._asked["weights"]):
-            output = self._torch_layer(module, OfTorchLayer.arguments(module, args, kwargs), output, moment)
+            output = self._torch_layer(module, TorchLayerCall.arguments(module, args, kwargs), output, moment)
         x = first_tensor(output)
         edited = None if x is None else self._edited(x, moment, of_heads=False)
         if edited is not None and edited is not x:
@@ -191,48 +191,48 @@ class Watch:
         self._keep("output", output, moment)
         return None if output is before else output
 
-    def _attended(self, moment: Moment, call: Callable[[], tuple[Call, str | None]], output: Tensor) -> Tensor:
+    def _attended(self, moment: CallContext, call: Callable[[], tuple[Call, str | None]], output: Tensor) -> Tensor:
         """What attention gives instead of this, which a module called by itself; `call` reads its arguments."""
         if isinstance(self._modules[moment.path], nn.MultiheadAttention):  # heard as a whole, when it returns
             return output
         real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
         edited = self._edited(real, moment, of_heads=True)
         if self._keeps("weights", moment):
-            seen = Attended(*call(), _lasting(real).detach(), _lasting(edited).detach())
+            seen = AttentionCall(*call(), _lasting(real).detach(), _lasting(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
             self._kept.add("weights", seen, real, together)
         return output if edited is real else edited.reshape(output.shape)
 
-    def _torch_layer(self, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: Moment) -> Any:
+    def _torch_layer(self, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: CallContext) -> Any:
         inner = any(edit.heads is not None for edit in self._edits.get(moment.path, ()))
         if inner and output[0].is_nested:
             raise ConfigError(
                 f"{moment.path} is given nested tensors, and heads are edited in plain ones; make the "
                 "nn.TransformerEncoder with enable_nested_tensor=False"
             )
-        seen = OfTorchLayer(layer, given, output[0])
+        seen = TorchLayerCall(layer, given, output[0])
         edited = self._edited(seen.heads(), moment, of_heads=True) if inner else None
         if self._keeps("weights", moment):
             _lasting(output[0])
             self._kept.add("weights", seen.kept(edited), seen.out, moment)
         return output if edited is None else (seen.given_back(edited), *output[1:])
 
-    def _edited(self, x: Tensor, moment: Moment, *, of_heads: bool) -> Tensor:
+    def _edited(self, x: Tensor, moment: CallContext, *, of_heads: bool) -> Tensor:
         for edit in self._edits.get(moment.path, ()):
             if (edit.heads is not None) == of_heads:
                 self.made.add(edit)
                 x = edit.apply(x, moment)
         return x
 
-    def _keep(self, kind: str, value: Any, moment: Moment) -> None:
+    def _keep(self, kind: str, value: Any, moment: CallContext) -> None:
         x = first_tensor(value) if self._keeps(kind, moment) else None
         if x is not None:
             x = plain(_lasting(x).detach())
             what = f"what was recorded of {moment.path or 'the model'} has"
-            self._kept.add(kind, Unchanged(what, x), x, moment)
+            self._kept.add(kind, VersionedRef(what, x), x, moment)
 
-    def _keeps(self, kind: str, moment: Moment) -> bool:
+    def _keeps(self, kind: str, moment: CallContext) -> bool:
         """Whether this was asked for, and is a run: in a backward pass, checkpointing runs the model again."""
         return moment.path in self._asked[kind] and torch._C._current_graph_task_id() == -1
 

@@ -68,7 +68,7 @@ def test_a_translator_reads_and_writes(page, translator):
 
 def test_the_attention_of_look(page, sorter):
     found = page.ask("attention", {"model": "sort-dedup", "text": "D A C"})
-    direct = look.at(sorter, "D A C")
+    direct = look.attention_report(sorter, "D A C")
     assert found["texts"][0] == list(direct.pictures[0].rows)
     assert [one["path"] for one in found["pictures"]] == [one.path for one in direct.pictures]
     whole = page.ask("page", {"model": "sort-dedup", "text": "D A C"})["html"]
@@ -78,7 +78,7 @@ def test_the_attention_of_look(page, sorter):
 
 def test_stations(page, sorter):
     found = page.ask("walk", {"model": "sort-dedup", "text": "D A C"})
-    direct = look.walk(sorter, "D A C").to_dict()
+    direct = look.build_walkthrough(sorter, "D A C").to_dict()
     assert [one["role"] for one in found["stations"]] == [one["role"] for one in direct["stations"]]
     assert [step["taken"]["token"] for step in found["steps"]] == ["A", "C", "D", "<STOP>"]
     drawn = page.ask("walk", {"model": "digits-vit", "pixels": PIXELS})

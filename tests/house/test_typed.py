@@ -36,7 +36,7 @@ def parameters() -> int:
 
 def shown(folder: Path) -> list[str]:
     trained = pretrained.load(folder)
-    album = look.at(trained, "How are you?")
+    album = look.attention_report(trained, "How are you?")
     return [made.target for made in pretrained.translations(trained, [album.title])]
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.look.album import Album
+from clearhead.look.album import AttentionReport
 from clearhead.look.measures import contributions
 from clearhead.look.page import page
-from clearhead.look.picture import Picture, Places
+from clearhead.look.picture import AttentionMap, Layout
 from clearhead.masks import causal
 from tests.look.test_views import softmax
 
@@ -48,7 +48,7 @@ OPTIONS = (
 )
 
 
-def clicked(folder: Path, made: Album, script: str, *, budget: int | None = None) -> dict:
+def clicked(folder: Path, made: AttentionReport, script: str, *, budget: int | None = None) -> dict:
     """What a script of `browser/` found in the page of an album."""
     return opened(folder, page(made) if budget is None else page(made, budget=budget), script)
 
@@ -97,14 +97,14 @@ def test_twelve_tokens(tmp_path):
     read = ["el", "gato", "miró", "la", "luna"]
     cross = softmax(3, 12, 5, sharp=3.0)
     lengths = torch.rand(3, 12, generator=torch.Generator().manual_seed(1)) + 0.5
-    made = Album(
+    made = AttentionReport(
         title="Twelve <tokens> & more",
         pictures=[
             *(
-                Picture.of(w, words, path=f"decoder.blocks.{i}.attention", written=lengths)
+                AttentionMap.of(w, words, path=f"decoder.blocks.{i}.attention", written=lengths)
                 for i, w in enumerate(layers)
             ),
-            Picture.of(cross, words, read, path="decoder.blocks.0.cross_attention", cross=True),
+            AttentionMap.of(cross, words, read, path="decoder.blocks.0.cross_attention", cross=True),
         ],
         facts={"model": "made by hand"},
         norms=[("decoder.blocks.0", torch.rand(12) + 1), ("decoder.blocks.1", torch.rand(12) + 2)],
@@ -162,15 +162,15 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
         near = -(rows - keys).abs() / torch.tensor([4.0, 40.0, 400.0])[:, None, None] + noise[:, None]
         return near.masked_fill(keys > rows, -torch.inf).softmax(-1)
 
-    picture = Picture(
+    picture = AttentionMap(
         path="blocks.0.attention",
         rows=tuple(words),
         columns=tuple(words),
         n_heads=H,
         block=block,
-        places=Places(T, T),
+        places=Layout(T, T),
     )
-    found = clicked(tmp_path, Album(title="long", pictures=[picture]), "long.js", budget=2 << 20)
+    found = clicked(tmp_path, AttentionReport(title="long", pictures=[picture]), "long.js", budget=2 << 20)
     # The page kept fewer keys than there are: the largest must be exact, to the eighth of a bit that it stores.
     expected = top(block(1501, 1502)[2, 0], words)
     assert [key for key, _ in found["row"]] == [key for key, _ in expected]
@@ -190,9 +190,9 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
 def test_patches_over_a_picture(tmp_path):
     weights = softmax(2, 13, 13, sharp=3.0)  # [CLS] and 3 × 4 patches
     names = ["[CLS]", *(f"({i}, {j})" for i in range(3) for j in range(4))]
-    made = Album(
+    made = AttentionReport(
         title="a picture",
-        pictures=[Picture.of(weights, names, path="blocks.0.attention", grid=(3, 4))],
+        pictures=[AttentionMap.of(weights, names, path="blocks.0.attention", grid=(3, 4))],
         image=torch.arange(12 * 16, dtype=torch.uint8).view(12, 16),
     )
     found = clicked(tmp_path, made, "patches.js")

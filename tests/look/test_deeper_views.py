@@ -48,7 +48,7 @@ class Inductive(nn.Module):
 
 
 def test_induction_finds_heads_that_were_made_by_hand():
-    found = look.induction(Inductive().eval(), length=7, batch=3, seed=5)
+    found = look.induction_scores(Inductive().eval(), length=7, batch=3, seed=5)
     assert found.rows == ("",)
     for score, head in ((found.previous, 0), (found.duplicate, 1), (found.induction, 2)):
         assert score.shape == (1, 3)
@@ -59,7 +59,7 @@ def test_induction_finds_heads_that_were_made_by_hand():
 def test_induction_by_hand_on_a_model():
     """The mean weight on one diagonal of the second half, taken from a trace of the same tokens."""
     model, length = decoder(), 5
-    found = look.induction(model, length=length, batch=2, seed=3)
+    found = look.induction_scores(model, length=length, batch=2, seed=3)
     generator = torch.Generator().manual_seed(3)
     half = torch.stack([torch.randperm(V, generator=generator)[:length] for _ in range(2)])
     with torch.no_grad(), look.trace(model) as t:
@@ -78,7 +78,7 @@ def test_labels_know_induction():
     weights[0] = 0.0
     for i in range(6):
         weights[0, i, i - 2 if i >= 3 else 0] = 1.0
-    assert look.label(weights, rows=tokens)[0].scores["induction"] == pytest.approx(3 / 6)
+    assert look.classify_head(weights, rows=tokens)[0].scores["induction"] == pytest.approx(3 / 6)
 
 
 def test_pca_against_the_covariance():
@@ -173,8 +173,8 @@ class TestCharts:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: look.induction(decoder(), length=V + 1), ConfigError, "of the 31 tokens that the model knows"),
-        (lambda: look.induction(nn.Sequential(nn.Embedding(V, V)).eval()), ConfigError, "No attention"),
+        (lambda: look.induction_scores(decoder(), length=V + 1), ConfigError, "of the 31 tokens that the model knows"),
+        (lambda: look.induction_scores(nn.Sequential(nn.Embedding(V, V)).eval()), ConfigError, "No attention"),
         (lambda: look.pca(torch.randn(1, 5)), ShapeError, "two or more vectors"),
         (lambda: look.pca(torch.randn(5, 3), ["a"]), ShapeError, "1 names"),
         (lambda: Chart(title="", rows=["a"], columns=["b"], values=torch.zeros(2, 1)), ShapeError, "one for each"),
@@ -186,7 +186,7 @@ def test_mistakes(call, error, message):
 
 
 EXAMPLES = (
-    look.Answer, look.lens, look.attribute, look.patch, look.ablate, look.induction, look.pca, look.question,
+    look.LogitMetric, look.logit_lens, look.attribute, look.patch, look.ablate, look.induction_scores, look.pca, look.model_inputs,
     look.save_page,
 )  # fmt: skip
 

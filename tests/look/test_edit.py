@@ -62,7 +62,7 @@ def test_zeroing_heads_at_positions():
             heads[:, [2, 6], h] = 0
 
     wanted = by_hand(model, ids, model.blocks[1].attention, zero)
-    logits, _ = traced(model, ids, (LAYER, look.Zero(heads=[4, 1], positions=[2, -1])))
+    logits, _ = traced(model, ids, (LAYER, look.ZeroAblation(heads=[4, 1], positions=[2, -1])))
     torch.testing.assert_close(logits, wanted)
     assert (logits - traced(model, ids)[0]).abs().max() > 1e-6
 
@@ -71,9 +71,9 @@ def test_zeroing_every_head_leaves_the_projections_bias():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention
     nn.init.normal_(layer.o_proj.bias)
-    _, t = traced(model, ids, (LAYER, look.Zero(heads=range(6))), patterns=(f"{LAYER}.output",))
+    _, t = traced(model, ids, (LAYER, look.ZeroAblation(heads=range(6))), patterns=(f"{LAYER}.output",))
     assert torch.equal(t.output(LAYER), layer.o_proj.bias.detach().expand(3, 7, 24))
-    _, t = traced(model, ids, (LAYER, look.Zero()), patterns=(f"{LAYER}.output",))
+    _, t = traced(model, ids, (LAYER, look.ZeroAblation()), patterns=(f"{LAYER}.output",))
     assert (t.output(LAYER) == 0).all()
 
 
@@ -87,8 +87,8 @@ def test_replacing_by_a_tensor_and_by_a_function():
 
     wanted = by_hand(model, ids, model.blocks[1].attention, change)
     edits = (
-        (LAYER, look.Replace(value, heads=2)),
-        (LAYER, look.Replace(lambda x: x * 2 + 1, heads=[5], positions=slice(3, 5))),
+        (LAYER, look.ReplaceActivation(value, heads=2)),
+        (LAYER, look.ReplaceActivation(lambda x: x * 2 + 1, heads=[5], positions=slice(3, 5))),
     )
     torch.testing.assert_close(traced(model, ids, *edits)[0], wanted)
 
@@ -98,9 +98,9 @@ def test_patching_a_block_carries_the_other_run_over():
     model = decoder()
     clean, other = torch.randint(31, (3, 7)), torch.randint(31, (3, 7))
     logits, source = traced(model, clean)
-    patched, _ = traced(model, other, (BLOCK, look.Patch(source)))
+    patched, _ = traced(model, other, (BLOCK, look.PatchActivation(source)))
     torch.testing.assert_close(patched, logits)
-    patched, t = traced(model, other, (BLOCK, look.Patch(source, positions=[4])))
+    patched, t = traced(model, other, (BLOCK, look.PatchActivation(source, positions=[4])))
     assert torch.equal(t.output(BLOCK)[:, 4], source.output(BLOCK)[:, 4])
     theirs = traced(model, other)[1].output(BLOCK)
     assert torch.equal(t.output(BLOCK)[:, :4], theirs[:, :4])
@@ -116,7 +116,7 @@ def test_patching_heads():
         heads[:, [1, 5], 3] = source.heads(LAYER)[:, 3][:, [1, 5]]
 
     wanted = by_hand(model, other, model.blocks[1].attention, change)
-    logits, t = traced(model, other, (LAYER, look.Patch(source, heads=[3], positions=[1, 5])))
+    logits, t = traced(model, other, (LAYER, look.PatchActivation(source, heads=[3], positions=[1, 5])))
     torch.testing.assert_close(logits, wanted)
     assert torch.equal(t.heads(LAYER)[:, 3, [1, 5]], source.heads(LAYER)[:, 3, [1, 5]])
 
@@ -125,14 +125,14 @@ def test_patching_from_another_module():
     model = decoder()
     ids = torch.randint(31, (3, 7))
     source = traced(model, ids)[1]
-    _, t = traced(model, ids, ("blocks.2", look.Patch(source, path="blocks.0", positions=[0, 5])))
+    _, t = traced(model, ids, ("blocks.2", look.PatchActivation(source, path="blocks.0", positions=[0, 5])))
     assert torch.equal(t.output("blocks.2")[:, [0, 5]], source.output("blocks.0")[:, [0, 5]])
     assert torch.equal(t.output("blocks.2")[:, 1:5], source.output("blocks.2")[:, 1:5])
 
 
 def test_what_was_nothing_and_became_something_moved_without_bound():
     model, ids = decoder(), torch.randint(31, (3, 7))
-    zero, other = (look.Zero(positions=[2]), look.Replace(torch.ones(24).double(), positions=[2]))
+    zero, other = (look.ZeroAblation(positions=[2]), look.ReplaceActivation(torch.ones(24).double(), positions=[2]))
     before = traced(model, ids, (BLOCK, zero), patterns=("blocks.0.output",))[1]
     after = traced(model, ids, (BLOCK, other), patterns=("blocks.0.output",))[1]
     (moved,) = look.compare(before, after).outputs
@@ -150,8 +150,8 @@ def test_mean_ablation():
         heads[:, :, 2] = mean
 
     wanted = by_hand(model, ids, model.blocks[1].attention, change)
-    torch.testing.assert_close(traced(model, ids, (LAYER, look.Mean(source, heads=2)))[0], wanted)
-    _, t = traced(model, ids, (BLOCK, look.Mean(source)))
+    torch.testing.assert_close(traced(model, ids, (LAYER, look.MeanAblation(source, heads=2)))[0], wanted)
+    _, t = traced(model, ids, (BLOCK, look.MeanAblation(source)))
     torch.testing.assert_close(t.output(BLOCK), source.output(BLOCK).mean((0, 1)).expand(3, 7, 24))
 
 
@@ -159,7 +159,7 @@ def test_gradients_flow_around_an_edit():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention
     with look.trace(model, "output") as t:
-        t.edit(LAYER, look.Zero(heads=[0, 1, 2]))
+        t.edit(LAYER, look.ZeroAblation(heads=[0, 1, 2]))
         model(ids).sum().backward()
     grad = layer.o_proj.weight.grad.unflatten(1, (6, 4))
     assert (grad[:, :3] == 0).all()
@@ -169,11 +169,11 @@ def test_gradients_flow_around_an_edit():
 def test_edits_in_generation_with_a_cache_speak_of_the_sequence():
     """Positions are places in the whole sequence, whichever step computes them."""
     model, ids = decoder(), torch.randint(31, (2, 9))
-    edit = look.Zero(heads=[1, 4], positions=[0, 3, 6, 8])
-    wanted = traced(model, ids, (LAYER, edit), (BLOCK, look.Zero(positions=slice(2, 7, 3))))[0]
+    edit = look.ZeroAblation(heads=[1, 4], positions=[0, 3, 6, 8])
+    wanted = traced(model, ids, (LAYER, edit), (BLOCK, look.ZeroAblation(positions=slice(2, 7, 3))))[0]
     cache = KVCache()
     with torch.no_grad(), look.trace(model, "output") as t:
-        t.edit(LAYER, edit).edit(BLOCK, look.Zero(positions=slice(2, 7, 3)))
+        t.edit(LAYER, edit).edit(BLOCK, look.ZeroAblation(positions=slice(2, 7, 3)))
         for piece in ids.split([4, 1, 1, 3], dim=1):
             model(piece, cache=cache)
     torch.testing.assert_close(t.output(), wanted)
@@ -184,8 +184,8 @@ def test_patches_in_generation_with_a_cache_find_their_place():
     ids, other = torch.randint(31, (2, 9)), torch.randint(31, (2, 9))
     source = traced(model, other)[1]
     edits = (
-        (LAYER, look.Patch(source, heads=[2, 5], positions=[1, 5, 8])),
-        (BLOCK, look.Patch(source, positions=[6])),
+        (LAYER, look.PatchActivation(source, heads=[2, 5], positions=[1, 5, 8])),
+        (BLOCK, look.PatchActivation(source, positions=[6])),
     )
     wanted = traced(model, ids, *edits)[0]
     cache = KVCache()
@@ -201,7 +201,7 @@ def test_an_edit_changes_what_is_generated():
     model, ids = decoder(), torch.randint(31, (2, 5))
     plain = generate(model, ids, how=Greedy(), max_new=5)
     with look.trace(model) as t:
-        t.edit("embedding", look.Replace(lambda x: -x))
+        t.edit("embedding", look.ReplaceActivation(lambda x: -x))
         edited = generate(model, ids, how=Greedy(), max_new=5)
     again = generate(model, ids, how=Greedy(), max_new=5)
     assert torch.equal(plain.ids, again.ids)
@@ -222,7 +222,7 @@ def test_heads_of_torchs_layer(batch_first):
     heads[:, 2, 1:3] = 0
     wanted = F.linear(heads.transpose(1, 2).flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
     with torch.no_grad(), look.trace(box) as t:
-        t.edit("layer", look.Zero(heads=2, positions=[1, 2]))
+        t.edit("layer", look.ZeroAblation(heads=2, positions=[1, 2]))
         out, _ = layer(x, x, x)
     torch.testing.assert_close(out if batch_first else out.transpose(0, 1), wanted)
     assert torch.equal(t.weights("layer"), before.weights("layer"))
@@ -232,7 +232,7 @@ def test_gradients_of_torchs_layer_flow_around_an_edit():
     layer = nn.MultiheadAttention(24, 4, batch_first=True).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64)
     with look.trace(layer) as t:
-        t.edit("", look.Zero(heads=[1, 2]))
+        t.edit("", look.ZeroAblation(heads=[1, 2]))
         layer(x, x, x)[0].square().sum().backward()
     by_head = layer.in_proj_weight.grad.unflatten(0, (3, 4, 6)).abs().amax((0, 2, 3))
     assert (by_head[[1, 2]] == 0).all()
@@ -249,14 +249,14 @@ def test_heads_of_a_module_that_calls_torchs_function():
     wanted = model(x)
     wanted[:, 2] = 0
     with look.trace(model, "output") as t:
-        t.edit("", look.Zero(heads=[2]))
+        t.edit("", look.ZeroAblation(heads=[2]))
         assert torch.equal(model(x), wanted)
 
 
 def test_a_comparison_says_what_moved():
     model, ids = decoder(), torch.randint(31, (3, 7))
     before_logits, before = traced(model, ids)
-    after_logits, after = traced(model, ids, (LAYER, look.Zero(heads=[3], positions=[4])))
+    after_logits, after = traced(model, ids, (LAYER, look.ZeroAblation(heads=[3], positions=[4])))
     found = look.compare(before, after)
     moved = {m.path: m for m in found.outputs}
     assert list(moved) == ["", "blocks.0", "blocks.1", "blocks.2"]
@@ -289,7 +289,7 @@ def test_a_comparison_of_classifiers():
     model = VisionTransformer(tiny_vision()).eval()
     images = torch.rand(3, model.config.n_channels, *model.config.image_size)
     _, before = traced(model, images, patterns=("output",))
-    _, after = traced(model, images, ("blocks.0", look.Zero()), patterns=("output",))
+    _, after = traced(model, images, ("blocks.0", look.ZeroAblation()), patterns=("output",))
     found = look.compare(before, after)
     assert found.logits.kl.shape == (3, 1)
     assert found.logits.kl.min() > 0
@@ -299,20 +299,20 @@ def test_a_comparison_of_classifiers():
 def test_what_cannot_be_edited_or_compared():
     model, ids = decoder(), torch.randint(31, (3, 7))
     with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded: the model has no module of that name"):
-        look.trace(model).edit("blocks.9", look.Zero())
+        look.trace(model).edit("blocks.9", look.ZeroAblation())
     with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6"):
-        traced(model, ids, (LAYER, look.Zero(heads=6)))
+        traced(model, ids, (LAYER, look.ZeroAblation(heads=6)))
     with pytest.raises(ShapeError, match="position 7 was asked for; this layer has 7"):
-        traced(model, ids, (BLOCK, look.Zero(positions=[7])))
+        traced(model, ids, (BLOCK, look.ZeroAblation(positions=[7])))
     with pytest.raises(ShapeError, match=r"gives \(5,\) and replaces \(3, 7, 24\)"):
-        traced(model, ids, (BLOCK, look.Replace(torch.zeros(5))))
+        traced(model, ids, (BLOCK, look.ReplaceActivation(torch.zeros(5))))
     with pytest.raises(ConfigError, match="got a Decoder; expected the trace of another run"):
-        traced(model, ids, (BLOCK, look.Patch(model)))
+        traced(model, ids, (BLOCK, look.PatchActivation(model)))
     short = traced(model, ids[:, :3])[1]
     with pytest.raises(ShapeError, match=r"position 6 of blocks.0 is to be patched from a run of 3 positions"):
-        traced(model, ids, (BLOCK, look.Patch(short)))
+        traced(model, ids, (BLOCK, look.PatchActivation(short)))
     with look.trace(model) as t:
-        t.edit(BLOCK, look.Zero(positions=[-1]))
+        t.edit(BLOCK, look.ZeroAblation(positions=[-1]))
         with pytest.raises(ShapeError, match="with a cache the end is not known"):
             model(ids, cache=KVCache())
     with pytest.raises(ShapeError, match=r"gave .* in one run and .* in the other"):
@@ -320,11 +320,11 @@ def test_what_cannot_be_edited_or_compared():
     with pytest.raises(ConfigError, match="nothing in common"):
         look.compare(traced(model, ids, patterns=("output",))[1], traced(model, ids, patterns=(LAYER,))[1])
     with pytest.raises(ConfigError, match=r"blocks\.0\.norm1 has no heads"):
-        look.trace(model).edit("blocks.0.norm1", look.Zero(heads=1))
+        look.trace(model).edit("blocks.0.norm1", look.ZeroAblation(heads=1))
     with pytest.raises(
         ConfigError, match=r"the edit of blocks\.0 was never made: it did not run, or has no heads of its own"
     ):
-        traced(model, ids, (BLOCK, look.Zero(heads=1)))
+        traced(model, ids, (BLOCK, look.ZeroAblation(heads=1)))
 
 
 class Pair(NamedTuple):
@@ -360,7 +360,7 @@ def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
         plain = model(x)
     assert torch.equal(t.output(), 2 * x)
     with look.trace(model, "output") as t:
-        t.edit("", look.Replace(lambda y: y + 1))
+        t.edit("", look.ReplaceActivation(lambda y: y + 1))
         edited = model(x)
     assert type(edited) is type(plain)
     assert torch.equal(tensor(edited), 2 * x + 1)
@@ -372,8 +372,8 @@ def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
     ids = torch.randint(0, 31, (2, 5))
     plain = model(ids)
     with look.trace(model, *PATTERNS) as t:
-        t.edit(LAYER, look.Zero(heads=[1]))
-        t.edit(BLOCK, look.Zero(positions=[2]))
+        t.edit(LAYER, look.ZeroAblation(heads=[1]))
+        t.edit(BLOCK, look.ZeroAblation(positions=[2]))
         model(ids)
         copied = copy.deepcopy(model)
         assert torch.equal(copied(ids), plain)
@@ -386,7 +386,7 @@ def test_traces_may_end_in_any_order():
     ids = torch.randint(0, 31, (2, 5))
     plain, stood_for = model(ids), (multihead.attend, F.scaled_dot_product_attention, KVCache.reorder)
     first, second = look.trace(model), look.trace(model)
-    first.edit(LAYER, look.Zero(heads=[1]))
+    first.edit(LAYER, look.ZeroAblation(heads=[1]))
     first.__enter__()
     second.__enter__()
     model(ids)
@@ -409,7 +409,7 @@ def test_what_another_thread_runs_is_neither_edited_nor_recorded():
         thread.join()
 
     with look.trace(model, *PATTERNS) as t:
-        t.edit(LAYER, look.Zero(heads=[1]))
+        t.edit(LAYER, look.ZeroAblation(heads=[1]))
         model.get_submodule(LAYER).q_proj.register_forward_hook(meanwhile)
         model(ids)
     assert torch.equal(found[0], plain)
@@ -424,8 +424,8 @@ def test_what_is_no_edit_is_refused():
     with pytest.raises(DtypeError, match="got a float for an edit; expected Zero"), look.trace(model) as t:
         t.edit(BLOCK, 0.0)
     with pytest.raises(DtypeError, match="Replace got a float; expected a tensor, or a function"):
-        look.Replace(0.0)
-    nothing = look.trace(model).edit(BLOCK, look.Replace(lambda x: None))
+        look.ReplaceActivation(0.0)
+    nothing = look.trace(model).edit(BLOCK, look.ReplaceActivation(lambda x: None))
     with pytest.raises(DtypeError, match=r"Replace gave a NoneType for blocks\.0"), nothing:
         model(ids)
     with pytest.raises(DtypeError, match="got a function to trace; expected a PyTorch module"):

@@ -253,7 +253,7 @@ def test_a_head_of_gpt2_ablated(gpt2):
     finally:
         handle.remove()
     with torch.no_grad(), look.trace(gpt2, "transformer.h.1.attn.weights") as t:
-        t.edit("transformer.h.1.attn", look.Zero(heads=[2]))
+        t.edit("transformer.h.1.attn", look.ZeroAblation(heads=[2]))
         logits = gpt2(ids).logits
     torch.testing.assert_close(logits, wanted)
     assert t.difference("transformer.h.1.attn") <= t.tolerance("transformer.h.1.attn")  # of what ran, not of the edit
@@ -329,7 +329,7 @@ def test_no_attention_seen_is_said():
     with pytest.raises(ShapeError, match=r"there are no weights of 0\. No attention was seen"):
         t.weights("0")
     with pytest.raises(ConfigError, match="No attention was seen"):
-        look.album(t, title="by hand")
+        look.build_report(t, title="by hand")
 
 
 def test_a_trace_in_which_nothing_ran_says_that_instead():

@@ -15,10 +15,10 @@ import torch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.look import picture as picture_module
-from clearhead.look.album import Album, album, pictures
+from clearhead.look.album import AttentionReport, album, pictures
 from clearhead.look.measures import rollout
-from clearhead.look.page import BUDGET, Plan, packing, page, plan, quantise, save_page
-from clearhead.look.picture import Picture, Places
+from clearhead.look.page import BUDGET, StoragePlan, packing, page, plan, quantise, save_page
+from clearhead.look.picture import AttentionMap, Layout
 from clearhead.look.trace import trace
 from clearhead.masks import causal
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
@@ -41,15 +41,15 @@ def data_of(text: str) -> dict:
     return json.loads(found.group(1))
 
 
-def collected(picture: Picture, how: Plan) -> dict:
+def collected(picture: AttentionMap, how: StoragePlan) -> dict:
     collector = packing(picture, how)
     for rows in picture.blocks():
         collector.add(*rows)
     return collector.result()
 
 
-def a_picture(H=3, T=23, S=19, **more) -> Picture:
-    return Picture.of(
+def a_picture(H=3, T=23, S=19, **more) -> AttentionMap:
+    return AttentionMap.of(
         softmax(H, T, S, sharp=3.0),
         [f"q{i}" for i in range(T)],
         [f"k{j}" for j in range(S)],
@@ -62,7 +62,7 @@ class TestPacking:
     @pytest.mark.parametrize("bits", [8, 16])
     def test_whole_weights_come_back_within_half_a_step(self, bits):
         picture = a_picture()
-        stored = collected(picture, Plan(bits=bits))["whole"]
+        stored = collected(picture, StoragePlan(bits=bits))["whole"]
         everything = picture.everything().double()
         expected = torch.cat((everything, everything.mean(0, keepdim=True)))
         step = 1 / ((1 << bits) - 1)
@@ -75,7 +75,7 @@ class TestPacking:
         """Against loops over the whole matrices, whichever blocks the rows came in."""
         monkeypatch.setattr(picture_module, "_CELLS_AT_ONCE", 3 * 19 * rows_at_once)
         picture = a_picture()
-        stored = collected(picture, Plan(bits=8, side=7, kept=4))
+        stored = collected(picture, StoragePlan(bits=8, side=7, kept=4))
         everything = picture.everything()
         matrices = torch.cat((everything, everything.mean(0, keepdim=True)))
         tall, wide = 4, 3  # ⌈23 / 7⌉ and ⌈19 / 7⌉
@@ -94,14 +94,14 @@ class TestPacking:
             torch.testing.assert_close(bytes_of(stored["weights"][h]).view(23, 4), quantise(weights.topk(4).values, 8))
 
     def test_the_plan_follows_the_size(self):
-        def of(T: int, layers: int, H: int) -> Plan:
-            blank = Picture.of(torch.zeros(H, 1, 1), ["x"])
+        def of(T: int, layers: int, H: int) -> StoragePlan:
+            blank = AttentionMap.of(torch.zeros(H, 1, 1), ["x"])
             tokens = ("x",) * T
-            big = Picture(path="x", rows=tokens, columns=tokens, n_heads=H, block=blank.block, places=blank.places)
+            big = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=H, block=blank.block, places=blank.places)
             return plan([big] * layers)
 
-        assert of(12, 12, 8) == Plan(bits=16)
-        assert of(512, 4, 8) == Plan(bits=8)
+        assert of(12, 12, 8) == StoragePlan(bits=16)
+        assert of(512, 4, 8) == StoragePlan(bits=8)
         for T, layers, H in ((2048, 6, 8), (4096, 12, 12), (16384, 2, 8)):
             how = of(T, layers, H)
             assert how.side is not None
@@ -144,30 +144,30 @@ class TestPage:
         assert "differ from what the run itself produced" in found["foot"]
 
     def test_it_needs_nothing_but_itself(self):
-        text = page(Album(title="x", pictures=[a_picture()]))
+        text = page(AttentionReport(title="x", pictures=[a_picture()]))
         assert "default-src 'none'" in text
         addresses = set(re.findall(r"https?://[^\"'\s)]+", text))
         assert addresses == {"http://www.w3.org/2000/svg"}  # a name of SVG elements, never fetched
         tags = []
 
-        class Reader(HTMLParser):
+        class InputsReader(HTMLParser):
             def handle_starttag(self, tag, attrs):
                 tags.append((tag, dict(attrs)))
 
-        Reader().feed(text)
+        InputsReader().feed(text)
         assert not any(name in attributes for _, attributes in tags for name in ("src", "srcset", "data"))
         assert not any(tag in ("link", "img", "iframe", "object") for tag, _ in tags)
 
     def test_tokens_cannot_break_out_of_the_data(self):
         nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;", "\u2028", '"']
-        text = page(Album(title="</title><b>", pictures=[Picture.of(softmax(1, 5, 5), nasty)]))
+        text = page(AttentionReport(title="</title><b>", pictures=[AttentionMap.of(softmax(1, 5, 5), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "</title><b>" not in text
         assert text.count("<script") == 2
 
     def test_texts_that_look_like_places_of_the_template_stay_texts(self):
         nasty = ["{{title}}", "{{data}}", "{{script}}", r"\1 \g<0>"]
-        text = page(Album(title="{{data}} {{style}}", pictures=[Picture.of(softmax(1, 4, 4), nasty)]))
+        text = page(AttentionReport(title="{{data}} {{style}}", pictures=[AttentionMap.of(softmax(1, 4, 4), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "<title>{{data}} {{style}}</title>" in text
 
@@ -181,8 +181,8 @@ class TestPage:
             return torch.stack((near.softmax(-1), (near + torch.sin(keys * 1.0)).softmax(-1)))
 
         tokens = tuple(f"w{i}" for i in range(T))
-        long = Picture(path="x", rows=tokens, columns=tokens, n_heads=2, block=block, places=Places(T, T))
-        path = save_page(Album(title="long", pictures=[long]), tmp_path / "sub" / "long.html")
+        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=2, block=block, places=Layout(T, T))
+        path = save_page(AttentionReport(title="long", pictures=[long]), tmp_path / "sub" / "long.html")
         assert path.stat().st_size < 30e6
         data = data_of(path.read_text(encoding="utf-8"))
         assert data["rollouts"] == []
@@ -194,12 +194,12 @@ class TestPage:
     @pytest.mark.bad_input
     def test_mistakes(self):
         with pytest.raises(ConfigError, match="at least one picture"):
-            Album(title="x", pictures=[])
+            AttentionReport(title="x", pictures=[])
         tokens = ("x",) * 70_000
-        one = Picture.of(torch.zeros(1, 1, 1), ["x"])
-        long = Picture(path="x", rows=tokens, columns=tokens, n_heads=1, block=one.block, places=one.places)
+        one = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
+        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=1, block=one.block, places=one.places)
         with pytest.raises(ConfigError, match="up to 65,536 tokens and this run has 70,000"):
-            page(Album(title="x", pictures=[long]))
+            page(AttentionReport(title="x", pictures=[long]))
 
 
 class TestPictures:
@@ -250,7 +250,7 @@ class TestPictures:
             assert one.kind == "self"
 
     def test_a_notebook_shows_the_page_in_a_frame(self):
-        made = Album(title='a "run"', pictures=[a_picture()])
+        made = AttentionReport(title='a "run"', pictures=[a_picture()])
         shown = made._repr_html_()
         inside = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" [^>]*></iframe>', shown)
         assert html.unescape(inside.group(1)) == made.html()

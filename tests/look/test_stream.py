@@ -92,7 +92,7 @@ CASES = {
     **{name: lambda options=options: (decoder(**options), ids(), changed) for name, options in KINDS.items()},
     "encoder-decoder": lambda: (pair(), (ids(S), ids()), lambda given: (given[0], changed(given[1]))),
     "a picture, [CLS]": lambda: (picture_model(vision.Cls()), image(), lambda x: x.flip(-1)),
-    "a picture, mean": lambda: (picture_model(vision.Mean()), image(), lambda x: x.flip(-1)),
+    "a picture, mean": lambda: (picture_model(vision.MeanAblation()), image(), lambda x: x.flip(-1)),
     "gpt2": lambda: (gpt2(), ids(), changed),
     "llama": lambda: (llama(), ids(), changed),
 }
@@ -149,7 +149,7 @@ def rounding(*sizes, name=""):
 def test_parts_add_up_to_the_logit(case):
     name, model, given, _ = case
     logits = said(model, given)
-    for answer in (look.Answer(), look.Answer(token=3), look.Answer(token=4, versus=1, position=2)):
+    for answer in (look.LogitMetric(), look.LogitMetric(token=3), look.LogitMetric(token=4, versus=1, position=2)):
         found = look.attribute(model, given, answer)
         rows = logits[0] if logits.dim() == 2 else logits[0, answer.position]
         token = int(rows.argmax()) if answer.token is None else answer.token
@@ -211,7 +211,7 @@ def by_hand(model, given, token):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_part_is_what_is_lost_without_it(kind):
     model, given = decoder(**KINDS[kind]), ids()
-    found = look.attribute(model, given, look.Answer(token=5))
+    found = look.attribute(model, given, look.LogitMetric(token=5))
     ours = {(part.path, part.head): part.value for part in found.parts}
     hand = by_hand(model, given, 5)
     assert set(hand) <= set(ours)
@@ -256,7 +256,7 @@ def test_parts_of_transformers_models_by_hand(name):
             hand[f"{path} (output bias)", None] = share(projection.bias)
     if name == "gpt2":
         hand["transformer.ln_f.bias", None] = float((norm.bias @ model.lm_head.weight[token]).detach())
-    found = look.attribute(model, given, look.Answer(token=token))
+    found = look.attribute(model, given, look.LogitMetric(token=token))
     ours = {(part.path, part.head): part.value for part in found.parts}
     assert ours.keys() == hand.keys()
     for key, wanted in hand.items():
@@ -268,7 +268,7 @@ def test_parts_of_transformers_models_by_hand(name):
 
 
 def test_an_attribution_in_words_and_numbers():
-    found = look.attribute(decoder(), ids(), look.Answer(token=2))
+    found = look.attribute(decoder(), ids(), look.LogitMetric(token=2))
     document = json.loads(json.dumps(found.to_dict()))
     assert document["answer"] == {"token": 2, "versus": None, "position": -1}
     assert sum(part["value"] for part in document["parts"]) + document["rest"] == pytest.approx(document["logit"])
@@ -320,7 +320,7 @@ def test_what_is_no_sum_is_refused_and_the_lens_still_works():
     model, x = stirred(Odd(nn.Tanh())), ids()
     with pytest.raises(ConfigError, match="something that is no sum"):
         look.attribute(model, x)
-    torch.testing.assert_close(look.lens(model, x).logits[-1], said(model, x))
+    torch.testing.assert_close(look.logit_lens(model, x).logits[-1], said(model, x))
 
 
 # ---------------------------------------------------------------------- the logit lens
@@ -329,7 +329,7 @@ def test_what_is_no_sum_is_refused_and_the_lens_still_works():
 def test_the_last_layer_of_the_lens_is_the_model(case):
     _, model, given, _ = case
     logits = said(model, given)
-    found = look.lens(model, given)
+    found = look.logit_lens(model, given)
     assert torch.equal(found.logits[-1], logits)  # to the bit
     assert torch.equal(said(model, given), logits)  # and nothing is left behind
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
@@ -341,7 +341,7 @@ def test_the_lens_by_hand():
     model, given = decoder(), ids()
     paths = [f"blocks.{i}" for i in range(2)]
     inputs, outputs, _ = kept(model, paths, given)
-    found = look.lens(model, given, positions=[-1, 2])
+    found = look.logit_lens(model, given, positions=[-1, 2])
     assert found.layers == ("into blocks.0", *paths)
     assert found.positions == (T - 1, 2)
     for layer, x in enumerate([inputs["blocks.0"], *(outputs[path] for path in paths)]):
@@ -363,7 +363,7 @@ def test_the_lens_of_transformers_models_by_hand(name):
     layers, norm = ("transformer.h", body.ln_f) if name == "gpt2" else ("model.layers", body.norm)
     count = len(model.get_submodule(layers))
     _, outputs, _ = kept(model, [f"{layers}.{i}" for i in range(count)], given)
-    found = look.lens(model, given)
+    found = look.logit_lens(model, given)
     for i in range(count):
         with torch.no_grad():
             wanted = model.lm_head(norm(outputs[f"{layers}.{i}"]))
@@ -384,7 +384,7 @@ def test_another_thread_meets_the_model_as_it_is():
         return real(x)
 
     model.norm.forward = norm
-    look.lens(model, given)
+    look.logit_lens(model, given)
     del model.norm.forward
     assert torch.equal(met[0], said(model, changed(given)))
     assert torch.equal(said(model, given), wanted)
@@ -392,10 +392,10 @@ def test_another_thread_meets_the_model_as_it_is():
 
 def test_lenses_of_two_threads_and_of_inference_mode():
     model, inputs = decoder(), [ids() for _ in range(4)]
-    wanted = [look.lens(model, x).logits for x in inputs]
+    wanted = [look.logit_lens(model, x).logits for x in inputs]
     found = {}
     several = [
-        threading.Thread(target=lambda i=i: found.update({i: look.lens(model, inputs[i]).logits})) for i in range(4)
+        threading.Thread(target=lambda i=i: found.update({i: look.logit_lens(model, inputs[i]).logits})) for i in range(4)
     ]
     for thread in several:
         thread.start()
@@ -405,7 +405,7 @@ def test_lenses_of_two_threads_and_of_inference_mode():
     assert not any("forward" in vars(module) for module in model.modules())
     with torch.inference_mode():
         assert look.attribute(model, inputs[0]) == look.attribute(model, inputs[0])
-        assert torch.equal(look.lens(model, inputs[0]).logits, wanted[0])
+        assert torch.equal(look.logit_lens(model, inputs[0]).logits, wanted[0])
 
 
 def test_a_watched_run_stays_on_its_fast_path():
@@ -447,7 +447,7 @@ def test_patching_with_the_run_itself_changes_nothing(case):
 @pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_blocks_by_hand(case):
     _, model, given, corrupted = case
-    metric = look.Answer(token=3, versus=2)
+    metric = look.LogitMetric(token=3, versus=2)
     grid = look.patch(model, given, corrupted, metric)
     _, clean, logits = kept(model, grid.rows, given)
     assert grid.source == metric(logits)
@@ -470,7 +470,7 @@ def test_patching_blocks_by_hand(case):
 def test_heads_by_hand(name):
     """Each head patched, zeroed and put to its mean, at the input of its output projection."""
     model, given, change = CASES[name]()
-    corrupted, metric = change(given), look.Answer(token=3)
+    corrupted, metric = change(given), look.LogitMetric(token=3)
     grids = {
         "patch": look.patch(model, given, corrupted, metric, over="heads", batch=4),
         "zero": look.ablate(model, given, metric),
@@ -528,7 +528,7 @@ def test_any_module_and_any_metric():
 @pytest.mark.parametrize(("name", "parts"), [("pre-norm", ("attention", "feed_forward")), ("gpt2", ("attn", "mlp"))])
 def test_what_writes_into_the_stream_is_put_out(name, parts):
     model, given, _ = CASES[name]()
-    grid = look.ablate(model, given, look.Answer(token=3), over="whole")
+    grid = look.ablate(model, given, look.LogitMetric(token=3), over="whole")
     blocks = "transformer.h" if name == "gpt2" else "blocks"
     assert grid.rows == tuple(f"{blocks}.{i}.{part}" for i in range(2) for part in parts)
     for path, value in zip(grid.rows, grid.values[:, 0].tolist(), strict=True):
@@ -539,8 +539,8 @@ def test_what_writes_into_the_stream_is_put_out(name, parts):
 def test_a_batch_is_one_input():
     """Several sequences are patched together, and the metric sees them all."""
     model, given = decoder(), torch.randint(V, (2, T))
-    grid = look.patch(model, given, changed(given), look.Answer(token=1))
-    alone = [look.patch(model, given[i : i + 1], changed(given[i : i + 1]), look.Answer(token=1)) for i in range(2)]
+    grid = look.patch(model, given, changed(given), look.LogitMetric(token=1))
+    alone = [look.patch(model, given[i : i + 1], changed(given[i : i + 1]), look.LogitMetric(token=1)) for i in range(2)]
     torch.testing.assert_close(grid.values, (alone[0].values + alone[1].values) / 2)
 
 
@@ -550,11 +550,11 @@ def test_arguments_by_name_and_without_a_batch():
     mask = torch.ones_like(given)
     mask[1, -2:] = 0
     call = {"input_ids": given, "attention_mask": mask}
-    grid = look.ablate(model, call, look.Answer(token=2, position=1))
-    by_one = look.ablate(model, call, look.Answer(token=2, position=1), batch=1)
+    grid = look.ablate(model, call, look.LogitMetric(token=2, position=1))
+    by_one = look.ablate(model, call, look.LogitMetric(token=2, position=1), batch=1)
     torch.testing.assert_close(grid.values, by_one.values)
     ours, positions = decoder(positions=Learned(max_len=11), max_len=11), torch.arange(3, 3 + T)
-    moved = look.lens(ours, {"ids": given, "positions": positions}).logits[-1]
+    moved = look.logit_lens(ours, {"ids": given, "positions": positions}).logits[-1]
     with torch.no_grad():
         assert torch.equal(moved, ours(given, positions=positions))
     assert look.ablate(ours, {"ids": given, "positions": positions}).values.shape == (2, 6)
@@ -568,13 +568,13 @@ def test_arguments_by_name_and_without_a_batch():
     ("call", "error", "message"),
     [
         (lambda m, x: look.attribute(m, x.repeat(2, 1)), ShapeError, "a batch of 2 to attribute; give one sequence"),
-        (lambda m, x: look.attribute(m, x, look.Answer(token=V)), ShapeError, "the model chooses among 31"),
-        (lambda m, x: look.attribute(m, x, look.Answer(position=9)), ShapeError, "position 9 was asked for"),
+        (lambda m, x: look.attribute(m, x, look.LogitMetric(token=V)), ShapeError, "the model chooses among 31"),
+        (lambda m, x: look.attribute(m, x, look.LogitMetric(position=9)), ShapeError, "position 9 was asked for"),
         (lambda m, x: look.attribute(m.train(), x), ConfigError, "call model.eval"),
-        (lambda m, x: look.lens(m, "text"), DtypeError, "without a tensor to call the model with"),
-        (lambda m, x: look.lens(m, x, positions=T), ShapeError, "position 5 was asked for"),
-        (lambda m, x: look.lens(nn.Linear(5, 3).eval(), torch.randn(2, 5)), ConfigError, "no block was found"),
-        (lambda m, x: look.lens(lambda x: x, x), DtypeError, "expected a PyTorch module"),
+        (lambda m, x: look.logit_lens(m, "text"), DtypeError, "without a tensor to call the model with"),
+        (lambda m, x: look.logit_lens(m, x, positions=T), ShapeError, "position 5 was asked for"),
+        (lambda m, x: look.logit_lens(nn.Linear(5, 3).eval(), torch.randn(2, 5)), ConfigError, "no block was found"),
+        (lambda m, x: look.logit_lens(lambda x: x, x), DtypeError, "expected a PyTorch module"),
         (lambda m, x: look.patch(m, x, x[:, 1:]), ShapeError, "give two inputs of the same length"),
         (lambda m, x: look.patch(m, x, x, lambda logits: logits), ShapeError, "expected one number"),
         (lambda m, x: look.patch(m, x, x, batch=0), ConfigError, "batch is 0"),
@@ -582,7 +582,7 @@ def test_arguments_by_name_and_without_a_batch():
         (lambda m, x: look.patch(m, x, x, paths="layers.*"), ConfigError, "nothing in this model is called"),
         (lambda m, x: look.ablate(m, x, over="rows"), ConfigError, "expected 'positions', 'heads' or 'whole'"),
         (lambda m, x: look.ablate(m, x, to="noise"), ConfigError, "expected 'zero' or 'mean'"),
-        (lambda m, x: look.Answer()(torch.zeros(1, T, V)), ConfigError, "names no token"),
+        (lambda m, x: look.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "names no token"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(call, error, message):

@@ -211,7 +211,7 @@ def test_checkpointing_is_one_run():
 
     t, grad = run()
     assert (t.runs, len(t._kept["output"][""])) == (1, 1)
-    assert not torch.equal(grad, run(look.Zero(heads=[1]))[1])
+    assert not torch.equal(grad, run(look.ZeroAblation(heads=[1]))[1])
 
 
 def test_the_report_says_what_ran_and_how_far_off_it_is():

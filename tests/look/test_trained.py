@@ -45,7 +45,7 @@ def searched(source: str, how) -> tuple[list[int], list[int]]:
 def test_what_is_shown_is_what_was_written(source):
     trained = translator()
     read, written = searched(source, DEFAULT)
-    album = look.at(trained, source)
+    album = look.attention_report(trained, source)
     names = trained.tokenizer.tokens
     again = [*trained.tokenizer.encode(trained.tokenizer.decode(written[:-1])), trained.tokenizer.eos_id]
     assert again != written, "encoding the text gives the same ids: this sentence tests nothing"
@@ -60,7 +60,7 @@ def test_what_is_shown_is_what_was_written(source):
 def test_the_weights_are_those_of_the_run_itself(source):
     """Greedily, the run can be watched as it happens, step by step over its cache."""
     trained = translator()
-    album = look.at(trained, source, how=Greedy())
+    album = look.attention_report(trained, source, how=Greedy())
     with torch.no_grad(), look.trace(trained.model) as t:
         searched(source, Greedy())
     for picture in album.pictures:
@@ -76,5 +76,5 @@ def test_translations_are_translate_with_ids():
     assert [one.source for one in made] == texts
     assert made[1].read == made[1].written == ()
     with pytest.raises(DataError, match="nothing to translate"):
-        look.translation(trained, made[1])
+        look.translation_report(trained, made[1])
     assert (list(made[2].read), list(made[2].written)) == searched("Thank you.", Beam(2))

@@ -11,7 +11,7 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import picture as picture_module
 from clearhead.look.measures import contributions, distance, entropy, lengths_written, rollout
-from clearhead.look.picture import Picture, Places, is_punctuation, label
+from clearhead.look.picture import AttentionMap, Layout, is_punctuation, label
 from clearhead.masks import causal
 
 
@@ -35,7 +35,7 @@ class TestMeasures:
         torch.testing.assert_close(distance(weights), torch.tensor(by_hand))
 
     def test_distance_on_a_grid_is_euclidean(self):
-        apart = Places(7, 7, grid=(2, 3)).apart(0, 7)  # one token before the six patches
+        apart = Layout(7, 7, grid=(2, 3)).apart(0, 7)  # one token before the six patches
         assert apart[1, 6] == pytest.approx(math.sqrt(1 + 4))  # (0, 0) to (1, 2)
         assert apart[3, 4] == pytest.approx(math.sqrt(1 + 4))  # (0, 2) to (1, 0)
         assert apart[0].tolist() == [0.0] * 7
@@ -197,13 +197,13 @@ class TestLabels:
         assert beside.scores["broad"] == pytest.approx(3 / self.T)
 
     def test_cross_attention_has_its_own_diagonal(self):
-        places = Places(6, 11, cross=True)
+        places = Layout(6, 11, cross=True)
         (found,) = label(only(2 * torch.arange(6), 6, 11), places=places)
         assert found.name == "diagonal"
         assert "previous token" not in found.scores
 
     def test_patches_of_a_picture(self):
-        places = Places(12, 12, grid=(3, 4))
+        places = Layout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
         along = (rows[:, None] == rows) & ~torch.eye(12, dtype=torch.bool)
         (found,) = label((along / 3.0)[None], places=places)
@@ -224,11 +224,11 @@ class TestPicture:
         """The sums over blocks, against one look at everything."""
         tokens = [f"w{i % 5}" for i in range(23)]
         weights = softmax(3, 23, 23, sharp=3.0, mask=causal().dense(23))
-        whole = Picture.of(weights, tokens).summary
+        whole = AttentionMap.of(weights, tokens).summary
         monkeypatch.setattr(picture_module, "_CELLS_AT_ONCE", 3 * 23 * 4)  # four rows at a time
         starts = []
-        asked = Picture.of(weights, tokens)
-        parts = Picture(
+        asked = AttentionMap.of(weights, tokens)
+        parts = AttentionMap(
             path="x",
             rows=asked.rows,
             columns=asked.columns,
@@ -252,12 +252,12 @@ class TestPicture:
             ("transformer.h.4.attn", "transformer.h.*.attn", 4, "transformer.h.*.attn"),
             ("only", "only", 0, "only"),
         ):
-            found = Picture.of(weights, ["a", "b"], path=path)
+            found = AttentionMap.of(weights, ["a", "b"], path=path)
             assert (found.group, found.layer, found.title) == (group, layer, title)
 
     @pytest.mark.bad_input
     def test_mistakes(self):
         with pytest.raises(ShapeError, match=r"\(2, 3, 5\) and there are 3 row and 3 column"):
-            Picture.of(softmax(2, 3, 5), ["a", "b", "c"])
+            AttentionMap.of(softmax(2, 3, 5), ["a", "b", "c"])
         with pytest.raises(ConfigError, match="has no head 2; expected 0 to 1"):
-            Picture.of(softmax(2, 3, 3), ["a", "b", "c"]).weights(2)
+            AttentionMap.of(softmax(2, 3, 3), ["a", "b", "c"]).weights(2)

@@ -10,8 +10,8 @@ import torch
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import figures, terminal
-from clearhead.look.measures import Contribution
-from clearhead.look.picture import Picture
+from clearhead.look.measures import ValueWeightedNorm
+from clearhead.look.picture import AttentionMap
 from tests.look.test_views import only, softmax
 
 WORDS = ["Hola", " mundo", "␣", "."]
@@ -56,7 +56,7 @@ class TestTerminal:
     def test_head_grid_and_table_name_the_patterns(self):
         previous = only((torch.arange(11) - 1).clamp(min=0), 11, 11)
         itself = only(torch.arange(11), 11, 11)
-        picture = Picture.of(torch.cat((previous, itself)), [str(i) for i in range(11)])
+        picture = AttentionMap.of(torch.cat((previous, itself)), [str(i) for i in range(11)])
         lines = terminal.head_grid(picture, width=60).splitlines()
         assert lines[0].split("  ") == ["0 previous t", "1 diagonal"]
         assert len(lines) == 12
@@ -93,7 +93,7 @@ class TestTerminal:
         assert lines[4] == lines[5] == " " * 16 + "   " + " " * 12 + "█" * 4
 
     def test_contributions(self):
-        found = [Contribution(head=2, key=1, weight=0.5, length=3.0, share=0.25)]
+        found = [ValueWeightedNorm(head=2, key=1, weight=0.5, length=3.0, share=0.25)]
         assert terminal.contribution_table(found, WORDS) == [("mundo (1)", "2", "0.500", "25.0 %")]
 
     @pytest.mark.bad_input
@@ -118,7 +118,7 @@ class TestFigures:
         assert [text.get_text() for text in axes.texts] == ["a", "b", "x", "y", r"\$z"]
 
     def test_every_head_of_every_layer(self):
-        pictures = [Picture.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)]
+        pictures = [AttentionMap.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)]
         axes = figures.head_grid(pictures).axes
         assert len(axes) == 6
         for i in range(2):
@@ -141,7 +141,7 @@ class TestFigures:
         shown = figures.heat(matrix, list("abc"), list("abc")).axes[0].images[0].get_array().data
         assert torch.equal(torch.tensor(shown), matrix)
         bars = figures.contribution_bars(
-            [Contribution(0, 1, 0.5, 2.0, 0.4), Contribution(1, 0, 0.5, 1.0, 0.2)], WORDS
+            [ValueWeightedNorm(0, 1, 0.5, 2.0, 0.4), ValueWeightedNorm(1, 0, 0.5, 1.0, 0.2)], WORDS
         ).axes[0]
         assert [bar.get_width() for bar in bars.patches] == pytest.approx([40, 20])
         assert [label.get_text() for label in bars.get_yticklabels()] == ["mundo, head 0", "Hola, head 1"]

@@ -32,7 +32,7 @@ def loaded(name):
 
 @functools.cache
 def hello():
-    return look.walk(loaded("en-es"), "Hello world")
+    return look.build_walkthrough(loaded("en-es"), "Hello world")
 
 
 def shaken(model):
@@ -208,7 +208,7 @@ class TestOrders:
     )
     def test_pre_post_and_parallel(self, residual, order, block, sums):
         model = shaken(DecoderConfig(**SIZES, n_layers=2, residual=residual, activation=GELU()).build())
-        walk = look.walk(model, torch.randint(31, (1, 7)))
+        walk = look.build_walkthrough(model, torch.randint(31, (1, 7)))
         for i in range(2):
             assert roles(walk, f"blocks.{i}") == block
             adds = [one.formula for one in walk.stations if one.group == f"blocks.{i}" and one.role == "add"]
@@ -222,12 +222,12 @@ class TestOrders:
         for layer in (model.blocks[0].attention.o_proj, model.blocks[0].feed_forward.down):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
-        walk = look.walk(model, torch.randint(31, (1, 7)))
+        walk = look.build_walkthrough(model, torch.randint(31, (1, 7)))
         assert roles(walk, "blocks.0") == ["norm", *ATTENTION, "norm", *FEED_FORWARD]  # x + 0 is x
 
     def test_a_llama(self):
         rotary = {"positions": Rotary(), "n_kv_heads": 2, "norm": RMSNorm(), "activation": SwiGLU(), "bias": False}
-        walk = look.walk(shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7)))
+        walk = look.build_walkthrough(shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7)))
         assert "between" not in roles(walk, "blocks.0")
         assert walk["blocks.0", "k"].letters == ("K", "T", "D")
         assert walk["blocks.0", "k"].shape == (2, 7, 6)
@@ -240,7 +240,7 @@ class TestOrders:
     def test_a_bias_of_distances_is_no_memory(self, positions):
         sizes = SIZES | {"n_encoder_layers": 1, "n_decoder_layers": 1, "positions": positions}
         model = shaken(EncoderDecoderConfig(**sizes).build())
-        walk = look.walk(model, torch.randint(31, (1, 5)), torch.randint(31, (1, 7)))
+        walk = look.build_walkthrough(model, torch.randint(31, (1, 5)), torch.randint(31, (1, 7)))
         branches = [one.branch for one in walk.stations if one.role == "q"]
         assert branches == ["self-attention", "masked self-attention", "cross-attention"]
         assert walk["decoder.blocks.0.attention", "scores"].formula == "scores = q kᵀ / √D + bias"
@@ -256,7 +256,7 @@ class TestOrders:
         sizes = SIZES | {"residual": PostNorm(), "embedding_norm": True, "n_segments": 2}
         model = shaken(EncoderConfig(**sizes, n_layers=1, positions=Learned(max_len=13)).build())
         ids = torch.randint(31, (1, 7))
-        walk = look.walk(model, ids)
+        walk = look.build_walkthrough(model, ids)
         assert roles(walk, "") == ["tokens", "embedding", "between", "position", "norm", "vectors"]
         assert walk["", "between"].note == "Here the same vector was added to every token."
         with torch.no_grad():
@@ -267,7 +267,7 @@ class TestOrders:
             VisionConfig(image_size=(12, 8), patch_size=4, n_classes=7, n_layers=1, d_model=24, n_heads=4).build()
         )
         image = torch.rand(1, 3, 12, 8)
-        walk = look.walk(model, image)
+        walk = look.build_walkthrough(model, image)
         assert roles(walk, "") == ["patches", "front", "position", "norm", "pool", "logits"]
         assert walk["", "patches"].shape == (6, 24)
         assert walk["", "front"].shape == (7, 24)
@@ -278,7 +278,7 @@ class TestOrders:
 
 def test_a_text_as_long_as_the_model():
     """256 tokens are read at most, the last of which is the last but one that is written."""
-    walk = look.walk(loaded("shakespeare"), "x" * 254)
+    walk = look.build_walkthrough(loaded("shakespeare"), "x" * 254)
     assert (walk.sizes["T"], len(walk.steps)) == (256, 3)
     told = walk.to_dict()["stations"][walk.stations.index(walk["blocks.0", "weights"])]
     assert told["pooled"] is True
@@ -290,14 +290,14 @@ def test_a_text_as_long_as_the_model():
 class TestOthersModels:
     def test_a_foreign_folder_walks_as_the_model_it_was_made_of(self, tmp_path):
         pretrained.export(loaded("shakespeare"), tmp_path / "out")
-        ours, theirs = (look.walk(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out")))
+        ours, theirs = (look.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out")))
         assert theirs.title == ours.title
         assert [one.role for one in theirs.stations] == [one.role for one in ours.stations]
         assert torch.equal(theirs["", "logits"].values, ours["", "logits"].values)
 
     def test_a_foreign_encoder_with_its_tokenizer(self, reader):  # noqa: F811
         trained = pretrained.load(reader)
-        walk = look.walk(trained, "the quick brown fox")
+        walk = look.build_walkthrough(trained, "the quick brown fox")
         assert "".join(walk.stations[0].rows) == "the quick brown fox"
         assert walk["", "tokens"].values.tolist() == trained.tokenizer.prompt("the quick brown fox")
         assert walk.stations[-1].role == "vectors"
@@ -307,7 +307,7 @@ class TestOthersModels:
         layer = nn.TransformerEncoderLayer(24, 4, 23, batch_first=True)
         model = shaken(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
         x = torch.randn(1, 7, 24)
-        walk = look.walk(model, x)
+        walk = look.build_walkthrough(model, x)
         assert roles(walk, "layers.1") == [*ATTENTION, "add", "norm", "linear", "between", "linear", "add", "norm"]
         assert walk.groups[-1].order == "post-norm" or walk.groups[-2].order == "post-norm"
         with torch.no_grad():
@@ -319,7 +319,7 @@ class TestOthersModels:
         peer = PEERS[key]
         model = peer.build().float().eval()
         ids = torch.randint(31, (1, 7))
-        walk = look.walk(model, ids)
+        walk = look.build_walkthrough(model, ids)
         with torch.no_grad():
             assert torch.equal(walk["", "logits"].values, model(ids).logits[0].float())
         assert sum(one.role == "weights" for one in walk.stations) == 2
@@ -384,11 +384,11 @@ def test_the_page_in_a_browser(tmp_path):
 
 
 def test_in_a_notebook_and_as_one_file():
-    page = look.walk(loaded("sort-dedup"), "D A A").html()
+    page = look.build_walkthrough(loaded("sort-dedup"), "D A A").html()
     assert "default-src 'none'" in page
     assert "http://www.w3.org/2000/svg" in page
     assert "https://" not in page
-    shown = look.walk(loaded("sort-dedup"), "D A A")._repr_html_()
+    shown = look.build_walkthrough(loaded("sort-dedup"), "D A A")._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
 
 
@@ -399,4 +399,4 @@ def test_what_is_not_there_is_said():
     with pytest.raises(ClearheadError, match="there is no head 8; expected 0 to 7"):
         hello().text(head=8)
     with pytest.raises(ClearheadError, match="Linear has not attended to anything"):
-        look.walk(nn.Linear(3, 5), torch.randn(1, 7, 3))
+        look.build_walkthrough(nn.Linear(3, 5), torch.randn(1, 7, 3))

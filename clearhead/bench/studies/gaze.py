@@ -13,7 +13,7 @@ from typing import Any
 
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.generation import Greedy, Sample
-from clearhead.look.album import Album
+from clearhead.look.album import AttentionReport
 from clearhead.look.picture import named
 from clearhead.look.trained import at, translation
 from clearhead.pretrained import Trained, load
@@ -40,7 +40,7 @@ It's late; let's go home. | That is the woman whose son won the prize. | We need
 You must not forget to close the door. | How many languages does your teacher speak? | I think, therefore I am."""
 
 
-def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[Album]:
+def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[AttentionReport]:
     """What `reader` looks at in texts that `trained` has made or translated: the same ids whoever reads them."""
     if trained.task == "translation":
         chosen = random.Random(seed).sample(re.split(r" \| |\n", SENTENCES), sizes.tested)
