@@ -1,45 +1,55 @@
-"""Looking inside a run from outside: model files do not know of it.
+"""Trace, interpret and visualize what a model computes, without changing the model.
 
-with look.trace(model, "decoder.blocks.*.cross_attention") as t:
-    model(source, target)                                            # or generate(model, ...)
-t.weights("decoder.blocks.3.cross_attention", heads=2, rows=[0, 5])  # (B, 1, 2, S), recomputed when asked for
-print(t.report())                                                    # what ran, and how far off the weights are
+Example:
+    with look.trace(model, "decoder.blocks.*.cross_attention") as t:
+        model(source, target)                                            # or generate(model, ...)
+    t.weights("decoder.blocks.3.cross_attention", heads=2, rows=[0, 5])  # (B, 1, 2, S), recomputed on demand
+    print(t.report())                                                    # implementations used, and rounding errors
 
-with look.trace(model, "output") as edited:
-    edited.edit("decoder.blocks.3.cross_attention", look.ZeroAblation(heads=[2]))
-    model(source, target)
-print(look.compare(before, edited))                                  # what moved
+    with look.trace(model, "output") as edited:
+        edited.intervene("decoder.blocks.3.cross_attention", look.ZeroAblation(heads=[2]))
+        model(source, target)
+    print(look.compare(before, edited))                                  # changes in activations and logits
 
-look.logit_lens(model, ids).top()                                          # what each layer would say
-look.attribute(model, ids, look.LogitMetric(token=17)).largest            # which head, which layer moved the answer
-look.patch(model, clean, corrupted, look.LogitMetric(17, versus=4))       # blocks × positions, or heads
-look.ablate(model, ids)                                              # the answer without each head
+    look.logit_lens(model, ids).top()                                    # prediction after each layer
+    look.attribute(model, ids, look.LogitMetric(token=17)).largest       # heads and layers by their effect on a logit
+    look.patch(model, clean, corrupted, look.LogitMetric(17, baseline=4))  # blocks × positions, or heads
+    look.ablate(model, ids)                                              # effect of removing each head
 
-look.attention_report(pretrained.load("en-es"), "How are you?")                    # a trained model at work, with its tokens
+    look.attention_report(pretrained.load("en-es"), "How are you?")      # all attention maps of a bundled model
 """
 
 from __future__ import annotations
 
-from clearhead.look.album import AttentionReport, album, pictures
+from clearhead.look.album import AttentionReport, attention_maps, build_report
 from clearhead.look.attribution import Attribution, LogitContribution, attribute
 from clearhead.look.chart import Chart, PCAProjection, pca
 from clearhead.look.compare import TraceComparison, compare
 from clearhead.look.edit import Intervention, MeanAblation, PatchActivation, ReplaceActivation, ZeroAblation
-from clearhead.look.lens import LogitLens, lens
-from clearhead.look.measures import ValueWeightedNorm, contributions, distance, entropy, rollout
-from clearhead.look.page import page, save_page
-from clearhead.look.picture import HeadLabel, AttentionMap, label
+from clearhead.look.lens import LogitLens, logit_lens
+from clearhead.look.measures import (
+    ValueWeightedNorm,
+    entropy,
+    mean_attention_distance,
+    rollout,
+    value_weighted_norms,
+)
+from clearhead.look.page import render_page, save_page
+from clearhead.look.picture import AttentionMap, HeadLabel, classify_head
 from clearhead.look.question import LogitMetric, ModelInputs
-from clearhead.look.repeats import InductionScores, induction
+from clearhead.look.repeats import InductionScores, induction_scores
 from clearhead.look.sweep import PatchingResult, ablate, patch
 from clearhead.look.terminal import heatmap
 from clearhead.look.trace import Trace, trace
-from clearhead.look.trained import at, question, translation
-from clearhead.look.walk import Walkthrough, walk
+from clearhead.look.trained import attention_report, model_inputs, translation_report
+from clearhead.look.walk import Walkthrough, build_walkthrough
 
 __all__ = [
-    "AttentionReport", "LogitMetric", "Attribution", "Chart", "Comparison", "Contribution", "Edit", "Grid", "HeadLabel", "Lens",
-    "Mean", "Part", "Patch", "AttentionMap", "PCAProjection", "Question", "InductionScores", "Replace", "Trace", "Walk", "Zero", "ablate",
-    "album", "at", "attribute", "compare", "contributions", "distance", "entropy", "heatmap", "induction", "label",
-    "lens", "page", "patch", "pca", "pictures", "question", "rollout", "save_page", "trace", "translation", "walk",
+    "AttentionMap", "AttentionReport", "Attribution", "Chart", "HeadLabel", "InductionScores", "Intervention",
+    "LogitContribution", "LogitLens", "LogitMetric", "MeanAblation", "ModelInputs", "PCAProjection", "PatchActivation",
+    "PatchingResult", "ReplaceActivation", "Trace", "TraceComparison", "ValueWeightedNorm", "Walkthrough",
+    "ZeroAblation", "ablate", "attention_maps", "attention_report", "attribute", "build_report", "build_walkthrough",
+    "classify_head", "compare", "entropy", "heatmap", "induction_scores", "logit_lens", "mean_attention_distance",
+    "model_inputs", "patch", "pca", "render_page", "rollout", "save_page", "trace", "translation_report",
+    "value_weighted_norms",
 ]  # fmt: skip

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.measures import entropy, lengths_written, rollout
+from clearhead.look.measures import entropy, rollout, value_norms
 from clearhead.look.picture import AttentionMap, Layout
-from clearhead.look.record import matches
+from clearhead.look.record import path_matches
 from clearhead.look.trace import Trace
 
 ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices
@@ -35,23 +35,23 @@ class AttentionReport:
     """All that a page shows of one run: its pictures, and what else is known of it."""
 
     title: str
-    pictures: Sequence[AttentionMap]
-    facts: Mapping[str, str] = field(default_factory=dict)  # shown under the title
+    maps: Sequence[AttentionMap]
+    metadata: Mapping[str, str] = field(default_factory=dict)  # shown under the title
     norms: Sequence[tuple[str, Tensor]] = ()  # (T,) after each block: the residual stream
     image: Tensor | None = None  # (height, width) uint8: what an image model was shown, or a spectrogram
     row: int | None = None  # the query that a page shows first; None: the one in the middle
 
     def __post_init__(self) -> None:
-        if not self.pictures:
+        if not self.maps:
             raise ConfigError("an album needs at least one picture: trace at least one attention layer")
 
     @property
     def groups(self) -> dict[str, list[AttentionMap]]:
         """The pictures by stack, in the order of their layers."""
         found: dict[str, list[AttentionMap]] = {}
-        for picture in self.pictures:
-            found.setdefault(picture.group, []).append(picture)
-        return {group: sorted(some, key=lambda picture: picture.layer) for group, some in found.items()}
+        for attention_map in self.maps:
+            found.setdefault(attention_map.group, []).append(attention_map)
+        return {group: sorted(some, key=lambda attention_map: attention_map.layer) for group, some in found.items()}
 
     @property
     def first(self) -> AttentionMap:
@@ -60,52 +60,54 @@ class AttentionReport:
         cross = next((stack for stack in stacks if stack[0].kind == "cross"), None)
         if cross is None:
             return stacks[-1][-1]
-        return min(cross, key=lambda picture: float(entropy(picture.weights()).mean()))
+        return min(cross, key=lambda attention_map: float(entropy(attention_map.weights()).mean()))
 
     def rollouts(self) -> dict[str, Tensor]:
         """(T, T) for each stack of self-attention that was recorded whole and is no longer than 1,024 tokens."""
         result = {}
         for group, some in self.groups.items():
             first = some[0]
-            whole = [picture.layer for picture in some] == list(range(len(some)))
-            alike = all(picture.rows == first.rows == picture.columns for picture in some)
+            whole = [attention_map.layer for attention_map in some] == list(range(len(some)))
+            alike = all(attention_map.rows == first.rows == attention_map.columns for attention_map in some)
             short = len(first.rows) <= ROLLOUT_LIMIT
             if first.kind != "cross" and whole and alike and short and len(some) > 1:
-                result[group] = rollout([picture.everything() for picture in some])
+                result[group] = rollout([attention_map.all_heads() for attention_map in some])
         return result
 
     def to_dict(self) -> dict[str, Any]:
         """The measures of every head, for programs. Weights are not in it: ask a picture for those you want."""
         layers = []
-        for picture in self.pictures:
+        for attention_map in self.maps:
             heads = [
                 {"head": head, "label": label.name, "scores": label.scores, "entropy": e, "distance": d}
-                for head, (label, e, d) in enumerate(picture.summary.heads)
+                for head, (label, e, d) in enumerate(attention_map.summary.heads)
             ]
-            plain = {name: getattr(picture, name) for name in ("path", "kind", "difference", "tolerance")}
-            layers.append(plain | {"rows": list(picture.rows), "columns": list(picture.columns), "heads": heads})
+            plain = {name: getattr(attention_map, name) for name in ("path", "kind", "difference", "tolerance")}
+            layers.append(
+                plain | {"rows": list(attention_map.rows), "columns": list(attention_map.columns), "heads": heads}
+            )
         norms = [{"path": path, "norms": norms.tolist()} for path, norms in self.norms]
-        return {"title": self.title, "facts": dict(self.facts), "layers": layers, "norms": norms}
+        return {"title": self.title, "facts": dict(self.metadata), "layers": layers, "norms": norms}
 
     def html(self) -> str:
         """The page: one self-contained HTML file that needs no network."""
-        from clearhead.look.page import page
+        from clearhead.look.page import render_page
 
-        return page(self)
+        return render_page(self)
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame of its own."""
-        from clearhead.look.page import framed
+        from clearhead.look.page import iframe
 
-        return framed(self.html(), self.title)
+        return iframe(self.html(), self.title)
 
 
-def album(
+def build_report(
     trace: Trace,
     labels: Labels = None,
     *,
     title: str,
-    facts: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
     image: Tensor | None = None,
     grid: tuple[int, int] | None = None,
     batch: int = 0,
@@ -116,11 +118,11 @@ def album(
         norms = [(path, _of_batch(norm, batch, 1).float().cpu()) for path, norm in trace.norms(run=run)]
     except ConfigError:  # no outputs of blocks were asked for
         norms = []
-    drawn = pictures(trace, labels, grid=grid, batch=batch, run=run)
-    return AttentionReport(title=title, pictures=drawn, facts=facts or {}, norms=norms, image=image)
+    drawn = attention_maps(trace, labels, grid=grid, batch=batch, run=run)
+    return AttentionReport(title=title, maps=drawn, metadata=metadata or {}, norms=norms, image=image)
 
 
-def pictures(
+def attention_maps(
     trace: Trace, labels: Labels = None, *, grid: tuple[int, int] | None = None, batch: int = 0, run: int = -1
 ) -> list[AttentionMap]:
     """A picture of every attention layer of a trace, for one sequence of the batch.
@@ -128,10 +130,12 @@ def pictures(
     `grid` is for models of images: the rows and columns of patches that the tokens stand for."""
     if not trace.paths:
         raise ConfigError(trace.report())
-    return [_picture(trace, path, labels, grid, batch, run) for path in trace.paths]
+    return [_attention_map(trace, path, labels, grid, batch, run) for path in trace.paths]
 
 
-def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int) -> AttentionMap:
+def _attention_map(
+    trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | None, batch: int, run: int
+) -> AttentionMap:
     H, T = trace.heads(path, run=run).shape[-3:-1]
     values = _of_batch(trace.values(path, run=run), batch, 3)  # (H, S, E)
     S = values.shape[-2]
@@ -157,7 +161,7 @@ def _picture(trace: Trace, path: str, labels: Labels, grid: tuple[int, int] | No
 def _named(path: str, labels: Labels, T: int, S: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """The names of queries (after a cache, the last positions) and keys, and whether these are two different texts."""
     by_path = labels if isinstance(labels, Mapping) else {} if labels is None else {"**": (labels, labels)}
-    found = next((names for pattern, names in by_path.items() if matches(pattern, path)), None)
+    found = next((names for pattern, names in by_path.items() if path_matches(pattern, path)), None)
     if found is None:
         cross = "cross" in path
         first = 0 if cross else S - T
@@ -187,7 +191,7 @@ def _lengths(layer: nn.Module, values: Tensor) -> Tensor | None:
     projection = getattr(layer, "o_proj", getattr(layer, "out_proj", None))
     if not isinstance(projection, nn.Linear) or projection.in_features % values.shape[-1]:
         return None
-    return lengths_written(values.detach().float(), projection.weight.detach().float()).cpu()
+    return value_norms(values.detach().float(), projection.weight.detach().float()).cpu()
 
 
 def _of_batch(x: Tensor, batch: int, dims: int) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, HasCharts, bars, by_head, ragged
-from clearhead.look.question import LogitMetric, ModelArgs, tensors_of
-from clearhead.look.stream import Term, ResidualStream, watched
+from clearhead.look.chart import Chart, HasCharts, bar_chart, head_chart, pad_ragged
+from clearhead.look.question import LogitMetric, ModelArgs, input_tensors
+from clearhead.look.stream import ResidualStream, Term, record_residual_stream
 from clearhead.look.trace import Trace, trace
 
 Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"]
@@ -73,22 +73,22 @@ class Attribution(HasCharts):
         if not found:
             raise ConfigError("no head of this model could be told apart; its layers are in `parts` as a whole")
         paths = tuple(dict.fromkeys(part.path for part in found))
-        return paths, ragged([part.value for part in found if part.path == path] for path in paths)
+        return paths, pad_ragged([part.value for part in found if part.path == path] for path in paths)
 
     def charts(self, *, most: int = 24) -> list[Chart]:
         """The parts that moved the answer most, and all heads."""
         parts = [(part.name, part.value) for part in self.largest[:most]]
         others = math.fsum(part.value for part in self.largest[most:]) + self.rest
         note = f"All parts together are {self.logit:.4g}, the answer; rounding left {self.rest:.1g} of it."
-        charts = [bars("What moved the answer most", [*parts, ("all others", others)], note)]
+        charts = [bar_chart("What moved the answer most", [*parts, ("all others", others)], note)]
         if any(part.head is not None for part in self.parts):
             paths, values = self.heads()
-            charts.append(by_head("What each head added", paths, values, signed=True))
+            charts.append(head_chart("What each head added", paths, values, signed=True))
         return charts
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead look --view attribution --json` prints it."""
-        answer = {"token": self.answer.token, "versus": self.answer.versus, "position": self.answer.position}
+        answer = {"token": self.answer.token, "versus": self.answer.baseline, "position": self.answer.position}
         kinds = [{"name": part.name, **vars(part)} for part in self.parts]
         return {"answer": answer, "logit": self.logit, "total": self.total, "rest": self.rest, "parts": kinds}
 
@@ -104,25 +104,25 @@ def attribute(model: nn.Module, given: ModelArgs, answer: LogitMetric | None = N
     same goes for embeddings, positions, and the bias of every output projection. A head is told apart where the input
     of its layer's output projection is what the heads gave, side by side."""
     answer = LogitMetric() if answer is None else answer
-    batch = {x.shape[0] for x in tensors_of(given) if x.dim()}
+    batch = {x.shape[0] for x in input_tensors(given) if x.dim()}
     if batch != {1}:
         raise ShapeError(f"got a batch of {max(batch, default=0)} to attribute; give one sequence, such as ids[:1]")
     with torch.inference_mode(False), trace(model) as attended:
-        stream = watched(model, given)
-    answer = answer.chosen(stream.logits)
+        stream = record_residual_stream(model, given)
+    answer = answer.resolve(stream.logits)
     with torch.inference_mode(False), torch.enable_grad():
         logits = stream.logits.detach().requires_grad_()
-        asked = answer.of(logits)
+        asked = answer.as_tensor(logits)
         (gradient,) = torch.autograd.grad(asked, logits)
-        leaves, logit = stream.leaves(gradient), float(asked.detach())
-    parts = sorted((part for leaf in reversed(leaves) for part in _parts(leaf, stream, attended)), key=_place)
+        terms, logit = stream.terms(gradient), float(asked.detach())
+    parts = sorted((part for leaf in reversed(terms) for part in _parts(leaf, stream, attended)), key=_place)
     # A sum of n terms errs by about √n roundings of what it sums up; here these are products of features.
-    terms = len(leaves) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in leaves if leaf.value.dim())
-    size = math.fsum(float(leaf.shares.abs().sum()) for leaf in leaves)
+    terms = len(terms) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in terms if leaf.value.dim())
+    size = math.fsum(float(leaf.shares.abs().sum()) for leaf in terms)
     tolerance = math.sqrt(terms) * stream.rounding * max(size, abs(logit))
     found = Attribution(answer=answer, logit=logit, parts=tuple(parts), tolerance=tolerance)
     if not abs(found.rest) <= tolerance or all(part.layer is None for part in parts):
-        last = next((leaf.step.name for leaf in leaves if leaf.step is not None), "nothing")
+        last = next((leaf.step.name for leaf in terms if leaf.step is not None), "nothing")
         raise ConfigError(
             "this answer cannot be shared out: between its blocks and its logits the model does something that is no "
             f"sum (parts of {found.total:.6g} are found of {found.logit:.6g}, the last one made by {last}); the logit "

@@ -1,4 +1,4 @@
-"""A `Chart`: words or numbers in rows and columns, coloured by value, for the terminal, as a figure or as a page.
+"""A `Chart`: words or numbers in rows and columns, colored by value, for the terminal, as a figure or as a page.
 
 What `lens`, `attribute`, `patch`, `ablate` and `induction` find is shown by charts: ask a result for its `charts()`."""
 
@@ -18,12 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._shapes import Float
 from clearhead.errors import ShapeError
-from clearhead.look.terminal import beside, flush_right, letters, paint, plain
+from clearhead.look.terminal import display_width, flush_right, paint, plain, with_margin
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chart:
-    """`values` decide the colours: from 0 to 1, or of either sign about 0 where `signed`; NaN is an empty cell.
+    """`values` decide the colors: from 0 to 1, or of either sign about 0 where `signed`; NaN is an empty cell.
 
     `texts` stand in the cells, the numbers themselves unless given."""
 
@@ -33,7 +33,7 @@ class Chart:
     values: Float[Tensor, "R C"]
     texts: Sequence[Sequence[str]] | None = None
     signed: bool = False
-    note: str = ""  # what a colour means
+    note: str = ""  # what a color means
 
     def __post_init__(self) -> None:
         if tuple(self.values.shape) != (len(self.rows), len(self.columns)):
@@ -64,12 +64,12 @@ class Chart:
             return values.clamp(0, 1)
         return values / (float(values.nan_to_num().abs().max()) or 1.0)
 
-    def text(self, *, width: int = 80, colour: bool = False) -> str:
+    def text(self, *, width: int = 80, color: bool = False) -> str:
         """For the terminal: as many columns beside one another as fit, the others below."""
-        margin = max(map(letters, self.rows), default=0)
+        margin = max(map(display_width, self.rows), default=0)
         words = (plain(self.columns), *self.cells())
-        heads, *cells = [[cell if letters(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]
-        wide = max((letters(cell) for row in (heads, *cells) for cell in row), default=1)
+        heads, *cells = [[cell if display_width(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]
+        wide = max((display_width(cell) for row in (heads, *cells) for cell in row), default=1)
         each, room, blocks = max(1, (width - margin) // (wide + 1)), width - margin - wide - 4, []
         for first in range(0, len(heads), each):
             part = slice(first, first + each)
@@ -77,9 +77,9 @@ class Chart:
             for line, shades in zip(lines[1:], self.shades().tolist(), strict=True):
                 if self.is_bars and room >= 8:
                     line.append(" " + ("█" if shades[0] > 0 else "░") * round(abs(shades[0]) * min(room, 40)))
-                elif colour:
+                elif color:
                     line[:] = map(paint, line, shades[part])
-            blocks.append(beside(["", *self.rows], [" ".join(line) for line in lines]))
+            blocks.append(with_margin(["", *self.rows], [" ".join(line) for line in lines]))
         return "\n\n".join(blocks)
 
     def html(self) -> str:
@@ -122,10 +122,10 @@ class PCAProjection:
         """The points and their labels as plain values, for JSON."""
         return {"shares": list(self.shares), "names": list(self.names), "points": self.points.tolist()}
 
-    def text(self, *, width: int = 80, colour: bool = False) -> str:
+    def text(self, *, width: int = 80, color: bool = False) -> str:
         """The points as text of this width."""
         chart = Chart(title="", rows=plain(self.names), columns=("first", "second"), values=self.points, signed=True)
-        return chart.text(width=width, colour=colour)
+        return chart.text(width=width, color=color)
 
     def html(self) -> str:
         """The points as an SVG picture for a page."""
@@ -174,7 +174,7 @@ class HasCharts(ABC):
         return f"<style>{style}</style><div class=charts>{''.join(c.html() for c in self.charts())}</div>"
 
 
-def shortened(paths: Sequence[str]) -> list[str]:
+def strip_common_prefix(paths: Sequence[str]) -> list[str]:
     """Module paths without the names that they all begin with."""
     parts = [path.split(".") for path in paths]
     while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
@@ -182,18 +182,18 @@ def shortened(paths: Sequence[str]) -> list[str]:
     return [f"block {names[0]}" if names[0].isdecimal() and len(names) == 1 else ".".join(names) for names in parts]
 
 
-def ragged(rows: Iterable[Sequence[float]]) -> Float[Tensor, "R C"]:
+def pad_ragged(rows: Iterable[Sequence[float]]) -> Float[Tensor, "R C"]:
     """Rows of numbers, the shorter ones with NaN at their end."""
     return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], True, torch.nan)
 
 
-def by_head(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:
+def head_chart(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:
     """A row a layer, a column a head."""
     heads = list(map(str, range(values.shape[1])))
-    return Chart(title=title, rows=shortened(paths), columns=heads, values=values, signed=signed)
+    return Chart(title=title, rows=strip_common_prefix(paths), columns=heads, values=values, signed=signed)
 
 
-def bars(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Chart:
+def bar_chart(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Chart:
     """One column of numbers of either sign."""
     values = torch.tensor([[value] for _, value in parts], dtype=torch.float64)
     return Chart(title=title, rows=[n for n, _ in parts], columns=["added"], values=values, signed=True, note=note)

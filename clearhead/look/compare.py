@@ -128,7 +128,7 @@ def _weights(path: str, run: Trace, edited: Trace, which: int) -> ActivationChan
     _check_alike(path, shape, other)
     distance = torch.zeros(shape, dtype=torch.float64)  # (B, H, T)
     for head in range(shape[-2]):
-        pieces = zip(run.blocks(path, head, run=which), edited.blocks(path, head, run=which), strict=True)
+        pieces = zip(run.weight_blocks(path, head, run=which), edited.weight_blocks(path, head, run=which), strict=True)
         for (start, before), (_, after) in pieces:
             _check_alike(path, before.shape, after.shape)
             half = (after.double() - before.double()).abs().sum(-1) / 2

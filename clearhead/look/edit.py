@@ -1,8 +1,8 @@
 """Changing a run from outside: what a module gives, or what single heads give, replaced while the model runs.
 
     with look.trace(model, "output") as t:
-        t.edit("blocks.2.attention", look.ZeroAblation(heads=[3]))      # ablate a head
-        t.edit("blocks.1", look.PatchActivation(clean, positions=[4]))    # take position 4 from another run
+        t.intervene("blocks.2.attention", look.ZeroAblation(heads=[3]))      # ablate a head
+        t.intervene("blocks.1", look.PatchActivation(clean, positions=[4]))    # take position 4 from another run
         model(ids)
 
 An edit with `heads` works on what these heads of an attention layer give, (B, H, T, E), before the output projection;
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.look.recompute import Indices, chosen
+from clearhead.look.recompute import Indices, resolve_indices
 from clearhead.look.record import CallContext
 
 
@@ -53,7 +53,7 @@ class Intervention(ABC):
         places = [(moment.past or 0) + row for row in rows]
         index: Any = (..., at, slice(None)) if x.dim() > 2 or self.heads is not None else (...,)
         if self.heads is not None:
-            which = torch.tensor(chosen(self.heads, x.shape[-3], "head"), device=x.device)
+            which = torch.tensor(resolve_indices(self.heads, x.shape[-3], "head"), device=x.device)
             index = (..., which[:, None], at, slice(None))
         part = x[index]
         new = self.new(part, path, places).to(x)
@@ -76,7 +76,7 @@ class Intervention(ABC):
             return [0]
         T = x.shape[-2]
         if moment.cache is None or self.positions is None:
-            return chosen(self.positions, T, "position")
+            return resolve_indices(self.positions, T, "position")
         where, past = self.positions, moment.past or 0
         if isinstance(where, slice):
             where = range(where.start or 0, past + T if where.stop is None else where.stop, where.step or 1)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead._shapes import Float
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, PCAProjection, bars
-from clearhead.look.measures import ValueWeightedNorm, check_names, check_patches
+from clearhead.look.chart import Chart, PCAProjection, bar_chart
+from clearhead.look.measures import ValueWeightedNorm, check_labels, check_patches
 from clearhead.look.page import written
 from clearhead.look.picture import AttentionMap
 from clearhead.training.figure import drawn, new_figure
@@ -28,7 +28,7 @@ _INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 
 def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Queries down, keys across, darker for more weight."""
-    check_names(weights, rows, columns)
+    check_labels(weights, rows, columns)
     T, S = weights.shape
     wide, high = 7.0, 6.2
     if max(T, S) <= _LABELLED:
@@ -51,15 +51,15 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     return figure
 
 
-def head_grid(pictures: Sequence[AttentionMap], *, title: str = "") -> Figure:
+def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
-    most = max(picture.n_heads for picture in pictures)
-    figure = _figure(1.3 * most + 0.5, 1.5 * len(pictures) + 0.3, title)
-    for line, picture in zip(figure.subplots(len(pictures), most, squeeze=False), pictures, strict=True):
-        everything = picture.everything()
+    most = max(attention_map.n_heads for attention_map in maps)
+    figure = _figure(1.3 * most + 0.5, 1.5 * len(maps) + 0.3, title)
+    for line, attention_map in zip(figure.subplots(len(maps), most, squeeze=False), maps, strict=True):
+        everything = attention_map.all_heads()
         for head, axes in enumerate(line):
             axes.set_axis_off()
-            if head >= picture.n_heads:
+            if head >= attention_map.n_heads:
                 continue
             axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
             axes.set_title(f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT)
@@ -67,7 +67,7 @@ def head_grid(pictures: Sequence[AttentionMap], *, title: str = "") -> Figure:
 
 
 def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
-    """Queries at the left, keys at the right, a line for each weight, stronger for more of it; a colour a head."""
+    """Queries at the left, keys at the right, a line for each weight, stronger for more of it; a color a head."""
     if max(len(rows), len(columns)) > _LABELLED:
         raise ShapeError(
             f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
@@ -82,23 +82,23 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     figure, axes = _plot(4.2, max(2.0, 0.27 * high + 0.5), title)
     axes.set_axis_off()
     left, right = ([i + (high - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
-    colours: list[Any] = [_HEAT]
-    if weights.dim() > 2:  # a colour for each head, as far apart as may be and alike in lightness
-        colours = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
+    colors: list[Any] = [_HEAT]
+    if weights.dim() > 2:  # a color for each head, as far apart as may be and alike in lightness
+        colors = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
     for head, i, j in (weights >= 0.03).nonzero().tolist():
         weight = float(weights[head, i, j])
-        beside = 0.5 * (head - (len(colours) - 1) / 2) / len(colours)  # so that no head hides another
-        start, end = left[i] + beside, right[j] + beside
+        with_margin = 0.5 * (head - (len(colors) - 1) / 2) / len(colors)  # so that no head hides another
+        start, end = left[i] + with_margin, right[j] + with_margin
         points = [(0.0, start), (0.45, start), (0.55, end), (1.0, end)]
         curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-        thick = 0.4 + (2.6 if len(colours) == 1 else 1.4) * weight
-        patch = PathPatch(curve, fill=False, edgecolor=colours[head], alpha=min(1.0, weight), linewidth=thick)
+        thick = 0.4 + (2.6 if len(colors) == 1 else 1.4) * weight
+        patch = PathPatch(curve, fill=False, edgecolor=colors[head], alpha=min(1.0, weight), linewidth=thick)
         axes.add_patch(patch)
-    if len(colours) > 1:
-        for head, colour in enumerate(colours):
-            axes.plot([], [], color=colour, label=f"head {head}", linewidth=2)
-        figure.legend(loc="outside lower center", ncols=min(4, len(colours)), fontsize=7, frameon=False)
+    if len(colors) > 1:
+        for head, color in enumerate(colors):
+            axes.plot([], [], color=color, label=f"head {head}", linewidth=2)
+        figure.legend(loc="outside lower center", ncols=min(4, len(colors)), fontsize=7, frameon=False)
     for x, side, places, labels in ((-0.03, "right", left, rows), (1.03, "left", right, columns)):
         for place, label in zip(places, labels, strict=True):
             axes.text(x, place, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
@@ -107,7 +107,7 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
 
 
 def chart(found: Chart | PCAProjection) -> Figure:
-    """Words or numbers in coloured cells, one column of numbers as bars, a plane as dots with their names.
+    """Words or numbers in colored cells, one column of numbers as bars, a plane as dots with their names.
 
     Cells of more than a few dozen columns stay without words."""
     if isinstance(found, PCAProjection):
@@ -118,13 +118,13 @@ def chart(found: Chart | PCAProjection) -> Figure:
     wide, high = 1.8 + (0.72 if written else 0.12) * len(found.columns), 1.3 + 0.33 * len(found.rows)
     figure, axes = _plot(max(4.2, min(24.0, wide)), max(2.0, min(14.0, high)), _plain(found.title))
     shades = found.shades()
-    colours = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if found.signed else _shades()
-    axes.imshow(shades.numpy(), cmap=colours, vmin=-1 if found.signed else 0, vmax=1, aspect="auto")
+    colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if found.signed else _shades()
+    axes.imshow(shades.numpy(), cmap=colors, vmin=-1 if found.signed else 0, vmax=1, aspect="auto")
     for i, (row, values) in enumerate(zip(found.cells(), shades.tolist(), strict=True)):
         for j, (word, value) in enumerate(zip(row, values, strict=True) if written else ()):
             shown = word if len(word) <= 9 else word[:8] + "…"
-            colour = "white" if abs(value) > 0.6 else _INK
-            axes.text(j, i, _plain(shown), ha="center", va="center", fontsize=8, color=colour)
+            color = "white" if abs(value) > 0.6 else _INK
+            axes.text(j, i, _plain(shown), ha="center", va="center", fontsize=8, color=color)
     axes.tick_params(length=0, labelsize=8, colors=_INK)
     axes.spines[:].set_visible(False)
     if len(found.columns) <= _LABELLED:
@@ -162,23 +162,23 @@ def _plane(found: PCAProjection) -> Figure:
     return figure
 
 
-def measures(pictures: Sequence[AttentionMap], *, title: str = "") -> Figure:
-    """Entropy and distance of every head against its layer: a dot a head, named by its pattern's colour."""
+def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
+    """Entropy and distance of every head against its layer: a dot a head, named by its pattern's color."""
     figure = _figure(8.4, 3.6, title)
     left, right = figure.subplots(1, 2)
-    names = list(dict.fromkeys(name.name for p in pictures for name in p.summary.labels))
+    names = list(dict.fromkeys(name.name for p in maps for name in p.summary.labels))
     words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
-    places = [f"{words.get(p.title, '')} {p.layer}".strip() for p in pictures]
+    places = [f"{words.get(p.title, '')} {p.layer}".strip() for p in maps]
     for axes, attribute, what in ((left, "entropy", "entropy, nats"), (right, "distance", "distance")):
         for number, name in enumerate(names):
             points = [
                 (place + (head - p.n_heads / 2) * 0.06, getattr(p.summary, attribute)[head])
-                for place, p in enumerate(pictures)
+                for place, p in enumerate(maps)
                 for head, label in enumerate(p.summary.labels)
                 if label.name == name
             ]
             axes.scatter(*zip(*points, strict=True), s=16, color=f"C{number}", label=name, linewidth=0)
-        axes.set_xticks(range(len(pictures)), places, fontsize=7, rotation=30)
+        axes.set_xticks(range(len(maps)), places, fontsize=7, rotation=30)
         _ruled(axes, what)
     right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
@@ -208,7 +208,7 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
 def contribution_bars(found: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
     """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
     parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
-    return _bars(bars(title, parts, "share of the lengths of all that was added, %"))
+    return _bars(bar_chart(title, parts, "share of the lengths of all that was added, %"))
 
 
 def patches(

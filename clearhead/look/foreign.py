@@ -23,7 +23,7 @@ from clearhead.look.recompute import AttentionCall, VersionedRef, dropout_of
 from clearhead.masks import Mask, block
 
 
-def plain(x: Tensor) -> Tensor:
+def to_padded(x: Tensor) -> Tensor:
     """A nested tensor as a padded one; any other as it is."""
     return torch.nested.to_padded_tensor(x, 0.0) if x.is_nested else x
 
@@ -34,7 +34,7 @@ def nested_padding(x: Tensor) -> Tensor:
     return torch.arange(int(lengths.max()), device=x.device) >= lengths[:, None]
 
 
-def call_of_sdpa(*args: Any, **kwargs: Any) -> tuple[Call, None]:
+def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[Call, None]:
     """The arguments of `F.scaled_dot_product_attention` as ours; tensors without heads get one."""
     given: dict[str, Any] = from_sdpa(*args, **kwargs)
     given |= {name: x.detach() for name, x in given.items() if isinstance(x, Tensor)}
@@ -51,12 +51,12 @@ class TorchLayerCall(AttentionCall):
 
     def __init__(self, layer: nn.MultiheadAttention, given: Mapping[str, Any], output: Tensor) -> None:
         self._layer = layer
-        self._inputs: list[Tensor] = [plain(given[name]) for name in ("query", "key", "value")]
+        self._inputs: list[Tensor] = [to_padded(given[name]) for name in ("query", "key", "value")]
         self._padding: Tensor | None = given.get("key_padding_mask")
         self._mask: Tensor | None = given.get("attn_mask")
         if output.is_nested:  # rows of padding: what heads that give zeros would make
             hidden, bias = nested_padding(output), layer.out_proj.bias
-            output = torch.where(hidden[..., None], 0.0 if bias is None else bias.detach(), plain(output))
+            output = torch.where(hidden[..., None], 0.0 if bias is None else bias.detach(), to_padded(output))
             self._mask = hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
         self._out = output
         self._changed: Tensor | None = None
@@ -66,7 +66,7 @@ class TorchLayerCall(AttentionCall):
         self._gave = VersionedRef("what this nn.MultiheadAttention gave has", output)
 
     @staticmethod
-    def arguments(layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind_arguments(layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The layer's arguments by name."""
         given = dict(inspect.signature(layer.forward).bind(*args, **kwargs).arguments)
         if given["key"].is_nested:  # as nn.TransformerEncoder makes of padded batches

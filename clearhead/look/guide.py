@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import ScaledDot
 from clearhead.attention.kernels.call import Call
-from clearhead.look.recompute import scores_of
+from clearhead.look.recompute import recompute_scores
 from clearhead.look.stations import WalkthroughStep, texts
 from clearhead.look.trace import Trace
 from clearhead.look.watch import first_tensor
@@ -57,7 +57,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def visiting(model: nn.Module) -> Iterator[list[ModuleCall]]:
+def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
     """The calls of the model itself while this is on. Tensors are copied: what is written over later stays as it was.
 
     A module that stands in two places (shared embeddings) is called by the name that it has where it is called."""
@@ -224,11 +224,11 @@ class WalkthroughBuilder:
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
     def _attention(self, part: ModuleCall, source: int | None, group: str) -> int:
-        call, path, line = self._trace.given(part.path), part.path, self._line(part.path)
+        call, path, line = self._trace.attention_inputs(part.path), part.path, self._line(part.path)
         others = [x for x in part.given[1:2] if not same(x, part.given[0])]
         keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
         heads, rows = (list(range(n)) for n in call.q.shape[-3:-1])
-        scores, allowed = scores_of(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
+        scores, allowed = recompute_scores(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
         seen = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
         seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S))
         kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from clearhead.errors import ConfigError
 from clearhead.look.chart import Chart, HasCharts
-from clearhead.look.question import ModelArgs, ask
-from clearhead.look.recompute import Indices, chosen, pick
-from clearhead.look.stream import watched
-from clearhead.look.watch import first_tensor, with_first
+from clearhead.look.question import ModelArgs, run_logits
+from clearhead.look.recompute import Indices, resolve_indices, select_indices
+from clearhead.look.stream import record_residual_stream
+from clearhead.look.watch import first_tensor, replace_first_tensor
 
 TokenNames = Callable[[int], str]
 """How a token is called."""
@@ -68,7 +68,7 @@ class LogitLens(HasCharts):
         return {"positions": list(self.positions), "layers": rows}
 
 
-def lens(model: nn.Module, given: ModelArgs, *, positions: Indices = None) -> LogitLens:
+def logit_lens(model: nn.Module, given: ModelArgs, *, positions: Indices = None) -> LogitLens:
     """What each block of a model would say, read by the model's own last norm and head.
 
         found = look.logit_lens(model, ids, positions=-1)
@@ -76,23 +76,23 @@ def lens(model: nn.Module, given: ModelArgs, *, positions: Indices = None) -> Lo
         found.logits[-1]                       # what the model says
 
     `positions` are those whose logits are kept: a long text and a large vocabulary make many."""
-    stream = watched(model, given)
+    stream = record_residual_stream(model, given)
     if not stream.blocks:
         raise ConfigError(
             "no block was found on the way to the logits: expected layers in an nn.ModuleList or nn.Sequential, each "
             "of which adds to what the one before returned"
         )
     is_text = stream.logits.dim() > 2
-    kept = chosen(positions, stream.logits.shape[-2], "position") if is_text else [0]
+    kept = resolve_indices(positions, stream.logits.shape[-2], "position") if is_text else [0]
     blocks, ran = stream.blocks, stream.ran
     last, states = blocks[-1], [first_tensor(ran[block].output) for block in blocks]
     end, own = ran[last].number, ran[last].output
     before = {path: one.output for path, one in ran.items() if one.number < end and not path.startswith(last)}
     read = []
     for state in (ran[blocks[0]].entered, *states):
-        with _returning(model, before | {last: own if state is None else with_first(own, state)}):
-            logits = ask(model, given)
-        read.append((pick(logits, -2, kept) if is_text else logits).clone())
+        with _returning(model, before | {last: own if state is None else replace_first_tensor(own, state)}):
+            logits = run_logits(model, given)
+        read.append((select_indices(logits, -2, kept) if is_text else logits).clone())
     return LogitLens(layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(read), positions=tuple(kept))
 
 

@@ -15,7 +15,7 @@ from clearhead._shapes import Float
 from clearhead.errors import ShapeError
 
 
-def check_names(weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
+def check_labels(weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Refuses weights (…, T, S) where not every query and every key has a name."""
     if tuple(weights.shape[-2:]) != (len(rows), len(columns)):
         raise ShapeError(
@@ -36,7 +36,9 @@ def entropy(weights: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T"]:
     return torch.special.entr(weights).sum(-1)
 
 
-def distance(weights: Float[Tensor, "*B T S"], apart: Float[Tensor, "T S"] | None = None) -> Float[Tensor, "*B T"]:
+def mean_attention_distance(
+    weights: Float[Tensor, "*B T S"], apart: Float[Tensor, "T S"] | None = None
+) -> Float[Tensor, "*B T"]:
     """How far from itself each query looks on average. `apart` is the distance of every pair, |i − j| unless given."""
     if apart is None:
         T, S = weights.shape[-2:]
@@ -68,7 +70,7 @@ def rollout(layers: Sequence[Float[Tensor, "_ T T"]], *, residual: float = 0.5) 
     return total
 
 
-def lengths_written(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"]) -> Float[Tensor, "H S"]:
+def value_norms(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"]) -> Float[Tensor, "H S"]:
     """‖v_j W_O‖ for each head and key: how long the vector is that a key would add at a weight of 1.
 
     `projection` is the weight of the output projection, which puts the heads side by side; K divides H."""
@@ -94,7 +96,9 @@ class ValueWeightedNorm:
     share: float
 
 
-def contributions(weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10) -> list[ValueWeightedNorm]:
+def value_weighted_norms(
+    weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10
+) -> list[ValueWeightedNorm]:
     """The largest contributions to one output, of all heads and keys: weight × ‖v W_O‖, largest first.
 
     `weights` is one query's row in each head; `written` comes from `lengths_written`. A large weight on a key whose

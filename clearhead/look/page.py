@@ -44,33 +44,35 @@ _SIDES = (256, 192, 128, 96, 64, 48, 32)
 _KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 
-def page(album: AttentionReport, *, budget: int = BUDGET) -> str:
+def render_page(report: AttentionReport, *, budget: int = BUDGET) -> str:
     """The whole page as text. `budget` bounds the bytes of weights in it, before compression."""
-    longest = max(max(len(picture.rows), len(picture.columns)) for picture in album.pictures)
+    longest = max(max(len(attention_map.rows), len(attention_map.columns)) for attention_map in report.maps)
     if longest > _MOST_TOKENS:
         raise ConfigError(
             f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; draw pictures of some rows"
         )
-    return filled("page.html", album.title, contents(album, budget=budget), styles=("page.css",), scripts=_SCRIPTS)
+    return render_template(
+        "page.html", report.title, page_data(report, budget=budget), styles=("page.css",), scripts=_SCRIPTS
+    )
 
 
 def chart_page(title: str, charts: Sequence[Chart | PCAProjection]) -> str:
     """A page of charts: one file that needs no network and no script."""
-    return filled("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
+    return render_template("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
 
 
-def filled(
+def render_template(
     template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
 ) -> str:
     """A template of `assets/` with everything put into it, so that the page is one file."""
-    parts = {"title": html.escape(title), "style": assets(*styles), "script": assets(*scripts), "body": body}
+    parts = {"title": html.escape(title), "style": read_assets(*styles), "script": read_assets(*scripts), "body": body}
     # Inside a script element only "</" and "<!--" could end it: no "<" is left.
     parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     # In one pass: what a user wrote may look like a place of the template.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], assets(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], read_assets(template))
 
 
-def framed(text: str, title: str) -> str:
+def iframe(text: str, title: str) -> str:
     """For a notebook: a page in a frame of its own, which neither takes nor gives styles."""
     return (
         f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" title="{html.escape(title)}" '
@@ -86,7 +88,9 @@ def save_page(
         look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
     A page is one file, which needs no network."""
-    return written(page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path)
+    return written(
+        render_page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path
+    )
 
 
 def written(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
@@ -98,70 +102,72 @@ def written(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
     return path
 
 
-def module(*scripts: str) -> str:
+def script_module(*scripts: str) -> str:
     """Scripts of `assets/` (those of the page) as an ES module, for a page that has their elements: `show(contents,
     signal, history, location)` draws until the signal aborts. The last two, the browser's own, keep what is chosen."""
-    inside = assets(*scripts or _SCRIPTS)
+    inside = read_assets(*scripts or _SCRIPTS)
     return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
 
 
-def assets(*names: str) -> str:
+def read_assets(*names: str) -> str:
     """Files of `assets/`, one after another."""
     return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
-def contents(
-    album: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
+def page_data(
+    report: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
     """What a page shows, as its scripts read it; before each layer `on_layer` is told how many are done, and of all."""
-    pictures = list(album.pictures)
+    maps = list(report.maps)
     texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
-    for picture in pictures:
-        for labels in (picture.rows, picture.columns):
+    for attention_map in maps:
+        for labels in (attention_map.rows, attention_map.columns):
             texts.setdefault(labels, len(texts))
-    how, layers = plan(pictures, budget), []
-    for i, picture in enumerate(pictures):
-        on_layer(i, len(pictures))
-        layers.append(_layer(picture, texts, how))
-    first, rollouts, image = pictures.index(album.first), album.rollouts(), None
-    if album.image is not None:
-        pixels = base64.b64encode(album.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
-        image = {"height": album.image.shape[0], "width": album.image.shape[1], "pixels": pixels}
-    in_order = [picture for some in album.groups.values() for picture in some]
+    how, layers = plan(maps, budget), []
+    for i, attention_map in enumerate(maps):
+        on_layer(i, len(maps))
+        layers.append(_layer(attention_map, texts, how))
+    first, rollouts, image = maps.index(report.first), report.rollouts(), None
+    if report.image is not None:
+        pixels = base64.b64encode(report.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
+        image = {"height": report.image.shape[0], "width": report.image.shape[1], "pixels": pixels}
+    in_order = [attention_map for some in report.groups.values() for attention_map in some]
     return {
-        "title": album.title,
-        "facts": list(album.facts.items()),
+        "title": report.title,
+        "facts": list(report.metadata.items()),
         "texts": [list(labels) for labels in texts],
         "pictures": layers,
-        "order": [pictures.index(picture) for picture in in_order],
-        "start": {"number": first, "head": pictures[first].n_heads, "row": album.row},  # all heads
+        "order": [maps.index(attention_map) for attention_map in in_order],
+        "start": {"number": first, "head": maps[first].n_heads, "row": report.row},  # all heads
         "rollouts": [
-            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantise(rollouts[group], 8), 8)}
-            for group, some in album.groups.items()
+            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantize(rollouts[group], 8), 8)}
+            for group, some in report.groups.items()
             if group in rollouts
         ],
-        "norms": [{"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in album.norms],
+        "norms": [
+            {"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in report.norms
+        ],
         "image": image,
-        "foot": _foot(pictures),
+        "foot": _foot(maps),
     }
 
 
-def _layer(picture: AttentionMap, texts: dict[tuple[str, ...], int], how: StoragePlan) -> dict[str, Any]:
-    tally = HeadStats(picture.places, picture.rows, picture.columns)
-    thumbs, packed = _Thumbnails(picture), packing(picture, how)
-    for rows in picture.blocks():
+def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], how: StoragePlan) -> dict[str, Any]:
+    tally = HeadStats(attention_map.places, attention_map.rows, attention_map.columns)
+    thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, how)
+    for rows in attention_map.row_blocks():
         for part in (tally, thumbs, packed):
             part.add(*rows)
     written = None
-    if picture.written is not None:
-        most = float(picture.written.max())
-        written = {"most": most, "data": encode(quantise(picture.written.float() / (most or 1.0), 16), 16)}
-    plain = {name: getattr(picture, name) for name in ("path", "group", "title", "layer", "kind")}
+    if attention_map.written is not None:
+        most = float(attention_map.written.max())
+        written = {"most": most, "data": encode(quantize(attention_map.written.float() / (most or 1.0), 16), 16)}
+    plain = {name: getattr(attention_map, name) for name in ("path", "group", "title", "layer", "kind")}
     return plain | {
-        "grid": picture.places.grid,
-        "heads": picture.n_heads,
-        "rows": texts[picture.rows],
-        "columns": texts[picture.columns],
+        "grid": attention_map.places.grid,
+        "heads": attention_map.n_heads,
+        "rows": texts[attention_map.rows],
+        "columns": texts[attention_map.columns],
         "thumbs": thumbs.result(),
         "pack": packed.result(),
         "written": written,
@@ -181,10 +187,10 @@ def _layer(picture: AttentionMap, texts: dict[tuple[str, ...], int], how: Storag
 class _Thumbnails:
     """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
 
-    def __init__(self, picture: AttentionMap) -> None:
-        self._rows = len(picture.rows)
-        R, C = min(self._rows, _THUMB), min(len(picture.columns), _THUMB)
-        self._cells = torch.zeros(picture.n_heads + 1, R, C)
+    def __init__(self, attention_map: AttentionMap) -> None:
+        self._rows = len(attention_map.rows)
+        R, C = min(self._rows, _THUMB), min(len(attention_map.columns), _THUMB)
+        self._cells = torch.zeros(attention_map.n_heads + 1, R, C)
 
     def add(self, block: Tensor, start: int) -> None:
         _, R, C = self._cells.shape
@@ -194,19 +200,19 @@ class _Thumbnails:
 
     def result(self) -> dict[str, Any]:
         _, R, C = self._cells.shape
-        return {"rows": R, "columns": C, "codes": encode(quantise(self._cells, 8), 8)}
+        return {"rows": R, "columns": C, "codes": encode(quantize(self._cells, 8), 8)}
 
 
-def _foot(pictures: list[AttentionMap]) -> str:
+def _foot(maps: list[AttentionMap]) -> str:
     said = ["Made by clearhead look."]
-    known = [(p.difference, p.tolerance or 0.0) for p in pictures if p.difference is not None]
+    known = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
     if known:
         worst, allowed = max(known)
         said.append(
             "The run stayed on its fast path; the weights were recomputed from what each layer was given. Times the "
             f"values, they differ from what the run itself produced by {worst:.1g} at most (allowed: {allowed:.1g})."
         )
-    if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in pictures):
+    if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in maps):
         said.append(f"Rollout is left out above {ROLLOUT_LIMIT:,} tokens.")
     return " ".join((*said, "Everything on this page is in this file."))
 
@@ -223,9 +229,9 @@ class StoragePlan:
     kept: int = 0
 
 
-def plan(pictures: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
+def plan(maps: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
     """The most detail that fits the budget; the smallest overview there is, if nothing does."""
-    sizes = [(picture.n_heads + 1, len(picture.rows), len(picture.columns)) for picture in pictures]
+    sizes = [(attention_map.n_heads + 1, len(attention_map.rows), len(attention_map.columns)) for attention_map in maps]
     cells = sum(H * T * S for H, T, S in sizes)
     if cells <= _FINE:
         return StoragePlan(bits=16)
@@ -240,7 +246,7 @@ def plan(pictures: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
     return StoragePlan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
 
 
-def quantise(weights: Float[Tensor, "..."], bits: int) -> Tensor:
+def quantize(weights: Float[Tensor, "..."], bits: int) -> Tensor:
     """√w in steps of 1/(2^bits − 1): uint8, or 16 bits in an int32 tensor."""
     codes = (weights.clamp(0, 1).sqrt() * ((1 << bits) - 1)).round()
     return codes.to(torch.uint8 if bits == 8 else torch.int32)
@@ -252,9 +258,9 @@ def encode(codes: Tensor, bits: int) -> str:
     return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
 
 
-def packing(picture: AttentionMap, how: StoragePlan) -> _FullMatrices | _TiledMatrices:
+def make_packer(attention_map: AttentionMap, how: StoragePlan) -> _FullMatrices | _TiledMatrices:
     """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
-    return _FullMatrices(how.bits) if how.side is None else _TiledMatrices(picture, how.side, how.kept)
+    return _FullMatrices(how.bits) if how.side is None else _TiledMatrices(attention_map, how.side, how.kept)
 
 
 def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
@@ -268,15 +274,15 @@ class _FullMatrices:
         self._parts: list[Tensor] = []
 
     def add(self, block: Tensor, start: int) -> None:
-        self._parts.append(quantise(with_mean(block), self._bits))
+        self._parts.append(quantize(with_mean(block), self._bits))
 
     def result(self) -> dict[str, Any]:
         return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
 
 
 class _TiledMatrices:
-    def __init__(self, picture: AttentionMap, side: int, kept: int) -> None:
-        self._sizes = H, T, S = picture.n_heads + 1, len(picture.rows), len(picture.columns)
+    def __init__(self, attention_map: AttentionMap, side: int, kept: int) -> None:
+        self._sizes = H, T, S = attention_map.n_heads + 1, len(attention_map.rows), len(attention_map.columns)
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
         R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)
         self._largest, self._sums = torch.zeros(H, R, C), torch.zeros(H, R, C)
@@ -305,8 +311,8 @@ class _TiledMatrices:
             "tile": [self._tall, self._wide],
             "tiles": list(self._sums.shape[1:]),
             "kept": self._keys.shape[-1],
-            "largest": [encode(matrix, 8) for matrix in quantise(self._largest, 8)],
-            "mean": [encode(matrix, 8) for matrix in quantise(self._sums / (tall[:, None] * wide), 8)],
+            "largest": [encode(matrix, 8) for matrix in quantize(self._largest, 8)],
+            "mean": [encode(matrix, 8) for matrix in quantize(self._sums / (tall[:, None] * wide), 8)],
             "keys": [encode(matrix, 16) for matrix in self._keys],
-            "weights": [encode(matrix, 8) for matrix in quantise(self._weights, 8)],
+            "weights": [encode(matrix, 8) for matrix in quantize(self._weights, 8)],
         }

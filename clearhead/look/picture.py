@@ -22,7 +22,7 @@ from torch import Tensor
 
 from clearhead._shapes import Bool, Float
 from clearhead.errors import ConfigError
-from clearhead.look.measures import check_names, distance, entropy
+from clearhead.look.measures import check_labels, entropy, mean_attention_distance
 
 ENOUGH = 0.5
 MIXED = "mixed"
@@ -73,24 +73,24 @@ class Layout:
     cross: bool = False
     grid: tuple[int, int] | None = None  # rows and columns of patches; tokens before them stand outside
 
-    def at(self, start: int, stop: int) -> Float[Tensor, " r"]:
+    def query_positions(self, start: int, stop: int) -> Float[Tensor, " r"]:
         """The place of each of these queries on the line of keys."""
         rows = torch.arange(start, stop, dtype=torch.float32)
         if self.cross:
             return rows * (max(self.n_columns - 1, 0) / max(self.n_rows - 1, 1))
         return rows + self.n_columns - self.n_rows
 
-    def apart(self, start: int, stop: int) -> Float[Tensor, "r S"]:
+    def distances(self, start: int, stop: int) -> Float[Tensor, "r S"]:
         """How far each key is from each of these queries: along the line, or on the grid in patches."""
         if self._in_line:
-            return (self.at(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
+            return (self.query_positions(start, stop)[:, None] - torch.arange(self.n_columns)).abs()
         y, x = self._on_grid()
         apart = torch.hypot(y[start:stop, None] - y, x[start:stop, None] - x)
         return apart.nan_to_num(nan=0.0)  # a token that stands outside the grid is near everything
 
-    def targets(self, start: int, stop: int) -> dict[str, Bool[Tensor, "r S"]]:
+    def pattern_keys(self, start: int, stop: int) -> dict[str, Bool[Tensor, "r S"]]:
         """The keys that each pattern of places names, for these queries."""
-        ahead = torch.arange(self.n_columns, dtype=torch.float32) - self.at(start, stop)[:, None]
+        ahead = torch.arange(self.n_columns, dtype=torch.float32) - self.query_positions(start, stop)[:, None]
         if self._in_line and self.cross:
             return {"diagonal": ahead.abs() <= 1}
         if self._in_line:
@@ -98,7 +98,7 @@ class Layout:
         (y, x), here, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
         return {
             "diagonal": ~elsewhere,
-            "neighbours": (self.apart(start, stop) == 1) & elsewhere,
+            "neighbours": (self.distances(start, stop) == 1) & elsewhere,
             "same row": (y[here, None] == y) & elsewhere,
             "same column": (x[here, None] == x) & elsewhere,
         }
@@ -131,10 +131,10 @@ class HeadStats:
     def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
         """The rows start, start + 1, … of all heads."""
         weights, stop = block.float().cpu(), start + block.shape[1]
-        spread, apart = entropy(weights), distance(weights, self.places.apart(start, stop))
+        spread, apart = entropy(weights), mean_attention_distance(weights, self.places.distances(start, stop))
         seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
         chooses = seen >= 2
-        for name, keys in self.places.targets(start, stop).items():
+        for name, keys in self.places.pattern_keys(start, stop).items():
             # Only rows that have such a key: the first token has no previous one.
             self._count(name, (weights * keys).sum(-1), chooses & keys.any(-1))
         ends = {"first token": 0, "last token": -1} if self.places.grid is None else {}
@@ -148,7 +148,9 @@ class HeadStats:
                 # Only rows that can see such a key: before the first full stop there is none to look at.
                 self._count(name, (weights * keys).sum(-1), chooses & (keys & visible).any(-1))
             if not self.places.cross:  # an induction head looks at what followed its own token when it stood earlier
-                earlier = same & (torch.arange(self.places.n_columns) < self.places.at(start, stop)[:, None])
+                earlier = same & (
+                    torch.arange(self.places.n_columns) < self.places.query_positions(start, stop)[:, None]
+                )
                 following = torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
                 self._count("induction", (weights * following).sum(-1), chooses)
         self._count("broad", spread.exp() / seen.clamp(min=1), chooses)
@@ -159,7 +161,7 @@ class HeadStats:
         """A pattern that no row could have followed has no score."""
         means = {name: (total / count).tolist() for name, (total, count) in self._sums.items() if count.all()}
         spread, apart = means.pop("entropy", []), means.pop("distance", [])
-        labels = [named({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
+        labels = [label_from_scores({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
         return LayerSummary(spread, apart, labels)
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
@@ -171,7 +173,7 @@ class HeadStats:
         number = {token: i for i, token in enumerate((*columns, *rows))}
         queries, keys = (torch.tensor([number[token] for token in some]) for some in (rows, columns))
         same = queries[:, None] == keys
-        return same if self.places.cross else same & (self.places.apart(start, start + len(rows)) > 0)
+        return same if self.places.cross else same & (self.places.distances(start, start + len(rows)) > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +204,7 @@ class AttentionMap:
     ) -> AttentionMap:
         """A picture of weights that are at hand. Without `columns`, keys are called as the queries are."""
         columns = rows if columns is None else columns
-        check_names(weights, rows, columns)
+        check_labels(weights, rows, columns)
         H, T, S = weights.shape
         return cls(
             path=path,
@@ -240,7 +242,7 @@ class AttentionMap:
         found = re.fullmatch(r"(?:(encoder|decoder)\.)?blocks\.\*\.attention", self.group)
         return f"{found[1] or ''} self-attention".strip().capitalize() if found else self.group
 
-    def blocks(self) -> Iterator[tuple[Float[Tensor, "H r S"], int]]:
+    def row_blocks(self) -> Iterator[tuple[Float[Tensor, "H r S"], int]]:
         """All rows in blocks of a bounded size, each with the number of its first: weights may be dear to recompute."""
         T, S = len(self.rows), len(self.columns)
         step = max(1, _CELLS_AT_ONCE // max(1, self.n_heads * S))
@@ -251,14 +253,14 @@ class AttentionMap:
         """The whole matrix of one head, or the mean over all of them."""
         if head is not None and not 0 <= head < self.n_heads:
             raise ConfigError(f"{self.path} has no head {head}; expected 0 to {self.n_heads - 1}")
-        whole = self.everything()
+        whole = self.all_heads()
         return whole.mean(0) if head is None else whole[head]
 
-    def everything(self) -> Float[Tensor, "H T S"]:
+    def all_heads(self) -> Float[Tensor, "H T S"]:
         """The matrices of all heads."""
         return self.block(0, len(self.rows)).detach().float().cpu()
 
-    def row(self, i: int) -> Float[Tensor, "H S"]:
+    def query_weights(self, i: int) -> Float[Tensor, "H S"]:
         """What one query gives to every key, in each head."""
         if not 0 <= i < len(self.rows):
             raise ConfigError(f"{self.path} has no query {i}; expected 0 to {len(self.rows) - 1}")
@@ -268,7 +270,7 @@ class AttentionMap:
     def summary(self) -> LayerSummary:
         """Entropy, distance and label of every head."""
         tally = HeadStats(self.places, self.rows, self.columns)
-        for rows in self.blocks():
+        for rows in self.row_blocks():
             tally.add(*rows)
         return tally.result()
 
@@ -276,18 +278,22 @@ class AttentionMap:
         """In a notebook: the page of this layer alone."""
         from clearhead.look.album import AttentionReport
 
-        return AttentionReport(title=self.path, pictures=[self])._repr_html_()
+        return AttentionReport(title=self.path, maps=[self])._repr_html_()
 
 
-def label(
-    weights: Float[Tensor, "H T S"], *, rows: TokenNames = None, columns: TokenNames = None, places: Layout | None = None
+def classify_head(
+    weights: Float[Tensor, "H T S"],
+    *,
+    rows: TokenNames = None,
+    columns: TokenNames = None,
+    places: Layout | None = None,
 ) -> list[HeadLabel]:
     """A label for each head of one layer, of self-attention unless `places` says otherwise. With the tokens of queries
     (`rows`) and keys (`columns`, the same unless given), "same token", "punctuation" and "induction" are tried too."""
     T, S = weights.shape[1:]
     columns = rows if columns is None else columns
     if rows is not None and columns is not None:
-        check_names(weights, rows, columns)
+        check_labels(weights, rows, columns)
     tally = HeadStats(Layout(T, S) if places is None else places, rows, columns)
     tally.add(weights, 0)
     return tally.result().labels
@@ -299,7 +305,7 @@ def is_punctuation(token: str) -> bool:
     return bool(signs) and all(unicodedata.category(sign).startswith("P") for sign in signs)
 
 
-def named(scores: dict[str, float]) -> HeadLabel:
+def label_from_scores(scores: dict[str, float]) -> HeadLabel:
     """The label that these scores give, of one text or means over several."""
     best = max(scores, key=lambda name: scores[name], default=MIXED)
     return HeadLabel(best if scores.get(best, 0.0) >= ENOUGH else MIXED, scores)

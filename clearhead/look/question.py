@@ -42,21 +42,21 @@ class LogitMetric:
     It can be called with logits, and so is a metric for `patch` and `ablate`. A classifier has no positions."""
 
     token: int | None = None
-    versus: int | None = None
+    baseline: int | None = None
     position: int = -1
 
     def __call__(self, logits: Tensor) -> float:
-        return float(self.of(logits))
+        return float(self.as_tensor(logits))
 
-    def of(self, logits: Tensor) -> Tensor:
+    def as_tensor(self, logits: Tensor) -> Tensor:
         """The same as a tensor, through which gradients pass."""
         if self.token is None:
             raise ConfigError("this answer names no token; give LogitMetric(token=…)")
-        rows = self.rows(logits).double()
+        rows = self.logits_at(logits).double()
         difference = rows[..., self.token]
-        return (difference if self.versus is None else difference - rows[..., self.versus]).mean()
+        return (difference if self.baseline is None else difference - rows[..., self.baseline]).mean()
 
-    def rows(self, logits: Tensor) -> Tensor:
+    def logits_at(self, logits: Tensor) -> Tensor:
         """(B, V): the logits of the position that is asked about."""
         if logits.dim() < 3:
             return logits
@@ -64,17 +64,17 @@ class LogitMetric:
             raise ShapeError(f"position {self.position} was asked for; there are {logits.shape[-2]}")
         return logits[..., self.position, :]
 
-    def chosen(self, logits: Tensor) -> LogitMetric:
+    def resolve(self, logits: Tensor) -> LogitMetric:
         """The same with a token: the first choice of the first sequence where none was named."""
-        rows = self.rows(logits)
+        rows = self.logits_at(logits)
         answer = replace(self, token=int(rows.flatten(0, -2)[0].argmax())) if self.token is None else self
-        for token in (answer.token, answer.versus):
+        for token in (answer.token, answer.baseline):
             if token is not None and not 0 <= token < rows.shape[-1]:
                 raise ShapeError(f"token {token} was asked for; the model chooses among {rows.shape[-1]}")
         return answer
 
 
-def arguments(given: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_args(given: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `given` means, as positional arguments and those by name."""
     if isinstance(given, Mapping):
         return (), dict(given)
@@ -95,10 +95,10 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError("the model is in training mode, where runs may differ by chance; call model.eval() first")
 
 
-def ask(model: nn.Module, given: ModelArgs) -> Tensor:
+def run_logits(model: nn.Module, given: ModelArgs) -> Tensor:
     """The logits of one call, in evaluation mode and without gradients."""
     check_model(model)
-    args, kwargs = arguments(given)
+    args, kwargs = split_args(given)
     with torch.no_grad():
         logits = first_tensor(model(*args, **kwargs))
     if logits is None or logits.dim() < 2:
@@ -106,18 +106,18 @@ def ask(model: nn.Module, given: ModelArgs) -> Tensor:
     return logits
 
 
-def tensors_of(given: ModelArgs) -> list[Tensor]:
-    args, kwargs = arguments(given)
+def input_tensors(given: ModelArgs) -> list[Tensor]:
+    args, kwargs = split_args(given)
     return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
-def repeated(given: ModelArgs, times: int) -> ModelArgs:
+def repeat_batch(given: ModelArgs, times: int) -> ModelArgs:
     """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
-    size = tensors_of(given)[0].shape[0]
+    size = input_tensors(given)[0].shape[0]
 
     def copies(value: Any) -> Any:
         has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
         return torch.cat([value] * times) if has_batch else value
 
-    args, kwargs = arguments(given)
+    args, kwargs = split_args(given)
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

@@ -100,7 +100,7 @@ class AttentionCall:
         return statistics_dtype(self.call)
 
 
-def call_of_attend(
+def attend_inputs(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **how: Any
 ) -> tuple[Call, str]:
     """The arguments of an `attend` that has run, with references to its tensors, and the implementation asked for."""
@@ -110,7 +110,7 @@ def call_of_attend(
     return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **given), impl
 
 
-def chosen(choice: Indices, size: int, what: str) -> list[int]:
+def resolve_indices(choice: Indices, size: int, what: str) -> list[int]:
     """A choice as a list of numbers from 0 to size − 1; negative ones count from the end."""
     if choice is None:
         return list(range(size))
@@ -125,7 +125,7 @@ def chosen(choice: Indices, size: int, what: str) -> list[int]:
     return [i % size for i in wanted]
 
 
-def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
+def select_indices(x: Tensor, dim: int, index: list[int]) -> Tensor:
     """The entries of one dimension, as a view where they are a run of numbers."""
     if index and index == list(range(index[0], index[-1] + 1)):
         return x.narrow(dim, index[0], len(index))
@@ -133,7 +133,7 @@ def pick(x: Tensor, dim: int, index: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
+def recompute_weights(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
     """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
     if isinstance(call.weights, Gumbel):
         raise ConfigError(
@@ -141,11 +141,11 @@ def weights_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype)
         )
     weights = replace(call.weights, dropout=0.0) if isinstance(call.weights, Softmax) else call.weights
     with call.uncast():
-        return weights(*scores_of(call, heads, rows, wide))
+        return weights(*recompute_scores(call, heads, rows, wide))
 
 
 @torch.no_grad()
-def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def recompute_scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
     scores, allowed = _scores(call, heads, rows, wide), None
     if call.mask is not None:
@@ -153,7 +153,7 @@ def scores_of(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) 
         j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
         allowed = _of_heads(call.mask.allows(p, j, keys=call.S, offset=call.offset), heads)
     if call.bias is not None:
-        bias = pick(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
+        bias = select_indices(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
         bias = _of_heads(bias, heads)
         scores = scores + bias.to(wide)
         seen = bias > -math.inf  # −∞ is how a float mask hides a key
@@ -176,18 +176,18 @@ def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def difference_of(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
+def max_difference(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
     """The largest difference between recomputed weights times values and what the fast path gave."""
     call, wide, largest = attended.call, attended.wide, 0.0
     for part in row_blocks(call, len(heads), rows):
         ours = attended.joined(_averaged(call, heads, part, wide, wide))
-        out = attended.out if attended.whole else pick(attended.out, -3, heads)
-        largest = max(largest, _apart(ours, pick(out, -2, part)))
+        out = attended.out if attended.whole else select_indices(attended.out, -3, heads)
+        largest = max(largest, _apart(ours, select_indices(out, -2, part)))
     return largest
 
 
 @torch.no_grad()
-def tolerance_of(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
+def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
     """How large `difference_of` may be.
 
     The house lets a fast path err at most twice as much against float64 as the reference does in that dtype, and two
@@ -206,7 +206,7 @@ def tolerance_of(attended: AttentionCall, heads: list[int], rows: list[int]) -> 
 
 def _averaged(call: Call, heads: list[int], rows: list[int], wide: torch.dtype, dtype: torch.dtype) -> Tensor:
     """(B, h, r, E): weights made in `wide`, times values in `dtype`."""
-    return weights_of(call, heads, rows, wide).to(dtype) @ shared(call, call.v, heads).to(dtype)
+    return recompute_weights(call, heads, rows, wide).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
@@ -220,19 +220,21 @@ def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) ->
     """(B, h, r, S). Score functions with weights of their own, maybe a set a head, are asked for all heads first."""
     own = isinstance(call.scores, nn.Module)
     every = list(range(call.q.shape[-3]))
-    q = pick(pick(call.q, -2, rows), -3, every if own else heads).to(wide)
+    q = select_indices(select_indices(call.q, -2, rows), -3, every if own else heads).to(wide)
     dot = call.scores.as_dot(q)
     if dot is None:
-        return pick(call.scores(q, shared(call, call.k, every).to(wide)), -3, heads)
+        return select_indices(call.scores(q, expand_kv_heads(call, call.k, every).to(wide)), -3, heads)
     turned, factor = dot
-    return ((pick(turned, -3, heads) if own else turned) * factor) @ shared(call, call.k, heads).to(wide).mT
+    return ((select_indices(turned, -3, heads) if own else turned) * factor) @ expand_kv_heads(call, call.k, heads).to(
+        wide
+    ).mT
 
 
-def shared(call: Call, x: Tensor, heads: list[int]) -> Tensor:
+def expand_kv_heads(call: Call, x: Tensor, heads: list[int]) -> Tensor:
     """(B, h, S, ·): the keys or values of each of these query heads."""
-    return pick(x, -3, [head // call.groups for head in heads])
+    return select_indices(x, -3, [head // call.groups for head in heads])
 
 
 def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
     """These heads of what broadcasts to (B, H, r, S)."""
-    return pick(x, -3, heads) if x.dim() > 2 and x.shape[-3] > 1 else x
+    return select_indices(x, -3, heads) if x.dim() > 2 and x.shape[-3] > 1 else x

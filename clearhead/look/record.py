@@ -37,37 +37,37 @@ RecordedPaths = dict[str, set[str]]
 """Module paths, by what is to be kept of them: one of `KINDS`."""
 
 
-def is_attention(module: nn.Module) -> bool:
+def is_attention_layer(module: nn.Module) -> bool:
     """Whether this is an attention layer by its type."""
     return isinstance(module, (MultiHeadAttention, nn.MultiheadAttention))
 
 
-def may_attend(module: nn.Module) -> bool:
+def can_attend(module: nn.Module) -> bool:
     """Whether its code may call attention: any class can, but of torch's own only `nn.MultiheadAttention` does."""
-    return is_attention(module) or not type(module).__module__.startswith("torch.nn.modules.")
+    return is_attention_layer(module) or not type(module).__module__.startswith("torch.nn.modules.")
 
 
-def asked_of(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> RecordedPaths:
+def resolve_patterns(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> RecordedPaths:
     """The modules that these patterns name; without patterns, the weights of everything that attends."""
     asked: RecordedPaths = {kind: set() for kind in KINDS}
     if not patterns:
-        asked["weights"].update(path for path, module in modules.items() if may_attend(module))
+        asked["weights"].update(path for path, module in modules.items() if can_attend(module))
     for pattern in patterns:
-        found = [path for path in modules if matches(pattern, path)]
+        found = [path for path in modules if path_matches(pattern, path)]
         for path in found:
-            asked["weights" if is_attention(modules[path]) else "output"].add(path)
+            asked["weights" if is_attention_layer(modules[path]) else "output"].add(path)
         front, _, ending = pattern.rpartition(".")
         if not found and ending in KINDS:
-            found = [path for path in modules if matches(front, path)]
+            found = [path for path in modules if path_matches(front, path)]
             if ending == "weights":
-                found = [path for path in found if may_attend(modules[path])]
+                found = [path for path in found if can_attend(modules[path])]
             asked[ending].update(found)
         if not found:
             raise _unknown(pattern, front if ending in KINDS else pattern, modules)
     return asked
 
 
-def matches(pattern: str, path: str) -> bool:
+def path_matches(pattern: str, path: str) -> bool:
     """Whether a module path is one of those that a pattern (without an ending) names.
 
     In one name, `*` is any characters, `?` one, `[01]` one of these, `[!01]` any other."""
@@ -83,7 +83,7 @@ def _fit(wanted: list[str], names: list[str]) -> bool:
 
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
-    layers = [path for path, module in modules.items() if is_attention(module)]
+    layers = [path for path, module in modules.items() if is_attention_layer(module)]
     near = did_you_mean(front, modules, otherwise="")
     meant = f"{near} Its" if near else "its"
     shown = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
@@ -115,7 +115,7 @@ class RecordedStep:
     length: int
     places: Tensor | None = None  # (P,) each sequence's place in this call's batch, −1: nowhere; None: as is
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def align_rows(self, x: Tensor) -> Tensor:
         """(batch, …) of this call → (P, …) of the run, zeros for the sequences that were not in it."""
         if self.places is None:
             return x
@@ -139,7 +139,7 @@ class RecordedRun:
     def length(self) -> int:
         return self.steps[-1].start + self.steps[-1].length if self.steps else 0
 
-    def goes_on(self, moment: CallContext) -> bool:
+    def continues(self, moment: CallContext) -> bool:
         if moment.cache is None:
             return self.cache is None and moment.call == self.call
         same = self.cache is not None and self.cache() is moment.cache
@@ -182,7 +182,7 @@ class RecordStore:
         """Keep a value, whose sequences and rows are those of x."""
         runs = self.runs[kind].setdefault(moment.path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # caches may take turns
-        run = next((run for run in newest if run.goes_on(moment)), None)
+        run = next((run for run in newest if run.continues(moment)), None)
         if run is None:
             cache = None if moment.cache is None else weakref.ref(moment.cache)
             runs.append(run := RecordedRun(moment.call, first=moment.past or 0, cache=cache))
@@ -199,7 +199,7 @@ class RecordStore:
                 run.reorder(rows)
 
 
-def by_step(run: RecordedRun, rows: list[int]) -> Iterator[tuple[RecordedStep, list[int], list[int]]]:
+def split_by_step(run: RecordedRun, rows: list[int]) -> Iterator[tuple[RecordedStep, list[int], list[int]]]:
     """Rows of a run, by the step that made them: the step, their places in `rows`, and their numbers in the step."""
     starts = [step.start for step in run.steps]
     places: dict[int, list[int]] = {}
@@ -209,11 +209,11 @@ def by_step(run: RecordedRun, rows: list[int]) -> Iterator[tuple[RecordedStep, l
         yield run.steps[i], own, [rows[place] - starts[i] for place in own]
 
 
-def stitched(run: RecordedRun, tensor: Callable[[Any], Tensor]) -> Tensor:
+def concat_steps(run: RecordedRun, tensor: Callable[[Any], Tensor]) -> Tensor:
     """The tensors of all steps as one, along the sequence; of what has none, the last."""
     parts = []
     for step in run.steps:
-        x = step.gathered(tensor(step.value))
+        x = step.align_rows(tensor(step.value))
         dim = _sequence(x)
         if dim is None:
             parts = [x]

@@ -76,13 +76,13 @@ def texts() -> dict[str, dict[str, str]]:
     return tomllib.loads((Path(__file__).parent / "assets" / "stations.toml").read_text(encoding="utf-8"))
 
 
-def as_text(walk: Walkthrough, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
+def as_text(walk: Walkthrough, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
     """See `Walk.text`."""
-    shown = chosen(walk, layer, head)
+    shown = selected_sections(walk, layer, head)
     said_of = texts()["letters"]
     letters = [f"{letter} = {size:,} {said_of.get(letter, '')}".strip() for letter, size in walk.sizes.items()]
-    facts = "; ".join(f"{name}: {fact}" for name, fact in walk.facts.items())
-    lines = [walk.title, *textwrap.wrap(facts, width), *textwrap.wrap(", ".join(letters), width)]
+    metadata = "; ".join(f"{name}: {fact}" for name, fact in walk.metadata.items())
+    lines = [walk.title, *textwrap.wrap(metadata, width), *textwrap.wrap(", ".join(letters), width)]
     said: set[str] = set()  # why a station is there is said once
     for group in walk.groups:
         if group.block is not None and group not in shown:
@@ -93,12 +93,12 @@ def as_text(walk: Walkthrough, *, layer: str | int = 0, head: int = 0, width: in
         lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
         for number in range(group.first, group.last + 1):
             station = walk.stations[number]
-            lines += _station(station, number, "" if station.why in said else station.why, head, width, colour)
+            lines += _station(station, number, "" if station.why in said else station.why, head, width, color)
             said.add(station.why)
     return "\n".join(lines)
 
 
-def chosen(walk: Walkthrough, layer: str | int, head: int) -> list[Section]:
+def selected_sections(walk: Walkthrough, layer: str | int, head: int) -> list[Section]:
     """The blocks that are shown in full; refuses layers and heads that are not there."""
     blocks = [group for group in walk.groups if group.block is not None]
     found = [group for group in blocks if str(layer) in (str(group.block), group.where)]
@@ -125,22 +125,22 @@ def _summary(walk: Walkthrough, group: Section) -> str:
     )
 
 
-def _station(station: WalkthroughStep, number: int, why: str, head: int, width: int, colour: bool) -> list[str]:
+def _station(station: WalkthroughStep, number: int, why: str, head: int, width: int, color: bool) -> list[str]:
     branch = f" · {station.branch}" if station.branch else ""
     lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
     if station.where:
         lines[-1] += f"   {station.where}"
     said = f"{why} {station.note}".strip()
     lines += textwrap.wrap(said, width - 1, initial_indent="     ", subsequent_indent="     ")
-    return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, colour).split("\n")]
+    return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, color).split("\n")]
 
 
-def _values(station: WalkthroughStep, head: int, width: int, colour: bool) -> str:
+def _values(station: WalkthroughStep, head: int, width: int, color: bool) -> str:
     x, rows = station.values, station.rows
     if station.kind == "maps":
         own = head if len(x) > 1 else 0
         many = f"head {own} of {len(x)}" if len(x) > 1 else "the same for every head"
-        return f"{many}\n{_matrix(station, x[own], width, colour)}"
+        return f"{many}\n{_matrix(station, x[own], width, color)}"
     if station.kind == "ids":
         numbered = [f"{label} {int(n)}" for label, n in zip(plain(rows), x, strict=True)]
         parts = list(rows) if station.role == "characters" else numbered
@@ -165,7 +165,7 @@ def _vectors(x: Tensor, rows: Sequence[str]) -> str:
     return table(lines, right=(0,)) + more
 
 
-def _matrix(station: WalkthroughStep, x: Tensor, width: int, colour: bool) -> str:
+def _matrix(station: WalkthroughStep, x: Tensor, width: int, color: bool) -> str:
     """Numbers where they fit, else shades: of scores between the smallest and the largest."""
     if max(x.shape) <= _ROWS:
         digits = 0 if x.dtype == torch.bool else 2
@@ -175,7 +175,7 @@ def _matrix(station: WalkthroughStep, x: Tensor, width: int, colour: bool) -> st
     shades = x.float()
     if station.role in ("scores", "bias"):
         shades = (shades - shades.min()) / (shades.max() - shades.min()).clamp(min=1e-12)
-    return heatmap(shades, station.rows, station.columns, width=width, colour=colour)
+    return heatmap(shades, station.rows, station.columns, width=width, color=color)
 
 
 def _words(station: WalkthroughStep) -> str:

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.look.question import ModelArgs, ask, check_model, tensors_of
+from clearhead.look.question import ModelArgs, check_model, input_tensors, run_logits
 from clearhead.look.watch import first_tensor
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
@@ -138,7 +138,7 @@ class BlockCall:
     number: int
 
     @property
-    def hands_on(self) -> bool:
+    def keeps_shape(self) -> bool:
         left = first_tensor(self.output)
         return left is not None and self.entered is not None and left.shape == self.entered.shape
 
@@ -160,14 +160,14 @@ class ResidualStream:
         holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
         found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
         if not found:  # what reads the stream is not linear: the list that ran last, of what hands on what it is given
-            alike = [path for path, one in ran.items() if holds[path] and one.hands_on]
+            alike = [path for path, one in ran.items() if holds[path] and one.keeps_shape]
             found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
         self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
         ends, modules = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end], dict(model.named_modules())
         within = tuple(f"{block}." for block in self.blocks)
-        self.writers = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
+        self.contributors = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
-    def leaves(self, gradient: Tensor) -> list[Term]:
+    def terms(self, gradient: Tensor) -> list[Term]:
         """What was added up, with the gradient of (gradient · logits).sum() at each."""
         return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
@@ -226,10 +226,10 @@ class ResidualStream:
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
 
 
-def watched(model: nn.Module, given: ModelArgs) -> ResidualStream:
+def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream:
     """Run the model once and note what it does."""
     check_model(model)
-    notes, thread = OpRecorder(tensors_of(given)), threading.get_ident()
+    notes, thread = OpRecorder(input_tensors(given)), threading.get_ident()
     ran: dict[str, BlockCall] = {}
     entered: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
@@ -258,7 +258,7 @@ def watched(model: nn.Module, given: ModelArgs) -> ResidualStream:
                 stack.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(leave, path)).remove)
         with notes:
-            logits = ask(model, given)
+            logits = run_logits(model, given)
     return ResidualStream(model, notes, logits, ran)
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look.chart import Chart, HasCharts, ragged, shortened
+from clearhead.look.chart import Chart, HasCharts, pad_ragged, strip_common_prefix
 from clearhead.look.edit import Intervention
-from clearhead.look.question import LogitMetric, ModelArgs, Metric, ask, repeated, tensors_of
+from clearhead.look.question import LogitMetric, Metric, ModelArgs, input_tensors, repeat_batch, run_logits
 from clearhead.look.record import CallContext
-from clearhead.look.stream import watched
+from clearhead.look.stream import record_residual_stream
 from clearhead.look.trace import Trace, trace
 from clearhead.values import require
 
@@ -68,7 +68,11 @@ class PatchingResult(HasCharts):
         what = {"positions": "each module and position", "heads": "each head", "whole": "each module"}[self.over]
         title = f"With {what} from the clean run" if self.what == "patched" else f"Without {what}"
         values = self.restored if is_patch else self.change
-        return [Chart(title=title, rows=shortened(self.rows), columns=columns, values=values, signed=True, note=note)]
+        return [
+            Chart(
+                title=title, rows=strip_common_prefix(self.rows), columns=columns, values=values, signed=True, note=note
+            )
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Every number with its place as plain values, for JSON."""
@@ -96,7 +100,7 @@ def patch(
     Without `paths`, the blocks that lead to the logits are patched, or with `over="heads"` the attention layers in
     them. `paths` is a pattern, such as "encoder.blocks.*". `metric` makes a number of logits; by default it is the
     logit of the clean run's first choice. `batch` bounds how many runs go through the model at once."""
-    shapes = [[tuple(x.shape) for x in tensors_of(given)] for given in (clean, corrupted)]
+    shapes = [[tuple(x.shape) for x in input_tensors(given)] for given in (clean, corrupted)]
     if shapes[0] != shapes[1]:
         raise ShapeError(
             f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
@@ -145,18 +149,18 @@ def _recorded(
     found = [paths] if paths else []
     if paths is None:
         with trace(model) as seen:
-            stream = watched(model, given)
+            stream = record_residual_stream(model, given)
         within = tuple(f"{block}." for block in stream.blocks)
-        attending = [path for path in seen.paths if f"{path}.".startswith(within)]
-        found = attending if over == "heads" else getattr(stream, usual)
+        attention_layers = [path for path in seen.paths if f"{path}.".startswith(within)]
+        found = attention_layers if over == "heads" else getattr(stream, usual)
     require(bool(found), f"nothing to change was found for over={over!r}; name modules with paths, or another over")
     with trace(model, *(f"{path}.{'weights' if over == 'heads' else 'output'}" for path in found)) as source:
-        return source, ask(model, given)
+        return source, run_logits(model, given)
 
 
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:
     if metric is None or isinstance(metric, LogitMetric):
-        return (metric or LogitMetric()).chosen(logits)
+        return (metric or LogitMetric()).resolve(logits)
     return metric
 
 
@@ -194,7 +198,7 @@ def _swept(
     require(batch is None or batch >= 1, once)
     heads, dim = slice(None) if over == "heads" else None, _DIMS.get(over)
     found, gave = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
-    before, cells = ask(model, given), [(path, i) for path in found for i in range(_many(path, gave(path), dim))]
+    before, cells = run_logits(model, given), [(path, i) for path in found for i in range(_many(path, gave(path), dim))]
     # What one run takes, about: its logits, with room to choose from them, and a block at work.
     size = before.element_size() * (4 * before.numel() + 32 * gave(found[0]).numel())
     at_once = batch or max(1, _BUDGET // size)
@@ -204,11 +208,13 @@ def _swept(
         with trace(model, "output") as t:
             for path in dict.fromkeys(path for path, _ in some):
                 places = [(copy, i) for copy, (own, i) in enumerate(some) if own == path]
-                t.edit(path, PerRowEdit(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads))
-            logits = ask(model, repeated(given, len(some)))
+                t.intervene(
+                    path, PerRowEdit(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads)
+                )
+            logits = run_logits(model, repeat_batch(given, len(some)))
         for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
             numbers[path].append(_number(metric(rows)))
-    values = ragged(numbers.values())
+    values = pad_ragged(numbers.values())
     plain, columns = _number(metric(before)), tuple(range(values.shape[1]))
     return {"rows": tuple(found), "columns": columns, "values": values, "plain": plain}
 

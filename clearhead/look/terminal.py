@@ -1,7 +1,7 @@
 """Views for the terminal: shaded cells between tokens, all heads side by side, links, bars and patches.
 
-Each is plain text, made from tensors (H heads, T queries, S keys) or a picture. `heatmap(..., colour=True)` writes
-terminal colours instead of shades. What is wider than `width` is made narrower: first the labels are cut, then cells
+Each is plain text, made from tensors (H heads, T queries, S keys) or a picture. `heatmap(..., color=True)` writes
+terminal colors instead of shades. What is wider than `width` is made narrower: first the labels are cut, then cells
 are put together by their largest."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead._shapes import Float
-from clearhead.look.measures import ValueWeightedNorm, check_names, check_patches
+from clearhead.look.measures import ValueWeightedNorm, check_labels, check_patches
 from clearhead.look.picture import AttentionMap
 
 _SHADES = " ·░▒▓█"
@@ -27,18 +27,18 @@ def heatmap(
     columns: Sequence[str],
     *,
     width: int | None = None,
-    colour: bool = False,
+    color: bool = False,
 ) -> str:
     """One line a query, one column a key; the fuller the cell, the more weight. Labels stand beside and above."""
-    check_names(weights, rows, columns)
+    check_labels(weights, rows, columns)
     rows, columns = plain(rows), plain(columns)
     if width is not None and not _fits(rows, ["12"] * len(columns), width):
-        return _pooled(weights, rows, columns, width, colour)
+        return _pooled(weights, rows, columns, width, color)
     columns = columns if width is None else _cut(rows, columns, width)
-    widths = [max(letters(column), 2) for column in columns]
-    heads = [column + " " * (size - letters(column)) for column, size in zip(columns, widths, strict=True)]
-    cells = [[_cell(w, size, colour) for w, size in zip(row, widths, strict=True)] for row in weights.tolist()]
-    return beside(["", *rows], [" ".join(row) for row in (heads, *cells)])
+    widths = [max(display_width(column), 2) for column in columns]
+    heads = [column + " " * (size - display_width(column)) for column, size in zip(columns, widths, strict=True)]
+    cells = [[_cell(w, size, color) for w, size in zip(row, widths, strict=True)] for row in weights.tolist()]
+    return with_margin(["", *rows], [" ".join(row) for row in (heads, *cells)])
 
 
 def shade(weight: float) -> str:
@@ -46,15 +46,15 @@ def shade(weight: float) -> str:
     return _SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))]
 
 
-def head_grid(picture: AttentionMap, *, width: int = 80, side: int = 16) -> str:
+def head_grid(attention_map: AttentionMap, *, width: int = 80, side: int = 16) -> str:
     """Every head of a layer, small, side by side: shades are of the square root, so that broad heads show too."""
-    size = min(len(picture.rows), side), min(len(picture.columns), 2 * side)
-    small = adaptive_max_pool2d(picture.everything(), size)
+    size = min(len(attention_map.rows), side), min(len(attention_map.columns), 2 * side)
+    small = adaptive_max_pool2d(attention_map.all_heads(), size)
     wide = max(small.shape[-1], 12)
     each = max(1, (width + 2) // (wide + 2))
     lines = []
-    for first in range(0, picture.n_heads, each):
-        some = range(first, min(picture.n_heads, first + each))
+    for first in range(0, attention_map.n_heads, each):
+        some = range(first, min(attention_map.n_heads, first + each))
         lines.append("  ".join(f"{h} {picture.summary.labels[h].name}"[:wide].ljust(wide) for h in some))
         for row in range(small.shape[1]):
             cells = ("".join(shade(cell) for cell in small[h, row].sqrt().tolist()).ljust(wide) for h in some)
@@ -63,11 +63,11 @@ def head_grid(picture: AttentionMap, *, width: int = 80, side: int = 16) -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip("\n")
 
 
-def head_table(picture: AttentionMap) -> list[tuple[str, str, str, str, str]]:
+def head_table(attention_map: AttentionMap) -> list[tuple[str, str, str, str, str]]:
     """A row a head: its number, the name of its pattern, that pattern's score, entropy in nats, and distance."""
     return [
         (str(head), label.name, f"{label.score:.2f}", f"{entropy:.2f}", f"{distance:.2f}")
-        for head, (label, entropy, distance) in enumerate(picture.summary.heads)
+        for head, (label, entropy, distance) in enumerate(attention_map.summary.heads)
     ]
 
 
@@ -84,7 +84,7 @@ def link_list(
         found = [(*divmod(place, len(columns)), value) for place, value in zip(places, values, strict=True)]
         links = [f"{columns[key]} {value:.2f}{named[head]}" for head, key, value in found if value >= least]
         lines.append(f"→ {', '.join(links) or '(spread out)'}")
-    return beside(plain(rows), lines)
+    return with_margin(plain(rows), lines)
 
 
 def norm_bars(norms: Sequence[tuple[str, Tensor]], *, width: int = 80) -> str:
@@ -97,10 +97,10 @@ def norm_bars(norms: Sequence[tuple[str, Tensor]], *, width: int = 80) -> str:
         low, mean, high = float(norm.min()), float(norm.mean()), float(norm.max())
         bar = ("█" * round(room * mean / most)).ljust(room)
         lines.append(f"{bar} {mean:7.3g}  ({low:.3g} … {high:.3g})")
-    return beside(paths, lines)
+    return with_margin(paths, lines)
 
 
-def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int], *, colour: bool = False) -> str:
+def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int], *, color: bool = False) -> str:
     """A grey picture (height, width) of bytes at the left, and the weight of each of its patches at the right."""
     check_patches(weights, grid)
     rows, columns = grid
@@ -108,18 +108,18 @@ def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int]
     heat = (weights / weights.max().clamp(min=1e-12)).view(rows, columns)
     heat = heat.repeat_interleave(2, dim=0).repeat_interleave(4, dim=1)
     pairs = zip(grey, heat, strict=True)
-    return "\n".join(f"{_cells(left, colour)}   {_cells(right, colour)}".rstrip() for left, right in pairs)
+    return "\n".join(f"{_cells(left, color)}   {_cells(right, color)}".rstrip() for left, right in pairs)
 
 
 def sound_map(
-    image: Tensor, weights: Float[Tensor, "R N"], rows: Sequence[str], *, width: int = 80, colour: bool = False
+    image: Tensor, weights: Float[Tensor, "R N"], rows: Sequence[str], *, width: int = 80, color: bool = False
 ) -> str:
     """A spectrogram (height, width) of bytes; below it, along the same time, where each of some moments looks."""
-    wide = max(1, min(2 * weights.shape[1], width - max(map(letters, rows), default=0) - 1))
+    wide = max(1, min(2 * weights.shape[1], width - max(map(display_width, rows), default=0) - 1))
     above = adaptive_avg_pool2d(image[None].float() / 255, (12, wide))[0].square()
     below = [adaptive_max_pool2d(row[None, None].float(), (1, wide))[0, 0] for row in weights]
     shades = [*above, *(row / row.max().clamp(min=1e-12) for row in below)]
-    return beside([""] * len(above) + list(rows), [_cells(row, colour) for row in shades])
+    return with_margin([""] * len(above) + list(rows), [_cells(row, color) for row in shades])
 
 
 def contribution_table(found: Sequence[ValueWeightedNorm], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
@@ -135,28 +135,28 @@ def plain(labels: Sequence[str]) -> list[str]:
     return [label.strip() or label for label in labels]
 
 
-def letters(text: str) -> int:
+def display_width(text: str) -> int:
     """How many columns of a terminal a text takes: two for the wide letters of Asian scripts, none for accents."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def flush_right(text: str, size: int) -> str:
-    return " " * (size - letters(text)) + text
+    return " " * (size - display_width(text)) + text
 
 
-def beside(labels: Sequence[str], lines: Sequence[str]) -> str:
+def with_margin(labels: Sequence[str], lines: Sequence[str]) -> str:
     """Lines with their labels in a margin at the left."""
-    margin = max(map(letters, labels), default=0)
+    margin = max(map(display_width, labels), default=0)
     pairs = zip(labels, lines, strict=True)
     return "\n".join(f"{flush_right(label, margin)} {line}".rstrip() for label, line in pairs)
 
 
-def _cells(row: Tensor, colour: bool) -> str:
-    return "".join(_cell(weight, 1, colour) for weight in row.tolist())
+def _cells(row: Tensor, color: bool) -> str:
+    return "".join(_cell(weight, 1, color) for weight in row.tolist())
 
 
-def _cell(weight: float, size: int, colour: bool) -> str:
-    if not colour:
+def _cell(weight: float, size: int, color: bool) -> str:
+    if not color:
         return shade(weight) * size
     at = max(0.0, min(1.0, weight)) ** 0.5 * (len(_STEPS) - 1)
     low = min(int(at), len(_STEPS) - 2)
@@ -164,7 +164,7 @@ def _cell(weight: float, size: int, colour: bool) -> str:
 
 
 def _between(start: Sequence[int], end: Sequence[int], share: float) -> str:
-    """The background of a colour between two."""
+    """The background of a color between two."""
     r, g, b = (round(a + (z - a) * share) for a, z in zip(start, end, strict=True))
     return f"\x1b[48;2;{r};{g};{b}m"
 
@@ -178,8 +178,8 @@ def paint(text: str, value: float) -> str:
 
 
 def _fits(rows: Sequence[str], columns: Sequence[str], width: int) -> bool:
-    margin = max(map(letters, rows), default=0)
-    return margin + sum(1 + max(letters(column), 2) for column in columns) <= width and len(rows) <= _MOST_ROWS
+    margin = max(map(display_width, rows), default=0)
+    return margin + sum(1 + max(display_width(column), 2) for column in columns) <= width and len(rows) <= _MOST_ROWS
 
 
 def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
@@ -189,14 +189,14 @@ def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
     return [column if len(column) <= longest else column[: longest - 1] + "…" for column in columns]
 
 
-def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int, colour: bool) -> str:
+def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int, color: bool) -> str:
     """Cells put together by their largest, one letter each, with positions instead of the labels of columns."""
     T, S, high = len(rows), len(columns), min(len(rows), _MOST_ROWS)
     firsts = [-(-i * T // high) for i in range(high)]
     labels = [f"{rows[i]} {i}"[-16:] for i in firsts]
-    wide = max(1, min(S, width - max(map(letters, labels), default=0) - 1))
+    wide = max(1, min(S, width - max(map(display_width, labels), default=0) - 1))
     small = adaptive_max_pool2d(weights[None].float(), (high, wide))[0].sqrt()
-    drawn = [_cells(row, colour) for row in small / small.max().clamp(min=1e-12)]
+    drawn = [_cells(row, color) for row in small / small.max().clamp(min=1e-12)]
     ticks = "".join(str(-(-i * S // wide)).ljust(10) for i in range(0, wide, 10))
     note = f"{T} × {S}, a letter for {-(-T // high)} × {-(-S // wide)} cells: their largest"
-    return beside(["", *labels, ""], [ticks[:wide], *drawn, note])
+    return with_margin(["", *labels, ""], [ticks[:wide], *drawn, note])

@@ -19,8 +19,16 @@ from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look import recompute
 from clearhead.look.edit import Intervention
-from clearhead.look.recompute import AttentionCall, Indices, VersionedRef, chosen, pick
-from clearhead.look.record import RecordedRun, RecordStore, asked_of, by_step, is_attention, may_attend, stitched
+from clearhead.look.recompute import AttentionCall, Indices, VersionedRef, resolve_indices, select_indices
+from clearhead.look.record import (
+    RecordedRun,
+    RecordStore,
+    can_attend,
+    concat_steps,
+    is_attention_layer,
+    resolve_patterns,
+    split_by_step,
+)
 from clearhead.look.watch import AttentionRecorder
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
@@ -40,7 +48,7 @@ class Trace:
         if not isinstance(model, nn.Module):
             raise DtypeError(f"got a {type(model).__name__} to trace; expected a PyTorch module")
         self._modules = dict(model.named_modules())
-        self._asked = asked_of(self._modules, patterns)
+        self._asked = resolve_patterns(self._modules, patterns)
         self._edits: dict[str, list[Intervention]] = {}
         kept = RecordStore(runs)
         self._kept = kept.runs
@@ -52,8 +60,8 @@ class Trace:
         require(not self._watch.on, "this trace is recording already; make another with look.trace(model)")
         of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
         paths = self._asked["output"] | self._asked["input"] | set(self._edits)
-        attending = self._attending([*self._asked["weights"], *of_heads])
-        self._watch.start([*(self._modules[path] for path in paths), *attending])
+        attention_layers = self._attending([*self._asked["weights"], *of_heads])
+        self._watch.start([*(self._modules[path] for path in paths), *attention_layers])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
@@ -63,17 +71,19 @@ class Trace:
             never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
             require(self._watch.made.issuperset(edits), never)
 
-    def edit(self, path: str, edit: Intervention) -> Trace:
+    def intervene(self, path: str, edit: Intervention) -> Trace:
         """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
 
         An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
         without changes the output of any module. Edits of one path are made in the order in which they are given."""
         if not isinstance(edit, Intervention):
             kind = type(edit).__name__
-            raise DtypeError(f"got a {kind} for an edit; expected ZeroAblation(), Mean(…), ReplaceActivation(…) or PatchActivation(…)")
+            raise DtypeError(
+                f"got a {kind} for an edit; expected ZeroAblation(), Mean(…), ReplaceActivation(…) or PatchActivation(…)"
+            )
         path = self._known(path, "output")
-        if edit.heads is not None and not may_attend(self._modules[path]):
-            layers = ", ".join(name for name, module in self._modules.items() if is_attention(module))
+        if edit.heads is not None and not can_attend(self._modules[path]):
+            layers = ", ".join(name for name, module in self._modules.items() if is_attention_layer(module))
             raise ConfigError(f"{path} has no heads; edit an attention layer: {layers or 'this model has none'}")
         self._edits.setdefault(path, []).append(edit)
         if self._watch.on:
@@ -85,9 +95,9 @@ class Trace:
         """The modules to watch for attention at these paths. A layer is watched alone; that others attend is known when
         they do, and a call is filed under the innermost module that runs: all that may attend are watched."""
         wanted = [self._modules[path] for path in paths]
-        if all(is_attention(module) for module in wanted):
+        if all(is_attention_layer(module) for module in wanted):
             return wanted
-        return [module for module in self._modules.values() if may_attend(module)]
+        return [module for module in self._modules.values() if can_attend(module)]
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -97,7 +107,7 @@ class Trace:
         return [
             path
             for path, module in self._modules.items()
-            if path in self._asked["weights"] and (is_attention(module) or path in self._kept["weights"])
+            if path in self._asked["weights"] and (is_attention_layer(module) or path in self._kept["weights"])
         ]
 
     @property
@@ -111,7 +121,7 @@ class Trace:
         kept = [self._kept["weights"]] if self._kept["weights"] else self._kept.values()
         return max((len(runs) for by_path in kept for runs in by_path.values()), default=0)
 
-    def module(self, path: str) -> nn.Module:
+    def script_module(self, path: str) -> nn.Module:
         """The module of the model at this path."""
         return self._modules[self._known(path)]
 
@@ -125,15 +135,17 @@ class Trace:
         Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
         made, last, picked, wanted = self._part(path, run, heads, rows)
         if len(made.steps) == 1 and made.steps[0].places is None:
-            return recompute.weights_of(last.call, picked, wanted, last.wide)
+            return recompute.recompute_weights(last.call, picked, wanted, last.wide)
         shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
         whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
-        for step, places, own in by_step(made, wanted):
-            part = recompute.weights_of(step.value.call, picked, own, step.value.wide)  # (batch, h, own rows, own keys)
-            whole[:, :, places, : part.shape[-1]] = step.gathered(part).to(whole.dtype)
+        for step, places, own in split_by_step(made, wanted):
+            part = recompute.recompute_weights(
+                step.value.call, picked, own, step.value.wide
+            )  # (batch, h, own rows, own keys)
+            whole[:, :, places, : part.shape[-1]] = step.align_rows(part).to(whole.dtype)
         return whole
 
-    def blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
+    def weight_blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
         """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
         made = self._run(path, run)
         for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
@@ -142,14 +154,14 @@ class Trace:
     def values(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
         """The values that each head averaged; heads that share a key/value head have the same."""
         made, last, picked, _ = self._part(path, run, heads)
-        return made.steps[-1].gathered(recompute.shared(last.call, last.call.v, picked))
+        return made.steps[-1].align_rows(recompute.expand_kv_heads(last.call, last.call.v, picked))
 
     def heads(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
         """What each head gave, before the output projection: what the fast path really made."""
         made, _, picked, _ = self._part(path, run, heads)
-        return stitched(made, lambda attended: pick(attended.heads(), -3, picked))
+        return concat_steps(made, lambda attended: select_indices(attended.heads(), -3, picked))
 
-    def given(self, path: str, *, run: int = -1) -> Call:
+    def attention_inputs(self, path: str, *, run: int = -1) -> Call:
         """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
         return self._run(path, run).steps[-1].value.call
 
@@ -157,11 +169,11 @@ class Trace:
         """The largest difference between recomputed weights times values and what the fast path gave for them.
 
         For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared."""
-        return self._compared(recompute.difference_of, path, heads, rows, run)
+        return self._compared(recompute.max_difference, path, heads, rows, run)
 
     def tolerance(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
         """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
-        return self._compared(recompute.tolerance_of, path, heads, rows, run)
+        return self._compared(recompute.difference_tolerance, path, heads, rows, run)
 
     def report(self, *, rows: Indices = None, run: int = -1) -> str:
         """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
@@ -199,11 +211,11 @@ class Trace:
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
         """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return stitched(self._run(path, run, "output"), VersionedRef.only)
+        return concat_steps(self._run(path, run, "output"), VersionedRef.only)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
         """The first tensor that a module was given, stitched along the sequence."""
-        return stitched(self._run(path, run, "input"), VersionedRef.only)
+        return concat_steps(self._run(path, run, "input"), VersionedRef.only)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
         """The length of the residual stream's vectors after each block whose output was recorded."""
@@ -243,10 +255,20 @@ class Trace:
         """A run of a layer, what its last step was, and which heads and rows are meant."""
         made = self._run(path, run)
         last: AttentionCall = made.steps[-1].value
-        return made, last, chosen(heads, last.call.q.shape[-3], "head"), chosen(rows, made.length, "row")
+        return (
+            made,
+            last,
+            resolve_indices(heads, last.call.q.shape[-3], "head"),
+            resolve_indices(rows, made.length, "row"),
+        )
 
     def _compared(
-        self, how: Callable[[AttentionCall, list[int], list[int]], float], path: str, heads: Indices, rows: Indices, run: int
+        self,
+        how: Callable[[AttentionCall, list[int], list[int]], float],
+        path: str,
+        heads: Indices,
+        rows: Indices,
+        run: int,
     ) -> float:
         made, last, picked, wanted = self._part(path, run, heads, rows)
         what = path or "the model"
@@ -257,7 +279,7 @@ class Trace:
             )
         all_of_them = not last.whole or len(picked) == last.call.q.shape[-3]
         require(all_of_them, f"{what} joins its heads before they can be seen; compare all of them: leave heads out")
-        return max((how(step.value, picked, own) for step, _, own in by_step(made, wanted)), default=0.0)
+        return max((how(step.value, picked, own) for step, _, own in split_by_step(made, wanted)), default=0.0)
 
     def _known(self, path: str, ending: str = "") -> str:
         """A path without its ending, or the error that it is none."""

@@ -18,7 +18,7 @@ from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, needing
 from clearhead.generation import Greedy, How, generate
 from clearhead.generation.ctc import decode
-from clearhead.look.album import AttentionReport, Labels, album
+from clearhead.look.album import AttentionReport, Labels, build_report
 from clearhead.look.question import ModelInputs
 from clearhead.look.trace import Trace, trace
 from clearhead.models import SpeechEncoder, VisionTransformer
@@ -26,63 +26,63 @@ from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
-def at(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> AttentionReport:
+def attention_report(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> AttentionReport:
     """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit, or a sound.
 
         look.attention_report(pretrained.load("en-es"), "How are you?")
 
     `how` a sentence is translated; `data` is where pictures are that are given by number."""
     if trained.task == "translation":
-        return translation(trained, translations(trained, [given], how=how)[0])
+        return translation_report(trained, translations(trained, [given], how=how)[0])
     if trained.task == "digits":
-        return of_picture(trained, read_picture(trained, given, data), name=Path(given).name)
+        return report_for_image(trained, read_image(trained, given, data), name=Path(given).name)
     if trained.task == "speech":
         rate = trained.model.config.mel.sample_rate if isinstance(trained.model, SpeechEncoder) else None
-        return of_sound(trained, audio.read(given, rate).samples, name=Path(given).name)
-    asked: Any = question(trained, given)
-    return of_ids(trained, asked.given[0][0].tolist(), title=asked.title)
+        return report_for_audio(trained, audio.read(given, rate).samples, name=Path(given).name)
+    asked: Any = model_inputs(trained, given)
+    return report_for_ids(trained, asked.given[0][0].tolist(), title=asked.title)
 
 
-def question(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> ModelInputs:
+def model_inputs(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> ModelInputs:
     """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
 
         asked = look.model_inputs(trained, "To be, or not")
         look.logit_lens(trained.model, asked.given).charts(asked.tokens, asked.name)
 
     Of a translation, that is the sentence and what the model makes of it."""
-    title = shortened(given)
+    title = shorten_text(given)
     if trained.task == "digits":
-        pixels = pictured(trained, read_picture(trained, given, data))
-        return ModelInputs(pixels, tuple(patch_names(trained)), str, Path(given).name)
+        pixels = image_input(trained, read_image(trained, given, data))
+        return ModelInputs(pixels, tuple(patch_labels(trained)), str, Path(given).name)
     tokenizer = trained.tokenizer
     read: list[int] = []
     if trained.task == "translation":
         made = translations(trained, [given], how=how)[0]
-        (read, ids), title = both_halves(trained, made), f"{title} → {made.target}"
+        (read, ids), title = source_and_target_ids(trained, made), f"{title} → {made.target}"
     elif trained.task == "sort-dedup":
         ids, answer = sorting_ids(trained, given)
         ids, title = [*ids, *answer], f"{title} → {tokenizer.decode(answer)}"
     else:
-        ids = list(text_ids(trained, given))
-    calls = tuple(tensor_of(trained, some) for some in (read, ids) if some)
+        ids = list(encode_prompt(trained, given))
+    calls = tuple(ids_tensor(trained, some) for some in (read, ids) if some)
     source, tokens = (tuple(tokenizer.tokens(some)) for some in (read, ids))
     return ModelInputs(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
 
 
-def translation(trained: Trained, made: Translated) -> AttentionReport:
+def translation_report(trained: Trained, made: Translated) -> AttentionReport:
     """A sentence and its translation, by the very ids that were read and written: never encoded anew.
 
     The query that reads token i is the one that writes token i + 1."""
-    halves, names = both_halves(trained, made), trained.tokenizer.tokens
+    halves, names = source_and_target_ids(trained, made), trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
-        trained.model(*(tensor_of(trained, half) for half in halves))
+        trained.model(*(ids_tensor(trained, half) for half in halves))
     read, target, written = names(halves[0]), names(halves[1]), names(made.written)
     labels: Labels = {"encoder.**": (read, read), "**.cross_attention": (written, read), "**": (target, target)}
-    facts = {"source": f"{len(read)} tokens", "written": f"{len(written)} tokens"}
-    return album(t, labels, title=f"{made.source.strip()} → {made.target}", facts=_facts(trained) | facts)
+    metadata = {"source": f"{len(read)} tokens", "written": f"{len(written)} tokens"}
+    return build_report(t, labels, title=f"{made.source.strip()} → {made.target}", metadata=_facts(trained) | metadata)
 
 
-def both_halves(trained: Trained, made: Translated) -> tuple[list[int], list[int]]:
+def source_and_target_ids(trained: Trained, made: Translated) -> tuple[list[int], list[int]]:
     """What the encoder read of a translation, and what the decoder read to write it."""
     if not made.read:
         raise DataError("there is nothing to translate: give a sentence")
@@ -99,11 +99,11 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
         raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
-    made = generate(trained.model, tensor_of(trained, ids), how=Greedy(), max_new=room, stop=tokenizer.eos_id)
+    made = generate(trained.model, ids_tensor(trained, ids), how=Greedy(), max_new=room, stop=tokenizer.eos_id)
     return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 
-def text_ids(trained: Trained, prompt: str) -> list[int]:
+def encode_prompt(trained: Trained, prompt: str) -> list[int]:
     """The ids of a text that is neither empty nor longer than the model takes."""
     ids = trained.tokenizer.prompt(prompt)
     if not ids:
@@ -114,27 +114,27 @@ def text_ids(trained: Trained, prompt: str) -> list[int]:
     return ids
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     """A text in one line of at most 90 characters."""
     return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
 
 
-def of_picture(trained: Trained, pixels: Tensor, *, name: str) -> AttentionReport:
+def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> AttentionReport:
     """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
     model: Any = trained.model
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
-        logits = model(pictured(trained, pixels))[0]
-    facts = _facts(trained) | {"seen": _likeliest(logits, str), "patches": f"{rows} × {columns}"}
+        logits = model(image_input(trained, pixels))[0]
+    metadata = _facts(trained) | {"seen": _likeliest(logits, str), "patches": f"{rows} × {columns}"}
     title = f"{name} → {int(logits.argmax())}"
-    return album(t, patch_names(trained), title=title, facts=facts, image=pixels, grid=(rows, columns))
+    return build_report(t, patch_labels(trained), title=title, metadata=metadata, image=pixels, grid=(rows, columns))
 
 
-def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
+def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
     """A sound and what is heard in it: which moments look at which, over its spectrogram."""
     model = trained.model
     if not isinstance(model, SpeechEncoder):
-        raise nothing_to_see(trained)
+        raise no_attention_error(trained)
     mel, stacked = model.config.mel, model.config.n_stacked
     if mel.n_frames(len(samples)) < stacked:
         raise DataError(f"{name} is too short: {len(samples)} samples, and a moment of {trained.name} takes more")
@@ -147,12 +147,12 @@ def of_sound(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> At
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
     image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)
     title = f"{name} → {' '.join(heard.values()) or 'nothing'}"
-    facts = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"}
-    made = album(t, names, title=title, facts=_facts(trained) | facts, image=image, grid=(1, len(logits)))
+    metadata = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"}
+    made = build_report(t, names, title=title, metadata=_facts(trained) | metadata, image=image, grid=(1, len(logits)))
     return replace(made, row=next(iter(heard), None))
 
 
-def pictured(trained: Trained, pixels: Tensor) -> Tensor:
+def image_input(trained: Trained, pixels: Tensor) -> Tensor:
     """A picture (height, width) of bytes as its model is called with it."""
     choice: Any = getattr(trained.recipe.data, "normalise", None)
     if choice is None:
@@ -161,17 +161,17 @@ def pictured(trained: Trained, pixels: Tensor) -> Tensor:
     return prepare(pixels[None], choice).to(next(trained.model.parameters()).device)
 
 
-def patch_names(trained: Trained) -> list[str]:
+def patch_labels(trained: Trained) -> list[str]:
     """The tokens of a picture: its patches by their places, and what stands before them."""
     config: Any = trained.model.config
     places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
     return [*["[CLS]"] * config.pooling.n_extra, *places]
 
 
-def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
+def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
     """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
     if not isinstance(trained.model, VisionTransformer):
-        raise nothing_to_see(trained)
+        raise no_attention_error(trained)
     if data is not None:
         task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
         known: Tensor = task.validation.pixels
@@ -188,21 +188,21 @@ def read_picture(trained: Trained, given: str, data: Path | None) -> Tensor:
     try:
         with Image.open(path) as opened:
             # What is see-through lies on white paper.
-            colour = opened.convert("RGBA")
-            paper = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+            color = opened.convert("RGBA")
+            paper = Image.alpha_composite(Image.new("RGBA", color.size, "white"), color)
             small = paper.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise DataError(f"{given} cannot be read as a picture: {str(error).splitlines()[0]}") from error
     return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
 
 
-def of_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
+def report_for_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
     """The ids of a text as a model reads them, with what it expects next; of a long one perhaps one layer alone."""
     with torch.no_grad(), _trace(trained, layer) as t:
-        logits = trained.model(tensor_of(trained, ids))[0, -1]
+        logits = trained.model(ids_tensor(trained, ids))[0, -1]
     tokens = trained.tokenizer.tokens
-    facts = {"tokens": str(len(ids)), "expects next": _likeliest(logits, lambda token: tokens([token])[0])}
-    return album(t, tokens(ids), title=title, facts=_facts(trained) | facts)
+    metadata = {"tokens": str(len(ids)), "expects next": _likeliest(logits, lambda token: tokens([token])[0])}
+    return build_report(t, tokens(ids), title=title, metadata=_facts(trained) | metadata)
 
 
 def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
@@ -211,20 +211,20 @@ def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
     return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
 
 
-def attending(model: nn.Module) -> dict[str, MultiHeadAttention]:
+def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
     """The attention layers of a model of ours by their paths."""
     return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
 
 
 def _trace(trained: Trained, layer: str | None = None) -> Trace:
-    layers = attending(trained.model)
+    layers = attention_layers(trained.model)
     if not layers:
-        raise nothing_to_see(trained)
+        raise no_attention_error(trained)
     asked = (f"{path}.weights" for path in (layers if layer is None else [layer]))
     return trace(trained.model, *asked, "**.blocks.*.output")
 
 
-def nothing_to_see(trained: Trained) -> DataError:
+def no_attention_error(trained: Trained) -> DataError:
     """What is said of a model without attention."""
     kind = type(trained.model).__name__
     return DataError(f"{trained.name} is a {kind} and has no attention to look at: choose a Transformer")
@@ -234,6 +234,6 @@ def _facts(trained: Trained) -> dict[str, str]:
     return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
-def tensor_of(trained: Trained, ids: Sequence[int]) -> Tensor:
+def ids_tensor(trained: Trained, ids: Sequence[int]) -> Tensor:
     """(1, T): ids as their model is called with them."""
     return torch.tensor([list(ids)], device=next(trained.model.parameters()).device)

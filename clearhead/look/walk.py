@@ -26,8 +26,8 @@ from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.look import trained as tasks
-from clearhead.look.guide import WalkthroughBuilder, TokenAxis, visiting
-from clearhead.look.page import filled, framed
+from clearhead.look.guide import TokenAxis, WalkthroughBuilder, record_calls
+from clearhead.look.page import iframe, render_template
 from clearhead.look.stations import WalkthroughStep, as_text, texts
 from clearhead.look.trace import trace
 from clearhead.look.watch import first_tensor
@@ -83,7 +83,7 @@ class Walkthrough:
     stations: Sequence[WalkthroughStep]
     steps: Sequence[Prediction] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # by letter
-    facts: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, at: tuple[str, str]) -> WalkthroughStep:
         """The first station of this kind (its `role`) in a module or block: `walk["decoder.blocks.0", "scores"]`."""
@@ -104,7 +104,7 @@ class Walkthrough:
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
         return {"title": self.title, "model": self.model, "kind": self.kind} | {
-            "facts": dict(self.facts),
+            "facts": dict(self.metadata),
             "sizes": dict(self.sizes),
             "letters": texts()["letters"],
             "groups": [asdict(group) for group in self.groups],
@@ -112,22 +112,26 @@ class Walkthrough:
             "steps": [asdict(step) for step in self.steps],
         }
 
-    def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, colour: bool = False) -> str:
+    def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
         """The walk for a terminal: the blocks of this number (or this one block, by its path) in full."""
-        return as_text(self, layer=layer, head=head, width=width, colour=colour)
+        return as_text(self, layer=layer, head=head, width=width, color=color)
 
     def html(self) -> str:
         """The walk as one self-contained page that needs no network."""
-        return filled("walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",))
+        return render_template(
+            "walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",)
+        )
 
     def __str__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return framed(self.html(), self.title)
+        return iframe(self.html(), self.title)
 
 
-def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None) -> Walkthrough:
+def build_walkthrough(
+    model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None
+) -> Walkthrough:
     """What happens to an input in a model: a sentence, a beginning, letters, or a picture of a digit.
 
         look.build_walkthrough(pretrained.load("en-es"), "Hello world")
@@ -145,45 +149,45 @@ def walk(model: Trained | nn.Module, *given: Any, max_new: int | None = None, da
         return _of_picture(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
         return _of_text(trained, text, max_new)
-    raise tasks.nothing_to_see(trained)
+    raise tasks.no_attention_error(trained)
 
 
 def _of_text(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
     """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
     sorts = trained.task == "sort-dedup"
-    ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.text_ids(trained, text), [])
+    ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.encode_prompt(trained, text), [])
     made = made[:max_new]
     if isinstance(trained.model, Decoder) and not made:
         room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
-        new = generate(trained.model, tasks.tensor_of(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
+        new = generate(trained.model, tasks.ids_tensor(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
         made = new.sequence(0, with_stop=True).tolist()
     read = [*ids, *made[:-1]]
     line = TokenAxis("T", trained.tokenizer.tokens(read), len(ids))
-    run = _WalkthroughRun(trained.model, trained.name, {"": line}, text, tasks.tensor_of(trained, read))
+    run = _WalkthroughRun(trained.model, trained.name, {"": line}, text, tasks.ids_tensor(trained, read))
     if not made:
-        return run.walk(tasks.shortened(text))
+        return run.walk(tasks.shorten_text(text))
     answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
-    run.chosen(made, trained.tokenizer.tokens, first=len(ids) - 1)
-    return run.walk(f"{tasks.shortened(text)} → {tasks.shortened(answer)}")
+    run.add_predictions(made, trained.tokenizer.tokens, first=len(ids) - 1)
+    return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
 
 def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
     made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
-    read, target = tasks.both_halves(trained, made)
+    read, target = tasks.source_and_target_ids(trained, made)
     tokens = trained.tokenizer.tokens
     lines = {"encoder": TokenAxis("S", tokens(read), len(read)), "": TokenAxis("T", tokens(target), 1)}
-    inputs = (tasks.tensor_of(trained, half) for half in (read, target))
+    inputs = (tasks.ids_tensor(trained, half) for half in (read, target))
     run = _WalkthroughRun(trained.model, trained.name, lines, text, *inputs)
-    run.chosen(made.written, tokens)
-    return run.walk(f"{tasks.shortened(text)} → {made.target}")
+    run.add_predictions(made.written, tokens)
+    return run.walk(f"{tasks.shorten_text(text)} → {made.target}")
 
 
 def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walkthrough:
-    pixels = given if isinstance(given, Tensor) else tasks.read_picture(trained, given, data)
-    tokens = tasks.patch_names(trained)
+    pixels = given if isinstance(given, Tensor) else tasks.read_image(trained, given, data)
+    tokens = tasks.patch_labels(trained)
     line = TokenAxis("T", tokens, len(tokens))
-    run = _WalkthroughRun(trained.model, trained.name, {"": line}, pixels, tasks.pictured(trained, pixels))
-    run.chosen([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
+    run = _WalkthroughRun(trained.model, trained.name, {"": line}, pixels, tasks.image_input(trained, pixels))
+    run.add_predictions([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     name = "a picture" if isinstance(given, Tensor) else Path(given).name
     return run.walk(f"{name} → {run.steps[0].taken.token}")
 
@@ -196,14 +200,14 @@ class _WalkthroughRun:
     ) -> None:
         self._model, self._name, self._lines = model, name, lines
         self.steps: list[Prediction] = []
-        with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, visiting(model) as visits:
+        with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
         if not seen.paths or output is None:
             raise ConfigError(f"{name} has not attended to anything that can be seen. {seen.report()}")
         self.gave: Tensor = output
         for start, line in lines.items():
             if not line.tokens:
-                size = seen.given([path for path in seen.paths if path.startswith(start)][-1]).T
+                size = seen.attention_inputs([path for path in seen.paths if path.startswith(start)][-1]).T
                 lines[start] = TokenAxis(line.letter, [str(i) for i in range(size)], size)
         self._guide = guide = WalkthroughBuilder(seen, lines)
         if isinstance(given, str):
@@ -215,7 +219,7 @@ class _WalkthroughRun:
             guide.note("pixels", given, "height width", where="", group="")
         guide.walk(visits[0])
 
-    def chosen(self, taken: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0) -> None:
+    def add_predictions(self, taken: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0) -> None:
         """What was taken of the outputs from row `first` on, and the last stations that say so."""
         line, guide = self._lines[""], self._guide
         logits = self.gave[0].reshape(-1, self.gave.shape[-1])  # (T, V), or (1, V) of classes
@@ -244,11 +248,11 @@ class _WalkthroughRun:
             guide.note("vectors", self.gave[0], " ".join(last.letters), **common)
         kind = type(self._model).__name__
         weights = f"{sum(p.numel() for p in self._model.parameters()):,}"
-        facts = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
+        metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
         if len(self.steps) > 1:
-            facts["written"] = f"{len(self.steps)} tokens, each the likeliest"
+            metadata["written"] = f"{len(self.steps)} tokens, each the likeliest"
         made: dict[str, Any] = {"stations": guide.stations, "steps": self.steps, "sizes": guide.sizes}
-        return Walkthrough(title=title, model=self._name, kind=kind, facts=facts, **made)
+        return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **made)
 
 
 def _told(station: WalkthroughStep) -> dict[str, Any]:

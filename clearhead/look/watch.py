@@ -34,9 +34,9 @@ from clearhead.attention import KVCache, attend
 from clearhead.attention.kernels.call import Call
 from clearhead.errors import ConfigError
 from clearhead.look.edit import Intervention
-from clearhead.look.foreign import TorchLayerCall, call_of_sdpa, plain
-from clearhead.look.recompute import AttentionCall, VersionedRef, call_of_attend
-from clearhead.look.record import RecordedPaths, CallContext, RecordStore
+from clearhead.look.foreign import TorchLayerCall, sdpa_inputs, to_padded
+from clearhead.look.recompute import AttentionCall, VersionedRef, attend_inputs
+from clearhead.look.record import CallContext, RecordedPaths, RecordStore
 
 InputsReader = Callable[..., tuple[Call, str | None]]
 """Makes a `Call` of a function's arguments, and tells which implementation was asked for where there is a choice."""
@@ -56,9 +56,13 @@ class AttentionRecorder:
     What was asked for is kept, and nothing else; what edits make of it goes on in its place."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], asked: RecordedPaths, edits: Mapping[str, list[Intervention]], kept: RecordStore
+        self,
+        modules: Mapping[str, nn.Module],
+        asked: RecordedPaths,
+        edits: Mapping[str, list[Intervention]],
+        kept: RecordStore,
     ) -> None:
-        _refuse_compiled(modules)
+        _reject_compiled(modules)
         self._modules, self._asked, self._edits, self._kept = modules, asked, edits, kept
         self._paths = {module: path for path, module in modules.items()}
         self.made: set[Intervention] = set()
@@ -69,7 +73,7 @@ class AttentionRecorder:
 
     def start(self, modules: Iterable[nn.Module]) -> None:
         """Hears of these modules, and of those that show how far a cache has come."""
-        readers: dict[Any, InputsReader] = {attend: call_of_attend, F.scaled_dot_product_attention: call_of_sdpa}
+        readers: dict[Any, InputsReader] = {attend: attend_inputs, F.scaled_dot_product_attention: sdpa_inputs}
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
@@ -183,11 +187,11 @@ class AttentionRecorder:
         """What a module returns instead of this; None for no change."""
         before, path = output, moment.path
         if isinstance(module, nn.MultiheadAttention) and (path in self._edits or path in self._asked["weights"]):
-            output = self._torch_layer(module, TorchLayerCall.arguments(module, args, kwargs), output, moment)
+            output = self._torch_layer(module, TorchLayerCall.bind_arguments(module, args, kwargs), output, moment)
         x = first_tensor(output)
         edited = None if x is None else self._edited(x, moment, of_heads=False)
         if edited is not None and edited is not x:
-            output = with_first(output, edited)
+            output = replace_first_tensor(output, edited)
         self._keep("output", output, moment)
         return None if output is before else output
 
@@ -198,13 +202,15 @@ class AttentionRecorder:
         real = output if output.dim() > 3 else output.unsqueeze(-3)  # torch's function needs no heads
         edited = self._edited(real, moment, of_heads=True)
         if self._keeps("weights", moment):
-            seen = AttentionCall(*call(), _lasting(real).detach(), _lasting(edited).detach())
+            seen = AttentionCall(*call(), require_concrete(real).detach(), require_concrete(edited).detach())
             # Without a cache, calls belong together that one call of the module makes over the same keys.
             together = replace(moment, call=(moment.call, seen.call.k.data_ptr(), seen.call.k.shape))
             self._kept.add("weights", seen, real, together)
         return output if edited is real else edited.reshape(output.shape)
 
-    def _torch_layer(self, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: CallContext) -> Any:
+    def _torch_layer(
+        self, layer: nn.MultiheadAttention, given: dict[str, Any], output: Any, moment: CallContext
+    ) -> Any:
         inner = any(edit.heads is not None for edit in self._edits.get(moment.path, ()))
         if inner and output[0].is_nested:
             raise ConfigError(
@@ -214,7 +220,7 @@ class AttentionRecorder:
         seen = TorchLayerCall(layer, given, output[0])
         edited = self._edited(seen.heads(), moment, of_heads=True) if inner else None
         if self._keeps("weights", moment):
-            _lasting(output[0])
+            require_concrete(output[0])
             self._kept.add("weights", seen.kept(edited), seen.out, moment)
         return output if edited is None else (seen.given_back(edited), *output[1:])
 
@@ -228,7 +234,7 @@ class AttentionRecorder:
     def _keep(self, kind: str, value: Any, moment: CallContext) -> None:
         x = first_tensor(value) if self._keeps(kind, moment) else None
         if x is not None:
-            x = plain(_lasting(x).detach())
+            x = to_padded(require_concrete(x).detach())
             what = f"what was recorded of {moment.path or 'the model'} has"
             self._kept.add(kind, VersionedRef(what, x), x, moment)
 
@@ -253,7 +259,7 @@ def _put_back(place: Any, name: str, stand_in: Any) -> None:
             setattr(place, name, found)
 
 
-def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
+def _reject_compiled(modules: Mapping[str, nn.Module]) -> None:
     """A compiled graph calls neither hooks nor stand-ins."""
     for path, module in modules.items():
         if "_orig_mod" in module._modules:
@@ -298,7 +304,7 @@ def _names(file: ModuleType, function: Callable[..., Any], size: int) -> tuple[s
     )
 
 
-def _lasting(x: Tensor) -> Tensor:
+def require_concrete(x: Tensor) -> Tensor:
     """x, if it will still have its numbers when it is asked for them."""
     if not torch.compiler.is_compiling() and not has_numbers(x):
         raise ConfigError(
@@ -319,14 +325,14 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def with_first(value: Any, new: Tensor) -> Any:
+def replace_first_tensor(value: Any, new: Tensor) -> Any:
     """The same thing with another first tensor: in place of the one that `first_tensor` finds."""
     if isinstance(value, Tensor):
         return new
     parts = dict(value if isinstance(value, Mapping) else enumerate(value))
     holding = (name for name, part in parts.items() if first_tensor(part) is not None)
     name = "logits" if "logits" in parts else next(holding)
-    parts[name] = with_first(parts[name], new)
+    parts[name] = replace_first_tensor(parts[name], new)
     if isinstance(value, Mapping):
         return type(value)(**parts)
     return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())

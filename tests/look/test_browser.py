@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from clearhead.look.album import AttentionReport
-from clearhead.look.measures import contributions
-from clearhead.look.page import page
+from clearhead.look.measures import value_weighted_norms
+from clearhead.look.page import render_page
 from clearhead.look.picture import AttentionMap, Layout
 from clearhead.masks import causal
 from tests.look.test_views import softmax
@@ -50,7 +50,7 @@ OPTIONS = (
 
 def clicked(folder: Path, made: AttentionReport, script: str, *, budget: int | None = None) -> dict:
     """What a script of `browser/` found in the page of an album."""
-    return opened(folder, page(made) if budget is None else page(made, budget=budget), script)
+    return opened(folder, render_page(made) if budget is None else render_page(made, budget=budget), script)
 
 
 def opened(folder: Path, text: str, script: str) -> dict:
@@ -99,20 +99,20 @@ def test_twelve_tokens(tmp_path):
     lengths = torch.rand(3, 12, generator=torch.Generator().manual_seed(1)) + 0.5
     made = AttentionReport(
         title="Twelve <tokens> & more",
-        pictures=[
+        maps=[
             *(
                 AttentionMap.of(w, words, path=f"decoder.blocks.{i}.attention", written=lengths)
                 for i, w in enumerate(layers)
             ),
             AttentionMap.of(cross, words, read, path="decoder.blocks.0.cross_attention", cross=True),
         ],
-        facts={"model": "made by hand"},
+        metadata={"model": "made by hand"},
         norms=[("decoder.blocks.0", torch.rand(12) + 1), ("decoder.blocks.1", torch.rand(12) + 2)],
     )
     found = clicked(tmp_path, made, "twelve.js")
     added = [
         f"{words[one.key]} {one.key}head {one.head}{100 * one.share:.0f} %"
-        for one in contributions(layers[1][:, 9], lengths, top=6)
+        for one in value_weighted_norms(layers[1][:, 9], lengths, top=6)
     ]
     assert found["title"] == "Twelve <tokens> & more"
     assert found["facts"] == "modelmade by hand"
@@ -140,7 +140,7 @@ def test_twelve_tokens(tmp_path):
     assert found["labels"] == 24
     of_all = sum(int((row.topk(8).values >= 0.03).sum()) for head in layers[0] for row in head)
     assert found["together"] == ["Decoder self-attention, layer 0, all heads", of_all, 3]
-    assert found["colours"] == ["head 0", "head 1", "head 2"]
+    assert found["colors"] == ["head 0", "head 1", "head 2"]
     assert found["help"] is True
     assert found["sorted"] == sorted(found["sorted"], reverse=True)
     assert len(found["sorted"]) == 9
@@ -162,7 +162,7 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
         near = -(rows - keys).abs() / torch.tensor([4.0, 40.0, 400.0])[:, None, None] + noise[:, None]
         return near.masked_fill(keys > rows, -torch.inf).softmax(-1)
 
-    picture = AttentionMap(
+    attention_map = AttentionMap(
         path="blocks.0.attention",
         rows=tuple(words),
         columns=tuple(words),
@@ -170,7 +170,7 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
         block=block,
         places=Layout(T, T),
     )
-    found = clicked(tmp_path, AttentionReport(title="long", pictures=[picture]), "long.js", budget=2 << 20)
+    found = clicked(tmp_path, AttentionReport(title="long", maps=[attention_map]), "long.js", budget=2 << 20)
     # The page kept fewer keys than there are: the largest must be exact, to the eighth of a bit that it stores.
     expected = top(block(1501, 1502)[2, 0], words)
     assert [key for key, _ in found["row"]] == [key for key, _ in expected]
@@ -192,7 +192,7 @@ def test_patches_over_a_picture(tmp_path):
     names = ["[CLS]", *(f"({i}, {j})" for i in range(3) for j in range(4))]
     made = AttentionReport(
         title="a picture",
-        pictures=[AttentionMap.of(weights, names, path="blocks.0.attention", grid=(3, 4))],
+        maps=[AttentionMap.of(weights, names, path="blocks.0.attention", grid=(3, 4))],
         image=torch.arange(12 * 16, dtype=torch.uint8).view(12, 16),
     )
     found = clicked(tmp_path, made, "patches.js")

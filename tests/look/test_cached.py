@@ -74,7 +74,7 @@ def test_rows_and_heads_of_a_stitched_run():
     whole = t.weights("blocks.1.attention")
     rows = [10, 4, 5, 0, 7]
     torch.testing.assert_close(t.weights("blocks.1.attention", heads=[4, 0], rows=rows), whole[:, [4, 0]][:, :, rows])
-    pieces = torch.cat([piece for _, piece in t.blocks("blocks.1.attention", 3)], 1)
+    pieces = torch.cat([piece for _, piece in t.weight_blocks("blocks.1.attention", 3)], 1)
     torch.testing.assert_close(pieces, whole[:, 3])
     assert t.weights("blocks.1.attention", rows=[]).shape == (3, 6, 0, 11)
 
@@ -281,15 +281,15 @@ def test_whatever_happens_to_a_cache_the_picture_follows(data):
         newest = torch.randint(31, (len(wanted.live), 1))  # what was truncated is void once there is something else
         model(newest, cache=cache)
         wanted.add(newest)
-    picture, outputs = t.weights(path), t.output("blocks.0")
-    assert (t.runs, len(picture)) == (1, len(wanted.texts))
+    attention_map, outputs = t.weights(path), t.output("blocks.0")
+    assert (t.runs, len(attention_map)) == (1, len(wanted.texts))
     for row, text in enumerate(wanted.texts):
         alone = at_once(model, torch.tensor([text])) if text else None
         n = len(text)
         if alone is not None:
-            torch.testing.assert_close(picture[row, :, :n, :n], alone.weights(path)[0])
+            torch.testing.assert_close(attention_map[row, :, :n, :n], alone.weights(path)[0])
             torch.testing.assert_close(outputs[row, :n], alone.output("blocks.0")[0])
-        assert (picture[row, :, n:] == 0).all()
+        assert (attention_map[row, :, n:] == 0).all()
         assert (outputs[row, n:] == 0).all()
 
 
@@ -300,8 +300,8 @@ def test_beams_show_the_sequences_that_were_alive_at_the_end():
         made = generate(model, source, how=Beam(3, n_best=3), max_new=5, start=1)  # nothing ends early
     # The last reordering is made by the sequences' own last id, which is never read: compare what came before it.
     path = t.paths[-1]
-    picture = t.weights(path, rows=-1)  # (6, H, 1, S): the last query of every beam
+    attention_map = t.weights(path, rows=-1)  # (6, H, 1, S): the last query of every beam
     target = torch.cat((torch.ones(6, 1, dtype=torch.long), made.ids.flatten(0, 1)[:, :-1]), dim=1)
     wanted = at_once(model, source.repeat_interleave(3, 0), target).weights(path, rows=-1)
     for row in wanted:  # every answer continues some beam that was alive
-        assert min(float((row - beam).abs().max()) for beam in picture) < 1e-9
+        assert min(float((row - beam).abs().max()) for beam in attention_map) < 1e-9

@@ -14,7 +14,7 @@ from clearhead import look, pretrained
 from clearhead.attention import attend
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look import figures
-from clearhead.look.chart import Chart, bars, shortened
+from clearhead.look.chart import Chart, bar_chart, strip_common_prefix
 from clearhead.look.page import chart_page
 from clearhead.models import Decoder, DecoderConfig
 
@@ -127,12 +127,12 @@ class TestCharts:
             assert sorted(re.findall(r"[+-]\d\.\d\d", text)) == sorted(
                 f"{v:+.2f}" for v in self.chart.values.flatten().tolist() if abs(v) >= 0.005
             )
-        assert "\x1b[48;2" in self.chart.text(colour=True)
+        assert "\x1b[48;2" in self.chart.text(color=True)
 
     def test_numbers_that_count_are_shown(self):
-        chart = bars("x", [("a", 0.00123), ("b", -0.00004), ("c", 0.0)])
+        chart = bar_chart("x", [("a", 0.00123), ("b", -0.00004), ("c", 0.0)])
         assert chart.cells() == [["+0.0012"], ["·"], ["·"]]
-        assert bars("x", [("a", 123.456), ("b", -1.0)]).text().splitlines()[1].endswith("█")
+        assert bar_chart("x", [("a", 123.456), ("b", -1.0)]).text().splitlines()[1].endswith("█")
 
     def test_a_page_has_every_number_and_nothing_from_elsewhere(self):
         page = chart_page("Title </title>", [self.chart])
@@ -146,9 +146,9 @@ class TestCharts:
         ]
 
     def test_paths_are_shortened_by_what_they_share(self):
-        assert shortened(["a.blocks.0", "a.blocks.1"]) == ["block 0", "block 1"]
-        assert shortened(["a.0.x", "a.1.y"]) == ["0.x", "1.y"]
-        assert shortened(["only.one"]) == ["only.one"]
+        assert strip_common_prefix(["a.blocks.0", "a.blocks.1"]) == ["block 0", "block 1"]
+        assert strip_common_prefix(["a.0.x", "a.1.y"]) == ["0.x", "1.y"]
+        assert strip_common_prefix(["only.one"]) == ["only.one"]
 
     def test_figures_show_the_values(self, tmp_path):
         figure = figures.chart(self.chart)
@@ -156,7 +156,7 @@ class TestCharts:
         assert shown.shape == (2, 30)
         assert float(shown[0, 0]) == pytest.approx(-1.0)
         assert shown.mask[0, 4] or shown[0, 4] != shown[0, 4]
-        parts = figures.chart(bars("x", [("a", 2.0), ("b", -1.0)]))
+        parts = figures.chart(bar_chart("x", [("a", 2.0), ("b", -1.0)]))
         assert [bar.get_width() for bar in parts.axes[0].patches] == [2.0, -1.0]
         dots = figures.chart(look.pca(torch.randn(5, 3)))
         assert len(dots.axes[0].texts) == 5

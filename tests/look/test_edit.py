@@ -29,7 +29,7 @@ def decoder():
 def traced(model, ids, *edits, patterns=PATTERNS):
     with torch.no_grad(), look.trace(model, *patterns) as t:
         for path, edit in edits:
-            t.edit(path, edit)
+            t.intervene(path, edit)
         logits = model(ids)
     return logits, t
 
@@ -159,7 +159,7 @@ def test_gradients_flow_around_an_edit():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention
     with look.trace(model, "output") as t:
-        t.edit(LAYER, look.ZeroAblation(heads=[0, 1, 2]))
+        t.intervene(LAYER, look.ZeroAblation(heads=[0, 1, 2]))
         model(ids).sum().backward()
     grad = layer.o_proj.weight.grad.unflatten(1, (6, 4))
     assert (grad[:, :3] == 0).all()
@@ -173,7 +173,7 @@ def test_edits_in_generation_with_a_cache_speak_of_the_sequence():
     wanted = traced(model, ids, (LAYER, edit), (BLOCK, look.ZeroAblation(positions=slice(2, 7, 3))))[0]
     cache = KVCache()
     with torch.no_grad(), look.trace(model, "output") as t:
-        t.edit(LAYER, edit).edit(BLOCK, look.ZeroAblation(positions=slice(2, 7, 3)))
+        t.intervene(LAYER, edit).intervene(BLOCK, look.ZeroAblation(positions=slice(2, 7, 3)))
         for piece in ids.split([4, 1, 1, 3], dim=1):
             model(piece, cache=cache)
     torch.testing.assert_close(t.output(), wanted)
@@ -191,7 +191,7 @@ def test_patches_in_generation_with_a_cache_find_their_place():
     cache = KVCache()
     with torch.no_grad(), look.trace(model, "output") as t:
         for path, edit in edits:
-            t.edit(path, edit)
+            t.intervene(path, edit)
         for piece in ids.split([4, 1, 1, 3], dim=1):
             model(piece, cache=cache)
     torch.testing.assert_close(t.output(), wanted)
@@ -201,7 +201,7 @@ def test_an_edit_changes_what_is_generated():
     model, ids = decoder(), torch.randint(31, (2, 5))
     plain = generate(model, ids, how=Greedy(), max_new=5)
     with look.trace(model) as t:
-        t.edit("embedding", look.ReplaceActivation(lambda x: -x))
+        t.intervene("embedding", look.ReplaceActivation(lambda x: -x))
         edited = generate(model, ids, how=Greedy(), max_new=5)
     again = generate(model, ids, how=Greedy(), max_new=5)
     assert torch.equal(plain.ids, again.ids)
@@ -222,7 +222,7 @@ def test_heads_of_torchs_layer(batch_first):
     heads[:, 2, 1:3] = 0
     wanted = F.linear(heads.transpose(1, 2).flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
     with torch.no_grad(), look.trace(box) as t:
-        t.edit("layer", look.ZeroAblation(heads=2, positions=[1, 2]))
+        t.intervene("layer", look.ZeroAblation(heads=2, positions=[1, 2]))
         out, _ = layer(x, x, x)
     torch.testing.assert_close(out if batch_first else out.transpose(0, 1), wanted)
     assert torch.equal(t.weights("layer"), before.weights("layer"))
@@ -232,7 +232,7 @@ def test_gradients_of_torchs_layer_flow_around_an_edit():
     layer = nn.MultiheadAttention(24, 4, batch_first=True).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64)
     with look.trace(layer) as t:
-        t.edit("", look.ZeroAblation(heads=[1, 2]))
+        t.intervene("", look.ZeroAblation(heads=[1, 2]))
         layer(x, x, x)[0].square().sum().backward()
     by_head = layer.in_proj_weight.grad.unflatten(0, (3, 4, 6)).abs().amax((0, 2, 3))
     assert (by_head[[1, 2]] == 0).all()
@@ -249,7 +249,7 @@ def test_heads_of_a_module_that_calls_torchs_function():
     wanted = model(x)
     wanted[:, 2] = 0
     with look.trace(model, "output") as t:
-        t.edit("", look.ZeroAblation(heads=[2]))
+        t.intervene("", look.ZeroAblation(heads=[2]))
         assert torch.equal(model(x), wanted)
 
 
@@ -299,7 +299,7 @@ def test_a_comparison_of_classifiers():
 def test_what_cannot_be_edited_or_compared():
     model, ids = decoder(), torch.randint(31, (3, 7))
     with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded: the model has no module of that name"):
-        look.trace(model).edit("blocks.9", look.ZeroAblation())
+        look.trace(model).intervene("blocks.9", look.ZeroAblation())
     with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6"):
         traced(model, ids, (LAYER, look.ZeroAblation(heads=6)))
     with pytest.raises(ShapeError, match="position 7 was asked for; this layer has 7"):
@@ -312,7 +312,7 @@ def test_what_cannot_be_edited_or_compared():
     with pytest.raises(ShapeError, match=r"position 6 of blocks.0 is to be patched from a run of 3 positions"):
         traced(model, ids, (BLOCK, look.PatchActivation(short)))
     with look.trace(model) as t:
-        t.edit(BLOCK, look.ZeroAblation(positions=[-1]))
+        t.intervene(BLOCK, look.ZeroAblation(positions=[-1]))
         with pytest.raises(ShapeError, match="with a cache the end is not known"):
             model(ids, cache=KVCache())
     with pytest.raises(ShapeError, match=r"gave .* in one run and .* in the other"):
@@ -320,7 +320,7 @@ def test_what_cannot_be_edited_or_compared():
     with pytest.raises(ConfigError, match="nothing in common"):
         look.compare(traced(model, ids, patterns=("output",))[1], traced(model, ids, patterns=(LAYER,))[1])
     with pytest.raises(ConfigError, match=r"blocks\.0\.norm1 has no heads"):
-        look.trace(model).edit("blocks.0.norm1", look.ZeroAblation(heads=1))
+        look.trace(model).intervene("blocks.0.norm1", look.ZeroAblation(heads=1))
     with pytest.raises(
         ConfigError, match=r"the edit of blocks\.0 was never made: it did not run, or has no heads of its own"
     ):
@@ -360,7 +360,7 @@ def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
         plain = model(x)
     assert torch.equal(t.output(), 2 * x)
     with look.trace(model, "output") as t:
-        t.edit("", look.ReplaceActivation(lambda y: y + 1))
+        t.intervene("", look.ReplaceActivation(lambda y: y + 1))
         edited = model(x)
     assert type(edited) is type(plain)
     assert torch.equal(tensor(edited), 2 * x + 1)
@@ -372,8 +372,8 @@ def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
     ids = torch.randint(0, 31, (2, 5))
     plain = model(ids)
     with look.trace(model, *PATTERNS) as t:
-        t.edit(LAYER, look.ZeroAblation(heads=[1]))
-        t.edit(BLOCK, look.ZeroAblation(positions=[2]))
+        t.intervene(LAYER, look.ZeroAblation(heads=[1]))
+        t.intervene(BLOCK, look.ZeroAblation(positions=[2]))
         model(ids)
         copied = copy.deepcopy(model)
         assert torch.equal(copied(ids), plain)
@@ -386,7 +386,7 @@ def test_traces_may_end_in_any_order():
     ids = torch.randint(0, 31, (2, 5))
     plain, stood_for = model(ids), (multihead.attend, F.scaled_dot_product_attention, KVCache.reorder)
     first, second = look.trace(model), look.trace(model)
-    first.edit(LAYER, look.ZeroAblation(heads=[1]))
+    first.intervene(LAYER, look.ZeroAblation(heads=[1]))
     first.__enter__()
     second.__enter__()
     model(ids)
@@ -409,7 +409,7 @@ def test_what_another_thread_runs_is_neither_edited_nor_recorded():
         thread.join()
 
     with look.trace(model, *PATTERNS) as t:
-        t.edit(LAYER, look.ZeroAblation(heads=[1]))
+        t.intervene(LAYER, look.ZeroAblation(heads=[1]))
         model.get_submodule(LAYER).q_proj.register_forward_hook(meanwhile)
         model(ids)
     assert torch.equal(found[0], plain)
@@ -422,10 +422,10 @@ def test_what_is_no_edit_is_refused():
     model = decoder()
     ids = torch.randint(0, 31, (2, 5))
     with pytest.raises(DtypeError, match="got a float for an edit; expected Zero"), look.trace(model) as t:
-        t.edit(BLOCK, 0.0)
+        t.intervene(BLOCK, 0.0)
     with pytest.raises(DtypeError, match="Replace got a float; expected a tensor, or a function"):
         look.ReplaceActivation(0.0)
-    nothing = look.trace(model).edit(BLOCK, look.ReplaceActivation(lambda x: None))
+    nothing = look.trace(model).intervene(BLOCK, look.ReplaceActivation(lambda x: None))
     with pytest.raises(DtypeError, match=r"Replace gave a NoneType for blocks\.0"), nothing:
         model(ids)
     with pytest.raises(DtypeError, match="got a function to trace; expected a PyTorch module"):

@@ -253,7 +253,7 @@ def test_a_head_of_gpt2_ablated(gpt2):
     finally:
         handle.remove()
     with torch.no_grad(), look.trace(gpt2, "transformer.h.1.attn.weights") as t:
-        t.edit("transformer.h.1.attn", look.ZeroAblation(heads=[2]))
+        t.intervene("transformer.h.1.attn", look.ZeroAblation(heads=[2]))
         logits = gpt2(ids).logits
     torch.testing.assert_close(logits, wanted)
     assert t.difference("transformer.h.1.attn") <= t.tolerance("transformer.h.1.attn")  # of what ran, not of the edit

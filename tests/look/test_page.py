@@ -14,10 +14,10 @@ import torch
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
-from clearhead.look import picture as picture_module
-from clearhead.look.album import AttentionReport, album, pictures
+from clearhead.look import attention_map as picture_module
+from clearhead.look.album import AttentionReport, attention_maps, build_report
 from clearhead.look.measures import rollout
-from clearhead.look.page import BUDGET, StoragePlan, packing, page, plan, quantise, save_page
+from clearhead.look.page import BUDGET, StoragePlan, make_packer, plan, quantize, render_page, save_page
 from clearhead.look.picture import AttentionMap, Layout
 from clearhead.look.trace import trace
 from clearhead.masks import causal
@@ -41,9 +41,9 @@ def data_of(text: str) -> dict:
     return json.loads(found.group(1))
 
 
-def collected(picture: AttentionMap, how: StoragePlan) -> dict:
-    collector = packing(picture, how)
-    for rows in picture.blocks():
+def collected(attention_map: AttentionMap, how: StoragePlan) -> dict:
+    collector = make_packer(attention_map, how)
+    for rows in attention_map.row_blocks():
         collector.add(*rows)
     return collector.result()
 
@@ -61,9 +61,9 @@ def a_picture(H=3, T=23, S=19, **more) -> AttentionMap:
 class TestPacking:
     @pytest.mark.parametrize("bits", [8, 16])
     def test_whole_weights_come_back_within_half_a_step(self, bits):
-        picture = a_picture()
-        stored = collected(picture, StoragePlan(bits=bits))["whole"]
-        everything = picture.everything().double()
+        attention_map = a_picture()
+        stored = collected(attention_map, StoragePlan(bits=bits))["whole"]
+        everything = attention_map.all_heads().double()
         expected = torch.cat((everything, everything.mean(0, keepdim=True)))
         step = 1 / ((1 << bits) - 1)
         for text, weights in zip(stored, expected, strict=True):
@@ -74,9 +74,9 @@ class TestPacking:
     def test_tiles_and_kept_keys(self, monkeypatch, rows_at_once):
         """Against loops over the whole matrices, whichever blocks the rows came in."""
         monkeypatch.setattr(picture_module, "_CELLS_AT_ONCE", 3 * 19 * rows_at_once)
-        picture = a_picture()
-        stored = collected(picture, StoragePlan(bits=8, side=7, kept=4))
-        everything = picture.everything()
+        attention_map = a_picture()
+        stored = collected(attention_map, StoragePlan(bits=8, side=7, kept=4))
+        everything = attention_map.all_heads()
         matrices = torch.cat((everything, everything.mean(0, keepdim=True)))
         tall, wide = 4, 3  # ⌈23 / 7⌉ and ⌈19 / 7⌉
         assert stored["tile"] == [tall, wide]
@@ -85,13 +85,13 @@ class TestPacking:
             parts = [[weights[i : i + tall, j : j + wide] for j in range(0, 19, wide)] for i in range(0, 23, tall)]
             largest = torch.tensor([[float(part.max()) for part in line] for line in parts])
             mean = torch.tensor([[float(part.mean()) for part in line] for line in parts])
-            torch.testing.assert_close(bytes_of(stored["largest"][h]).view(6, 7), quantise(largest, 8))
-            away = bytes_of(stored["mean"][h]).view(6, 7).int() - quantise(mean, 8).int()
+            torch.testing.assert_close(bytes_of(stored["largest"][h]).view(6, 7), quantize(largest, 8))
+            away = bytes_of(stored["mean"][h]).view(6, 7).int() - quantize(mean, 8).int()
             assert away.abs().max() <= 1  # a sum in another order may round to the next step
             keys = bytes_of(stored["keys"][h]).view(23, 4, 2).int()
             keys = keys[..., 0] + 256 * keys[..., 1]
             torch.testing.assert_close(keys, weights.topk(4).indices.int())
-            torch.testing.assert_close(bytes_of(stored["weights"][h]).view(23, 4), quantise(weights.topk(4).values, 8))
+            torch.testing.assert_close(bytes_of(stored["weights"][h]).view(23, 4), quantize(weights.topk(4).values, 8))
 
     def test_the_plan_follows_the_size(self):
         def of(T: int, layers: int, H: int) -> StoragePlan:
@@ -119,7 +119,7 @@ class TestPage:
         with torch.no_grad(), trace(model, "blocks.*.attention.weights", "blocks.*.output") as t:
             model(ids)
         tokens = [f"t{i}" for i in ids[1].tolist()]
-        found = data_of(album(t, tokens, title="A run", facts={"length": "7"}, batch=1).html())
+        found = data_of(build_report(t, tokens, title="A run", metadata={"length": "7"}, batch=1).html())
         assert found["facts"] == [["length", "7"]]
         for number, one in enumerate(found["pictures"]):
             path = f"blocks.{number}.attention"
@@ -144,7 +144,7 @@ class TestPage:
         assert "differ from what the run itself produced" in found["foot"]
 
     def test_it_needs_nothing_but_itself(self):
-        text = page(AttentionReport(title="x", pictures=[a_picture()]))
+        text = render_page(AttentionReport(title="x", maps=[a_picture()]))
         assert "default-src 'none'" in text
         addresses = set(re.findall(r"https?://[^\"'\s)]+", text))
         assert addresses == {"http://www.w3.org/2000/svg"}  # a name of SVG elements, never fetched
@@ -160,14 +160,14 @@ class TestPage:
 
     def test_tokens_cannot_break_out_of_the_data(self):
         nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;", "\u2028", '"']
-        text = page(AttentionReport(title="</title><b>", pictures=[AttentionMap.of(softmax(1, 5, 5), nasty)]))
+        text = render_page(AttentionReport(title="</title><b>", maps=[AttentionMap.of(softmax(1, 5, 5), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "</title><b>" not in text
         assert text.count("<script") == 2
 
     def test_texts_that_look_like_places_of_the_template_stay_texts(self):
         nasty = ["{{title}}", "{{data}}", "{{script}}", r"\1 \g<0>"]
-        text = page(AttentionReport(title="{{data}} {{style}}", pictures=[AttentionMap.of(softmax(1, 4, 4), nasty)]))
+        text = render_page(AttentionReport(title="{{data}} {{style}}", maps=[AttentionMap.of(softmax(1, 4, 4), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "<title>{{data}} {{style}}</title>" in text
 
@@ -182,7 +182,7 @@ class TestPage:
 
         tokens = tuple(f"w{i}" for i in range(T))
         long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=2, block=block, places=Layout(T, T))
-        path = save_page(AttentionReport(title="long", pictures=[long]), tmp_path / "sub" / "long.html")
+        path = save_page(AttentionReport(title="long", maps=[long]), tmp_path / "sub" / "long.html")
         assert path.stat().st_size < 30e6
         data = data_of(path.read_text(encoding="utf-8"))
         assert data["rollouts"] == []
@@ -194,12 +194,12 @@ class TestPage:
     @pytest.mark.bad_input
     def test_mistakes(self):
         with pytest.raises(ConfigError, match="at least one picture"):
-            AttentionReport(title="x", pictures=[])
+            AttentionReport(title="x", maps=[])
         tokens = ("x",) * 70_000
         one = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
         long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=1, block=one.block, places=one.places)
         with pytest.raises(ConfigError, match="up to 65,536 tokens and this run has 70,000"):
-            page(AttentionReport(title="x", pictures=[long]))
+            render_page(AttentionReport(title="x", maps=[long]))
 
 
 class TestPictures:
@@ -210,7 +210,7 @@ class TestPictures:
         source, target = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(3)]
         found = {
             one.path: one
-            for one in pictures(
+            for one in attention_maps(
                 t,
                 {
                     "encoder.**": (source, source),
@@ -231,9 +231,9 @@ class TestPictures:
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=1)).eval()
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(31, (1, 5)))
-        (one,) = pictures(t)
+        (one,) = attention_maps(t)
         assert one.rows == one.columns == ("0", "1", "2", "3", "4")
-        assert one.everything()[:, ~causal().dense(5)].abs().max() == 0
+        assert one.all_heads()[:, ~causal().dense(5)].abs().max() == 0
 
     def test_a_generation_is_one_picture(self):
         """Steps over a cache, stitched, against the finished text read at once."""
@@ -245,12 +245,12 @@ class TestPictures:
         with torch.no_grad(), trace(model) as once:
             model(whole)
         names = [f"t{i}" for i in whole[0].tolist()]
-        for one, other in zip(pictures(steps, names), pictures(once, names), strict=True):
-            torch.testing.assert_close(one.everything(), other.everything(), atol=1e-5, rtol=1e-4)
+        for one, other in zip(attention_maps(steps, names), attention_maps(once, names), strict=True):
+            torch.testing.assert_close(one.all_heads(), other.all_heads(), atol=1e-5, rtol=1e-4)
             assert one.kind == "self"
 
     def test_a_notebook_shows_the_page_in_a_frame(self):
-        made = AttentionReport(title='a "run"', pictures=[a_picture()])
+        made = AttentionReport(title='a "run"', maps=[a_picture()])
         shown = made._repr_html_()
         inside = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" [^>]*></iframe>', shown)
         assert html.unescape(inside.group(1)) == made.html()
@@ -261,6 +261,6 @@ class TestPictures:
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(31, (1, 5)))
         with pytest.raises(ShapeError, match="5 queries and 5 keys, and there are names for 3 and 3"):
-            pictures(t, ["a", "b", "c"])
+            attention_maps(t, ["a", "b", "c"])
         with pytest.raises(ShapeError, match="sequence 4 was asked for and the batch has 1"):
-            pictures(t, batch=4)
+            attention_maps(t, batch=4)

@@ -154,7 +154,7 @@ def test_blocks_put_together_are_the_weights(impl, monkeypatch):
     monkeypatch.setattr(recompute, "_CELLS", 2 * 131 * 17)  # 17 rows at a time
     layer = MultiHeadAttention(30, 6, impl=impl)
     t = traced(layer, torch.randn(2, 131, 30), mask=causal() & (window(9, 0) | every(8)))
-    pieces = list(t.blocks("", 4))
+    pieces = list(t.weight_blocks("", 4))
     assert [start for start, _ in pieces] == list(range(0, 131, 17))
     torch.testing.assert_close(torch.cat([piece for _, piece in pieces], 1), t.weights("")[:, 4])
     assert t.difference("") <= t.tolerance("")

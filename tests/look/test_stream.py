@@ -13,7 +13,7 @@ from torch import nn
 from clearhead import look
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers import Parallel, PostNorm, RMSNorm
-from clearhead.look.stream import watched
+from clearhead.look.stream import record_residual_stream
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig, VisionConfig, vision
 from clearhead.positions import ALiBi, Learned, Rotary
 
@@ -149,11 +149,11 @@ def rounding(*sizes, name=""):
 def test_parts_add_up_to_the_logit(case):
     name, model, given, _ = case
     logits = said(model, given)
-    for answer in (look.LogitMetric(), look.LogitMetric(token=3), look.LogitMetric(token=4, versus=1, position=2)):
+    for answer in (look.LogitMetric(), look.LogitMetric(token=3), look.LogitMetric(token=4, baseline=1, position=2)):
         found = look.attribute(model, given, answer)
         rows = logits[0] if logits.dim() == 2 else logits[0, answer.position]
         token = int(rows.argmax()) if answer.token is None else answer.token
-        wanted = rows[token] - (0 if answer.versus is None else rows[answer.versus])
+        wanted = rows[token] - (0 if answer.baseline is None else rows[answer.baseline])
         assert found.answer.token == token
         assert found.logit == pytest.approx(float(wanted), abs=0.0)
         size = sum(abs(part.value) for part in found.parts)
@@ -395,7 +395,8 @@ def test_lenses_of_two_threads_and_of_inference_mode():
     wanted = [look.logit_lens(model, x).logits for x in inputs]
     found = {}
     several = [
-        threading.Thread(target=lambda i=i: found.update({i: look.logit_lens(model, inputs[i]).logits})) for i in range(4)
+        threading.Thread(target=lambda i=i: found.update({i: look.logit_lens(model, inputs[i]).logits}))
+        for i in range(4)
     ]
     for thread in several:
         thread.start()
@@ -413,7 +414,7 @@ def test_a_watched_run_stays_on_its_fast_path():
     with torch.no_grad(), look.trace(model) as plain:
         model(given)
     with look.trace(model) as t:
-        stream = watched(model, given)
+        stream = record_residual_stream(model, given)
     assert t.report() == plain.report()
     assert torch.equal(stream.logits, said(model, given))
 
@@ -447,7 +448,7 @@ def test_patching_with_the_run_itself_changes_nothing(case):
 @pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_blocks_by_hand(case):
     _, model, given, corrupted = case
-    metric = look.LogitMetric(token=3, versus=2)
+    metric = look.LogitMetric(token=3, baseline=2)
     grid = look.patch(model, given, corrupted, metric)
     _, clean, logits = kept(model, grid.rows, given)
     assert grid.source == metric(logits)
@@ -540,7 +541,9 @@ def test_a_batch_is_one_input():
     """Several sequences are patched together, and the metric sees them all."""
     model, given = decoder(), torch.randint(V, (2, T))
     grid = look.patch(model, given, changed(given), look.LogitMetric(token=1))
-    alone = [look.patch(model, given[i : i + 1], changed(given[i : i + 1]), look.LogitMetric(token=1)) for i in range(2)]
+    alone = [
+        look.patch(model, given[i : i + 1], changed(given[i : i + 1]), look.LogitMetric(token=1)) for i in range(2)
+    ]
     torch.testing.assert_close(grid.values, (alone[0].values + alone[1].values) / 2)
 
 

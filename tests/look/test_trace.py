@@ -14,7 +14,7 @@ from clearhead import look
 from clearhead.attention import Additive, MultiHeadAttention, multihead
 from clearhead.attention.cache import KVCache
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.look.record import matches
+from clearhead.look.record import path_matches
 from clearhead.masks import causal, padding
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal
@@ -205,7 +205,7 @@ def test_checkpointing_is_one_run():
         x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1), requires_grad=True)
         with look.trace(model.blocks[0], "**.weights", "output") as t:
             for edit in edits:
-                t.edit("attention", edit)
+                t.intervene("attention", edit)
             checkpoint(model.blocks[0], x, use_reentrant=False).sum().backward()
         return t, x.grad
 
@@ -245,7 +245,7 @@ def test_the_report_says_what_ran_and_how_far_off_it_is():
     ],
 )
 def test_patterns(pattern, path, fits):
-    assert matches(pattern, path) is fits
+    assert path_matches(pattern, path) is fits
 
 
 def test_a_module_called_output_is_meant_before_the_ending():
@@ -265,8 +265,10 @@ def test_a_module_called_output_is_meant_before_the_ending():
 
 
 def test_heatmap():
-    picture = look.heatmap(torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."])
-    assert picture.splitlines() == ["      Hello world .", " Hola █████", "mundo ····· ▒▒▒▒▒ ··"]
+    attention_map = look.heatmap(
+        torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."]
+    )
+    assert attention_map.splitlines() == ["      Hello world .", " Hola █████", "mundo ····· ▒▒▒▒▒ ··"]
 
 
 @pytest.mark.bad_input

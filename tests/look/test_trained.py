@@ -45,27 +45,27 @@ def searched(source: str, how) -> tuple[list[int], list[int]]:
 def test_what_is_shown_is_what_was_written(source):
     trained = translator()
     read, written = searched(source, DEFAULT)
-    album = look.attention_report(trained, source)
+    report = look.attention_report(trained, source)
     names = trained.tokenizer.tokens
     again = [*trained.tokenizer.encode(trained.tokenizer.decode(written[:-1])), trained.tokenizer.eos_id]
     assert again != written, "encoding the text gives the same ids: this sentence tests nothing"
-    for picture in album.pictures:
-        if "cross" in picture.path:
-            assert (list(picture.rows), list(picture.columns)) == (names(written), names(read))
-        elif picture.path.startswith("decoder"):
-            assert list(picture.rows) == names([trained.tokenizer.bos_id, *written[:-1]])
+    for attention_map in report.maps:
+        if "cross" in attention_map.path:
+            assert (list(attention_map.rows), list(attention_map.columns)) == (names(written), names(read))
+        elif attention_map.path.startswith("decoder"):
+            assert list(attention_map.rows) == names([trained.tokenizer.bos_id, *written[:-1]])
 
 
 @pytest.mark.parametrize("source", RARE)
 def test_the_weights_are_those_of_the_run_itself(source):
     """Greedily, the run can be watched as it happens, step by step over its cache."""
     trained = translator()
-    album = look.attention_report(trained, source, how=Greedy())
+    report = look.attention_report(trained, source, how=Greedy())
     with torch.no_grad(), look.trace(trained.model) as t:
         searched(source, Greedy())
-    for picture in album.pictures:
-        seen = t.weights(picture.path)[0]
-        torch.testing.assert_close(picture.everything(), seen, rtol=0, atol=1e-5)
+    for attention_map in report.maps:
+        seen = t.weights(attention_map.path)[0]
+        torch.testing.assert_close(attention_map.all_heads(), seen, rtol=0, atol=1e-5)
 
 
 def test_translations_are_translate_with_ids():

@@ -9,9 +9,9 @@ import torch
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look import picture as picture_module
-from clearhead.look.measures import contributions, distance, entropy, lengths_written, rollout
-from clearhead.look.picture import AttentionMap, Layout, is_punctuation, label
+from clearhead.look import attention_map as picture_module
+from clearhead.look.measures import entropy, mean_attention_distance, rollout, value_norms, value_weighted_norms
+from clearhead.look.picture import AttentionMap, Layout, classify_head, is_punctuation
 from clearhead.masks import causal
 
 
@@ -32,10 +32,10 @@ class TestMeasures:
     def test_distance_is_the_mean_of_the_gaps(self):
         weights = softmax(2, 5, 7)
         by_hand = [[sum(weights[h, i, j].item() * abs(i - j) for j in range(7)) for i in range(5)] for h in range(2)]
-        torch.testing.assert_close(distance(weights), torch.tensor(by_hand))
+        torch.testing.assert_close(mean_attention_distance(weights), torch.tensor(by_hand))
 
     def test_distance_on_a_grid_is_euclidean(self):
-        apart = Layout(7, 7, grid=(2, 3)).apart(0, 7)  # one token before the six patches
+        apart = Layout(7, 7, grid=(2, 3)).distances(0, 7)  # one token before the six patches
         assert apart[1, 6] == pytest.approx(math.sqrt(1 + 4))  # (0, 0) to (1, 2)
         assert apart[3, 4] == pytest.approx(math.sqrt(1 + 4))  # (0, 2) to (1, 0)
         assert apart[0].tolist() == [0.0] * 7
@@ -67,16 +67,16 @@ class TestMeasures:
                 layer._split(p(x), n)[0]
                 for p, n in ((layer.q_proj, 6), (layer.k_proj, n_kv_heads), (layer.v_proj, n_kv_heads))
             )
-            shared = 6 // n_kv_heads
-            scores = q @ k.repeat_interleave(shared, 0).mT / math.sqrt(4)
+            expand_kv_heads = 6 // n_kv_heads
+            scores = q @ k.repeat_interleave(expand_kv_heads, 0).mT / math.sqrt(4)
             weights = scores.masked_fill(~causal().dense(7), -torch.inf).softmax(-1)
             vectors = {
-                (h, j): weights[h, 4, j] * (layer.o_proj.weight[:, 4 * h : 4 * h + 4] @ v[h // shared, j])
+                (h, j): weights[h, 4, j] * (layer.o_proj.weight[:, 4 * h : 4 * h + 4] @ v[h // expand_kv_heads, j])
                 for h in range(6)
                 for j in range(7)
             }
             torch.testing.assert_close(sum(vectors.values()), layer(x, mask=causal())[0, 4])
-            found = contributions(weights[:, 4], lengths_written(v, layer.o_proj.weight), top=5)
+            found = value_weighted_norms(weights[:, 4], value_norms(v, layer.o_proj.weight), top=5)
         largest = sorted(vectors, key=lambda place: -float(vectors[place].norm()))[:5]
         assert [(one.head, one.key) for one in found] == largest
         total = sum(float(vector.norm()) for vector in vectors.values())
@@ -94,9 +94,9 @@ class TestMeasures:
         with pytest.raises(ShapeError, match="residual is 1"):
             rollout([softmax(2, 5, 5)], residual=1.0)
         with pytest.raises(ShapeError, match=r"expected both \(H, S\)"):
-            contributions(torch.ones(2, 3), torch.ones(3, 2))
+            value_weighted_norms(torch.ones(2, 3), torch.ones(3, 2))
         with pytest.raises(ShapeError, match="H a multiple of K"):
-            lengths_written(torch.ones(4, 5, 3), torch.ones(7, 18))
+            value_norms(torch.ones(4, 5, 3), torch.ones(7, 18))
 
 
 def only(keys: torch.Tensor, T: int, S: int) -> torch.Tensor:
@@ -120,36 +120,36 @@ class TestLabels:
         ],
     )
     def test_a_head_is_called_by_what_it_does(self, name, keys):
-        (found,) = label(only(keys, self.T, self.T))
+        (found,) = classify_head(only(keys, self.T, self.T))
         assert found.name == name
         assert found.score == pytest.approx(0.9, abs=0.01)
 
     def test_same_token_means_another_place(self):
         tokens = list("abcabcabcab")
         keys = (torch.arange(self.T) + 3) % 9  # from 9 on, back to 3, 4
-        (found,) = label(only(keys, self.T, self.T), rows=tokens)
+        (found,) = classify_head(only(keys, self.T, self.T), rows=tokens)
         assert found.name == "same token"
         assert found.score > 0.9
-        (itself,) = label(only(torch.arange(self.T), self.T, self.T), rows=tokens)
+        (itself,) = classify_head(only(torch.arange(self.T), self.T, self.T), rows=tokens)
         assert itself.name == "diagonal"
         assert itself.scores["same token"] < 0.1
 
     def test_a_token_that_stands_once_does_not_count_against_the_same_token(self):
         """Only the queries whose token stands elsewhere too can look there."""
-        (found,) = label(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("axayz"))
+        (found,) = classify_head(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("axayz"))
         assert found.scores["same token"] == pytest.approx(0.9, abs=0.01)
-        (none,) = label(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("abcde"))
+        (none,) = classify_head(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("abcde"))
         assert "same token" not in none.scores
 
     def test_punctuation_is_judged_by_the_rows_that_can_see_some(self):
         tokens = ["So", " be", " it", ",", "▁sir", "."]
         keys = torch.tensor([0, 0, 0, 3, 3, 5])
         weights = only(keys, 6, 6)[0].tril() + 1e-9 * torch.ones(6, 6).tril()
-        (found,) = label((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
+        (found,) = classify_head((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
         expected = [(weights[row, [3, 5]].sum() / weights[row].sum()).item() for row in (3, 4, 5)]
         assert found.name == "punctuation"
         assert found.scores["punctuation"] == pytest.approx(sum(expected) / 3, abs=1e-6)
-        assert "punctuation" not in label(weights[None], rows=list("abcdef"))[0].scores
+        assert "punctuation" not in classify_head(weights[None], rows=list("abcdef"))[0].scores
 
     @pytest.mark.parametrize(
         ("token", "is_one"),
@@ -159,19 +159,19 @@ class TestLabels:
         assert is_punctuation(token) == is_one
 
     def test_a_single_token_has_no_choice_and_no_pattern(self):
-        (found,) = label(torch.ones(1, 1, 1), rows=["a"])
+        (found,) = classify_head(torch.ones(1, 1, 1), rows=["a"])
         assert (found.name, found.score) == ("mixed", 0.0)
 
     def test_broad_is_the_share_of_keys_in_effect(self):
         weights = torch.ones(self.T, self.T).tril()
         weights = (weights / weights.sum(-1, keepdim=True))[None]
-        (found,) = label(weights)
+        (found,) = classify_head(weights)
         assert found.name == "broad"
         assert found.score == pytest.approx(1.0)
         half = torch.zeros(1, 5, 8)
         half[..., :4] = 0.25 - 1e-4
         half[..., 4:] = 1e-4
-        assert label(half)[0].scores["broad"] == pytest.approx(0.5, abs=0.01)
+        assert classify_head(half)[0].scores["broad"] == pytest.approx(0.5, abs=0.01)
 
     def test_a_causal_head_is_judged_by_the_rows_that_choose(self):
         """The first token can only see itself: that row must not count for any pattern."""
@@ -179,7 +179,7 @@ class TestLabels:
         weights = torch.zeros(self.T, self.T)
         weights[torch.arange(self.T), keys] = 1.0
         weights[1:, :] = 0.9 * weights[1:] + 0.1 * torch.ones(self.T, self.T).tril()[1:] / torch.arange(2, 12)[:, None]
-        (found,) = label(weights[None])
+        (found,) = classify_head(weights[None])
         expected = sum(0.9 + 0.1 / n for n in range(2, 12)) / 10
         assert found.scores["previous token"] == pytest.approx(expected)
 
@@ -187,18 +187,21 @@ class TestLabels:
         weights = torch.full((1, self.T, self.T), 1e-5)
         weights[:, :, [2, 7]] = 0.3
         weights[:, :, 4] = 0.4
-        assert label(weights)[0].name == "mixed"
+        assert classify_head(weights)[0].name == "mixed"
 
     def test_a_zero_is_a_choice_where_another_head_sees_the_key(self):
         hard = torch.zeros(self.T, self.T)
         hard[:, [2, 4, 7]] = 1 / 3
-        alone, beside = label(hard[None])[0], label(torch.stack((hard, softmax(self.T, self.T))))[0]
+        alone, with_margin = (
+            classify_head(hard[None])[0],
+            classify_head(torch.stack((hard, softmax(self.T, self.T))))[0],
+        )
         assert alone.scores["broad"] == pytest.approx(1.0)  # as if the other keys were masked
-        assert beside.scores["broad"] == pytest.approx(3 / self.T)
+        assert with_margin.scores["broad"] == pytest.approx(3 / self.T)
 
     def test_cross_attention_has_its_own_diagonal(self):
         places = Layout(6, 11, cross=True)
-        (found,) = label(only(2 * torch.arange(6), 6, 11), places=places)
+        (found,) = classify_head(only(2 * torch.arange(6), 6, 11), places=places)
         assert found.name == "diagonal"
         assert "previous token" not in found.scores
 
@@ -206,17 +209,17 @@ class TestLabels:
         places = Layout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
         along = (rows[:, None] == rows) & ~torch.eye(12, dtype=torch.bool)
-        (found,) = label((along / 3.0)[None], places=places)
+        (found,) = classify_head((along / 3.0)[None], places=places)
         assert found.name == "same row"
         assert found.score == pytest.approx(1.0)
         near = ((rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()) == 1
-        (found,) = label((near / near.sum(-1, keepdim=True))[None], places=places)
+        (found,) = classify_head((near / near.sum(-1, keepdim=True))[None], places=places)
         assert found.name == "neighbours"
 
     @pytest.mark.bad_input
     def test_names_that_do_not_fit(self):
         with pytest.raises(ShapeError, match="3 row and 3 column labels"):
-            label(softmax(2, 5, 5), rows=["a", "b", "c"])
+            classify_head(softmax(2, 5, 5), rows=["a", "b", "c"])
 
 
 class TestPicture:

@@ -47,7 +47,7 @@ class TestTerminal:
         assert "130 × 300, a letter for 3 × 6 cells" in drawn[-1]
 
     def test_colour_is_darker_for_less(self):
-        drawn = terminal.heatmap(torch.tensor([[0.0, 0.5, 1.0]]), ["a"], ["x", "y", "z"], colour=True)
+        drawn = terminal.heatmap(torch.tensor([[0.0, 0.5, 1.0]]), ["a"], ["x", "y", "z"], color=True)
         shades = [sum(map(int, found)) for found in re.findall(r"48;2;(\d+);(\d+);(\d+)m", drawn)]
         assert len(shades) == 3
         assert shades == sorted(shades)
@@ -56,17 +56,17 @@ class TestTerminal:
     def test_head_grid_and_table_name_the_patterns(self):
         previous = only((torch.arange(11) - 1).clamp(min=0), 11, 11)
         itself = only(torch.arange(11), 11, 11)
-        picture = AttentionMap.of(torch.cat((previous, itself)), [str(i) for i in range(11)])
-        lines = terminal.head_grid(picture, width=60).splitlines()
+        attention_map = AttentionMap.of(torch.cat((previous, itself)), [str(i) for i in range(11)])
+        lines = terminal.head_grid(attention_map, width=60).splitlines()
         assert lines[0].split("  ") == ["0 previous t", "1 diagonal"]
         assert len(lines) == 12
         for i in range(2, 11):
             assert lines[1 + i][i - 1] == "█"
             assert lines[1 + i][14 + i] == "█"
-        assert len(terminal.head_grid(picture, width=20).splitlines()) == 12 + 1 + 12
-        rows = terminal.head_table(picture)
+        assert len(terminal.head_grid(attention_map, width=20).splitlines()) == 12 + 1 + 12
+        rows = terminal.head_table(attention_map)
         assert [row[:2] for row in rows] == [("0", "previous token"), ("1", "diagonal")]
-        assert float(rows[1][4]) == pytest.approx(picture.summary.distance[1], abs=0.005)
+        assert float(rows[1][4]) == pytest.approx(attention_map.summary.distance[1], abs=0.005)
 
     def test_links(self):
         weights = torch.tensor([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.08, 0.07, 0.06]])
@@ -118,17 +118,17 @@ class TestFigures:
         assert [text.get_text() for text in axes.texts] == ["a", "b", "x", "y", r"\$z"]
 
     def test_every_head_of_every_layer(self):
-        pictures = [AttentionMap.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)]
-        axes = figures.head_grid(pictures).axes
+        maps = [AttentionMap.of(softmax(3, 5, 5, sharp=i + 1.0), list("abcde"), path=f"blocks.{i}.x") for i in range(2)]
+        axes = figures.head_grid(maps).axes
         assert len(axes) == 6
         for i in range(2):
             for head in range(3):
                 shown = torch.tensor(axes[3 * i + head].images[0].get_array().data)
-                torch.testing.assert_close(shown, pictures[i].weights(head).sqrt())
-        left, right = figures.measures(pictures).axes
+                torch.testing.assert_close(shown, maps[i].weights(head).sqrt())
+        left, right = figures.measures(maps).axes
         for axes, values in ((left, "entropy"), (right, "distance")):
             dots = sorted(float(y) for dots in axes.collections for _, y in dots.get_offsets())
-            assert dots == pytest.approx(sorted(v for p in pictures for v in getattr(p.summary, values)))
+            assert dots == pytest.approx(sorted(v for p in maps for v in getattr(p.summary, values)))
 
     def test_norms_rollout_contributions_patches(self):
         found = [

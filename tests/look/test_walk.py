@@ -227,7 +227,9 @@ class TestOrders:
 
     def test_a_llama(self):
         rotary = {"positions": Rotary(), "n_kv_heads": 2, "norm": RMSNorm(), "activation": SwiGLU(), "bias": False}
-        walk = look.build_walkthrough(shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7)))
+        walk = look.build_walkthrough(
+            shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7))
+        )
         assert "between" not in roles(walk, "blocks.0")
         assert walk["blocks.0", "k"].letters == ("K", "T", "D")
         assert walk["blocks.0", "k"].shape == (2, 7, 6)
@@ -290,7 +292,9 @@ def test_a_text_as_long_as_the_model():
 class TestOthersModels:
     def test_a_foreign_folder_walks_as_the_model_it_was_made_of(self, tmp_path):
         pretrained.export(loaded("shakespeare"), tmp_path / "out")
-        ours, theirs = (look.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out")))
+        ours, theirs = (
+            look.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out"))
+        )
         assert theirs.title == ours.title
         assert [one.role for one in theirs.stations] == [one.role for one in ours.stations]
         assert torch.equal(theirs["", "logits"].values, ours["", "logits"].values)
