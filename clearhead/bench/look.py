@@ -108,7 +108,7 @@ def _row(mask: Mask, options: Options) -> Watched:
     def walk() -> None:
         """How much weight falls on each key: something that needs every weight of a head, and keeps none."""
         total = torch.zeros(options.length, device=options.device)
-        for _, piece in t.blocks(options.layer, head):
+        for _, piece in t.weight_blocks(options.layer, head):
             total += piece.sum((0, 1))
 
     plain = partial(model, ids)

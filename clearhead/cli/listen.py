@@ -113,14 +113,14 @@ class _Ear:
 def _look(trained: pretrained.Trained, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
     from clearhead.cli.look import name_of
     from clearhead.look import save_page, terminal
-    from clearhead.look.trained import of_sound
+    from clearhead.look.trained import report_for_audio
 
-    album = of_sound(trained, samples, name=name)
+    album = report_for_audio(trained, samples, name=name)
     if html is not None:
         save_page(album, html)
     if drawn and album.image is not None:
-        picture = album.first
+        picture = album.default_map
         said = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
         weights, names = picture.weights()[said], [picture.rows[n] for n in said]
-        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, colour=colour()))
+        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, color=colour()))
         show_picture(f"\n{name_of(picture, None)}: the sound, and where each digit looked when it was recognised")

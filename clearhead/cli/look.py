@@ -53,7 +53,7 @@ def look(
     ] = None,
     versus: Annotated[str | None, option("A token that the answer is compared with.")] = None,
     patch: Annotated[str | None, option("A corrupted input of the same length, into which the run is patched.")] = None,
-    over: Annotated[str | None, option("What is patched or ablated, one by one: positions, heads or whole.")] = None,
+    over: Annotated[str | None, option("What is patched or ablated, one by one: position, head or module.")] = None,
     paths: Annotated[str | None, option("The modules that are patched or ablated: a pattern.")] = None,
     ids: MaybeIds = None,
     embeddings: MaybeEmbeddings = None,
@@ -88,7 +88,7 @@ def look(
     if view in DEEPER:
         if (patch is None) == (view is View.patching):
             raise ConfigError("patching needs a second input of the same length, --patch, and no other view takes one")
-        told = {"row": row, "answer": answer, "versus": versus, "patch": patch, "over": over, "paths": paths}
+        told = {"row": row, "answer": answer, "versus": versus, "patch": patch, "granularity": over, "modules": paths}
         return into(asked, view, told, html=html, out=out, json=json)
     album = asked.album()
     picture = choose(album, layer)
@@ -111,14 +111,14 @@ def look(
 
 def choose(album: AttentionReport, layer: str | None) -> AttentionMap:
     """The layer that was asked for, by its module path or by its number in the stack that is shown first."""
-    first = album.first
+    first = album.default_map
     if layer is None:
         return first
-    stack = album.groups[first.group]
+    stack = album.stacks[first.stack]
     found = [picture for picture in stack if str(picture.layer) == layer]
-    found = found or [picture for picture in album.pictures if picture.path == layer]
+    found = found or [picture for picture in album.maps if picture.path == layer]
     if not found:
-        known = ", ".join(picture.path for picture in album.pictures)
+        known = ", ".join(picture.path for picture in album.maps)
         raise ConfigError(f"there is no layer {layer!r}; expected 0 to {len(stack) - 1}, or one of: {known}")
     return found[0]
 
@@ -159,17 +159,17 @@ def _drawings(
     match view:
         case View.heatmap:
             title, cells = name_of(p, head), (p.weights(head), p.rows, p.columns)
-            drawn = partial(terminal.heatmap, *cells, width=wide, colour=colour())
+            drawn = partial(terminal.heatmap, *cells, width=wide, color=colour())
             return title, drawn, partial(figures.heat, *cells, title=title)
         case View.heads:
-            stack = partial(figures.head_grid, album.groups[p.group], title=p.title)
+            stack = partial(figures.head_grid, album.stacks[p.stack], title=p.title)
             return layer, partial(terminal.head_grid, p, width=wide), stack
         case View.lines:
-            weights, title = p.everything() if head is None else p.weights(head), name_of(p, head, "all")
+            weights, title = p.all_heads() if head is None else p.weights(head), name_of(p, head, "all")
             drawn = partial(terminal.link_list, weights, p.rows, p.columns)
             return title, drawn, partial(figures.arcs, weights, p.rows, p.columns, title=title)
         case View.measures:
-            return layer, partial(_measures, p), partial(figures.measures, album.pictures, title=album.title)
+            return layer, partial(_measures, p), partial(figures.measures, album.maps, title=album.title)
         case View.contributions:
             found, title = _contributions(p, row)
             rows = terminal.contribution_table(found, p.columns)
@@ -177,28 +177,28 @@ def _drawings(
             return title, partial(table, ("key", "head", "weight", "share"), rows), bars
         case View.rollout:
             rollouts = album.rollouts()
-            group = p.group if p.group in rollouts else next(iter(rollouts), None)  # the shown one, if it can be
+            group = p.stack if p.stack in rollouts else next(iter(rollouts), None)  # the shown one, if it can be
             if group is None:
                 raise ConfigError(
                     "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
                 )
-            first, matrix = album.groups[group][0], rollouts[group]
+            first, matrix = album.stacks[group][0], rollouts[group]
             names = (first.rows, first.rows)
             title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
-            drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, colour=colour())
+            drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, color=colour())
             return title, drawn, partial(figures.heat, matrix, *names, title=f"Rollout: {first.title}")
         case View.norms:
             title, norms = "Length of the residual stream: mean (shortest … longest)", album.norms
             drawn = partial(terminal.norm_bars, norms, width=wide)
             return title, drawn, partial(figures.norms, norms, title=album.title)
         case _:
-            grey, grid = album.image, p.places.grid
+            grey, grid = album.image, p.layout.grid
             if grey is None or grid is None:
                 raise ConfigError("patches are a view of pictures; choose another view for text, such as heatmap")
-            weights = (p.everything().mean(1) if row is None else p.row(row))[:, -grid[0] * grid[1] :]
+            weights = (p.all_heads().mean(1) if row is None else p.query_weights(row))[:, -grid[0] * grid[1] :]
             shown = weights.mean(0) if head is None else weights[head]
             chosen = None if row is None else row - (len(p.rows) - grid[0] * grid[1])
-            drawn = partial(terminal.patch_map, grey, shown, grid, colour=colour())
+            drawn = partial(terminal.patch_map, grey, shown, grid, color=colour())
             return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=chosen, title=layer)
 
 
@@ -210,11 +210,11 @@ def _measures(picture: AttentionMap) -> Table:
 
 def _contributions(picture: AttentionMap, row: int | None) -> tuple[list[Any], str]:
     """What each key and head adds to one query, and that in words."""
-    from clearhead.look.measures import contributions
+    from clearhead.look.measures import value_weighted_norms
 
-    if picture.written is None:
+    if picture.value_norms is None:
         raise ConfigError(f"what {picture.path} adds is not known: its output projection is none that we can read")
     i = len(picture.rows) - 1 if row is None else row
-    found = contributions(picture.row(i), picture.written)
+    found = value_weighted_norms(picture.query_weights(i), picture.value_norms)
     token = picture.rows[i].strip() or picture.rows[i]
     return found, f"{picture.title}, layer {picture.layer}: what adds most to {token} ({i})"

@@ -17,8 +17,8 @@ from clearhead.checks.subject import Batch, Ids
 from clearhead.cli.named import inputs_of, named
 from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
 from clearhead.errors import ConfigError
-from clearhead.look import AttentionReport, LogitMetric, Question, figures
-from clearhead.look.question import ask as logits_of
+from clearhead.look import AttentionReport, LogitMetric, ModelInputs, figures
+from clearhead.look.question import run_logits
 
 Found = tuple[str, dict[str, Any], list[Any]]
 """A title, a document for programs, and charts."""
@@ -30,7 +30,7 @@ class Asked:
 
     model: nn.Module
     given: str | None
-    ask: Callable[[str | None], Question]
+    ask: Callable[[str | None], ModelInputs]
     album: Callable[[], AttentionReport]
     name: Callable[[int], str] = str
     choices: int = 0  # how many tokens have a name
@@ -68,7 +68,7 @@ def module_asked(
         raise ConfigError(f"{name} gives a {type(model).__name__}; only a PyTorch module can be looked into")
     model = model.to(**place).eval()
 
-    def ask(text: str | None) -> Question:
+    def ask(text: str | None) -> ModelInputs:
         generator = torch.Generator().manual_seed(seed)
         drawn: list[Any] = [one and one.draw(1, length, generator) for one in (subject.source, reads)]
         if text is not None:
@@ -94,7 +94,7 @@ def module_asked(
     def album() -> AttentionReport:
         question = ask(given)
         with torch.no_grad(), look.trace(model, "**.weights") as t:
-            model(**dict(question.given))
+            model(**dict(question.args))
         one_text = subject.source is None and subject.is_sequence
         return look.build_report(t, question.tokens if one_text else None, title=question.title)
 
@@ -123,34 +123,34 @@ def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None,
         tell(f"written to {path}")
     for chart in charts if html is None and out is None else ():
         say(f"\n{chart.title}\n")
-        show_picture(chart.text(width=console.width, colour=colour()))
+        show_picture(chart.text(width=console.width, color=colour()))
         if note := getattr(chart, "note", ""):
             console.print(f"\n{note}", markup=False, style="dim")
 
 
 def _lens(asked: Asked, told: Mapping[str, Any]) -> Found:
     question = asked.ask(asked.given)
-    found = look.logit_lens(asked.model, question.given, positions=told["row"])
+    found = look.logit_lens(asked.model, question.args, positions=told["row"])
     return question.title, found.to_dict(question.name), found.charts(question.tokens, question.name)
 
 
 def _attribution(asked: Asked, told: Mapping[str, Any]) -> Found:
     question, answer, title = _question(asked, told)
-    found = look.attribute(asked.model, question.given, answer)
+    found = look.attribute(asked.model, question.args, answer)
     return title, found.to_dict(), found.charts()
 
 
 def _patching(asked: Asked, told: Mapping[str, Any]) -> Found:
     """Patching from another input, or ablation where there is none."""
     question, answer, title = _question(asked, told)
-    how: dict[str, Any] = {name: told[name] for name in ("over", "paths") if told[name] is not None}
+    how: dict[str, Any] = {name: told[name] for name in ("granularity", "modules") if told[name] is not None}
     if told["patch"] is None:
-        grid = look.ablate(asked.model, question.given, answer, **how)
+        grid = look.ablate(asked.model, question.args, answer, **how)
     else:
-        other: Any = asked.ask(told["patch"]).given
+        other: Any = asked.ask(told["patch"]).args
         if question.source:  # of a translation only what was read differs, not what is written
-            other = (other[0], question.given[1])  # type: ignore[index]
-        grid = look.patch(asked.model, question.given, other, answer, **how)
+            other = (other[0], question.args[1])  # type: ignore[index]
+        grid = look.patch(asked.model, question.args, other, answer, **how)
     is_source = bool(question.source) and grid.rows[0].startswith("encoder")
     return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
 
@@ -168,12 +168,12 @@ def _vectors(asked: Asked, told: Mapping[str, Any]) -> Found:
     return "Token embeddings in two dimensions", found.to_dict(), [found]
 
 
-def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[Question, LogitMetric, str]:
+def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
     """The input, what is asked about it, and that in words."""
     question = asked.ask(asked.given)
-    logits: Tensor = logits_of(asked.model, question.given)
+    logits: Tensor = run_logits(asked.model, question.args)
     token, versus = (_token(told[name], asked) for name in ("answer", "versus"))
-    answer = LogitMetric(token, versus, -1 if told["row"] is None else told["row"]).chosen(logits)
+    answer = LogitMetric(token, versus, -1 if told["row"] is None else told["row"]).resolve(logits)
     first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
     place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
     rather = f" rather than {second[0]}" if second else ""

@@ -42,10 +42,10 @@ def translate(
 def cross_attention(trained: pretrained.Trained, made: pretrained.Translated) -> str:
     """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
     from clearhead.cli.look import choose, name_of
-    from clearhead.look import heatmap, translation
+    from clearhead.look import heatmap, translation_report
 
-    picture = choose(translation(trained, made), None)
-    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, colour=colour())
+    picture = choose(translation_report(trained, made), None)
+    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, color=colour())
     return f"{drawn}\n\n{name_of(picture, None)}"
 
 

@@ -29,12 +29,14 @@ def walk(
     """Walk through a run: from characters to tokens, through every block, to the next word.
 
     Each station has its formula, its shape, the numbers of this very run, and why it is there."""
-    from clearhead.look.page import written
+    from clearhead.look.page import write_file
 
-    walked = ch.look.build_walkthrough(ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data)
-    text = walked.text(layer=layer, head=head, width=min(console.width, 120), colour=colour())  # refuses a wrong choice
+    walked = ch.look.build_walkthrough(
+        ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data
+    )
+    text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=colour())  # refuses a wrong choice
     if html is not None:
-        written(walked.html(), html)
+        write_file(walked.html(), html)
     if json:
         show_json(walked.to_dict())
     elif html is None:

@@ -19,7 +19,7 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.readings import Reading, Text, answered, reading
 from clearhead.explore.run import Run
-from clearhead.look.trained import attending
+from clearhead.look.trained import attention_layers
 from clearhead.values import Natural, Range, did_you_mean, require
 
 _SHOWN = 8
@@ -58,7 +58,7 @@ def change(given: Changed, run: Run) -> dict[str, Any]:
     """Both runs: what each expects next, the weights of one layer, and what moved everywhere."""
     now = answered(reading(given, run))
     model: Any = now.trained.model
-    layers = attending(model)
+    layers = attention_layers(model)
     for edit in given.edits:
         _check(edit, model, layers)
     shown = given.path or list(layers)[-1]
@@ -74,7 +74,7 @@ def change(given: Changed, run: Run) -> dict[str, Any]:
             model(*other.inputs)
     after = look.trace(model, *_parts(shown))
     for edit in given.edits:
-        after.edit(edit.path, _made(edit, source))
+        after.intervene(edit.path, _made(edit, source))
     with _other(layers, given.mask, given.temperature), after:
         model(*then.inputs)
     run.step()
@@ -196,7 +196,7 @@ def script(given: Changed, now: Reading, then: Reading, other: Reading | None, s
     lines += [_MASKED.format(given.mask)] if given.mask.strip() else []
     lines += [_WARMED.format(given.temperature)] if given.temperature != 1.0 else []
     lines += [begin.format("parts", "after")]
-    lines += [f"    after.edit({edit.path!r}, {_written(edit)})" for edit in given.edits]
+    lines += [f"    after.intervene({edit.path!r}, {_written(edit)})" for edit in given.edits]
     return "\n".join([*lines, call, "print(look.compare(before, after))", ""])
 
 

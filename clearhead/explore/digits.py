@@ -16,7 +16,7 @@ from clearhead.config import Value
 from clearhead.explore.readings import pixels_of
 from clearhead.explore.run import Run
 from clearhead.look.measures import rollout
-from clearhead.look.trained import pictured
+from clearhead.look.trained import image_input
 from clearhead.models import VisionTransformer
 from clearhead.values import require
 
@@ -37,7 +37,7 @@ def _read(name: str, pixels: str, run: Run) -> dict[str, Any]:
     run.step()
     trained = run.shelf.model(name)
     model: Any = trained.model
-    x = pictured(trained, pixels_of(pixels, model)).requires_grad_()
+    x = image_input(trained, pixels_of(pixels, model)).requires_grad_()
     with torch.enable_grad():
         logits = model(x)
         (slope,) = torch.autograd.grad(logits[0].max(), x)

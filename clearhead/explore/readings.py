@@ -22,8 +22,15 @@ from clearhead.generation import Beam, Sample, generate, search
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
 from clearhead.look.album import AttentionReport
-from clearhead.look.page import contents
-from clearhead.look.trained import attending, of_ids, of_picture, shortened, tensor_of, text_ids
+from clearhead.look.page import page_data
+from clearhead.look.trained import (
+    attention_layers,
+    encode_prompt,
+    ids_tensor,
+    report_for_ids,
+    report_for_image,
+    shorten_text,
+)
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained, Translated
 from clearhead.values import Count, Natural, Range, did_you_mean, require
@@ -74,7 +81,7 @@ class Reading:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """As the model is called with them."""
-        return tuple(tensor_of(self.trained, row) for row in (self.source, self.ids) if row)
+        return tuple(ids_tensor(self.trained, row) for row in (self.source, self.ids) if row)
 
     def logits(self) -> Tensor:
         """(V,) of the token after the last; the logits of all the others are never made."""
@@ -106,7 +113,7 @@ def reading(given: Text, run: Run) -> Reading:
     elif trained.task == "sort-dedup":
         ids = [*tokenizer.encode(given.text), tokenizer.bos_id]
     else:
-        ids = text_ids(trained, given.text)
+        ids = encode_prompt(trained, given.text)
     known, longest = model.config.vocab_size, min(most, getattr(model.config, "max_len", most))
     require(all(i < known for i in given.written), f"a written id is beyond the vocabulary of {known:,}")
     length = max(len(source), len(ids) + len(given.written))
@@ -147,7 +154,7 @@ def models(given: Nothing, run: Run) -> dict[str, Any]:
 
 def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
     model: Any = trained.model
-    layers = attending(model)
+    layers = attention_layers(model)
     return {
         "name": name,
         "task": trained.task,
@@ -195,12 +202,12 @@ def step(given: Chosen, run: Run) -> dict[str, Any]:
 def _album(given: Text, run: Run) -> AttentionReport:
     trained = run.shelf.model(given.model)
     if isinstance(trained.model, VisionTransformer):
-        return of_picture(trained, pixels_of(given.pixels, trained.model), name="a drawing")
+        return report_for_image(trained, pixels_of(given.pixels, trained.model), name="a drawing")
     now = answered(reading(given, run))
     if not now.source:
-        layers = attending(trained.model)
+        layers = attention_layers(trained.model)
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
-        return of_ids(trained, now.ids, title=shortened(given.text), layer=given.layer or None)
+        return report_for_ids(trained, now.ids, title=shorten_text(given.text), layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
     made = Translated(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
     return look.translation_report(trained, made)
@@ -211,8 +218,8 @@ def attention(given: Text, run: Run) -> dict[str, Any]:
     """Who attends to whom, in every layer: what the panel of `look` shows."""
     made = _album(given, run)
     run.step()
-    many = len(made.first.rows) > _WALKED
-    return contents(made, on_layer=lambda i, n: run.step(i, n if many else 0, f"layer {i + 1} of {n}"))
+    many = len(made.default_map.rows) > _WALKED
+    return page_data(made, on_layer=lambda i, n: run.step(i, n if many else 0, f"layer {i + 1} of {n}"))
 
 
 @torch.no_grad()

@@ -32,8 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from clearhead.errors import StorageError
 from clearhead.explore.desk import BusyError, Desk, Job
 from clearhead.explore.run import ACTIONS
-from clearhead.look.page import assets
-from clearhead.look.page import module as look_module
+from clearhead.look.page import read_assets, script_module
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -126,8 +125,8 @@ def _why_not(scope: Scope, place: Place) -> tuple[int, str] | None:
 def app(place: Place, desk: Desk) -> ASGIApp:
     """The whole server as an ASGI application."""
     files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
-    files |= {"look.js": look_module(), "walk.js": look_module("walk.js")}
-    files["look.css"] = assets("page.css", "walk.css")
+    files |= {"look.js": script_module(), "walk.js": script_module("walk.js")}
+    files["look.css"] = read_assets("page.css", "walk.css")
 
     async def get(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

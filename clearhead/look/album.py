@@ -1,4 +1,4 @@
-"""An `AttentionReport`: all that there is to see of one run (H heads, T queries, S keys), from a trace and its tokens' names.
+"""Collect the attention maps and measures of one forward pass in an `AttentionReport` (H heads, T queries, S keys).
 
 with look.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
     model(ids)
@@ -39,24 +39,24 @@ class AttentionReport:
     metadata: Mapping[str, str] = field(default_factory=dict)  # shown under the title
     norms: Sequence[tuple[str, Tensor]] = ()  # (T,) after each block: the residual stream
     image: Tensor | None = None  # (height, width) uint8: what an image model was shown, or a spectrogram
-    row: int | None = None  # the query that a page shows first; None: the one in the middle
+    query: int | None = None  # the query that a page shows first; None: the one in the middle
 
     def __post_init__(self) -> None:
         if not self.maps:
             raise ConfigError("an album needs at least one picture: trace at least one attention layer")
 
     @property
-    def groups(self) -> dict[str, list[AttentionMap]]:
+    def stacks(self) -> dict[str, list[AttentionMap]]:
         """The pictures by stack, in the order of their layers."""
         found: dict[str, list[AttentionMap]] = {}
         for attention_map in self.maps:
-            found.setdefault(attention_map.group, []).append(attention_map)
-        return {group: sorted(some, key=lambda attention_map: attention_map.layer) for group, some in found.items()}
+            found.setdefault(attention_map.stack, []).append(attention_map)
+        return {stack: sorted(some, key=lambda attention_map: attention_map.layer) for stack, some in found.items()}
 
     @property
-    def first(self) -> AttentionMap:
+    def default_map(self) -> AttentionMap:
         """What views show first: of cross-attention the layer that aligns most sharply, else the last layer."""
-        stacks = list(self.groups.values())
+        stacks = list(self.stacks.values())
         cross = next((stack for stack in stacks if stack[0].kind == "cross"), None)
         if cross is None:
             return stacks[-1][-1]
@@ -65,13 +65,13 @@ class AttentionReport:
     def rollouts(self) -> dict[str, Tensor]:
         """(T, T) for each stack of self-attention that was recorded whole and is no longer than 1,024 tokens."""
         result = {}
-        for group, some in self.groups.items():
+        for stack, some in self.stacks.items():
             first = some[0]
             whole = [attention_map.layer for attention_map in some] == list(range(len(some)))
             alike = all(attention_map.rows == first.rows == attention_map.columns for attention_map in some)
             short = len(first.rows) <= ROLLOUT_LIMIT
             if first.kind != "cross" and whole and alike and short and len(some) > 1:
-                result[group] = rollout([attention_map.all_heads() for attention_map in some])
+                result[stack] = rollout([attention_map.all_heads() for attention_map in some])
         return result
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class AttentionReport:
                 plain | {"rows": list(attention_map.rows), "columns": list(attention_map.columns), "heads": heads}
             )
         norms = [{"path": path, "norms": norms.tolist()} for path, norms in self.norms]
-        return {"title": self.title, "facts": dict(self.metadata), "layers": layers, "norms": norms}
+        return {"title": self.title, "metadata": dict(self.metadata), "layers": layers, "norms": norms}
 
     def html(self) -> str:
         """The page: one self-contained HTML file that needs no network."""
@@ -150,9 +150,9 @@ def _attention_map(
         rows=rows,
         columns=columns,
         n_heads=H,
-        block=block,
-        places=Layout(T, S, cross=cross, grid=grid),
-        written=_lengths(trace.module(path), values),
+        compute_rows=block,
+        layout=Layout(T, S, cross=cross, grid=grid),
+        value_norms=_lengths(trace.module(path), values),
         difference=difference,
         tolerance=tolerance,
     )

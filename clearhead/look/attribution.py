@@ -88,7 +88,7 @@ class Attribution(HasCharts):
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead look --view attribution --json` prints it."""
-        answer = {"token": self.answer.token, "versus": self.answer.baseline, "position": self.answer.position}
+        answer = {"token": self.answer.token, "baseline": self.answer.baseline, "position": self.answer.position}
         kinds = [{"name": part.name, **vars(part)} for part in self.parts]
         return {"answer": answer, "logit": self.logit, "total": self.total, "rest": self.rest, "parts": kinds}
 
@@ -96,7 +96,7 @@ class Attribution(HasCharts):
 def attribute(model: nn.Module, given: ModelArgs, answer: LogitMetric | None = None) -> Attribution:
     """What each part of a model added to one logit (or the difference of two), from one run over one sequence.
 
-        found = look.attribute(model, ids, look.LogitMetric(token=17, versus=4))
+        found = look.attribute(model, ids, look.LogitMetric(token=17, baseline=4))
         found.largest[0]                       # LogitContribution(kind="head", path="blocks.3.attention", head=5, …)
         found.total + found.rest               # the logit itself
 
@@ -117,9 +117,9 @@ def attribute(model: nn.Module, given: ModelArgs, answer: LogitMetric | None = N
         terms, logit = stream.terms(gradient), float(asked.detach())
     parts = sorted((part for leaf in reversed(terms) for part in _parts(leaf, stream, attended)), key=_place)
     # A sum of n terms errs by about √n roundings of what it sums up; here these are products of features.
-    terms = len(terms) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in terms if leaf.value.dim())
+    n_terms = len(terms) + stream.logits.shape[-1] + max(leaf.value.shape[-1] for leaf in terms if leaf.value.dim())
     size = math.fsum(float(leaf.shares.abs().sum()) for leaf in terms)
-    tolerance = math.sqrt(terms) * stream.rounding * max(size, abs(logit))
+    tolerance = math.sqrt(n_terms) * stream.rounding * max(size, abs(logit))
     found = Attribution(answer=answer, logit=logit, parts=tuple(parts), tolerance=tolerance)
     if not abs(found.rest) <= tolerance or all(part.layer is None for part in parts):
         last = next((leaf.step.name for leaf in terms if leaf.step is not None), "nothing")

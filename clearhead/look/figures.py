@@ -15,7 +15,7 @@ from clearhead._shapes import Float
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.look.chart import Chart, PCAProjection, bar_chart
 from clearhead.look.measures import ValueWeightedNorm, check_labels, check_patches
-from clearhead.look.page import written
+from clearhead.look.page import write_file
 from clearhead.look.picture import AttentionMap
 from clearhead.training.figure import drawn, new_figure
 
@@ -62,7 +62,9 @@ def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
             if head >= attention_map.n_heads:
                 continue
             axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
-            axes.set_title(f"{picture.layer}.{head} {picture.summary.labels[head].name}", fontsize=6, color=_SOFT)
+            axes.set_title(
+                f"{attention_map.layer}.{head} {attention_map.summary.labels[head].name}", fontsize=6, color=_SOFT
+            )
     return figure
 
 
@@ -114,14 +116,14 @@ def chart(found: Chart | PCAProjection) -> Figure:
         return _plane(found)
     if found.is_bars:
         return _bars(found)
-    written = len(found.columns) <= 32
-    wide, high = 1.8 + (0.72 if written else 0.12) * len(found.columns), 1.3 + 0.33 * len(found.rows)
+    has_labels = len(found.columns) <= 32
+    wide, high = 1.8 + (0.72 if has_labels else 0.12) * len(found.columns), 1.3 + 0.33 * len(found.rows)
     figure, axes = _plot(max(4.2, min(24.0, wide)), max(2.0, min(14.0, high)), _plain(found.title))
     shades = found.shades()
     colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if found.signed else _shades()
     axes.imshow(shades.numpy(), cmap=colors, vmin=-1 if found.signed else 0, vmax=1, aspect="auto")
     for i, (row, values) in enumerate(zip(found.cells(), shades.tolist(), strict=True)):
-        for j, (word, value) in enumerate(zip(row, values, strict=True) if written else ()):
+        for j, (word, value) in enumerate(zip(row, values, strict=True) if has_labels else ()):
             shown = word if len(word) <= 9 else word[:8] + "…"
             color = "white" if abs(value) > 0.6 else _INK
             axes.text(j, i, _plain(shown), ha="center", va="center", fontsize=8, color=color)
@@ -246,7 +248,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
-    return written(drawn(figure, path.suffix, dpi=160, letters="path"), path, "figure")
+    return write_file(drawn(figure, path.suffix, dpi=160, letters="path"), path, "figure")
 
 
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:

@@ -108,7 +108,7 @@ class WalkthroughBuilder:
         self.sizes: dict[str, int] = {}
 
     @property
-    def stations(self) -> list[WalkthroughStep]:
+    def steps(self) -> list[WalkthroughStep]:
         """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
         a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
         stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
@@ -121,7 +121,7 @@ class WalkthroughBuilder:
             added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
             words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
             kind = "memory" if i in memory else "" if i not in norms else "norm_before" if i in h else "norm_behind"
-            inside = one.group.rpartition(".")[2].isdigit() or kind == "memory"
+            inside = one.section.rpartition(".")[2].isdigit() or kind == "memory"
             note = texts()[kind]["note"] if kind and inside else one.note
             done.append(replace(one, formula=one.formula.format_map(words), note=note))
         return done
@@ -132,7 +132,7 @@ class WalkthroughBuilder:
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
-        self._made.append(WalkthroughStep(role=role, letters=names, values=values, **{**said, **details}))
+        self._made.append(WalkthroughStep(role=role, symbols=names, values=values, **{**said, **details}))
         return len(self._made) - 1
 
     def walk(self, visit: ModuleCall) -> None:
@@ -142,7 +142,7 @@ class WalkthroughBuilder:
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, visit: ModuleCall, group: str, source: int | None) -> int:
+    def _follow(self, visit: ModuleCall, section: str, source: int | None) -> int:
         """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
         known: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
         for part in visit.parts:
@@ -150,30 +150,34 @@ class WalkthroughBuilder:
             if part.gave is None or quiet:  # dropout in evaluation and `nn.Identity` hand on what they get
                 continue
             streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
-            source = self._arrive(part.given[0], known, visit, group) if streams else None
+            source = self._arrive(part.given[0], known, visit, section) if streams else None
             if part.path in self._trace.paths:
-                number = self._attention(part, source, group)
+                number = self._attention(part, source, section)
             elif any(inner.path in self._trace.paths for inner in part.all):
                 number = self._follow(part, part.path, source)
             else:
-                number = self._unit(part, part.gave, source, group)
+                number = self._unit(part, part.gave, source, section)
             known.append((part.gave, number))
         number = len(self._made) - 1
         if visit.gave is not None and known:
-            number = self._arrive(visit.gave, known, visit, group)
+            number = self._arrive(visit.gave, known, visit, section)
             self._ends.append((visit.gave, number))
         return number
 
-    def _unit(self, part: ModuleCall, x: Tensor, source: int | None, group: str) -> int:
+    def _unit(self, part: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
         """A module without attention inside: one station, or two for an embedding of ids and for a feed-forward."""
         module, line = part.module, self._line(part.path)
-        common: dict[str, Any] = {"where": part.path, "group": group, "sources": () if source is None else (source,)}
+        common: dict[str, Any] = {
+            "module": part.path,
+            "section": section,
+            "sources": () if source is None else (source,),
+        }
         matrices = [one for one in part.all if _is_matrix(one.module)]
         if not part.given:
             names = {"rows": tuple(line.tokens), "columns": tuple(line.tokens)}
             return self.note("bias", _one(x), f"H {line.letter} {line.letter}", **names, **common)
         if isinstance(module, nn.Embedding):
-            common["sources"] = (self._ids(part, line, group),)
+            common["sources"] = (self._ids(part, line, section),)
             scale = "" if float(getattr(module, "scale", 1.0)) == 1 else " · √M"
             return self._vectors("embedding", x, line, formula=f"x = E[ids]{scale}", **common)
         if part.given[0].dim() == 4:
@@ -189,12 +193,12 @@ class WalkthroughBuilder:
             return self._vectors("logits", x, line, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
         return self._vectors("linear" if matrices else "between", x, line, **common)
 
-    def _ids(self, part: ModuleCall, line: TokenAxis, group: str) -> int:
+    def _ids(self, part: ModuleCall, line: TokenAxis, section: str) -> int:
         """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
         writes = line.letter == "T" and len(self._lines) > 1
         more = not writes and line.given < len(line.tokens)
         note = f"The first {line.given} were given; the model wrote the others, one at a time, and read each in turn."
-        common = {"where": part.path, "group": group, "rows": tuple(line.tokens), "note": note if more else ""}
+        common = {"module": part.path, "section": section, "rows": tuple(line.tokens), "note": note if more else ""}
         return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
 
     def _vectors(self, role: str, x: Tensor, line: TokenAxis, last: str = "M", **details: Any) -> int:
@@ -217,13 +221,13 @@ class WalkthroughBuilder:
         common |= {"branch": "feed-forward"}
         note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
         wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
-        common |= {"where": down.path, "sources": (*common["sources"], wide)}
+        common |= {"module": down.path, "sources": (*common["sources"], wide)}
         formula = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '₂')}"
         return self._vectors("feed_forward", x, line, formula=formula, **common)
 
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
-    def _attention(self, part: ModuleCall, source: int | None, group: str) -> int:
+    def _attention(self, part: ModuleCall, source: int | None, section: str) -> int:
         call, path, line = self._trace.attention_inputs(part.path), part.path, self._line(part.path)
         others = [x for x in part.given[1:2] if not same(x, part.given[0])]
         keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
@@ -233,7 +237,7 @@ class WalkthroughBuilder:
         seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S))
         kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
         T, S = line.letter, keys.letter
-        common: dict[str, Any] = {"where": path, "group": group, "branch": kind, "rows": tuple(line.tokens)}
+        common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(line.tokens)}
         # The station that cross-attention's keys come from is what a stack gave.
         memory = next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
         made = self._projections(part, call, ((line, source), (keys, memory)), common)
@@ -249,7 +253,7 @@ class WalkthroughBuilder:
         at = self.note("heads", _one(self._trace.heads(path)), f"H {T} D", sources=(at, made[2]), **common)
         out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
         del common["rows"]
-        common |= {"where": out.path, "sources": (at,) if source is None else (source, at)}
+        common |= {"module": out.path, "sources": (at,) if source is None else (source, at)}
         read = "{h}, memory" if others else "{h}"
         formula = f"attention({read}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
         assert part.gave is not None
@@ -263,23 +267,23 @@ class WalkthroughBuilder:
         for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
             line, source = read[role != "q"]
             product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
-            told: dict[str, Any] = {"why": texts()[f"{role}_cross" if cross else role]["why"]}
+            told: dict[str, Any] = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
             bias = "" if product is part else _bias(product.module, f"_{role.upper()}")
             formula = texts()[role]["formula"] + bias
             told["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
-            told |= {"where": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
+            told |= {"module": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
             letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
             made.append(self.note(role, _one(x), letters, note=_turned(x, product, part.module), **common | told))
         return made
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
-    def _arrive(self, x: Tensor, known: NamedTensors, visit: ModuleCall, group: str) -> int:
+    def _arrive(self, x: Tensor, known: NamedTensors, visit: ModuleCall, section: str) -> int:
         """The station whose values these are, or a new one that says how they came about."""
         for tensor, number in reversed(known):
             if same(tensor, x):
                 return number
-        known.append((x, self._between(x, known, self._line(visit.path), {"where": visit.path, "group": group})))
+        known.append((x, self._between(x, known, self._line(visit.path), {"module": visit.path, "section": section})))
         return known[-1][1]
 
     def _between(self, x: Tensor, known: NamedTensors, line: TokenAxis, common: dict[str, Any]) -> int:
@@ -366,4 +370,4 @@ def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:
     causal = kind == "masked self-attention" and T == S and bool((seen == torch.ones_like(seen).tril()).all())
     role = "cross" if kind == "cross-attention" else "full" if allowed == T * S else "causal" if causal else "other"
     note = f"{'full()' if call.mask is None else call.mask}: {allowed:,} of {T * S:,} pairs may attend."
-    return {"why": texts()[f"mask_{role}"]["why"], "note": note}
+    return {"explanation": texts()[f"mask_{role}"]["explanation"], "note": note}

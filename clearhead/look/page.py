@@ -88,12 +88,12 @@ def save_page(
         look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
     A page is one file, which needs no network."""
-    return written(
+    return write_file(
         render_page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path
     )
 
 
-def written(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
+def write_file(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
     """Write a page's text, or what else was drawn, to a file, whose folder is made."""
     path = Path(path)
     with refusals(f"the {what} cannot be written to {path}", then="choose another place"):
@@ -127,50 +127,53 @@ def page_data(
     for i, attention_map in enumerate(maps):
         on_layer(i, len(maps))
         layers.append(_layer(attention_map, texts, how))
-    first, rollouts, image = maps.index(report.first), report.rollouts(), None
+    first, rollouts, image = maps.index(report.default_map), report.rollouts(), None
     if report.image is not None:
         pixels = base64.b64encode(report.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
         image = {"height": report.image.shape[0], "width": report.image.shape[1], "pixels": pixels}
-    in_order = [attention_map for some in report.groups.values() for attention_map in some]
+    in_order = [attention_map for some in report.stacks.values() for attention_map in some]
     return {
         "title": report.title,
-        "facts": list(report.metadata.items()),
+        "metadata": list(report.metadata.items()),
         "texts": [list(labels) for labels in texts],
-        "pictures": layers,
+        "maps": layers,
         "order": [maps.index(attention_map) for attention_map in in_order],
-        "start": {"number": first, "head": maps[first].n_heads, "row": report.row},  # all heads
+        "start": {"number": first, "head": maps[first].n_heads, "row": report.query},  # all heads
         "rollouts": [
-            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantize(rollouts[group], 8), 8)}
-            for group, some in report.groups.items()
-            if group in rollouts
+            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantize(rollouts[stack], 8), 8)}
+            for stack, some in report.stacks.items()
+            if stack in rollouts
         ],
         "norms": [
             {"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in report.norms
         ],
         "image": image,
-        "foot": _foot(maps),
+        "footer": _footer(maps),
     }
 
 
 def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], how: StoragePlan) -> dict[str, Any]:
-    tally = HeadStats(attention_map.places, attention_map.rows, attention_map.columns)
+    stats = HeadStats(attention_map.layout, attention_map.rows, attention_map.columns)
     thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, how)
     for rows in attention_map.row_blocks():
-        for part in (tally, thumbs, packed):
+        for part in (stats, thumbs, packed):
             part.add(*rows)
-    written = None
-    if attention_map.written is not None:
-        most = float(attention_map.written.max())
-        written = {"most": most, "data": encode(quantize(attention_map.written.float() / (most or 1.0), 16), 16)}
-    plain = {name: getattr(attention_map, name) for name in ("path", "group", "title", "layer", "kind")}
+    value_norms = None
+    if attention_map.value_norms is not None:
+        most = float(attention_map.value_norms.max())
+        value_norms = {
+            "max": most,
+            "data": encode(quantize(attention_map.value_norms.float() / (most or 1.0), 16), 16),
+        }
+    plain = {name: getattr(attention_map, name) for name in ("path", "stack", "title", "layer", "kind")}
     return plain | {
-        "grid": attention_map.places.grid,
+        "grid": attention_map.layout.grid,
         "heads": attention_map.n_heads,
         "rows": texts[attention_map.rows],
         "columns": texts[attention_map.columns],
         "thumbs": thumbs.result(),
         "pack": packed.result(),
-        "written": written,
+        "value_norms": value_norms,
         "summary": [
             {
                 "label": label.name,
@@ -179,7 +182,7 @@ def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], how: 
                 "entropy": round(entropy, 4),
                 "distance": round(distance, 4),
             }
-            for label, entropy, distance in tally.result().heads
+            for label, entropy, distance in stats.result().heads
         ],
     }
 
@@ -203,7 +206,7 @@ class _Thumbnails:
         return {"rows": R, "columns": C, "codes": encode(quantize(self._cells, 8), 8)}
 
 
-def _foot(maps: list[AttentionMap]) -> str:
+def _footer(maps: list[AttentionMap]) -> str:
     said = ["Made by clearhead look."]
     known = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
     if known:

@@ -1,4 +1,4 @@
-"""A `AttentionMap` of one attention layer: its tokens at both sides, who attends to whom between them, what its heads do.
+"""Attention maps of single layers, and a pattern label for each head.
 
 A picture gives its weights a block of rows at a time, so that a long run is shown without its T×T matrices ever being
 in memory together. Every view (terminal, figure, page) takes pictures, and one can be made from any tensor of weights:
@@ -111,9 +111,9 @@ class Layout:
     def _on_grid(self) -> tuple[Tensor, Tensor]:
         """Row and column of every token; NaN, which equals nothing, for those outside."""
         rows, columns = self.grid or (0, 0)
-        places = torch.arange(self.n_columns, dtype=torch.float32) - (self.n_columns - rows * columns)
-        places = places.masked_fill(places < 0, torch.nan)
-        return (places / columns).floor(), places % columns
+        layout = torch.arange(self.n_columns, dtype=torch.float32) - (self.n_columns - rows * columns)
+        layout = layout.masked_fill(layout < 0, torch.nan)
+        return (layout / columns).floor(), layout % columns
 
 
 @dataclass
@@ -123,7 +123,7 @@ class HeadStats:
     For the scores, a row that sees fewer than two keys has no choice and is left out. A key is seen where any head
     gives it weight: one head's zero may be its choice, a zero in all of them is a mask."""
 
-    places: Layout
+    layout: Layout
     rows: TokenNames = None
     columns: TokenNames = None
     _sums: dict[str, Tensor] = field(default_factory=dict)  # each (2, H): of what is counted, and how often
@@ -131,25 +131,25 @@ class HeadStats:
     def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
         """The rows start, start + 1, … of all heads."""
         weights, stop = block.float().cpu(), start + block.shape[1]
-        spread, apart = entropy(weights), mean_attention_distance(weights, self.places.distances(start, stop))
+        spread, apart = entropy(weights), mean_attention_distance(weights, self.layout.distances(start, stop))
         seen = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
         chooses = seen >= 2
-        for name, keys in self.places.pattern_keys(start, stop).items():
+        for name, keys in self.layout.pattern_keys(start, stop).items():
             # Only rows that have such a key: the first token has no previous one.
             self._count(name, (weights * keys).sum(-1), chooses & keys.any(-1))
-        ends = {"first token": 0, "last token": -1} if self.places.grid is None else {}
+        ends = {"first token": 0, "last token": -1} if self.layout.grid is None else {}
         for name, key in ends.items():
             self._count(name, weights[..., key], chooses)
-        if self.rows is not None and self.columns is not None and self.places.grid is None:
+        if self.rows is not None and self.columns is not None and self.layout.grid is None:
             same = self._same(self.rows[start:stop], self.columns, start)
             marks = torch.tensor([is_punctuation(token) for token in self.columns]).expand_as(same)
             visible = (weights > 0).any(0)
             for name, keys in (("same token", same), ("punctuation", marks)):
                 # Only rows that can see such a key: before the first full stop there is none to look at.
                 self._count(name, (weights * keys).sum(-1), chooses & (keys & visible).any(-1))
-            if not self.places.cross:  # an induction head looks at what followed its own token when it stood earlier
+            if not self.layout.cross:  # an induction head looks at what followed its own token when it stood earlier
                 earlier = same & (
-                    torch.arange(self.places.n_columns) < self.places.query_positions(start, stop)[:, None]
+                    torch.arange(self.layout.n_columns) < self.layout.query_positions(start, stop)[:, None]
                 )
                 following = torch.cat((torch.zeros_like(earlier[:, :1]), earlier[:, :-1]), 1)
                 self._count("induction", (weights * following).sum(-1), chooses)
@@ -173,7 +173,7 @@ class HeadStats:
         number = {token: i for i, token in enumerate((*columns, *rows))}
         queries, keys = (torch.tensor([number[token] for token in some]) for some in (rows, columns))
         same = queries[:, None] == keys
-        return same if self.places.cross else same & (self.places.distances(start, start + len(rows)) > 0)
+        return same if self.layout.cross else same & (self.layout.distances(start, start + len(rows)) > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +184,9 @@ class AttentionMap:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     n_heads: int
-    block: Callable[[int, int], Tensor]  # (start, stop) → (H, r, S)
-    places: Layout
-    written: Tensor | None = None  # (H, S): ‖v W_O‖ of each key, where the values are known
+    compute_rows: Callable[[int, int], Tensor]  # (start, stop) → (H, r, S)
+    layout: Layout
+    value_norms: Tensor | None = None  # (H, S): ‖v W_O‖ of each key, where the values are known
     difference: float | None = None  # between the recomputed output and the one of the run
     tolerance: float | None = None
 
@@ -200,7 +200,7 @@ class AttentionMap:
         path: str = "attention",
         cross: bool = False,
         grid: tuple[int, int] | None = None,
-        written: Float[Tensor, "H S"] | None = None,
+        value_norms: Float[Tensor, "H S"] | None = None,
     ) -> AttentionMap:
         """A picture of weights that are at hand. Without `columns`, keys are called as the queries are."""
         columns = rows if columns is None else columns
@@ -211,20 +211,20 @@ class AttentionMap:
             rows=tuple(rows),
             columns=tuple(columns),
             n_heads=H,
-            block=lambda start, stop: weights[:, start:stop],
-            places=Layout(T, S, cross=cross, grid=grid),
-            written=written,
+            compute_rows=lambda start, stop: weights[:, start:stop],
+            layout=Layout(T, S, cross=cross, grid=grid),
+            value_norms=value_norms,
         )
 
     @property
     def kind(self) -> str:
         """What attends to what: "self", "cross" or "image"."""
-        if self.places.grid is not None:
+        if self.layout.grid is not None:
             return "image"
-        return "cross" if self.places.cross else "self"
+        return "cross" if self.layout.cross else "self"
 
     @property
-    def group(self) -> str:
+    def stack(self) -> str:
         """The stack it belongs to: its path, with a star for the layer's number."""
         return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", self.path, count=1)
 
@@ -237,17 +237,17 @@ class AttentionMap:
     @property
     def title(self) -> str:
         """The stack in words, where its path is one of this project's."""
-        if self.group.endswith("cross_attention"):
+        if self.stack.endswith("cross_attention"):
             return "Cross-attention"
-        found = re.fullmatch(r"(?:(encoder|decoder)\.)?blocks\.\*\.attention", self.group)
-        return f"{found[1] or ''} self-attention".strip().capitalize() if found else self.group
+        found = re.fullmatch(r"(?:(encoder|decoder)\.)?blocks\.\*\.attention", self.stack)
+        return f"{found[1] or ''} self-attention".strip().capitalize() if found else self.stack
 
     def row_blocks(self) -> Iterator[tuple[Float[Tensor, "H r S"], int]]:
         """All rows in blocks of a bounded size, each with the number of its first: weights may be dear to recompute."""
         T, S = len(self.rows), len(self.columns)
         step = max(1, _CELLS_AT_ONCE // max(1, self.n_heads * S))
         for start in range(0, T, step):
-            yield self.block(start, min(T, start + step)).detach().float().cpu(), start
+            yield self.compute_rows(start, min(T, start + step)).detach().float().cpu(), start
 
     def weights(self, head: int | None = None) -> Float[Tensor, "T S"]:
         """The whole matrix of one head, or the mean over all of them."""
@@ -258,21 +258,21 @@ class AttentionMap:
 
     def all_heads(self) -> Float[Tensor, "H T S"]:
         """The matrices of all heads."""
-        return self.block(0, len(self.rows)).detach().float().cpu()
+        return self.compute_rows(0, len(self.rows)).detach().float().cpu()
 
     def query_weights(self, i: int) -> Float[Tensor, "H S"]:
         """What one query gives to every key, in each head."""
         if not 0 <= i < len(self.rows):
             raise ConfigError(f"{self.path} has no query {i}; expected 0 to {len(self.rows) - 1}")
-        return self.block(i, i + 1)[:, 0].detach().float().cpu()
+        return self.compute_rows(i, i + 1)[:, 0].detach().float().cpu()
 
     @cached_property
     def summary(self) -> LayerSummary:
         """Entropy, distance and label of every head."""
-        tally = HeadStats(self.places, self.rows, self.columns)
+        stats = HeadStats(self.layout, self.rows, self.columns)
         for rows in self.row_blocks():
-            tally.add(*rows)
-        return tally.result()
+            stats.add(*rows)
+        return stats.result()
 
     def _repr_html_(self) -> str:
         """In a notebook: the page of this layer alone."""
@@ -286,7 +286,7 @@ def classify_head(
     *,
     rows: TokenNames = None,
     columns: TokenNames = None,
-    places: Layout | None = None,
+    layout: Layout | None = None,
 ) -> list[HeadLabel]:
     """A label for each head of one layer, of self-attention unless `places` says otherwise. With the tokens of queries
     (`rows`) and keys (`columns`, the same unless given), "same token", "punctuation" and "induction" are tried too."""
@@ -294,9 +294,9 @@ def classify_head(
     columns = rows if columns is None else columns
     if rows is not None and columns is not None:
         check_labels(weights, rows, columns)
-    tally = HeadStats(Layout(T, S) if places is None else places, rows, columns)
-    tally.add(weights, 0)
-    return tally.result().labels
+    stats = HeadStats(Layout(T, S) if layout is None else layout, rows, columns)
+    stats.add(weights, 0)
+    return stats.result().labels
 
 
 def is_punctuation(token: str) -> bool:

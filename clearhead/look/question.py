@@ -25,7 +25,7 @@ class ModelInputs:
 
     `source` are the tokens that an encoder-decoder reads; `tokens` are then those that it writes."""
 
-    given: ModelArgs
+    args: ModelArgs
     tokens: tuple[str, ...]
     name: Callable[[int], str]
     title: str
@@ -36,7 +36,7 @@ class ModelInputs:
 class LogitMetric:
     """The logit of one token at one position, less that of another where one is named; the mean over a batch.
 
-        look.LogitMetric(token=17, versus=4)        # how much more 17 is expected than 4, after the last token
+        look.LogitMetric(token=17, baseline=4)        # how much more 17 is expected than 4, after the last token
         look.LogitMetric()                          # the model's own first choice
 
     It can be called with logits, and so is a metric for `patch` and `ablate`. A classifier has no positions."""

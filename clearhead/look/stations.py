@@ -34,11 +34,11 @@ class WalkthroughStep:
 
     name: str
     role: str  # its kind, the same in every model: "embedding", "q", "scores", "add", …
-    where: str  # the module path
-    group: str  # the path of the block or stack that it is in
+    module: str  # the module path
+    section: str  # the path of the block or stack that it is in
     formula: str
-    letters: tuple[str, ...]  # what each dimension of the values counts
-    why: str
+    symbols: tuple[str, ...]  # what each dimension of the values counts
+    explanation: str
     values: Tensor
     rows: tuple[str, ...] = ()  # the tokens along the rows
     columns: tuple[str, ...] = ()  # and along the columns, where these are tokens too
@@ -59,7 +59,7 @@ class WalkthroughStep:
     @property
     def size(self) -> str:
         """The shape in letters and in numbers: "(H, T, S) = (8, 5, 4)"."""
-        return f"({', '.join(self.letters)}) = ({', '.join(f'{n:,}' for n in self.shape)})"
+        return f"({', '.join(self.symbols)}) = ({', '.join(f'{n:,}' for n in self.shape)})"
 
 
 _KINDS = {
@@ -72,40 +72,40 @@ _KINDS = {
 
 @cache
 def texts() -> dict[str, dict[str, str]]:
-    """What is said at each kind of station."""
+    """What is said at each kind of step."""
     return tomllib.loads((Path(__file__).parent / "assets" / "stations.toml").read_text(encoding="utf-8"))
 
 
 def as_text(walk: Walkthrough, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
     """See `Walk.text`."""
     shown = selected_sections(walk, layer, head)
-    said_of = texts()["letters"]
+    said_of = texts()["symbols"]
     letters = [f"{letter} = {size:,} {said_of.get(letter, '')}".strip() for letter, size in walk.sizes.items()]
     metadata = "; ".join(f"{name}: {fact}" for name, fact in walk.metadata.items())
     lines = [walk.title, *textwrap.wrap(metadata, width), *textwrap.wrap(", ".join(letters), width)]
-    said: set[str] = set()  # why a station is there is said once
-    for group in walk.groups:
-        if group.block is not None and group not in shown:
-            lines += ["", *textwrap.wrap(_summary(walk, group), width, subsequent_indent="   ")]
+    said: set[str] = set()  # why a step is there is said once
+    for section in walk.sections:
+        if section.block is not None and section not in shown:
+            lines += ["", *textwrap.wrap(_summary(walk, section), width, subsequent_indent="   ")]
             continue
-        order = f" ({group.order})" if group.order else ""
-        where = f"   {group.where}" if group.where else ""
-        lines.append(f"\n━━ {group.title}{order}{where} ".ljust(width, "━"))
-        for number in range(group.first, group.last + 1):
-            station = walk.stations[number]
-            lines += _station(station, number, "" if station.why in said else station.why, head, width, color)
-            said.add(station.why)
+        order = f" ({section.order})" if section.order else ""
+        where = f"   {section.path}" if section.path else ""
+        lines.append(f"\n━━ {section.title}{order}{where} ".ljust(width, "━"))
+        for number in range(section.first, section.last + 1):
+            step = walk.steps[number]
+            lines += _step_lines(step, number, "" if step.explanation in said else step.explanation, head, width, color)
+            said.add(step.explanation)
     return "\n".join(lines)
 
 
 def selected_sections(walk: Walkthrough, layer: str | int, head: int) -> list[Section]:
     """The blocks that are shown in full; refuses layers and heads that are not there."""
-    blocks = [group for group in walk.groups if group.block is not None]
-    found = [group for group in blocks if str(layer) in (str(group.block), group.where)]
+    blocks = [section for section in walk.sections if section.block is not None]
+    found = [section for section in blocks if str(layer) in (str(section.block), section.path)]
     if blocks and not found:
-        most = max(group.block or 0 for group in blocks)
+        most = max(section.block or 0 for section in blocks)
         raise ConfigError(
-            f"there is no layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.where for g in blocks)}"
+            f"there is no layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.path for g in blocks)}"
         )
     heads = walk.sizes.get("H", 1)
     if not 0 <= head < heads:
@@ -113,41 +113,41 @@ def selected_sections(walk: Walkthrough, layer: str | int, head: int) -> list[Se
     return found
 
 
-def _summary(walk: Walkthrough, group: Section) -> str:
+def _summary(walk: Walkthrough, section: Section) -> str:
     """What a block that is not shown did to the stream."""
-    stations = walk.stations[group.first : group.last + 1]
-    first, last = walk.stations[stations[0].sources[0]].values, stations[-1].values
+    steps = walk.steps[section.first : section.last + 1]
+    first, last = walk.steps[steps[0].sources[0]].values, steps[-1].values
     lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
     change = float((last - first).norm(dim=-1).mean())
     return (
-        f"── {group.title}: {len(stations)} stations of the same kinds; x goes from length {lengths[0]:.3g} to "
+        f"── {section.title}: {len(steps)} stations of the same kinds; x goes from length {lengths[0]:.3g} to "
         f"{lengths[1]:.3g}, changed by {change:.3g} (means over tokens)"
     )
 
 
-def _station(station: WalkthroughStep, number: int, why: str, head: int, width: int, color: bool) -> list[str]:
-    branch = f" · {station.branch}" if station.branch else ""
-    lines = ["", f"{number:>3}  {station.name}{branch}", f"     {station.formula}", f"     {station.size}"]
-    if station.where:
-        lines[-1] += f"   {station.where}"
-    said = f"{why} {station.note}".strip()
+def _step_lines(step: WalkthroughStep, number: int, why: str, head: int, width: int, color: bool) -> list[str]:
+    branch = f" · {step.branch}" if step.branch else ""
+    lines = ["", f"{number:>3}  {step.name}{branch}", f"     {step.formula}", f"     {step.size}"]
+    if step.module:
+        lines[-1] += f"   {step.module}"
+    said = f"{why} {step.note}".strip()
     lines += textwrap.wrap(said, width - 1, initial_indent="     ", subsequent_indent="     ")
-    return lines + [f"     {line}".rstrip() for line in _values(station, head, width - 5, color).split("\n")]
+    return lines + [f"     {line}".rstrip() for line in _values(step, head, width - 5, color).split("\n")]
 
 
-def _values(station: WalkthroughStep, head: int, width: int, color: bool) -> str:
-    x, rows = station.values, station.rows
-    if station.kind == "maps":
+def _values(step: WalkthroughStep, head: int, width: int, color: bool) -> str:
+    x, rows = step.values, step.rows
+    if step.kind == "maps":
         own = head if len(x) > 1 else 0
         many = f"head {own} of {len(x)}" if len(x) > 1 else "the same for every head"
-        return f"{many}\n{_matrix(station, x[own], width, color)}"
-    if station.kind == "ids":
+        return f"{many}\n{_matrix(step, x[own], width, color)}"
+    if step.kind == "ids":
         numbered = [f"{label} {int(n)}" for label, n in zip(plain(rows), x, strict=True)]
-        parts = list(rows) if station.role == "characters" else numbered
+        parts = list(rows) if step.role == "characters" else numbered
         return " │ ".join(parts[: 4 * _ROWS]) + (" │ …" if len(parts) > 4 * _ROWS else "")
-    if station.kind == "words":
-        return _words(station)
-    if station.kind == "image":
+    if step.kind == "words":
+        return _words(step)
+    if step.kind == "image":
         small = torch.nn.functional.adaptive_avg_pool2d(x[None].float() / 255, (16, 32))[0]
         return "\n".join("".join(map(shade, row)) for row in small.tolist())
     many = f"head {head} of {len(x)}\n" if x.dim() == 3 else ""
@@ -165,25 +165,25 @@ def _vectors(x: Tensor, rows: Sequence[str]) -> str:
     return table(lines, right=(0,)) + more
 
 
-def _matrix(station: WalkthroughStep, x: Tensor, width: int, color: bool) -> str:
+def _matrix(step: WalkthroughStep, x: Tensor, width: int, color: bool) -> str:
     """Numbers where they fit, else shades: of scores between the smallest and the largest."""
     if max(x.shape) <= _ROWS:
         digits = 0 if x.dtype == torch.bool else 2
         cells = [[f"{value:.{digits}f}" for value in row] for row in x.float().tolist()]
-        lines = [(label, *row) for label, row in zip(plain(station.rows), cells, strict=True)]
-        return table([("", *plain(station.columns)), *lines], right=range(len(station.columns) + 1))
+        lines = [(label, *row) for label, row in zip(plain(step.rows), cells, strict=True)]
+        return table([("", *plain(step.columns)), *lines], right=range(len(step.columns) + 1))
     shades = x.float()
-    if station.role in ("scores", "bias"):
+    if step.role in ("scores", "bias"):
         shades = (shades - shades.min()) / (shades.max() - shades.min()).clamp(min=1e-12)
-    return heatmap(shades, station.rows, station.columns, width=width, color=color)
+    return heatmap(shades, step.rows, step.columns, width=width, color=color)
 
 
-def _words(station: WalkthroughStep) -> str:
+def _words(step: WalkthroughStep) -> str:
     """A line a step: the likeliest with their probabilities, or what was taken."""
     lines = []
-    for i, words in enumerate(map(plain, station.cells)):
-        if station.values.dim() > 1:
-            shares = station.values[i].tolist()
+    for i, words in enumerate(map(plain, step.cells)):
+        if step.values.dim() > 1:
+            shares = step.values[i].tolist()
             words = [f"{word} {_BARS[int(7.99 * p)]} {p:.3f}" for word, p in zip(words, shares, strict=True)]
-        lines.append((f"{plain(station.rows)[i]} →" if station.rows else "→", *words))
+        lines.append((f"{plain(step.rows)[i]} →" if step.rows else "→", *words))
     return table(lines, right=(0,))

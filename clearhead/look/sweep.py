@@ -23,8 +23,8 @@ from clearhead.look.stream import record_residual_stream
 from clearhead.look.trace import Trace, trace
 from clearhead.values import require
 
-Over = Literal["positions", "heads", "whole"]
-_DIMS = {"positions": -2, "heads": -3}  # of what is changed
+Granularity = Literal["position", "head", "module"]
+_DIMS = {"position": -2, "head": -3}  # of what is changed
 _BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
 
 
@@ -34,39 +34,41 @@ class PatchingResult(HasCharts):
 
     `plain` is the metric of the run that was changed, `source` that of a patch's clean run; NaN for an ablation."""
 
-    what: str
+    method: str
     rows: tuple[str, ...]
-    over: Over
+    granularity: Granularity
     columns: tuple[int, ...]
     values: Tensor  # (R, C), float64
-    plain: float
-    source: float = math.nan
+    baseline: float
+    clean: float = math.nan
 
     @property
     def change(self) -> Tensor:
         """(R, C): how far each change moved the metric."""
-        return self.values - self.plain
+        return self.values - self.baseline
 
     @property
     def restored(self) -> Tensor:
         """(R, C): of a patch, the share of the way from the corrupted run's metric to the clean one's."""
-        if not abs(self.source - self.plain) > 0:
+        if not abs(self.clean - self.baseline) > 0:
             raise ConfigError(
-                f"the metric is {self.plain:.6g} in the run that was changed and {self.source:.6g} in the other: "
+                f"the metric is {self.baseline:.6g} in the run that was changed and {self.clean:.6g} in the other: "
                 "there is no way to measure shares of; look at `change`"
             )
-        return self.change / (self.source - self.plain)
+        return self.change / (self.clean - self.baseline)
 
     def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
         """How far each change moved the metric: as shares of the way to the clean run, where there is one to go."""
-        is_patch = abs(self.source - self.plain) > 0
-        columns = ["change"] if self.over == "whole" else list(map(str, self.columns))
-        if self.over == "positions" and tokens is not None and len(tokens) == len(columns):
+        is_patch = abs(self.clean - self.baseline) > 0
+        columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
+        if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
             columns = list(tokens)
-        way = f"from {self.plain:.4g}, corrupted, to {self.source:.4g}, clean"
-        note = f"1 brings the answer all the way {way}." if is_patch else f"The answer's change from {self.plain:.4g}."
-        what = {"positions": "each module and position", "heads": "each head", "whole": "each module"}[self.over]
-        title = f"With {what} from the clean run" if self.what == "patched" else f"Without {what}"
+        way = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
+        note = (
+            f"1 brings the answer all the way {way}." if is_patch else f"The answer's change from {self.baseline:.4g}."
+        )
+        what = {"position": "each module and position", "head": "each head", "module": "each module"}[self.granularity]
+        title = f"With {what} from the clean run" if self.method == "patched" else f"Without {what}"
         values = self.restored if is_patch else self.change
         return [
             Chart(
@@ -78,7 +80,7 @@ class PatchingResult(HasCharts):
         """Every number with its place as plain values, for JSON."""
         names = {"rows": list(self.rows), "columns": list(self.columns)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
-        return {**vars(self), **names, "values": values, "source": None if math.isnan(self.source) else self.source}
+        return {**vars(self), **names, "values": values, "clean": None if math.isnan(self.clean) else self.clean}
 
 
 def patch(
@@ -87,18 +89,18 @@ def patch(
     corrupted: ModelArgs,
     metric: Metric | None = None,
     *,
-    paths: str | None = None,
-    over: Over = "positions",
+    modules: str | None = None,
+    granularity: Granularity = "position",
     batch: int | None = None,
 ) -> PatchingResult:
     """The corrupted run with one thing at a time taken from the clean run, and the metric of each.
 
-        grid = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, versus=4))
+        grid = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, baseline=4))
         grid.restored                          # (blocks, positions): 1 where that alone brings the answer back
-        look.patch(model, clean_ids, corrupted_ids, over="heads")
+        look.patch(model, clean_ids, corrupted_ids, granularity="head")
 
-    Without `paths`, the blocks that lead to the logits are patched, or with `over="heads"` the attention layers in
-    them. `paths` is a pattern, such as "encoder.blocks.*". `metric` makes a number of logits; by default it is the
+    Without `modules`, the blocks that lead to the logits are patched, or with `granularity="head"` their attention
+    layers. `modules` is a pattern, such as "encoder.blocks.*". `metric` makes a number of logits; by default it is the
     logit of the clean run's first choice. `batch` bounds how many runs go through the model at once."""
     shapes = [[tuple(x.shape) for x in input_tensors(given)] for given in (clean, corrupted)]
     if shapes[0] != shapes[1]:
@@ -106,10 +108,10 @@ def patch(
             f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
             "give two inputs of the same length"
         )
-    source, logits = _recorded(model, clean, paths, over, "blocks")
+    source, logits = _recorded(model, clean, modules, granularity, "blocks")
     metric = _metric(metric, logits)
-    found = _swept(model, corrupted, source, over, metric, batch, lambda x: x)
-    return PatchingResult(what="patched", over=over, source=_number(metric(logits)), **found)
+    found = _swept(model, corrupted, source, granularity, metric, batch, lambda x: x)
+    return PatchingResult(method="patched", granularity=granularity, clean=_number(metric(logits)), **found)
 
 
 def ablate(
@@ -117,8 +119,8 @@ def ablate(
     given: ModelArgs,
     metric: Metric | None = None,
     *,
-    paths: str | None = None,
-    over: Over = "heads",
+    modules: str | None = None,
+    granularity: Granularity = "head",
     to: Literal["zero", "mean"] = "zero",
     batch: int | None = None,
 ) -> PatchingResult:
@@ -126,35 +128,47 @@ def ablate(
 
         grid = look.ablate(model, ids, look.LogitMetric(token=17))
         grid.change                            # (layers, heads): what the answer loses or gains without each
-        look.ablate(model, ids, over="whole", paths="blocks.*.feed_forward")
+        look.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
 
     Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run.
     Without `paths`, these are all heads; with another `over`, the attention and feed-forward layers."""
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
-    source, logits = _recorded(model, given, paths, over, "writers")
+    source, logits = _recorded(model, given, modules, granularity, "contributors")
 
     def put_out(x: Tensor) -> Tensor:
         return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
     return PatchingResult(
-        what="ablated", over=over, **_swept(model, given, source, over, _metric(metric, logits), batch, put_out)
+        method="ablated",
+        granularity=granularity,
+        **_swept(model, given, source, granularity, _metric(metric, logits), batch, put_out),
     )
 
 
 def _recorded(
-    model: nn.Module, given: ModelArgs, paths: str | None, over: Over, usual: Literal["blocks", "writers"]
+    model: nn.Module,
+    given: ModelArgs,
+    modules: str | None,
+    granularity: Granularity,
+    default: Literal["blocks", "contributors"],
 ) -> tuple[Trace, Tensor]:
     """A trace of a run with what the modules gave that are swept over, and its logits."""
-    require(over in ("positions", "heads", "whole"), f"over is {over!r}; expected 'positions', 'heads' or 'whole'")
-    found = [paths] if paths else []
-    if paths is None:
+    require(
+        granularity in ("position", "head", "module"),
+        f"granularity is {granularity!r}; expected 'position', 'head' or 'module'",
+    )
+    found = [modules] if modules else []
+    if modules is None:
         with trace(model) as seen:
             stream = record_residual_stream(model, given)
         within = tuple(f"{block}." for block in stream.blocks)
         attention_layers = [path for path in seen.paths if f"{path}.".startswith(within)]
-        found = attention_layers if over == "heads" else getattr(stream, usual)
-    require(bool(found), f"nothing to change was found for over={over!r}; name modules with paths, or another over")
-    with trace(model, *(f"{path}.{'weights' if over == 'heads' else 'output'}" for path in found)) as source:
+        found = attention_layers if granularity == "head" else getattr(stream, default)
+    require(
+        bool(found),
+        f"nothing to change was found for granularity={granularity!r}; name modules with paths, or another granularity",
+    )
+    with trace(model, *(f"{path}.{'weights' if granularity == 'head' else 'output'}" for path in found)) as source:
         return source, run_logits(model, given)
 
 
@@ -188,7 +202,7 @@ def _swept(
     model: nn.Module,
     given: ModelArgs,
     source: Trace,
-    over: Over,
+    granularity: Granularity,
     metric: Metric,
     batch: int | None,
     change: Callable[[Tensor], Tensor],
@@ -196,7 +210,7 @@ def _swept(
     """The metric of one input's run, and under every change; `change` makes it of what the source had there."""
     once = f"batch is {batch}; expected how many runs may go through the model at once, 1 or more"
     require(batch is None or batch >= 1, once)
-    heads, dim = slice(None) if over == "heads" else None, _DIMS.get(over)
+    heads, dim = slice(None) if granularity == "head" else None, _DIMS.get(granularity)
     found, gave = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
     before, cells = run_logits(model, given), [(path, i) for path in found for i in range(_many(path, gave(path), dim))]
     # What one run takes, about: its logits, with room to choose from them, and a block at work.
@@ -215,14 +229,16 @@ def _swept(
         for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
             numbers[path].append(_number(metric(rows)))
     values = pad_ragged(numbers.values())
-    plain, columns = _number(metric(before)), tuple(range(values.shape[1]))
-    return {"rows": tuple(found), "columns": columns, "values": values, "plain": plain}
+    baseline, columns = _number(metric(before)), tuple(range(values.shape[1]))
+    return {"rows": tuple(found), "columns": columns, "values": values, "baseline": baseline}
 
 
 def _many(path: str, x: Tensor, dim: int | None) -> int:
     """How many changes there are of what a module gave."""
     if x.dim() < 3 and dim is not None:
-        raise ShapeError(f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use over='whole'")
+        raise ShapeError(
+            f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use granularity='module'"
+        )
     return 1 if dim is None else x.shape[dim]
 
 

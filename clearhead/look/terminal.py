@@ -55,7 +55,7 @@ def head_grid(attention_map: AttentionMap, *, width: int = 80, side: int = 16) -
     lines = []
     for first in range(0, attention_map.n_heads, each):
         some = range(first, min(attention_map.n_heads, first + each))
-        lines.append("  ".join(f"{h} {picture.summary.labels[h].name}"[:wide].ljust(wide) for h in some))
+        lines.append("  ".join(f"{h} {attention_map.summary.labels[h].name}"[:wide].ljust(wide) for h in some))
         for row in range(small.shape[1]):
             cells = ("".join(shade(cell) for cell in small[h, row].sqrt().tolist()).ljust(wide) for h in some)
             lines.append("  ".join(cells))

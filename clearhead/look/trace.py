@@ -79,7 +79,7 @@ class Trace:
         if not isinstance(edit, Intervention):
             kind = type(edit).__name__
             raise DtypeError(
-                f"got a {kind} for an edit; expected ZeroAblation(), Mean(…), ReplaceActivation(…) or PatchActivation(…)"
+                f"got a {kind} for an edit; expected ZeroAblation, MeanAblation, ReplaceActivation or PatchActivation"
             )
         path = self._known(path, "output")
         if edit.heads is not None and not can_attend(self._modules[path]):
@@ -121,7 +121,7 @@ class Trace:
         kept = [self._kept["weights"]] if self._kept["weights"] else self._kept.values()
         return max((len(runs) for by_path in kept for runs in by_path.values()), default=0)
 
-    def script_module(self, path: str) -> nn.Module:
+    def module(self, path: str) -> nn.Module:
         """The module of the model at this path."""
         return self._modules[self._known(path)]
 
@@ -139,9 +139,7 @@ class Trace:
         shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
         whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
         for step, places, own in split_by_step(made, wanted):
-            part = recompute.recompute_weights(
-                step.value.call, picked, own, step.value.wide
-            )  # (batch, h, own rows, own keys)
+            part = recompute.recompute_weights(step.value.call, picked, own, step.value.wide)  # (batch, h, r, own keys)
             whole[:, :, places, : part.shape[-1]] = step.align_rows(part).to(whole.dtype)
         return whole
 

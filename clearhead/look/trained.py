@@ -39,15 +39,15 @@ def attention_report(trained: Trained, given: str, *, how: How = DEFAULT, data: 
     if trained.task == "speech":
         rate = trained.model.config.mel.sample_rate if isinstance(trained.model, SpeechEncoder) else None
         return report_for_audio(trained, audio.read(given, rate).samples, name=Path(given).name)
-    asked: Any = model_inputs(trained, given)
-    return report_for_ids(trained, asked.given[0][0].tolist(), title=asked.title)
+    inputs: Any = model_inputs(trained, given)
+    return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
 
 
 def model_inputs(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> ModelInputs:
     """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
 
-        asked = look.model_inputs(trained, "To be, or not")
-        look.logit_lens(trained.model, asked.given).charts(asked.tokens, asked.name)
+        inputs = look.model_inputs(trained, "To be, or not")
+        look.logit_lens(trained.model, inputs.args).charts(inputs.tokens, inputs.name)
 
     Of a translation, that is the sentence and what the model makes of it."""
     title = shorten_text(given)
@@ -149,7 +149,7 @@ def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: st
     title = f"{name} → {' '.join(heard.values()) or 'nothing'}"
     metadata = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"}
     made = build_report(t, names, title=title, metadata=_facts(trained) | metadata, image=image, grid=(1, len(logits)))
-    return replace(made, row=next(iter(heard), None))
+    return replace(made, query=next(iter(heard), None))
 
 
 def image_input(trained: Trained, pixels: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def report_for_ids(trained: Trained, ids: list[int], *, title: str, layer: str |
     with torch.no_grad(), _trace(trained, layer) as t:
         logits = trained.model(ids_tensor(trained, ids))[0, -1]
     tokens = trained.tokenizer.tokens
-    metadata = {"tokens": str(len(ids)), "expects next": _likeliest(logits, lambda token: tokens([token])[0])}
+    metadata = {"tokens": str(len(ids)), "next_token": _likeliest(logits, lambda token: tokens([token])[0])}
     return build_report(t, tokens(ids), title=title, metadata=_facts(trained) | metadata)
 
 
@@ -220,8 +220,8 @@ def _trace(trained: Trained, layer: str | None = None) -> Trace:
     layers = attention_layers(trained.model)
     if not layers:
         raise no_attention_error(trained)
-    asked = (f"{path}.weights" for path in (layers if layer is None else [layer]))
-    return trace(trained.model, *asked, "**.blocks.*.output")
+    patterns = (f"{path}.weights" for path in (layers if layer is None else [layer]))
+    return trace(trained.model, *patterns, "**.blocks.*.output")
 
 
 def no_attention_error(trained: Trained) -> DataError:
@@ -231,7 +231,7 @@ def no_attention_error(trained: Trained) -> DataError:
 
 
 def _facts(trained: Trained) -> dict[str, str]:
-    return {"model": trained.name, "weights": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
+    return {"model": trained.name, "parameters": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
 def ids_tensor(trained: Trained, ids: Sequence[int]) -> Tensor:

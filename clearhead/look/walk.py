@@ -56,16 +56,16 @@ class TokenProbability:
 class Prediction:
     """One step of writing (or the one answer): what had been read, the likeliest to come, and what was taken."""
 
-    read: tuple[str, ...]
-    likeliest: tuple[TokenProbability, ...]
-    taken: TokenProbability
+    context: tuple[str, ...]
+    top: tuple[TokenProbability, ...]
+    token: TokenProbability
 
 
 @dataclass(frozen=True)
 class Section:
     """Stations that belong together, the numbers `first` to `last`: the way in, a block, the way out."""
 
-    where: str
+    path: str
     title: str
     first: int
     last: int
@@ -80,36 +80,36 @@ class Walkthrough:
     title: str
     model: str
     kind: str
-    stations: Sequence[WalkthroughStep]
-    steps: Sequence[Prediction] = ()
+    steps: Sequence[WalkthroughStep]
+    predictions: Sequence[Prediction] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # by letter
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, at: tuple[str, str]) -> WalkthroughStep:
         """The first station of this kind (its `role`) in a module or block: `walk["decoder.blocks.0", "scores"]`."""
         where, role = at
-        for station in self.stations:
-            inside = where in ("", station.where, station.group) or station.where.startswith(f"{where}.")
-            if inside and station.role == role:
-                return station
-        roles = ", ".join(dict.fromkeys(station.role for station in self.stations))
+        for step in self.steps:
+            inside = where in ("", step.module, step.section) or step.module.startswith(f"{where}.")
+            if inside and step.role == role:
+                return step
+        roles = ", ".join(dict.fromkeys(step.role for step in self.steps))
         raise ConfigError(f"there is no station {role!r} in {where or 'the model'}; the kinds of stations are: {roles}")
 
     @property
-    def groups(self) -> list[Section]:
+    def sections(self) -> list[Section]:
         """The stations in groups, in order."""
-        together = groupby(range(len(self.stations)), key=lambda i: self.stations[i].group)
-        return [_group(self.stations, list(numbers)) for _, numbers in together]
+        together = groupby(range(len(self.steps)), key=lambda i: self.steps[i].section)
+        return [_section(self.steps, list(numbers)) for _, numbers in together]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
         return {"title": self.title, "model": self.model, "kind": self.kind} | {
-            "facts": dict(self.metadata),
+            "metadata": dict(self.metadata),
             "sizes": dict(self.sizes),
-            "letters": texts()["letters"],
-            "groups": [asdict(group) for group in self.groups],
-            "stations": [_told(station) for station in self.stations],
-            "steps": [asdict(step) for step in self.steps],
+            "symbols": texts()["symbols"],
+            "sections": [asdict(section) for section in self.sections],
+            "steps": [_told(step) for step in self.steps],
+            "predictions": [asdict(prediction) for prediction in self.predictions],
         }
 
     def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
@@ -189,7 +189,7 @@ def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Wal
     run = _WalkthroughRun(trained.model, trained.name, {"": line}, pixels, tasks.image_input(trained, pixels))
     run.add_predictions([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
     name = "a picture" if isinstance(given, Tensor) else Path(given).name
-    return run.walk(f"{name} → {run.steps[0].taken.token}")
+    return run.walk(f"{name} → {run.predictions[0].token.token}")
 
 
 class _WalkthroughRun:
@@ -199,7 +199,7 @@ class _WalkthroughRun:
         self, model: nn.Module, name: str, lines: dict[str, TokenAxis], given: str | Tensor | None, *inputs: Tensor
     ) -> None:
         self._model, self._name, self._lines = model, name, lines
-        self.steps: list[Prediction] = []
+        self.predictions: list[Prediction] = []
         with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
         if not seen.paths or output is None:
@@ -213,10 +213,10 @@ class _WalkthroughRun:
         if isinstance(given, str):
             letters = tuple(given.strip())
             guide.note(
-                "characters", torch.tensor(list(map(ord, letters))), "characters", where="", group="", rows=letters
+                "characters", torch.tensor(list(map(ord, letters))), "characters", module="", section="", rows=letters
             )
         elif given is not None:
-            guide.note("pixels", given, "height width", where="", group="")
+            guide.note("pixels", given, "height width", module="", section="")
         guide.walk(visits[0])
 
     def add_predictions(self, taken: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0) -> None:
@@ -229,41 +229,41 @@ class _WalkthroughRun:
         for i, (id_, ids, shares) in enumerate(zip(taken, best.indices.tolist(), best.values.tolist(), strict=True)):
             words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
             word = TokenProbability(tokens([id_])[0], id_, float(chances[i, id_]))
-            self.steps.append(Prediction(() if one else tuple(line.tokens[: first + i + 1]), words, word))
-        stations, rows = guide.stations, () if one else tuple(line.tokens[first:])
-        common: dict[str, Any] = {"where": stations[-1].where, "group": stations[-1].group, "rows": rows}
+            self.predictions.append(Prediction(() if one else tuple(line.tokens[: first + i + 1]), words, word))
+        steps, rows = guide.steps, () if one else tuple(line.tokens[first:])
+        common: dict[str, Any] = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
         letter = "1" if one else line.letter if first == 0 else "steps"
-        cells = tuple(tuple(word.token for word in step.likeliest) for step in self.steps)
+        cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
         rest = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
-        shown = {"cells": cells, "sources": (len(stations) - 1,), "note": rest}
+        shown = {"cells": cells, "sources": (len(steps) - 1,), "note": rest}
         at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **shown, **common)
-        shown = {"cells": tuple((step.taken.token,) for step in self.steps), "sources": (at,)}
+        shown = {"cells": tuple((prediction.token.token,) for prediction in self.predictions), "sources": (at,)}
         guide.note("answer" if one else "next", torch.tensor(taken), letter, **shown, **common)
 
     def walk(self, title: str) -> Walkthrough:
         """All that was noted."""
-        guide, (*before, last) = self._guide, self._guide.stations
+        guide, (*before, last) = self._guide, self._guide.steps
         if last.role == "norm" and last.shape == self.gave.shape[1:]:  # an encoder's vectors are its answer
-            common = {"where": "", "group": "", "rows": last.rows, "sources": (len(before),)}
-            guide.note("vectors", self.gave[0], " ".join(last.letters), **common)
+            common = {"module": "", "section": "", "rows": last.rows, "sources": (len(before),)}
+            guide.note("vectors", self.gave[0], " ".join(last.symbols), **common)
         kind = type(self._model).__name__
-        weights = f"{sum(p.numel() for p in self._model.parameters()):,}"
-        metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "weights": weights}
-        if len(self.steps) > 1:
-            metadata["written"] = f"{len(self.steps)} tokens, each the likeliest"
-        made: dict[str, Any] = {"stations": guide.stations, "steps": self.steps, "sizes": guide.sizes}
+        parameters = f"{sum(p.numel() for p in self._model.parameters()):,}"
+        metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "parameters": parameters}
+        if len(self.predictions) > 1:
+            metadata["generated"] = f"{len(self.predictions)} tokens, each the likeliest"
+        made: dict[str, Any] = {"steps": guide.steps, "predictions": self.predictions, "sizes": guide.sizes}
         return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **made)
 
 
-def _told(station: WalkthroughStep) -> dict[str, Any]:
+def _told(step: WalkthroughStep) -> dict[str, Any]:
     """A station for JSON: its fields, and its numbers with what of them was left out."""
-    plain = {**vars(station), "kind": station.kind, "shape": station.shape}
+    plain = {**vars(step), "kind": step.kind, "shape": step.shape}
     x = plain.pop("values")
-    if station.kind == "maps":
+    if step.kind == "maps":
         fits, (rows, columns) = max(x.shape[-2:]) <= SIDE, (min(n, SIDE) for n in x.shape[-2:])
         small = x if fits else adaptive_avg_pool2d(x.float(), (rows, columns))
         return plain | {"values": _rounded(small), "pooled": not fits}
-    if station.kind != "vectors":
+    if step.kind != "vectors":
         return plain | {"values": _rounded(x)}
     numbers = max(_LEAST, min(_MOST, _NUMBERS // max(1, x[..., 0].numel())))
     x = x if x.dim() < 2 else x[..., :_ROWS, :]
@@ -280,23 +280,23 @@ def _rounded(x: Tensor) -> Any:
     return flat if x.dim() else flat[0]
 
 
-def _group(stations: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
+def _section(steps: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
     first, last = numbers[0], numbers[-1]
-    where, roles = stations[first].group, [stations[i].role for i in numbers]
+    where, roles = steps[first].section, [steps[i].role for i in numbers]
     found = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
     if found is not None:
         stack = (found[1] or "").rpartition(".")[2]
         title = f"{stack} block {found[3]}".strip()
-        return Section(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(stations, numbers))
+        return Section(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(steps, numbers))
     name = where.rpartition(".")[2] or "model"
     way = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
     return Section(where, way if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
 
 
-def _order(stations: Sequence[WalkthroughStep], numbers: list[int]) -> str:
+def _order(steps: Sequence[WalkthroughStep], numbers: list[int]) -> str:
     """Where the norms of a block stand, as it ran."""
-    norms = {i for i in numbers if stations[i].role == "norm"}
-    adds = [stations[i] for i in numbers if stations[i].role == "add"]
+    norms = {i for i in numbers if steps[i].role == "norm"}
+    adds = [steps[i] for i in numbers if steps[i].role == "add"]
     if not norms or not adds:
         return ""
     if numbers[-1] in norms or any(one.sources[0] in norms for one in adds):

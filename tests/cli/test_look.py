@@ -10,7 +10,7 @@ import torch
 from clearhead import pretrained
 from clearhead.cli.look import DEEPER, View
 from clearhead.data.translation import encode_sources, encode_targets
-from clearhead.look import question, trace
+from clearhead.look import model_inputs, trace
 
 SENTENCE = "The cat sat on the mat."
 
@@ -71,7 +71,7 @@ class TestText:
         assert weights.shape == (14, 14)
         assert weights.triu(1).abs().max() == 0
         assert found["layers"][0]["rows"][:6] == ["K", "I", "N", "G", ":", "⏎"]
-        assert "expects next" in found["facts"]
+        assert "next_token" in found["metadata"]
 
     def test_sorting_goes_on_to_the_answer(self, cli):
         found = cli("look", "sort-dedup", "D A A", "--json").json
@@ -134,9 +134,9 @@ class TestDeeper:
     def test_lens(self, cli):
         found = cli("look", "shakespeare", "To be", "--view", "lens", "--json").json
         trained = pretrained.load("shakespeare")
-        asked = question(trained, "To be")
+        asked = model_inputs(trained, "To be")
         with torch.no_grad():
-            said = trained.model(*asked.given)[0].argmax(-1).tolist()
+            said = trained.model(*asked.args)[0].argmax(-1).tolist()
         assert [place[0]["id"] for place in found["layers"][-1]["says"]] == said
         assert len(found["layers"]) == len(trained.model.blocks) + 1
         shown = cli("look", "shakespeare", "To be", "--view", "lens").out.splitlines()
@@ -169,15 +169,15 @@ class TestDeeper:
         given = ("look", "en-es", SENTENCE, "--patch", SENTENCE.replace("cat", "dog"), "--row", 1, "--json")
         found = cli(*given, "--paths", "encoder.blocks.*", "--answer", "gato").json
         values = torch.tensor(found["values"], dtype=torch.float64)
-        restored = (values - found["plain"]) / (found["source"] - found["plain"])
+        restored = (values - found["baseline"]) / (found["clean"] - found["baseline"])
         assert restored.argmax(-1).tolist() == [1] * len(restored)
-        heads = cli(*given, "--over", "heads").json
-        assert heads["over"] == "heads"
+        heads = cli(*given, "--over", "head").json
+        assert heads["granularity"] == "head"
 
     def test_a_picture(self, cli, picture):
         found = cli("look", "digits-vit", picture, "--view", "attribution", "--json").json
         assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["logit"], abs=1e-3)
-        assert cli("look", "digits-vit", picture, "--view", "ablation", "--over", "whole").code == 0
+        assert cli("look", "digits-vit", picture, "--view", "ablation", "--over", "module").code == 0
 
     def test_a_module_by_its_factory(self, cli, tmp_path, monkeypatch):
         (tmp_path / "toy_to_look_at.py").write_text(
@@ -212,7 +212,7 @@ class TestDeeper:
         (["shakespeare", "ab", "--view", "patching"], "patching needs a second input"),
         (["shakespeare", "ab", "--view", "lens", "--patch", "cd"], "no other view takes one"),
         (["shakespeare", "ab", "--patch", "abc"], "give two inputs of the same length"),
-        (["shakespeare", "ab", "--view", "ablation", "--over", "rows"], "expected 'positions', 'heads' or 'whole'"),
+        (["shakespeare", "ab", "--view", "ablation", "--over", "rows"], "expected 'position', 'head' or 'module'"),
         (["shakespeare", "ab", "--view", "ablation", "--paths", "layers.*"], "nothing in this model is called"),
         (["shakespeare", "ab", "--view", "lens", "--row", "9"], "position 9 was asked for"),
         (["digits-vit", __file__, "--view", "vectors"], "no table of token embeddings"),

@@ -22,7 +22,7 @@ def test_hello_world_in_the_terminal(cli):
 
 def test_the_page_and_the_document(cli, tmp_path):
     ran = cli(*HELLO, "--html", tmp_path / "new" / "a.html", "--json")
-    assert ran.json["stations"][0]["rows"] == list("Hello world")
+    assert ran.json["steps"][0]["rows"] == list("Hello world")
     page = (tmp_path / "new" / "a.html").read_text(encoding="utf-8")
     inside = page.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(inside) == ran.json
@@ -39,18 +39,18 @@ def test_the_page_and_the_document(cli, tmp_path):
 )
 def test_a_decoder_and_a_vision_transformer_have_their_own_walks(cli, model, given, roles, picture):  # noqa: F811
     found = cli("walk", model, given or picture, "--json").json
-    assert roles <= {station["role"] for station in found["stations"]}
-    masked = {station["branch"] for station in found["stations"] if station["role"] == "mask"}
+    assert roles <= {step["role"] for step in found["steps"]}
+    masked = {step["branch"] for step in found["steps"] if step["role"] == "mask"}
     assert masked == ({"self-attention"} if given is None else {"masked self-attention"})
-    assert not any(station["role"] == "between" for station in found["stations"])
-    assert found["title"].endswith(found["steps"][0]["taken"]["token"]) or given
+    assert not any(step["role"] == "between" for step in found["steps"])
+    assert found["title"].endswith(found["predictions"][0]["token"]["token"]) or given
     assert cli("walk", model, given or picture).code == 0
 
 
 def test_how_much_is_written(cli):
     found = cli("walk", "shakespeare", "ROMEO:", "--max-new", 3, "--json").json
-    assert len(found["steps"]) == 3
-    assert [len(step["read"]) for step in found["steps"]] == [6, 7, 8]
+    assert len(found["predictions"]) == 3
+    assert [len(prediction["context"]) for prediction in found["predictions"]] == [6, 7, 8]
     assert found["sizes"]["T"] == 8
 
 

@@ -69,8 +69,8 @@ def test_a_translator_reads_and_writes(page, translator):
 def test_the_attention_of_look(page, sorter):
     found = page.ask("attention", {"model": "sort-dedup", "text": "D A C"})
     direct = look.attention_report(sorter, "D A C")
-    assert found["texts"][0] == list(direct.pictures[0].rows)
-    assert [one["path"] for one in found["pictures"]] == [one.path for one in direct.pictures]
+    assert found["texts"][0] == list(direct.maps[0].rows)
+    assert [one["path"] for one in found["maps"]] == [one.path for one in direct.maps]
     whole = page.ask("page", {"model": "sort-dedup", "text": "D A C"})["html"]
     assert whole.startswith("<!doctype html>")
     assert "D A C" in whole
@@ -79,8 +79,8 @@ def test_the_attention_of_look(page, sorter):
 def test_stations(page, sorter):
     found = page.ask("walk", {"model": "sort-dedup", "text": "D A C"})
     direct = look.build_walkthrough(sorter, "D A C").to_dict()
-    assert [one["role"] for one in found["stations"]] == [one["role"] for one in direct["stations"]]
-    assert [step["taken"]["token"] for step in found["steps"]] == ["A", "C", "D", "<STOP>"]
+    assert [one["role"] for one in found["steps"]] == [one["role"] for one in direct["steps"]]
+    assert [one["token"]["token"] for one in found["predictions"]] == ["A", "C", "D", "<STOP>"]
     drawn = page.ask("walk", {"model": "digits-vit", "pixels": PIXELS})
     assert drawn["kind"] == "VisionTransformer"
 

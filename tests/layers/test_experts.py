@@ -10,7 +10,7 @@ from clearhead.costs import cost
 from clearhead.errors import ConfigError
 from clearhead.generation.program import why_not
 from clearhead.layers import DepthScaled, Experts, ExpertsFeedForward, FeedForward, SwiGLU
-from clearhead.look import walk
+from clearhead.look import build_walkthrough
 from clearhead.models import DecoderConfig
 
 M, F, N = 6, 7, 5
@@ -85,9 +85,9 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
 
 
 def test_a_walk_stops_at_what_the_experts_say_together():
-    found = walk(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
-    said = [station for station in found.stations if station.branch == "feed-forward"]
-    assert [(s.role, s.where) for s in said] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
+    found = build_walkthrough(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
+    said = [step for step in found.steps if step.branch == "feed-forward"]
+    assert [(s.role, s.module) for s in said] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
     assert said[0].formula == "feed_forward(h) = Σ share · expert(h)"
 
 

@@ -75,7 +75,7 @@ def opened(folder: Path, text: str, script: str) -> dict:
     return found
 
 
-def written(weight: float) -> str:
+def shown(weight: float) -> str:
     """A weight as the page is to write it."""
     return f"{weight:.2f}" if weight >= 0.0995 else f"{weight:.3f}" if weight >= 0.0005 else "<0.001"
 
@@ -84,7 +84,7 @@ def top(weights: torch.Tensor, labels: list[str]) -> list[list[str]]:
     """The table of a row as the page is to show it: the eight keys of largest weight, and the weights."""
     best = weights.topk(min(8, len(labels)))
     return [
-        [f"{labels[key]} {key}", written(value)]
+        [f"{labels[key]} {key}", shown(value)]
         for value, key in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         if value > 1e-6
     ]
@@ -101,7 +101,7 @@ def test_twelve_tokens(tmp_path):
         title="Twelve <tokens> & more",
         maps=[
             *(
-                AttentionMap.of(w, words, path=f"decoder.blocks.{i}.attention", written=lengths)
+                AttentionMap.of(w, words, path=f"decoder.blocks.{i}.attention", value_norms=lengths)
                 for i, w in enumerate(layers)
             ),
             AttentionMap.of(cross, words, read, path="decoder.blocks.0.cross_attention", cross=True),
@@ -133,7 +133,7 @@ def test_twelve_tokens(tmp_path):
     # The cursor starts at the largest key of the chosen row, then goes right and down by one.
     j = min(11, int(layers[0][1, 4].argmax()) + 1)
     weight = float(layers[0][1, 5, j])
-    assert found["pointed"] == f"Under the pointer: {words[j]} {written(weight)}"
+    assert found["pointed"] == f"Under the pointer: {words[j]} {shown(weight)}"
     assert found["ink"] > 20
     drawn = sum(int((row.topk(8).values >= 0.03).sum()) for row in layers[0][1])
     assert found["paths"] == drawn
@@ -167,8 +167,8 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
         rows=tuple(words),
         columns=tuple(words),
         n_heads=H,
-        block=block,
-        places=Layout(T, T),
+        compute_rows=block,
+        layout=Layout(T, T),
     )
     found = clicked(tmp_path, AttentionReport(title="long", maps=[attention_map]), "long.js", budget=2 << 20)
     # The page kept fewer keys than there are: the largest must be exact, to the eighth of a bit that it stores.

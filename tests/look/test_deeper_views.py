@@ -186,8 +186,8 @@ def test_mistakes(call, error, message):
 
 
 EXAMPLES = (
-    look.LogitMetric, look.logit_lens, look.attribute, look.patch, look.ablate, look.induction_scores, look.pca, look.model_inputs,
-    look.save_page,
+    look.LogitMetric, look.logit_lens, look.attribute, look.patch, look.ablate, look.induction_scores, look.pca,
+    look.model_inputs, look.save_page,
 )  # fmt: skip
 
 

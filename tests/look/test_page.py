@@ -14,7 +14,7 @@ import torch
 
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
-from clearhead.look import attention_map as picture_module
+from clearhead.look import picture as attention_map_module
 from clearhead.look.album import AttentionReport, attention_maps, build_report
 from clearhead.look.measures import rollout
 from clearhead.look.page import BUDGET, StoragePlan, make_packer, plan, quantize, render_page, save_page
@@ -73,7 +73,7 @@ class TestPacking:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 23])
     def test_tiles_and_kept_keys(self, monkeypatch, rows_at_once):
         """Against loops over the whole matrices, whichever blocks the rows came in."""
-        monkeypatch.setattr(picture_module, "_CELLS_AT_ONCE", 3 * 19 * rows_at_once)
+        monkeypatch.setattr(attention_map_module, "_CELLS_AT_ONCE", 3 * 19 * rows_at_once)
         attention_map = a_picture()
         stored = collected(attention_map, StoragePlan(bits=8, side=7, kept=4))
         everything = attention_map.all_heads()
@@ -97,7 +97,9 @@ class TestPacking:
         def of(T: int, layers: int, H: int) -> StoragePlan:
             blank = AttentionMap.of(torch.zeros(H, 1, 1), ["x"])
             tokens = ("x",) * T
-            big = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=H, block=blank.block, places=blank.places)
+            big = AttentionMap(
+                path="x", rows=tokens, columns=tokens, n_heads=H, compute_rows=blank.compute_rows, layout=blank.layout
+            )
             return plan([big] * layers)
 
         assert of(12, 12, 8) == StoragePlan(bits=16)
@@ -120,8 +122,8 @@ class TestPage:
             model(ids)
         tokens = [f"t{i}" for i in ids[1].tolist()]
         found = data_of(build_report(t, tokens, title="A run", metadata={"length": "7"}, batch=1).html())
-        assert found["facts"] == [["length", "7"]]
-        for number, one in enumerate(found["pictures"]):
+        assert found["metadata"] == [["length", "7"]]
+        for number, one in enumerate(found["maps"]):
             path = f"blocks.{number}.attention"
             assert one["path"] == path
             assert found["texts"][one["rows"]] == tokens
@@ -134,14 +136,14 @@ class TestPage:
             by_hand = torch.tensor(
                 [[float((projection[:, 4 * h : 4 * h + 4] @ values[h, j]).norm()) for j in range(7)] for h in range(6)]
             )
-            written = one["written"]["most"] * decoded(one["written"]["data"], 16, 6, 7)
-            torch.testing.assert_close(written, by_hand.double(), rtol=1e-3, atol=1e-3)
+            value_norms = one["value_norms"]["max"] * decoded(one["value_norms"]["data"], 16, 6, 7)
+            torch.testing.assert_close(value_norms, by_hand.double(), rtol=1e-3, atol=1e-3)
         norms = t.output("blocks.1")[1].norm(dim=-1)
         assert found["norms"][1]["values"] == pytest.approx(norms.tolist(), rel=1e-3)
         rolled = rollout([t.weights(path)[1] for path in t.paths])
         stored = decoded(found["rollouts"][0]["data"], 8, 7, 7)
         assert ((stored.sqrt() - rolled.double().sqrt()).abs() <= 0.5 / 255 + 1e-6).all()
-        assert "differ from what the run itself produced" in found["foot"]
+        assert "differ from what the run itself produced" in found["footer"]
 
     def test_it_needs_nothing_but_itself(self):
         text = render_page(AttentionReport(title="x", maps=[a_picture()]))
@@ -150,11 +152,11 @@ class TestPage:
         assert addresses == {"http://www.w3.org/2000/svg"}  # a name of SVG elements, never fetched
         tags = []
 
-        class InputsReader(HTMLParser):
+        class PageParser(HTMLParser):
             def handle_starttag(self, tag, attrs):
                 tags.append((tag, dict(attrs)))
 
-        InputsReader().feed(text)
+        PageParser().feed(text)
         assert not any(name in attributes for _, attributes in tags for name in ("src", "srcset", "data"))
         assert not any(tag in ("link", "img", "iframe", "object") for tag, _ in tags)
 
@@ -181,13 +183,13 @@ class TestPage:
             return torch.stack((near.softmax(-1), (near + torch.sin(keys * 1.0)).softmax(-1)))
 
         tokens = tuple(f"w{i}" for i in range(T))
-        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=2, block=block, places=Layout(T, T))
+        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=2, compute_rows=block, layout=Layout(T, T))
         path = save_page(AttentionReport(title="long", maps=[long]), tmp_path / "sub" / "long.html")
         assert path.stat().st_size < 30e6
         data = data_of(path.read_text(encoding="utf-8"))
         assert data["rollouts"] == []
-        assert "Rollout is left out above 1,024 tokens" in data["foot"]
-        stored = data["pictures"][0]["pack"]
+        assert "Rollout is left out above 1,024 tokens" in data["footer"]
+        stored = data["maps"][0]["pack"]
         assert "whole" not in stored
         assert stored["kept"] >= 64
 
@@ -197,7 +199,9 @@ class TestPage:
             AttentionReport(title="x", maps=[])
         tokens = ("x",) * 70_000
         one = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
-        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=1, block=one.block, places=one.places)
+        long = AttentionMap(
+            path="x", rows=tokens, columns=tokens, n_heads=1, compute_rows=one.compute_rows, layout=one.layout
+        )
         with pytest.raises(ConfigError, match="up to 65,536 tokens and this run has 70,000"):
             render_page(AttentionReport(title="x", maps=[long]))
 

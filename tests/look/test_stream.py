@@ -92,7 +92,7 @@ CASES = {
     **{name: lambda options=options: (decoder(**options), ids(), changed) for name, options in KINDS.items()},
     "encoder-decoder": lambda: (pair(), (ids(S), ids()), lambda given: (given[0], changed(given[1]))),
     "a picture, [CLS]": lambda: (picture_model(vision.Cls()), image(), lambda x: x.flip(-1)),
-    "a picture, mean": lambda: (picture_model(vision.MeanAblation()), image(), lambda x: x.flip(-1)),
+    "a picture, mean": lambda: (picture_model(vision.Mean()), image(), lambda x: x.flip(-1)),
     "gpt2": lambda: (gpt2(), ids(), changed),
     "llama": lambda: (llama(), ids(), changed),
 }
@@ -270,7 +270,7 @@ def test_parts_of_transformers_models_by_hand(name):
 def test_an_attribution_in_words_and_numbers():
     found = look.attribute(decoder(), ids(), look.LogitMetric(token=2))
     document = json.loads(json.dumps(found.to_dict()))
-    assert document["answer"] == {"token": 2, "versus": None, "position": -1}
+    assert document["answer"] == {"token": 2, "baseline": None, "position": -1}
     assert sum(part["value"] for part in document["parts"]) + document["rest"] == pytest.approx(document["logit"])
     assert [p.name for p in found.parts if p.head == 3] == [f"{i}.3 attention" for i in range(2)]
     assert "What moved the answer most" in str(found)
@@ -437,12 +437,14 @@ def patched_by_hand(model, given, path, change):
 @pytest.mark.parametrize("case", FEW, indirect=True)
 def test_patching_with_the_run_itself_changes_nothing(case):
     _, model, given, _ = case
-    for over in ("positions", "heads", "whole"):
-        grid = look.patch(model, given, given, over=over, batch=1)
-        assert (grid.values == grid.plain).all()  # to the bit
-        assert grid.plain == grid.source
+    for granularity in ("position", "head", "module"):
+        grid = look.patch(model, given, given, granularity=granularity, batch=1)
+        assert (grid.values == grid.baseline).all()  # to the bit
+        assert grid.baseline == grid.clean
     at_once = look.patch(model, given, given)
-    torch.testing.assert_close(at_once.values, at_once.values * 0 + at_once.plain, rtol=0, atol=rounding(at_once.plain))
+    torch.testing.assert_close(
+        at_once.values, at_once.values * 0 + at_once.baseline, rtol=0, atol=rounding(at_once.baseline)
+    )
 
 
 @pytest.mark.parametrize("case", FEW, indirect=True)
@@ -451,9 +453,9 @@ def test_patching_blocks_by_hand(case):
     metric = look.LogitMetric(token=3, baseline=2)
     grid = look.patch(model, given, corrupted, metric)
     _, clean, logits = kept(model, grid.rows, given)
-    assert grid.source == metric(logits)
-    assert grid.plain == metric(said(model, corrupted))
-    assert grid.source != grid.plain
+    assert grid.clean == metric(logits)
+    assert grid.baseline == metric(said(model, corrupted))
+    assert grid.clean != grid.baseline
     for i, path in enumerate(grid.rows):
         for position in (0, grid.columns[-1] // 2, grid.columns[-1]):
 
@@ -462,9 +464,9 @@ def test_patching_blocks_by_hand(case):
 
             wanted = metric(patched_by_hand(model, corrupted, path, change))
             assert float(grid.values[i, position]) == pytest.approx(wanted, abs=rounding(wanted))
-    torch.testing.assert_close(grid.restored, (grid.values - grid.plain) / (grid.source - grid.plain))
-    whole = look.patch(model, given, corrupted, metric, over="whole")
-    assert whole.values[-1, 0] == pytest.approx(grid.source, abs=rounding(grid.source))
+    torch.testing.assert_close(grid.restored, (grid.values - grid.baseline) / (grid.clean - grid.baseline))
+    whole = look.patch(model, given, corrupted, metric, granularity="module")
+    assert whole.values[-1, 0] == pytest.approx(grid.clean, abs=rounding(grid.clean))
 
 
 @pytest.mark.parametrize("name", ["pre-norm", "encoder-decoder", "gpt2", "llama"])
@@ -473,7 +475,7 @@ def test_heads_by_hand(name):
     model, given, change = CASES[name]()
     corrupted, metric = change(given), look.LogitMetric(token=3)
     grids = {
-        "patch": look.patch(model, given, corrupted, metric, over="heads", batch=4),
+        "patch": look.patch(model, given, corrupted, metric, granularity="head", batch=4),
         "zero": look.ablate(model, given, metric),
         "mean": look.ablate(model, given, metric, to="mean"),
     }
@@ -499,7 +501,7 @@ def test_heads_by_hand(name):
                 wanted = metric(said(model, corrupted if kind == "patch" else given))
                 handle.remove()
                 assert float(grid.values[i, head]) == pytest.approx(wanted, abs=rounding(wanted)), (kind, path, head)
-    plain = grids["zero"].plain
+    plain = grids["zero"].baseline
     assert plain == metric(said(model, given))
     torch.testing.assert_close(grids["zero"].change, grids["zero"].values - plain)
 
@@ -513,23 +515,23 @@ def test_any_module_and_any_metric():
         calls.append(logits.shape)
         return logits[0, -1].softmax(-1)[3]
 
-    grid = look.patch(model, given, corrupted, chance, paths="encoder.blocks.*", batch=3)
+    grid = look.patch(model, given, corrupted, chance, modules="encoder.blocks.*", batch=3)
     assert grid.rows == ("encoder.blocks.0", "encoder.blocks.1")
     assert grid.values.shape == (2, S)
     assert set(calls) == {(1, T, V)}
     assert float(grid.values.std()) > 0
-    out = look.ablate(model, given, paths="decoder.blocks.*.feed_forward", over="whole")
+    out = look.ablate(model, given, modules="decoder.blocks.*.feed_forward", granularity="module")
     assert out.values.shape == (2, 1)
     hand = patched_by_hand(model, given, "decoder.blocks.1.feed_forward", lambda x: x.zero_())
     assert float(out.values[1, 0]) == pytest.approx(float(hand[0, -1, said(model, given)[0, -1].argmax()]))
-    assert json.loads(json.dumps(out.to_dict()))["source"] is None
+    assert json.loads(json.dumps(out.to_dict()))["clean"] is None
     assert "Without each module" in str(out)
 
 
 @pytest.mark.parametrize(("name", "parts"), [("pre-norm", ("attention", "feed_forward")), ("gpt2", ("attn", "mlp"))])
 def test_what_writes_into_the_stream_is_put_out(name, parts):
     model, given, _ = CASES[name]()
-    grid = look.ablate(model, given, look.LogitMetric(token=3), over="whole")
+    grid = look.ablate(model, given, look.LogitMetric(token=3), granularity="module")
     blocks = "transformer.h" if name == "gpt2" else "blocks"
     assert grid.rows == tuple(f"{blocks}.{i}.{part}" for i in range(2) for part in parts)
     for path, value in zip(grid.rows, grid.values[:, 0].tolist(), strict=True):
@@ -582,8 +584,8 @@ def test_arguments_by_name_and_without_a_batch():
         (lambda m, x: look.patch(m, x, x, lambda logits: logits), ShapeError, "expected one number"),
         (lambda m, x: look.patch(m, x, x, batch=0), ConfigError, "batch is 0"),
         (lambda m, x: look.patch(m, x, x).restored, ConfigError, "there is no way to measure shares of"),
-        (lambda m, x: look.patch(m, x, x, paths="layers.*"), ConfigError, "nothing in this model is called"),
-        (lambda m, x: look.ablate(m, x, over="rows"), ConfigError, "expected 'positions', 'heads' or 'whole'"),
+        (lambda m, x: look.patch(m, x, x, modules="layers.*"), ConfigError, "nothing in this model is called"),
+        (lambda m, x: look.ablate(m, x, granularity="rows"), ConfigError, "expected 'position', 'head' or 'module'"),
         (lambda m, x: look.ablate(m, x, to="noise"), ConfigError, "expected 'zero' or 'mean'"),
         (lambda m, x: look.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "names no token"),
     ],

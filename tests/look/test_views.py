@@ -9,7 +9,7 @@ import torch
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.look import attention_map as picture_module
+from clearhead.look import picture as attention_map_module
 from clearhead.look.measures import entropy, mean_attention_distance, rollout, value_norms, value_weighted_norms
 from clearhead.look.picture import AttentionMap, Layout, classify_head, is_punctuation
 from clearhead.masks import causal
@@ -67,11 +67,11 @@ class TestMeasures:
                 layer._split(p(x), n)[0]
                 for p, n in ((layer.q_proj, 6), (layer.k_proj, n_kv_heads), (layer.v_proj, n_kv_heads))
             )
-            expand_kv_heads = 6 // n_kv_heads
-            scores = q @ k.repeat_interleave(expand_kv_heads, 0).mT / math.sqrt(4)
+            group_size = 6 // n_kv_heads
+            scores = q @ k.repeat_interleave(group_size, 0).mT / math.sqrt(4)
             weights = scores.masked_fill(~causal().dense(7), -torch.inf).softmax(-1)
             vectors = {
-                (h, j): weights[h, 4, j] * (layer.o_proj.weight[:, 4 * h : 4 * h + 4] @ v[h // expand_kv_heads, j])
+                (h, j): weights[h, 4, j] * (layer.o_proj.weight[:, 4 * h : 4 * h + 4] @ v[h // group_size, j])
                 for h in range(6)
                 for j in range(7)
             }
@@ -200,20 +200,20 @@ class TestLabels:
         assert with_margin.scores["broad"] == pytest.approx(3 / self.T)
 
     def test_cross_attention_has_its_own_diagonal(self):
-        places = Layout(6, 11, cross=True)
-        (found,) = classify_head(only(2 * torch.arange(6), 6, 11), places=places)
+        layout = Layout(6, 11, cross=True)
+        (found,) = classify_head(only(2 * torch.arange(6), 6, 11), layout=layout)
         assert found.name == "diagonal"
         assert "previous token" not in found.scores
 
     def test_patches_of_a_picture(self):
-        places = Layout(12, 12, grid=(3, 4))
+        layout = Layout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
         along = (rows[:, None] == rows) & ~torch.eye(12, dtype=torch.bool)
-        (found,) = classify_head((along / 3.0)[None], places=places)
+        (found,) = classify_head((along / 3.0)[None], layout=layout)
         assert found.name == "same row"
         assert found.score == pytest.approx(1.0)
         near = ((rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()) == 1
-        (found,) = classify_head((near / near.sum(-1, keepdim=True))[None], places=places)
+        (found,) = classify_head((near / near.sum(-1, keepdim=True))[None], layout=layout)
         assert found.name == "neighbours"
 
     @pytest.mark.bad_input
@@ -228,7 +228,7 @@ class TestPicture:
         tokens = [f"w{i % 5}" for i in range(23)]
         weights = softmax(3, 23, 23, sharp=3.0, mask=causal().dense(23))
         whole = AttentionMap.of(weights, tokens).summary
-        monkeypatch.setattr(picture_module, "_CELLS_AT_ONCE", 3 * 23 * 4)  # four rows at a time
+        monkeypatch.setattr(attention_map_module, "_CELLS_AT_ONCE", 3 * 23 * 4)  # four rows at a time
         starts = []
         asked = AttentionMap.of(weights, tokens)
         parts = AttentionMap(
@@ -236,8 +236,8 @@ class TestPicture:
             rows=asked.rows,
             columns=asked.columns,
             n_heads=3,
-            places=asked.places,
-            block=lambda start, stop: (starts.append((start, stop)), weights[:, start:stop])[1],
+            layout=asked.layout,
+            compute_rows=lambda start, stop: (starts.append((start, stop)), weights[:, start:stop])[1],
         )
         assert parts.summary.entropy == pytest.approx(whole.entropy)
         assert parts.summary.distance == pytest.approx(whole.distance)
@@ -248,7 +248,7 @@ class TestPicture:
 
     def test_names_from_the_path(self):
         weights = softmax(1, 2, 2)
-        for path, group, layer, title in (
+        for path, stack, layer, title in (
             ("encoder.blocks.3.attention", "encoder.blocks.*.attention", 3, "Encoder self-attention"),
             ("blocks.0.attention", "blocks.*.attention", 0, "Self-attention"),
             ("decoder.blocks.12.cross_attention", "decoder.blocks.*.cross_attention", 12, "Cross-attention"),
@@ -256,7 +256,7 @@ class TestPicture:
             ("only", "only", 0, "only"),
         ):
             found = AttentionMap.of(weights, ["a", "b"], path=path)
-            assert (found.group, found.layer, found.title) == (group, layer, title)
+            assert (found.stack, found.layer, found.title) == (stack, layer, title)
 
     @pytest.mark.bad_input
     def test_mistakes(self):

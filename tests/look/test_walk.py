@@ -43,8 +43,8 @@ def shaken(model):
     return model.eval()
 
 
-def roles(walk, group):
-    return [station.role for station in walk.stations if station.group == group]
+def roles(walk, section):
+    return [step.role for step in walk.steps if step.section == section]
 
 
 ATTENTION = ["q", "k", "v", "scores", "mask", "weights", "heads", "out"]
@@ -55,7 +55,7 @@ class TestHelloWorld:
     def test_the_stations_are_those_of_the_2017_model(self):
         walk = hello()
         assert roles(walk, "")[:1] == ["characters"]
-        assert "".join(walk.stations[0].rows) == "Hello world"
+        assert "".join(walk.steps[0].rows) == "Hello world"
         assert roles(walk, "encoder") == ["tokens", "embedding", "position", "norm"]
         for i in range(4):
             assert roles(walk, f"encoder.blocks.{i}") == ["norm", *ATTENTION, "add", "norm", *FEED_FORWARD, "add"]
@@ -72,13 +72,13 @@ class TestHelloWorld:
         ids, _ = encode_sources(trained.tokenizer, ["Hello world"]).padded(torch.tensor([0]), fill=0)
         assert torch.equal(source, ids[0])
         made = generate(trained.model, ids, how=Greedy(), max_new=20, start=trained.tokenizer.bos_id, stop=2)
-        assert [step.taken.id for step in walk.steps] == made.sequence(0, with_stop=True).tolist()
-        one_by_one = [step.taken.probability for step in walk.steps]
+        assert [step.token.id for step in walk.predictions] == made.sequence(0, with_stop=True).tolist()
+        one_by_one = [step.token.probability for step in walk.predictions]
         assert one_by_one == pytest.approx(made.log_probs[0, 0].exp().tolist(), rel=1e-4)
-        for row, step in zip(logits.softmax(-1), walk.steps, strict=True):
+        for row, step in zip(logits.softmax(-1), walk.predictions, strict=True):
             best = row.topk(5)
-            assert [word.id for word in step.likeliest] == best.indices.tolist()
-            assert [word.probability for word in step.likeliest] == best.values.tolist()
+            assert [word.id for word in step.top] == best.indices.tolist()
+            assert [word.probability for word in step.top] == best.values.tolist()
 
     def test_weights_are_those_of_look(self):
         walk, model = hello(), loaded("en-es").model
@@ -94,14 +94,14 @@ class TestHelloWorld:
         walk, model = hello(), loaded("en-es").model
         modules = dict(model.named_modules())
         tried = dict.fromkeys(("q", "k", "v", "scores", "weights", "heads", "out", "norm", "hidden", "add"), 0)
-        for station in walk.stations:
-            given = [walk.stations[i].values.double() for i in station.sources]
-            wanted = expected(station, given, modules, walk)
+        for step in walk.steps:
+            given = [walk.steps[i].values.double() for i in step.sources]
+            wanted = expected(step, given, modules, walk)
             if wanted is None:
                 continue
-            tried[station.role] += 1
+            tried[step.role] += 1
             close = {"rtol": 0, "atol": 64 * EPS * float(wanted[wanted.isfinite()].abs().max())}
-            torch.testing.assert_close(station.values.double(), wanted, **close, msg=str(station.where))
+            torch.testing.assert_close(step.values.double(), wanted, **close, msg=str(step.module))
         assert tried == {**dict.fromkeys(ATTENTION[:4], 12), "weights": 12, "heads": 12, "out": 12} | {
             "norm": 22,
             "hidden": 8,
@@ -110,10 +110,10 @@ class TestHelloWorld:
 
     def test_the_residual_stream_adds_up_to_the_bit(self):
         walk = hello()
-        for station in walk.stations:
-            if station.role == "add":
-                first, second = (walk.stations[i].values for i in station.sources)
-                assert torch.equal(first + second, station.values)
+        for step in walk.steps:
+            if step.role == "add":
+                first, second = (walk.steps[i].values for i in step.sources)
+                assert torch.equal(first + second, step.values)
 
     def test_what_is_particular_is_said(self):
         walk = hello()
@@ -128,7 +128,7 @@ class TestHelloWorld:
         assert walk["decoder.blocks.1.cross_attention", "mask"].values.shape == (1, T, S)
         assert walk["decoder.blocks.1.cross_attention", "mask"].values.all()
         assert walk["decoder.blocks.1.attention", "mask"].branch == "masked self-attention"
-        assert "copy the answer" in walk["decoder.blocks.1.attention", "mask"].why
+        assert "copy the answer" in walk["decoder.blocks.1.attention", "mask"].explanation
 
     def test_the_model_is_left_as_it_was(self):
         hello()
@@ -141,39 +141,39 @@ class TestHelloWorld:
         found = json.loads(json.dumps(walk.to_dict(), allow_nan=False))
         assert found["title"] == walk.title
         assert found["sizes"] == walk.sizes
-        assert len(found["stations"]) == len(walk.stations)
-        assert [group["order"] for group in found["groups"] if group["block"] is not None] == ["pre-norm"] * 8
+        assert len(found["steps"]) == len(walk.steps)
+        assert [section["order"] for section in found["sections"] if section["block"] is not None] == ["pre-norm"] * 8
         x = walk["encoder", "embedding"]
-        told = found["stations"][walk.stations.index(x)]
+        told = found["steps"][walk.steps.index(x)]
         assert told["shape"] == [4, 256]
-        assert told["letters"] == ["S", "M"]
+        assert told["symbols"] == ["S", "M"]
         assert told["values"][1][:3] == [float(f"{value:.4g}") for value in x.values[1, :3].tolist()]
         assert told["norms"] == [float(f"{value:.4g}") for value in x.values.norm(dim=-1).tolist()]
 
 
-def expected(station, given, modules, walk):
+def expected(step, given, modules, walk):
     """What a station's values are by its equation, from those of its sources; None where there is no such equation."""
-    module = modules.get(station.where)
-    if station.role in ("q", "k", "v"):
-        H, D = station.shape[0], station.shape[-1]
+    module = modules.get(step.module)
+    if step.role in ("q", "k", "v"):
+        H, D = step.shape[0], step.shape[-1]
         return linear(module, given[0]).unflatten(-1, (H, D)).transpose(0, 1)
-    if station.role == "scores":
+    if step.role == "scores":
         return given[0] @ given[1].mT / math.sqrt(given[0].shape[-1])
-    if station.role == "weights":
-        scores = walk.stations[walk.stations[station.sources[0]].sources[0]].values.double()
+    if step.role == "weights":
+        scores = walk.steps[walk.steps[step.sources[0]].sources[0]].values.double()
         return scores.masked_fill(given[0] == 0, -math.inf).softmax(-1)
-    if station.role == "heads":
+    if step.role == "heads":
         return given[0] @ given[1]
-    if station.role == "out":
+    if step.role == "out":
         return linear(module, given[1].transpose(0, 1).flatten(1))
-    if station.role == "norm":
+    if step.role == "norm":
         x = given[0]
         spread = (x.var(-1, keepdim=True, unbiased=False) + module.eps).sqrt()
         return (x - x.mean(-1, keepdim=True)) / spread * module.weight.detach().double() + module.bias.detach().double()
-    if station.role == "hidden":
+    if step.role == "hidden":
         h = linear(module.up, given[0])
         return h / 2 * (1 + torch.erf(h / math.sqrt(2)))
-    return given[0] + given[1] if station.role == "add" else None
+    return given[0] + given[1] if step.role == "add" else None
 
 
 def linear(module, x):
@@ -211,9 +211,9 @@ class TestOrders:
         walk = look.build_walkthrough(model, torch.randint(31, (1, 7)))
         for i in range(2):
             assert roles(walk, f"blocks.{i}") == block
-            adds = [one.formula for one in walk.stations if one.group == f"blocks.{i}" and one.role == "add"]
+            adds = [one.formula for one in walk.steps if one.section == f"blocks.{i}" and one.role == "add"]
             assert adds == [f"x = x + {part}" for part in sums]
-        assert [group.order for group in walk.groups if group.block is not None] == [order] * 2
+        assert [section.order for section in walk.sections if section.block is not None] == [order] * 2
         with torch.no_grad():
             assert torch.equal(walk["", "logits"].values, model(walk["", "tokens"].values[None])[0])
 
@@ -231,7 +231,7 @@ class TestOrders:
             shaken(DecoderConfig(**SIZES, n_layers=1, **rotary).build()), torch.randint(31, (1, 7))
         )
         assert "between" not in roles(walk, "blocks.0")
-        assert walk["blocks.0", "k"].letters == ("K", "T", "D")
+        assert walk["blocks.0", "k"].symbols == ("K", "T", "D")
         assert walk["blocks.0", "k"].shape == (2, 7, 6)
         assert walk["blocks.0", "q"].formula == "q = h W_Q"
         assert walk["blocks.0", "q"].note.startswith("Turned by an angle")
@@ -243,15 +243,15 @@ class TestOrders:
         sizes = SIZES | {"n_encoder_layers": 1, "n_decoder_layers": 1, "positions": positions}
         model = shaken(EncoderDecoderConfig(**sizes).build())
         walk = look.build_walkthrough(model, torch.randint(31, (1, 5)), torch.randint(31, (1, 7)))
-        branches = [one.branch for one in walk.stations if one.role == "q"]
+        branches = [one.branch for one in walk.steps if one.role == "q"]
         assert branches == ["self-attention", "masked self-attention", "cross-attention"]
         assert walk["decoder.blocks.0.attention", "scores"].formula == "scores = q kᵀ / √D + bias"
         k = walk["decoder.blocks.0.cross_attention", "k"]
         assert k.formula.startswith("k = memory W_K")
-        assert walk.stations[k.sources[0]].where == "encoder.norm"
+        assert walk.steps[k.sources[0]].module == "encoder.norm"
         bias = walk["decoder.positions", "bias"].values
         own = walk["decoder.blocks.0.attention", "scores"]
-        q, k = (walk.stations[i].values for i in own.sources[:2])
+        q, k = (walk.steps[i].values for i in own.sources[:2])
         torch.testing.assert_close(own.values, q @ k.mT / math.sqrt(6) + bias, rtol=0, atol=1e-5)
 
     def test_an_encoder_ends_in_vectors(self):
@@ -262,7 +262,7 @@ class TestOrders:
         assert roles(walk, "") == ["tokens", "embedding", "between", "position", "norm", "vectors"]
         assert walk["", "between"].note == "Here the same vector was added to every token."
         with torch.no_grad():
-            assert torch.equal(walk.stations[-1].values, model(ids)[0])
+            assert torch.equal(walk.steps[-1].values, model(ids)[0])
 
     def test_a_picture(self):
         model = shaken(
@@ -281,8 +281,8 @@ class TestOrders:
 def test_a_text_as_long_as_the_model():
     """256 tokens are read at most, the last of which is the last but one that is written."""
     walk = look.build_walkthrough(loaded("shakespeare"), "x" * 254)
-    assert (walk.sizes["T"], len(walk.steps)) == (256, 3)
-    told = walk.to_dict()["stations"][walk.stations.index(walk["blocks.0", "weights"])]
+    assert (walk.sizes["T"], len(walk.predictions)) == (256, 3)
+    told = walk.to_dict()["steps"][walk.steps.index(walk["blocks.0", "weights"])]
     assert told["pooled"] is True
     assert (len(told["values"][0]), len(told["values"][0][0])) == (64, 64)
     weights = walk["blocks.0", "weights"].values
@@ -296,16 +296,16 @@ class TestOthersModels:
             look.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), pretrained.load(tmp_path / "out"))
         )
         assert theirs.title == ours.title
-        assert [one.role for one in theirs.stations] == [one.role for one in ours.stations]
+        assert [one.role for one in theirs.steps] == [one.role for one in ours.steps]
         assert torch.equal(theirs["", "logits"].values, ours["", "logits"].values)
 
     def test_a_foreign_encoder_with_its_tokenizer(self, reader):  # noqa: F811
         trained = pretrained.load(reader)
         walk = look.build_walkthrough(trained, "the quick brown fox")
-        assert "".join(walk.stations[0].rows) == "the quick brown fox"
+        assert "".join(walk.steps[0].rows) == "the quick brown fox"
         assert walk["", "tokens"].values.tolist() == trained.tokenizer.prompt("the quick brown fox")
-        assert walk.stations[-1].role == "vectors"
-        assert walk.steps == []
+        assert walk.steps[-1].role == "vectors"
+        assert walk.predictions == []
 
     def test_torchs_encoder(self):
         layer = nn.TransformerEncoderLayer(24, 4, 23, batch_first=True)
@@ -313,9 +313,9 @@ class TestOthersModels:
         x = torch.randn(1, 7, 24)
         walk = look.build_walkthrough(model, x)
         assert roles(walk, "layers.1") == [*ATTENTION, "add", "norm", "linear", "between", "linear", "add", "norm"]
-        assert walk.groups[-1].order == "post-norm" or walk.groups[-2].order == "post-norm"
+        assert walk.sections[-1].order == "post-norm" or walk.sections[-2].order == "post-norm"
         with torch.no_grad():
-            torch.testing.assert_close(walk.stations[-1].values, model(x)[0])
+            torch.testing.assert_close(walk.steps[-1].values, model(x)[0])
 
     @pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
     def test_models_of_transformers_as_they_are(self, name):
@@ -326,8 +326,8 @@ class TestOthersModels:
         walk = look.build_walkthrough(model, ids)
         with torch.no_grad():
             assert torch.equal(walk["", "logits"].values, model(ids).logits[0].float())
-        assert sum(one.role == "weights" for one in walk.stations) == 2
-        assert sum(one.role == "add" for one in walk.stations if one.group.endswith(".0")) >= 1
+        assert sum(one.role == "weights" for one in walk.steps) == 2
+        assert sum(one.role == "add" for one in walk.steps if one.section.endswith(".0")) >= 1
 
 
 class TestText:
@@ -347,7 +347,7 @@ class TestText:
         weights = walk["encoder.blocks.0", "weights"].values[5]
         for row in weights:
             assert "  ".join(f"{value:.2f}".rjust(4) for value in row[:2].tolist())[:4] in text
-        assert f"mundo █ {walk.steps[2].taken.probability:.3f}" in text
+        assert f"mundo █ {walk.predictions[2].token.probability:.3f}" in text
         assert f"length {float(walk['encoder', 'position'].values[0].norm()):.3g}" in text
 
     def test_why_is_said_once(self):
@@ -371,15 +371,15 @@ def test_the_page_in_a_browser(tmp_path):
         [[f"{float(f'{v:.4g}'):.2f}" for v in row] for row in weights[3].tolist()],
     ]
     assert found["softmax"][0] == f"{walk.stations.index(walk['decoder.blocks.0.cross_attention', 'weights'])}. Softmax"
-    below = walk.stations.index(walk["decoder.blocks.1.cross_attention", "weights"])
+    below = walk.steps.index(walk["decoder.blocks.1.cross_attention", "weights"])
     assert found["below"] == [f"{below}. Softmax", "Decoder block 1 · pre-norm · cross-attention", f"{below}/3"]
     assert found["folded"] == [f"{stack} block {i}" for stack in ("Encoder", "Decoder") for i in (0, 2, 3)]
     assert found["head"] == "Head 4 of 8"
     assert found["entered"] == "0. Characters"
     assert found["end"].endswith("The next token")
-    assert found["written"] == [step.taken.token.strip() for step in walk.steps]
+    assert found["written"] == [step.token.token.strip() for step in walk.predictions]
     assert [[line[0] for line in table] for table in found["likeliest"]] == [
-        [word.token.strip() or word.token for word in step.likeliest] for step in walk.steps
+        [word.token.strip() or word.token for word in step.top] for step in walk.predictions
     ]
     assert all(table[0][2] == "taken" for table in found["likeliest"])
     assert found["help"] is True

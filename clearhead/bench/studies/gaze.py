@@ -14,8 +14,8 @@ from typing import Any
 from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.generation import Greedy, Sample
 from clearhead.look.album import AttentionReport
-from clearhead.look.picture import named
-from clearhead.look.trained import at, translation
+from clearhead.look.picture import label_from_scores
+from clearhead.look.trained import attention_report, translation_report
 from clearhead.pretrained import Trained, load
 from clearhead.pretrained.speak import generate
 from clearhead.pretrained.translate import translations
@@ -44,11 +44,11 @@ def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[A
     """What `reader` looks at in texts that `trained` has made or translated: the same ids whoever reads them."""
     if trained.task == "translation":
         chosen = random.Random(seed).sample(re.split(r" \| |\n", SENTENCES), sizes.tested)
-        return [translation(reader, made) for made in translations(trained, chosen, how=Greedy())]
+        return [translation_report(reader, made) for made in translations(trained, chosen, how=Greedy())]
     starts = ["ROMEO:\n", "KING HENRY:\n", "First Citizen:\n", "JULIET:\n"][: sizes.batch]
     how = Sample(temperature=0.8, seed=seed)
     made = generate(trained, starts, how=how, max_new=sizes.length)
-    return [at(reader, start + text) for start, text in zip(starts, made, strict=True)]
+    return [attention_report(reader, start + text) for start, text in zip(starts, made, strict=True)]
 
 
 def measure(sizes: Sizes, stack: str, weights: str, seed: int) -> tuple[Curve, dict[str, Any]]:
@@ -58,14 +58,14 @@ def measure(sizes: Sizes, stack: str, weights: str, seed: int) -> tuple[Curve, d
     reader = trained if weights == "trained" else replace(trained, model=config.build().eval())
     heads: dict[str, list[dict[str, float]]] = {}  # the scores of each head, one dict a text
     for album in albums(sizes, trained, reader, seed):
-        for picture in album.groups[group]:
+        for picture in album.stacks[group]:
             for number, label in enumerate(picture.summary.labels):
                 heads.setdefault(f"{picture.path} head {number}", []).append(label.scores)
     means = {head: _means(scores) for head, scores in heads.items()}
     tried = next(iter(means.values()))
     best = {p: max(means, key=lambda head, p=p: means[head][p]) for p in PATTERNS if p in tried}  # type: ignore[misc]
     curve: Curve = {p: means[head][p] for p, head in best.items()}
-    return curve, {"heads": best, "labels": {head: str(named(scores)) for head, scores in means.items()}}
+    return curve, {"heads": best, "labels": {head: str(label_from_scores(scores)) for head, scores in means.items()}}
 
 
 def _means(scores: list[dict[str, float]]) -> dict[str, float]:

@@ -140,8 +140,8 @@ export function open(box, given, { signal, remember }) {
       make("div", { className: "look-main" }, make("nav", { id: "heads", ariaLabel: "Layers and heads" }),
         make("section", { id: "stage" }, make("div", { className: "bar" }, make("h2", { id: "where", ariaLive: "polite" }), make("div", { className: "choices", id: "views", role: "group", ariaLabel: "View" })), part("p", "what"), make("div", { id: "view", tabIndex: -1 }), part("p", "legend")),
         make("aside", { id: "detail", ariaLabel: "Details of the chosen token" })), part("section", "more"), part("footer", "foot"), help());
-    found.foot = found.foot.replace(/ Everything on this page.*/, "");
-    if (found.pictures.length < model.layers.length) stage.prepend(field("Layer (of a long text one at a time)", make("select", { on: { change(event) { go({ layer: event.target.value, at: "" }); } } },
+    found.footer = found.footer.replace(/ Everything on this page.*/, "");
+    if (found.maps.length < model.layers.length) stage.prepend(field("Layer (of a long text one at a time)", make("select", { on: { change(event) { go({ layer: event.target.value, at: "" }); } } },
       ...model.layers.map(({ path }) => make("option", { value: path, textContent: path, selected: path === state.layer })))));
     showLook(found, end, kept, { hash: `#${state.at}` });
     document.documentElement.dataset.shown = `attention ${found.texts[0].length}`;
@@ -151,10 +151,10 @@ export function open(box, given, { signal, remember }) {
     const end = fresh();
     stage.className = "stage walk";
     stage.replaceChildren(make("header", { className: "inner" }, make("div", {}, part("h1", "title"), part("dl", "facts"), make("dl", { id: "sizes", ariaLabel: "Sizes" })), make("div", {}, saving("model", () => document.querySelector("#drawing svg")), helper())),
-      make("div", { className: "walk-main" }, make("nav", { id: "drawing", ariaLabel: "The model's architecture: every box leads to its stations" }), make("section", { id: "station", tabIndex: -1, ariaLive: "polite" })),
+      make("div", { className: "walk-main" }, make("nav", { id: "drawing", ariaLabel: "The model's architecture: every box leads to its steps" }), make("section", { id: "step", tabIndex: -1, ariaLive: "polite" })),
       make("section", { id: "paper", ariaHidden: "true" }), help());
     showWalk(found, end, kept, { hash: `#${state.at}` });
-    document.documentElement.dataset.shown = `stations ${found.stations.length}`;
+    document.documentElement.dataset.shown = `stations ${found.steps.length}`;
   }
 
   function beams(found) {

@@ -4,9 +4,9 @@ const SHORT = 48; // tokens, up to which text and matrix fit one view
 const VIEWS = { "Tokens and matrix": ShortView, Tokens: TokenView, Picture: PatchView, Matrix: MatrixView, Lines: LineView };
 const state = { number: 0, head: 0, row: null, view: "", pool: "largest", back: 0 };
 const at = (id) => document.getElementById(id);
-let colours = palette(), current = null, turn = 0, over = null, said = "", wasDrawn = false;
+let colors = palette(), current = null, turn = 0, over = null, said = "", wasDrawn = false;
 
-const picture = () => data.pictures[state.number];
+const picture = () => data.maps[state.number];
 
 function viewsOf(one) {
   if (one.kind === "image" && data.image) return ["Picture", "Matrix"];
@@ -45,7 +45,7 @@ async function draw() {
   if (mine !== turn) return; // something else was chosen while this was being unpacked
   heading(one);
   const context = {
-    picture: one, matrix: found, heads, rows: tokens(one.rows), columns: tokens(one.columns), row: state.row, palette: colours,
+    picture: one, matrix: found, heads, rows: tokens(one.rows), columns: tokens(one.columns), row: state.row, palette: colors,
     pool: state.pool, choose: (row) => go({ row }), preview, note: (text) => { said = text; legend(); }, changed: () => legend(),
   };
   // Between heads over the same tokens the view stays as it is, zoom and all, and only its weights change.
@@ -111,7 +111,7 @@ function legend() {
 }
 
 function legendOf(grid) {
-  const bar = painted({ codes: Uint8Array.from({ length: 256 }, (_, i) => i), columns: 256 }, [0, 0, 1, 256], 255, colours);
+  const bar = painted({ codes: Uint8Array.from({ length: 256 }, (_, i) => i), columns: 256 }, [0, 0, 1, 256], 255, colors);
   const most = (grid.high / grid.matrix.top) ** 2, size = grid.rows.length * grid.columns.length;
   const parts = [make("span", { className: "scale" }, "0", bar, show(most) + (size > 4096 ? " and more" : ""))];
   if (grid.isPooled) parts.push(choices("A pixel shows the", ["largest", "mean"], state.pool, (pool) => go({ pool })));
@@ -157,24 +157,24 @@ async function detail(row) {
   const pointed = over === null ? [] : [make("p", { className: "note", textContent: `Under the pointer: ${columns[over]} ${show(found.weight(row, over))}` })];
   parts.push(make("div", {}, make("p", { className: "of" }, name, " ", make("span", { className: "place", textContent: `${row + 1} of ${rows.length}` })),
     table("looks at", found.best(row, 8).map(({ key, weight }) => [label(columns, key), gauge(weight), figure(show(weight))])), ...pointed));
-  if (one.written) parts.push(make("div", { id: "adds" }));
+  if (one.value_norms) parts.push(make("div", { id: "adds" }));
   const scores = one.summary[head]?.scores;
   if (scores) {
     const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
     parts.push(make("div", {}, table("this head's patterns", sorted.map(([pattern, score]) => [make("td", { textContent: pattern }), gauge(score), figure(score.toFixed(2))]))));
   }
   at("detail").replaceChildren(...parts);
-  if (one.written) adds(number, row, mine);
+  if (one.value_norms) adds(number, row, mine);
 }
 
 // The largest contributions of all heads: weight × length of what the value adds, as shares of all of them.
 async function adds(number, row, mine) {
-  const one = data.pictures[number], columns = tokens(one.columns), S = columns.length;
-  one.lengths ??= unpack(one.written.data, 16);
+  const one = data.maps[number], columns = tokens(one.columns), S = columns.length;
+  one.lengths ??= unpack(one.value_norms.data, 16);
   const [lengths, ...heads] = await Promise.all([one.lengths, ...Array.from({ length: one.heads }, (_, head) => matrix(number, head))]);
   if (mine !== detail.turn || !at("adds")) return;
   const all = heads.flatMap((found, head) => found.best(row, 512).map(({ key, weight }) =>
-    ({ head, key, length: weight * one.written.most * (lengths[head * S + key] / 65535) ** 2 })));
+    ({ head, key, length: weight * one.value_norms.max * (lengths[head * S + key] / 65535) ** 2 })));
   const total = all.reduce((sum, { length }) => sum + length, 0) || 1;
   all.sort((a, b) => b.length - a.length);
   at("adds").append(table("adds most to it, over all heads", all.slice(0, 6).map(({ head, key, length }) => {
@@ -192,17 +192,17 @@ const table = (caption, rows) => make("table", {}, make("caption", { textContent
 // The grid of all heads: a row a layer, a column a head, the last column their mean.
 async function overview() {
   const groups = new Map();
-  data.pictures.forEach((one, number) => groups.set(one.group, [...(groups.get(one.group) || []), number]));
+  data.maps.forEach((one, number) => groups.set(one.stack, [...(groups.get(one.stack) || []), number]));
   const boxes = [];
   for (const numbers of groups.values()) {
-    const first = data.pictures[numbers[0]], most = Math.max(...numbers.map((number) => data.pictures[number].heads)) + 1;
+    const first = data.maps[numbers[0]], most = Math.max(...numbers.map((number) => data.maps[number].heads)) + 1;
     const side = Math.max(15, Math.min(34, Math.floor(316 / most) - 4));
     const stack = make("div", { className: "stack" });
     stack.style.gridTemplateColumns = `auto repeat(${most}, ${side}px)`;
     stack.append(make("span"), ...Array.from({ length: most }, (_, head) => make("span", { className: "top", textContent: head === most - 1 ? "x̄" : head, title: head === most - 1 ? "mean of heads" : `head ${head}` })));
     boxes.push(make("section", {}, make("h3", { textContent: first.title }), stack));
     for (const number of numbers) {
-      stack.append(make("span", { className: "name", textContent: data.pictures[number].layer, title: data.pictures[number].path }));
+      stack.append(make("span", { className: "name", textContent: data.maps[number].layer, title: data.maps[number].path }));
       stack.append(...(await thumbs(number, side)));
     }
   }
@@ -210,12 +210,12 @@ async function overview() {
 }
 
 async function thumbs(number, side) {
-  const one = data.pictures[number], { rows, columns, codes } = one.thumbs;
+  const one = data.maps[number], { rows, columns, codes } = one.thumbs;
   one.thumbs.cells ??= await unpack(codes, 8);
   return Array.from({ length: one.heads + 1 }, (_, head) => {
     const cells = one.thumbs.cells.subarray(head * rows * columns, (head + 1) * rows * columns);
     const button = make("button", { type: "button", className: "thumb" },
-      painted({ codes: cells, columns }, [0, 0, rows, columns], ceiling(cells, 255), colours));
+      painted({ codes: cells, columns }, [0, 0, rows, columns], ceiling(cells, 255), colors));
     const pattern = one.summary[head] ? `: ${one.summary[head].label}` : "";
     button.title = `layer ${one.layer}, ${headName(one, head)}${pattern}`;
     button.setAttribute("aria-label", `${one.title}, ${button.title}`);
@@ -260,7 +260,7 @@ function remember() {
 }
 
 function recalled() {
-  const words = new URLSearchParams(location.hash.slice(1)), number = data.pictures.findIndex((one) => one.path === words.get("layer"));
+  const words = new URLSearchParams(location.hash.slice(1)), number = data.maps.findIndex((one) => one.path === words.get("layer"));
   const chosen = number < 0 ? { ...data.start } : { number };
   if (words.has("head")) chosen.head = words.get("head") === "mean" ? Infinity : Number(words.get("head")) || 0;
   if (words.has("row")) chosen.row = Number(words.get("row")) || 0;
@@ -279,8 +279,8 @@ function factOf(value) {
     return make("span", {}, `${word} `, bar, ` ${share} %`);
   });
 }
-at("facts").append(...data.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", {}, ...factOf(value)))));
-at("foot").textContent = data.foot;
+at("facts").append(...data.metadata.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", {}, ...factOf(value)))));
+at("foot").textContent = data.footer;
 const measures = new Measures((number, head) => { go({ number, head }); at("stage").scrollIntoView({ block: "nearest" }); });
 const extras = [data.rollouts.length ? rolloutBox() : null, data.norms.length ? normsBox() : null].filter(Boolean);
 at("more").append(measures.box, ...extras.map(({ box }) => box));
@@ -288,7 +288,7 @@ at("help-open").addEventListener("click", () => at("help").showModal());
 addEventListener("keydown", keys, { signal });
 
 async function paint() {
-  colours = palette();
+  colors = palette();
   await overview(); // before the rest: its width decides how much the picture gets
   current = null;
   go({});

@@ -73,7 +73,7 @@ class MatrixView {
     pen.imageSmoothingEnabled = false;
     this.cells(pen);
     pen.restore();
-    pen.strokeStyle = this.colour("--line");
+    pen.strokeStyle = this.color("--line");
     pen.strokeRect(this.left - 0.5, this.above - 0.5, this.across + 1, this.down + 1);
     this.mark(pen);
     this.labels(pen);
@@ -84,7 +84,7 @@ class MatrixView {
     const isTiled = this.matrix instanceof Overview, isClose = isTiled && !this.isPooled;
     const level = this.matrix.level(this.depth, isClose ? "mean" : this.pool);
     const [sizeY, sizeX] = isTiled ? this.matrix.tile : [2 ** this.depth, 2 ** this.depth]; // cells that one of the level covers
-    // Colours are set by what the whole level holds, so that they do not change while one moves over it.
+    // Colors are set by what the whole level holds, so that they do not change while one moves over it.
     const scale = isTiled ? this.matrix.level(0, this.pool) : level;
     const high = this.ceilings[`${isTiled ? 0 : this.depth} ${this.pool}`] ??= ceiling(scale.codes, this.matrix.top);
     this.high = high;
@@ -103,8 +103,8 @@ class MatrixView {
     const last = Math.min(this.rows.length, Math.ceil(this.y + this.rows.length / this.zoom));
     for (let i = Math.max(0, Math.floor(this.y)); i < last; i++) {
       for (const { key, weight } of this.matrix.best(i, this.matrix.kept)) {
-        const colour = this.palette[Math.min(255, Math.round((Math.sqrt(weight) * 255 * 255) / high))];
-        pen.fillStyle = `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+        const color = this.palette[Math.min(255, Math.round((Math.sqrt(weight) * 255 * 255) / high))];
+        pen.fillStyle = `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
         pen.fillRect(this.atColumn(key), this.atRow(i), this.perColumn, this.perRow);
       }
     }
@@ -112,7 +112,7 @@ class MatrixView {
 
   atColumn(j) { return this.left + (j - this.x) * this.perColumn; }
   atRow(i) { return this.above + (i - this.y) * this.perRow; }
-  colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name); }
+  color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name); }
 
   // A frame around the chosen row, and around the cell under the pointer.
   mark(pen) {
@@ -122,11 +122,11 @@ class MatrixView {
     pen.clip();
     pen.lineWidth = 1.5;
     if (this.row !== null) {
-      pen.strokeStyle = this.colour("--accent");
+      pen.strokeStyle = this.color("--accent");
       pen.strokeRect(this.left - 1, this.atRow(this.row) - 0.5, this.across + 2, Math.max(2, this.perRow) + 1);
     }
     if (this.cursor) {
-      pen.strokeStyle = this.colour("--ink");
+      pen.strokeStyle = this.color("--ink");
       const [i, j] = this.cursor;
       pen.strokeRect(this.atColumn(j) - 0.5, this.atRow(i) - 0.5, Math.max(3, this.perColumn) + 1, Math.max(3, this.perRow) + 1);
     }
@@ -136,7 +136,7 @@ class MatrixView {
   labels(pen) {
     pen.font = FONT;
     pen.textBaseline = "middle";
-    const soft = this.colour("--soft"), ink = this.colour("--ink"), accent = this.colour("--accent");
+    const soft = this.color("--soft"), ink = this.color("--ink"), accent = this.color("--accent");
     const [row, column] = this.cursor || [null, null];
     pen.textAlign = "right";
     for (const i of this.shown(this.rows.length, this.y, this.perRow, this.down)) {

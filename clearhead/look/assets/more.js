@@ -19,7 +19,7 @@ class Measures {
 
   constructor(select) {
     this.select = select;
-    this.heads = data.pictures.flatMap((picture, number) => picture.summary.map((head, h) =>
+    this.heads = data.maps.flatMap((picture, number) => picture.summary.map((head, h) =>
       ({ ...head, number, head: h, layer: picture.layer, title: picture.title })));
     this.by = null;
     this.body = make("tbody");
@@ -115,7 +115,7 @@ function normsBox() {
     const wide = Math.min(560, box.clientWidth || 560), step = 24, high = rows.length * step + 26, ratio = devicePixelRatio || 1;
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
-    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name);
+    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), color = (name) => style.getPropertyValue(name);
     pen.scale(ratio, ratio);
     pen.font = FONT;
     pen.textBaseline = "middle";
@@ -124,22 +124,22 @@ function normsBox() {
     const most = Math.max(...rows.flatMap(({ values }) => values)), x = (value) => left + (value / most) * (wide - left - 60);
     rows.forEach(({ values }, i) => {
       const y = 8 + i * step + step / 2, low = Math.min(...values), top = Math.max(...values);
-      pen.fillStyle = colour("--soft");
+      pen.fillStyle = color("--soft");
       pen.textAlign = "right";
       pen.fillText(names[i], left - 12, y);
-      pen.strokeStyle = colour("--line");
+      pen.strokeStyle = color("--line");
       pen.beginPath();
       pen.moveTo(left, y);
       pen.lineTo(wide - 50, y);
       pen.stroke();
-      pen.fillStyle = colour("--heat");
+      pen.fillStyle = color("--heat");
       pen.globalAlpha = 0.25;
       pen.fillRect(x(low), y - 5, Math.max(1, x(top) - x(low)), 10);
       pen.globalAlpha = 1;
       pen.beginPath();
       pen.arc(x(means[i]), y, 3.5, 0, 7);
       pen.fill();
-      pen.fillStyle = colour("--ink");
+      pen.fillStyle = color("--ink");
       pen.fillText(means[i].toPrecision(3), wide - 6, y);
     });
   };

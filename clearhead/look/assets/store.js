@@ -1,5 +1,5 @@
 // The data of the page: weights as bytes, unpacked when a layer is first looked at.
-// A code c of n bits stands for the weight (c / (2^n - 1))^2; colours use the code itself, so small weights show.
+// A code c of n bits stands for the weight (c / (2^n - 1))^2; colors use the code itself, so small weights show.
 
 // `data` and `signal` come from what stands around these files: the page, or the module that others import.
 
@@ -92,7 +92,7 @@ const unpacked = new Map();
 // One head's matrix (a promise); the last number stands for the mean of all heads.
 function matrix(number, head) {
   const name = `${number}/${head}`;
-  if (!unpacked.has(name)) unpacked.set(name, open(data.pictures[number], head));
+  if (!unpacked.has(name)) unpacked.set(name, open(data.maps[number], head));
   return unpacked.get(name);
 }
 
@@ -106,7 +106,7 @@ async function open(picture, head) {
 const tokens = (number) => data.texts[number];
 const headName = (picture, head) => (head === picture.heads ? "mean of heads" : `head ${head}`);
 
-// Colours from paper to ink, by code: 256 steps between a few stops, one list for light and one for dark.
+// Colors from paper to ink, by code: 256 steps between a few stops, one list for light and one for dark.
 const STOPS = {
   light: ["#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566", "#061a36"],
   dark: ["#1a1e24", "#1c3049", "#24507e", "#3b80bd", "#74b7e8", "#bfe0f5", "#f6fcff"],
@@ -125,7 +125,7 @@ function palette() {
   return table;
 }
 
-// The code that gets the darkest colour. In a large matrix a few cells would leave all others pale: they may saturate.
+// The code that gets the darkest color. In a large matrix a few cells would leave all others pale: they may saturate.
 function ceiling(codes, top) {
   const counts = new Uint32Array(257);
   for (const code of codes) counts[Math.ceil((code / top) * 256)]++;
@@ -138,14 +138,14 @@ function ceiling(codes, top) {
 }
 
 // A part of a matrix as a small canvas, a pixel a cell.
-function painted({ codes, columns }, [top, left, rows, wide], high, colours) {
+function painted({ codes, columns }, [top, left, rows, wide], high, colors) {
   const canvas = Object.assign(document.createElement("canvas"), { width: wide, height: rows });
   const context = canvas.getContext("2d"), image = context.createImageData(wide, rows);
   const pixels = new Uint32Array(image.data.buffer);
   for (let i = 0; i < rows; i++) {
     for (let j = 0; j < wide; j++) {
       const code = codes[(top + i) * columns + left + j];
-      pixels[i * wide + j] = colours[Math.min(255, Math.round((code / high) * 255))];
+      pixels[i * wide + j] = colors[Math.min(255, Math.round((code / high) * 255))];
     }
   }
   context.putImageData(image, 0, 0);

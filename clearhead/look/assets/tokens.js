@@ -1,6 +1,6 @@
 // Views that start from a token: the text itself, lines between tokens, and patches over a picture.
 
-// From this share of heat on, letters take the other colour: where both would be equally easy to read.
+// From this share of heat on, letters take the other color: where both would be equally easy to read.
 const hot = () => (isDark.matches ? 0.6 : 0.8);
 
 // Pieces of text, each in a span that can be shaded. A line end in the text is one here.
@@ -121,15 +121,15 @@ const sameText = (a, b) => a === b || (a.length === b.length && a.every((token, 
 const SVG = "http://www.w3.org/2000/svg";
 
 // As far apart as may be, and alike in lightness.
-const headColour = (head, n) => `hsl(${Math.round((360 * head) / n)} 75% ${isDark.matches ? 66 : head % 2 ? 38 : 48}%)`;
+const headColor = (head, n) => `hsl(${Math.round((360 * head) / n)} 75% ${isDark.matches ? 66 : head % 2 ? 38 : 48}%)`;
 
-function colourKey(n, note) {
+function colorKey(n, note) {
   const keys = Array.from({ length: n }, (_, head) => {
-    const key = make("span", { className: "colour", textContent: `head ${head}` });
-    key.style.setProperty("--colour", headColour(head, n));
+    const key = make("span", { className: "color", textContent: `head ${head}` });
+    key.style.setProperty("--color", headColor(head, n));
     return key;
   });
-  return make("span", { className: "colours" }, ...keys, ...(note ? [make("span", { textContent: note })] : []));
+  return make("span", { className: "colors" }, ...keys, ...(note ? [make("span", { textContent: note })] : []));
 }
 
 class LineView {
@@ -173,7 +173,7 @@ class LineView {
     svg.setAttribute("aria-label", "Lines from each query at the left to the keys at the right that it gives most weight");
     const places = (some) => new Map(some.map((i, n) => [i, 4 + (n + 0.5) * step + (high - 8 - some.length * step) / 2]));
     const left = places(queries), right = places(keys), linked = new Set(), isLong = note !== "";
-    const heads = this.heads ?? [this.matrix]; // all heads together are drawn one by one, each in its colour
+    const heads = this.heads ?? [this.matrix]; // all heads together are drawn one by one, each in its color
     heads.forEach((matrix, head) => {
       for (const [i, from] of left) {
         for (const { key, weight } of matrix.best(i, 8)) {
@@ -181,7 +181,7 @@ class LineView {
           if (i === row) linked.add(key);
           const beside = heads.length > 1 ? (14 * (head + 0.5)) / heads.length - 7 : 0; // so that no head hides another
           const line = this.line(from + beside, right.get(key) + beside, weight, i === row, row !== null);
-          if (heads.length > 1) Object.assign(line.style, { stroke: headColour(head, heads.length), strokeWidth: 0.75 + 1.5 * weight });
+          if (heads.length > 1) Object.assign(line.style, { stroke: headColor(head, heads.length), strokeWidth: 0.75 + 1.5 * weight });
           svg.append(line);
         }
       }
@@ -190,7 +190,7 @@ class LineView {
     for (const [i, y] of left) svg.append(this.label(name(this.rows, i), 190, y, "end", i, i === row ? "chosen" : ""));
     for (const [j, y] of right) svg.append(this.label(name(this.columns, j), 450, y, "start", null, row === null || linked.has(j) ? "" : "off"));
     this.box.replaceChildren(svg);
-    this.note(heads.length > 1 ? colourKey(heads.length, note) : note);
+    this.note(heads.length > 1 ? colorKey(heads.length, note) : note);
   }
 
   line(from, to, weight, isChosen, isDim) {

@@ -1,10 +1,10 @@
-// The page of a walk: the model drawn from the stations of its run, and one station at a time beside it.
+// The page of a walk: the model drawn from the steps of its run, and one station at a time beside it.
 
 // `data` and `signal` come from what stands around this file: the page, or the module that others import.
-const { stations, groups, steps } = data;
+const { steps, sections, predictions } = data;
 const at = (id) => document.getElementById(id);
-const state = { station: 0, head: 0 };
-const groupOf = stations.map((_, i) => groups.findIndex((group) => group.first <= i && i <= group.last));
+const state = { step: 0, head: 0 };
+const sectionOf = steps.map((_, i) => sections.findIndex((section) => section.first <= i && i <= section.last));
 
 // An element with attributes and children; a string is a text node.
 function make(tag, attributes = {}, ...children) {
@@ -27,25 +27,25 @@ const trimmed = (token) => token.trim() || token;
 const number = (value) => (value === null ? "−∞" : Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.001)
   ? value.toExponential(1) : value.toFixed(Math.abs(value) >= 100 ? 1 : 3)).replace("-", "−");
 
-// ---------------------------------------------------------------------------------------------- colours
+// ---------------------------------------------------------------------------------------------- colors
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const parts = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 function mixed(from, to, share) {
   const [a, b] = [parts(from), parts(to)];
   return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
 }
-// Numbers to colours: from nothing to much for weights, from low over nothing to high for the others.
+// Numbers to colors: from nothing to much for weights, from low over nothing to high for the others.
 function scale(role, values) {
   const flat = values.flat(3).filter((value) => value !== null), most = Math.max(1e-9, ...flat.map(Math.abs));
-  const [paper, heat, low, ink] = ["--card", "--heat", "--low", "--ink"].map(colour);
+  const [paper, heat, low, ink] = ["--card", "--heat", "--low", "--ink"].map(color);
   if (role === "mask") return (value) => mixed(paper, heat, value ? 0.75 : 0);
   if (role === "weights") { // of few tokens as they are, of many relative to the largest
     const full = values.length > CELLS ? Math.max(...flat) : 1;
     return (value) => mixed(paper, heat, Math.sqrt(value / full));
   }
   if (role === "pixels") return (value) => mixed("#000000", "#ffffff", value / 255);
-  // A few features are often far larger than the rest: full colour begins at four times the mean size.
+  // A few features are often far larger than the rest: full color begins at four times the mean size.
   const usual = (4 * flat.reduce((sum, value) => sum + Math.abs(value), 0)) / Math.max(1, flat.length), full = Math.min(most, usual || most);
   return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.min(1, Math.abs(value) / full)));
 }
@@ -65,19 +65,19 @@ const LABELS = { characters: "Characters", pixels: "Pixels", tokens: "Tokens and
   softmax: "Softmax", next: "Next token", answer: "Answer", bias: "Distances", between: "…", linear: "Linear", vectors: "Vectors" };
 const WIDE = 148, HIGH = 26, GAP = 13, SIDE = 32, TOP = 30, COLUMN = 240;
 
-// The name of the stack a group is in: "encoder" of "encoder.blocks.3".
-const stackOf = (group) => group.where.replace(/(^|\.)[^.]+\.\d+$/, "");
+// The name of the stack a section is in: "encoder" of "encoder.blocks.3".
+const stackOf = (section) => section.path.replace(/(^|\.)[^.]+\.\d+$/, "");
 function columnsOf() {
-  const stacks = [...new Set(groups.filter((group) => group.block !== null).map(stackOf))];
-  const column = (group) => Math.max(0, stacks.findIndex((name) => name !== "" && group.where.startsWith(name)));
+  const stacks = [...new Set(sections.filter((section) => section.block !== null).map(stackOf))];
+  const column = (section) => Math.max(0, stacks.findIndex((name) => name !== "" && section.path.startsWith(name)));
   return { stacks, column };
 }
-// What stands for a group in the drawing: one box if it is folded, else a box for every station or run of stations of one branch.
-function nodesOf(group, open) {
-  if (!open) return [{ first: group.first, last: group.last, label: group.title, kind: "folded" }];
+// What stands for a section in the drawing: one box if it is folded, else a box for every station or run of steps of one branch.
+function nodesOf(section, open) {
+  if (!open) return [{ first: section.first, last: section.last, label: section.title, kind: "folded" }];
   const nodes = [];
-  for (let i = group.first; i <= group.last; i++) {
-    const { branch, role } = stations[i], before = nodes[nodes.length - 1];
+  for (let i = section.first; i <= section.last; i++) {
+    const { branch, role } = steps[i], before = nodes[nodes.length - 1];
     if (branch && before?.branch === branch) before.last = i;
     else nodes.push({ first: i, last: i, branch, role, kind: branch.includes("attention") ? "attention" : role,
       label: branch ? branch[0].toUpperCase() + branch.slice(1) : LABELS[role] ?? role });
@@ -87,17 +87,17 @@ function nodesOf(group, open) {
 
 function drawing() {
   const { stacks, column } = columnsOf(), shown = openBlocks(), bottom = [TOP, TOP], placed = [], boxes = [];
-  for (const group of groups) {
-    const c = column(group), open = group.block === null || shown.has(group.where), isBlock = group.block !== null;
+  for (const section of sections) {
+    const c = column(section), open = section.block === null || shown.has(section.path), isBlock = section.block !== null;
     const x = c * COLUMN + SIDE, top = bottom[c];
     let y = top + (isBlock && open ? 28 : 0);
-    for (const node of nodesOf(group, open)) {
-      placed.push({ ...node, x, y, c, group });
+    for (const node of nodesOf(section, open)) {
+      placed.push({ ...node, x, y, c, section });
       y += HIGH + GAP;
     }
     if (isBlock && open) {
       boxes.push(draw("rect", { class: "block", x: x - 26, y: top, width: WIDE + 44, height: y - top - GAP + 8, rx: 9 }),
-        svgText(group.title, x - 18, top + 12, "title"), svgText(group.order, x + WIDE + 12, top + 12, "title", "end"));
+        svgText(section.title, x - 18, top + 12, "title"), svgText(section.order, x + WIDE + 12, top + 12, "title", "end"));
       y += 8;
     }
     bottom[c] = y;
@@ -116,18 +116,18 @@ function drawing() {
 }
 // The blocks that are drawn in full: the chosen one, and of every other stack the one of the same number.
 function openBlocks() {
-  const now = groups[groupOf[state.station]];
+  const now = sections[sectionOf[state.step]];
   if (now.block !== null) openBlocks.number = now.block;
   const open = new Set(), stacks = columnsOf().stacks;
   for (const stack of stacks) {
-    const own = groups.filter((group) => group.block !== null && stackOf(group) === stack);
-    open.add((own.find((group) => group.block === (openBlocks.number ?? 0)) ?? own[0]).where);
+    const own = sections.filter((section) => section.block !== null && stackOf(section) === stack);
+    open.add((own.find((section) => section.block === (openBlocks.number ?? 0)) ?? own[0]).path);
   }
   return open;
 }
 function columnTitles(stacks) {
   return stacks.map((stack) => {
-    const count = groups.filter((group) => group.block !== null && stackOf(group) === stack).length;
+    const count = sections.filter((section) => section.block !== null && stackOf(section) === stack).length;
     const name = stack.split(".").pop() || data.kind;
     return `${name[0].toUpperCase()}${name.slice(1)}, ${count} block${count > 1 ? "s" : ""}`;
   });
@@ -135,22 +135,22 @@ function columnTitles(stacks) {
 const svgText = (text, x, y, kind, anchor = "start") => draw("text", { x, y, class: kind, "text-anchor": anchor }, text);
 
 function box(node) {
-  const here = node.first <= state.station && state.station <= node.last, round = node.role === "add";
+  const here = node.first <= state.step && state.step <= node.last, round = node.role === "add";
   const middle = [node.x + WIDE / 2, node.y + HIGH / 2];
   const shape = round ? draw("circle", { cx: middle[0], cy: middle[1], r: 11 })
     : draw("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: 6 });
   const one = draw("g", { class: `node ${node.kind}${here ? " here" : ""}`, tabindex: 0, role: "button",
-    "aria-label": `${node.group.title}: ${round ? "add" : node.label}`, "aria-pressed": here }, shape, svgText(node.label, ...middle, ""));
-  one.addEventListener("click", () => go({ station: node.first }));
+    "aria-label": `${node.section.title}: ${round ? "add" : node.label}`, "aria-pressed": here }, shape, svgText(node.label, ...middle, ""));
+  one.addEventListener("click", () => go({ step: node.first }));
   one.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go({ station: node.first }); }
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go({ step: node.first }); }
   });
   return one;
 }
 // The arrows into a box: straight from the box above, around the side from farther up, across from the other stack.
 function edges(node, nodeOf, placed) {
   const sources = new Set();
-  for (let i = node.first; i <= node.last; i++) for (const source of stations[i].sources) {
+  for (let i = node.first; i <= node.last; i++) for (const source of steps[i].sources) {
     const from = nodeOf(source);
     if (from && from !== node) sources.add(from);
   }
@@ -165,7 +165,7 @@ function edges(node, nodeOf, placed) {
       return draw("path", { class: "memory", d: `M${out} ${from.y + HIGH / 2}H${channel}V${mid}H${node.x - 1}` });
     }
     // What enters a block from outside branches off inside of it, under its title.
-    const top = from.group === node.group ? from.y + HIGH + (from.role === "add" ? -2 : 0) : placed.find((other) => other.group === node.group).y - GAP;
+    const top = from.section === node.section ? from.y + HIGH + (from.role === "add" ? -2 : 0) : placed.find((other) => other.section === node.section).y - GAP;
     const start = top + GAP / 2 - 1, left = node.x - 10 - 6 * side++;
     const into = node.role === "add" ? x - 12 : node.x - 1;
     return draw("path", { class: "skip", d: `M${x} ${start}H${left}V${mid}H${into}` });
@@ -183,31 +183,31 @@ function loop(placed) {
 // ---------------------------------------------------------------------------------------------- one station
 
 function article(i, live = true) {
-  const one = stations[i], group = groups[groupOf[i]];
-  const sizes = one.letters.length ? make("p", { class: "shape" }, make("b", {}, `(${one.letters.join(", ")})`),
+  const one = steps[i], section = sections[sectionOf[i]];
+  const sizes = one.symbols.length ? make("p", { class: "shape" }, make("b", {}, `(${one.symbols.join(", ")})`),
     ` = (${one.shape.map((n) => n.toLocaleString("en")).join(", ")})`) : null;
   return make("article", {},
-    make("p", { class: "place" }, [group.title, group.order, one.branch].filter(Boolean).join(" · ")),
+    make("p", { class: "place" }, [section.title, section.order, one.branch].filter(Boolean).join(" · ")),
     make("h2", {}, `${i}. ${one.name}`),
-    live ? strip(group) : null,
+    live ? strip(section) : null,
     make("p", { class: "formula" }, one.formula), sizes,
-    make("p", { class: "why" }, one.why),
+    make("p", { class: "why" }, one.explanation),
     one.note ? make("p", { class: "remark" }, one.note) : null,
-    made(one), one.where ? make("p", { class: "where made" }, one.where) : null,
+    made(one), one.module ? make("p", { class: "where made" }, one.module) : null,
     make("div", { class: "values" }, ...values(one)));
 }
-function strip(group) {
+function strip(section) {
   const buttons = [];
-  for (let i = group.first; i <= group.last; i++)
-    buttons.push(make("button", { type: "button", "aria-current": i === state.station, onclick: () => go({ station: i }) }, short(stations[i])));
-  return make("div", { class: "strip", role: "group", "aria-label": group.title }, ...buttons);
+  for (let i = section.first; i <= section.last; i++)
+    buttons.push(make("button", { type: "button", "aria-current": i === state.step, onclick: () => go({ step: i }) }, short(steps[i])));
+  return make("div", { class: "strip", role: "group", "aria-label": section.title }, ...buttons);
 }
 const SHORT = { q: "q", k: "k", v: "v", scores: "scores", mask: "mask", weights: "softmax", heads: "heads", out: "together", hidden: "wide",
   feed_forward: "back", add: "add", norm: "norm" };
 const short = (one) => SHORT[one.role] ?? LABELS[one.role] ?? one.name;
 function made(one) {
   if (!one.sources.length) return null;
-  const links = one.sources.map((i) => make("button", { type: "button", onclick: () => go({ station: i }) }, `${i}. ${stations[i].name}`));
+  const links = one.sources.map((i) => make("button", { type: "button", onclick: () => go({ step: i }) }, `${i}. ${steps[i].name}`));
   return make("p", { class: "made" }, "made from ", ...links);
 }
 
@@ -237,17 +237,17 @@ function chips(one) {
     one.role === "characters" ? "" : make("small", {}, String(one.values[i])))));
 }
 function bars(one) {
-  const tables = steps.map((step, i) => make("table", {},
-    make("caption", {}, ...(step.read.length ? ["after ", make("b", {}, step.read.slice(-6).map(trimmed).join(" "))] : ["of the picture"])),
-    make("tbody", {}, ...step.likeliest.map((word) => {
+  const tables = predictions.map((prediction, i) => make("table", {},
+    make("caption", {}, ...(prediction.context.length ? ["after ", make("b", {}, prediction.context.slice(-6).map(trimmed).join(" "))] : ["of the picture"])),
+    make("tbody", {}, ...prediction.top.map((word) => {
       const gauge = make("span", {});
       gauge.style.width = `${100 * word.probability}%`;
-      return make("tr", { class: word.id === step.taken.id ? "taken" : null }, make("td", {}, trimmed(word.token)),
+      return make("tr", { class: word.id === prediction.token.id ? "taken" : null }, make("td", {}, trimmed(word.token)),
         make("td", { class: "gauge" }, gauge), make("td", {}, word.probability >= 0.001 ? word.probability.toFixed(3) : "<0.001"));
     }))));
   if (one.role === "softmax") return make("div", { class: "bars" }, ...tables);
-  return make("div", { class: "chips" }, ...steps.map((step) => make("span", {}, trimmed(step.taken.token),
-    make("small", {}, `${step.taken.id}, p = ${step.taken.probability.toFixed(3)}`))));
+  return make("div", { class: "chips" }, ...predictions.map((prediction) => make("span", {}, trimmed(prediction.token.token),
+    make("small", {}, `${prediction.token.id}, p = ${prediction.token.probability.toFixed(3)}`))));
 }
 function vectors(one, rows, norms, paint) {
   const narrow = innerWidth < 600, first = Math.min(narrow ? 2 : 5, rows[0].length), width = Math.min(narrow ? 110 : 260, 4 * rows[0].length);
@@ -283,28 +283,28 @@ const named = (tokens) => `${trimmed(tokens[0])} … ${trimmed(tokens[tokens.len
 
 function go(changes, push = true) {
   Object.assign(state, changes);
-  state.station = Math.max(0, Math.min(stations.length - 1, state.station));
+  state.step = Math.max(0, Math.min(steps.length - 1, state.step));
   state.head = Math.max(0, Math.min((data.sizes.H ?? 1) - 1, state.head));
   const focused = document.activeElement?.closest("#drawing") !== null && document.activeElement !== document.body;
   drawing();
   if (focused) at("drawing").querySelector(".here")?.focus();
-  const before = stations[state.station - 1], after = stations[state.station + 1];
-  at("station").replaceChildren(article(state.station), make("div", { class: "turn" },
-    make("button", { type: "button", disabled: !before, onclick: () => go({ station: state.station - 1 }) }, `← ${before ? short(before) : ""}`),
-    make("button", { type: "button", class: "next", disabled: !after, onclick: () => go({ station: state.station + 1 }) }, `${after ? short(after) : ""} →`)));
-  document.documentElement.dataset.ready = `${state.station}/${state.head}`;
-  try { if (push) history.replaceState(null, "", `#${state.station}.${state.head}`); } catch { /* a frame without an address */ }
+  const before = steps[state.step - 1], after = steps[state.step + 1];
+  at("step").replaceChildren(article(state.step), make("div", { class: "turn" },
+    make("button", { type: "button", disabled: !before, onclick: () => go({ step: state.step - 1 }) }, `← ${before ? short(before) : ""}`),
+    make("button", { type: "button", class: "next", disabled: !after, onclick: () => go({ step: state.step + 1 }) }, `${after ? short(after) : ""} →`)));
+  document.documentElement.dataset.ready = `${state.step}/${state.head}`;
+  try { if (push) history.replaceState(null, "", `#${state.step}.${state.head}`); } catch { /* a frame without an address */ }
 }
 // The same station in the block before or after.
 function jump(by) {
-  const group = groups[groupOf[state.station]];
-  const other = groups.find((one) => one.block === (group.block ?? -2) + by && group.block !== null && stackOf(one) === stackOf(group))
-    ?? groups[groupOf[state.station] + by];
-  if (other) go({ station: Math.min(other.first + (group.block === null || other.block === null ? 0 : state.station - group.first), other.last) });
+  const section = sections[sectionOf[state.step]];
+  const other = sections.find((one) => one.block === (section.block ?? -2) + by && section.block !== null && stackOf(one) === stackOf(section))
+    ?? sections[sectionOf[state.step] + by];
+  if (other) go({ step: Math.min(other.first + (section.block === null || other.block === null ? 0 : state.step - section.first), other.last) });
 }
-const KEYS = { ArrowLeft: () => go({ station: state.station - 1 }), ArrowRight: () => go({ station: state.station + 1 }),
+const KEYS = { ArrowLeft: () => go({ step: state.step - 1 }), ArrowRight: () => go({ step: state.step + 1 }),
   ArrowUp: () => jump(-1), ArrowDown: () => jump(1), "[": () => go({ head: state.head - 1 }), "]": () => go({ head: state.head + 1 }),
-  Home: () => go({ station: 0 }), End: () => go({ station: stations.length - 1 }), "?": () => at("help").showModal() };
+  Home: () => go({ step: 0 }), End: () => go({ step: steps.length - 1 }), "?": () => at("help").showModal() };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || at("help").open || !KEYS[event.key]) return;
   if (event.target.closest?.("input, textarea, select")) return; // they are written in
@@ -318,8 +318,8 @@ addEventListener("hashchange", () => { restore(); go({}, false); }, { signal });
 addEventListener("beforeprint", () => {
   document.documentElement.classList.add("printing");
   const open = openBlocks();
-  const wanted = groups.filter((group) => group.block === null || open.has(group.where));
-  at("paper").replaceChildren(...wanted.flatMap((group) => stations.slice(group.first, group.last + 1).map((_, k) => article(group.first + k, false))));
+  const wanted = sections.filter((section) => section.block === null || open.has(section.path));
+  at("paper").replaceChildren(...wanted.flatMap((section) => steps.slice(section.first, section.last + 1).map((_, k) => article(section.first + k, false))));
 }, { signal });
 addEventListener("afterprint", () => {
   document.documentElement.classList.remove("printing");
@@ -328,11 +328,11 @@ addEventListener("afterprint", () => {
 
 function restore() {
   const found = location.hash.match(/^#(\d+)\.(\d+)$/);
-  if (found) Object.assign(state, { station: Number(found[1]), head: Number(found[2]) });
+  if (found) Object.assign(state, { step: Number(found[1]), head: Number(found[2]) });
 }
 const described = (target, pairs) => at(target).append(...pairs.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 at("title").textContent = data.title;
-described("facts", Object.entries(data.facts));
-described("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.letters[letter] ?? ""}`]));
+described("facts", Object.entries(data.metadata));
+described("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.symbols[letter] ?? ""}`]));
 restore();
 go({}, false);

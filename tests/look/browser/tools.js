@@ -21,7 +21,7 @@ const looks = () => [...all("#detail table")[0].querySelectorAll("tr")].map((lin
   [line.querySelector(".key").textContent, line.querySelector(".number").textContent]);
 const pressed = () => all(".thumb").filter((one) => one.getAttribute("aria-pressed") === "true").map((one) => one.dataset.at);
 
-// How many colours a canvas has: 1 where nothing was drawn.
+// How many colors a canvas has: 1 where nothing was drawn.
 function ink(canvas) {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return new Set(new Uint32Array(data.buffer)).size;

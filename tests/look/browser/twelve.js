@@ -53,7 +53,7 @@ report(async () => {
   key("a");
   await ready("0/3/Lines");
   found.together = [text("#where"), all(".lines path").length, new Set(all(".lines path").map((path) => path.style.stroke)).size];
-  found.colours = all(".colour").map((one) => one.textContent);
+  found.colors = all(".color").map((one) => one.textContent);
   key("a");
   await ready("0/1/Lines");
 
