@@ -17,6 +17,7 @@ import io
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Float
-from clearhead.errors import DataError, MissingDependencyError, StorageError
+from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 from clearhead.values import Count, checked, did_you_mean, whole
 
 # Of samples, little-endian as all machines are that torch runs on.
@@ -33,6 +34,7 @@ KINDS = {"u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "f32": torch
 Bytes = io.BufferedIOBase | io.RawIOBase
 _UNKNOWN_SIZE = 0x7FFF0000  # writers into a pipe put 0 or something near 2³¹ or 2³² in place of a size
 _LONGEST_CHUNK = 1 << 20  # before the samples
+_MAX_BLOCK_VALUES = 1 << 20  # samples times channels that soundfile decodes at a time
 _SILENT, _LOUD, _CLIPPED = 1e-4, 0.9999, 0.001  # peaks below; samples above; the share of these that is too large
 
 
@@ -177,13 +179,26 @@ class Stream:
                 f"{path} is no plain WAV, and other sounds are read by soundfile, which is not installed: "
                 "pip install 'clearhead[audio]'"
             ) from error
-        try:
-            data, rate = soundfile.read(path, dtype="float32", always_2d=True)
-        except soundfile.SoundFileError as error:
-            why = str(error).rpartition(": ")[2].strip().rstrip(".")
-            raise DataError(f"{path} is not a sound that can be read ({why}); expected WAV, FLAC or Ogg") from error
-        size = max(1, round(self._seconds * rate))
-        return _Form(rate, data.shape[1], None), iter(torch.from_numpy(data).split(size) if len(data) else ())
+
+        @contextmanager
+        def decoding_errors() -> Iterator[None]:
+            try:
+                yield
+            except soundfile.SoundFileError as error:
+                why = str(error).rpartition(": ")[2].strip().rstrip(".")
+                raise DataError(f"{path} is not a sound that can be read ({why}); expected WAV, FLAC or Ogg") from error
+
+        with decoding_errors():
+            file = soundfile.SoundFile(path)
+
+        def blocks() -> Iterator[Tensor]:
+            # A small file can decode to a large one, and its channels are averaged block by block.
+            size = max(1, min(round(self._seconds * file.samplerate), _MAX_BLOCK_VALUES // file.channels))
+            with file, decoding_errors():
+                while len(block := file.read(size, dtype="float32", always_2d=True)):
+                    yield torch.from_numpy(block)
+
+        return _Form(file.samplerate, file.channels, None), blocks()
 
 
 def _header(start: bytes, file: Bytes, name: str) -> _Form | None:
@@ -219,7 +234,8 @@ def _exactly(file: Bytes, size: int) -> bytes:
 _SLOWEST, _FASTEST = 1_000, 384_000  # Hz
 _CROSSINGS, _KAISER = 32, 8.6  # zeros of the sinc at each side, and a window that falls to about −85 dB beyond them
 _PASSED = 0.92  # of the lower Nyquist frequency: the filter has fallen where the new one begins
-_AT_ONCE = 1 << 13
+_MAX_WEIGHTS = 1 << 22  # of all phases together: 32 MiB
+_MAX_WINDOW_VALUES = 1 << 20  # inputs of the outputs that are computed at a time
 
 
 class Resampler:
@@ -233,6 +249,12 @@ class Resampler:
             whole(given, "the sample rate", least=_SLOWEST, most=_FASTEST)
         common = math.gcd(source, target)
         self._up, self._down = target // common, source // common
+        n_weights = self._up * 2 * _half_width(self._up, self._down)
+        if source != target and n_weights > _MAX_WEIGHTS:
+            raise ConfigError(
+                f"cannot resample from {source:,} Hz to {target:,} Hz: the ratio {self._up:,}/{self._down:,} needs "
+                f"{n_weights:,} filter weights, expected at most {_MAX_WEIGHTS:,}; use a common rate such as 48,000 Hz"
+            )
         self._rows, self._half = (torch.zeros(0), 0) if source == target else _weights(self._up, self._down)
         # Silence before the beginning. `_kept` begins at input `_first`.
         self._first = min(0, 1 - self._half)
@@ -258,7 +280,8 @@ class Resampler:
     def _until(self, stop: int) -> Tensor:
         parts = [torch.zeros(0)]
         while self._made < stop:
-            places = torch.arange(self._made, min(stop, self._made + _AT_ONCE)) * self._down
+            at_once = max(1, _MAX_WINDOW_VALUES // self._rows.shape[1])
+            places = torch.arange(self._made, min(stop, self._made + at_once)) * self._down
             begins = places // self._up - (self._half - 1) - self._first
             windows = self._kept.unfold(0, self._rows.shape[1], 1)[begins]  # (M, inputs)
             parts.append((windows * self._rows[places % self._up]).sum(-1).float())
@@ -274,10 +297,20 @@ def resample(samples: Float[Tensor, " N"], source: int, target: int) -> Float[Te
     return torch.cat((going.feed(samples), going.end()))
 
 
+def _cutoff(up: int, down: int) -> float:
+    """Return the cutoff frequency as a fraction of the source's Nyquist frequency."""
+    return _PASSED * min(1.0, up / down)
+
+
+def _half_width(up: int, down: int) -> int:
+    """Return the number of inputs on each side of an output."""
+    return math.ceil(_CROSSINGS / _cutoff(up, down))
+
+
 def _weights(up: int, down: int) -> tuple[Tensor, int]:
     """(phases, inputs): for each place between two inputs, the weights of those around it; and half their number."""
-    cut = _PASSED * min(1.0, up / down)  # of the source's Nyquist frequency
-    half = math.ceil(_CROSSINGS / cut)
+    cut = _cutoff(up, down)
+    half = _half_width(up, down)
     away = torch.arange(up).double()[:, None] / up + (half - 1) - torch.arange(2 * half)
     rows = torch.sinc(cut * away) * torch.i0(_KAISER * (1 - (away / half) ** 2).clamp(min=0).sqrt())
     return rows / rows.sum(-1, keepdim=True), half

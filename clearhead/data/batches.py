@@ -20,10 +20,11 @@ from clearhead.data.batch import B_co, Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import round_up
 from clearhead.errors import ConfigError, DataError
-from clearhead.values import Count, require
+from clearhead.values import Count, require, whole
 
 # Keys that keep the shuffling of rows and of batches apart from each other and from what the tasks draw.
 _ROWS, _BATCHES = 101, 103
+_MAX_EPOCH = 2**31 - 1  # further in, a stored state is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +251,6 @@ class Batches(Generic[B_co]):
             then = "resume with the data and settings of the run that saved it"
             saved = f"the saved place in the data is for {name} {state[name]}, this run has {here}"
             require(state[name] == here, f"{saved}: {then}")
-        epoch, position = state["epoch"], state["position"]
-        require(min(epoch, position) >= 0, f"epoch {epoch}, position {position}: expected none below 0")
-        self.epoch, self.position = int(epoch), int(position)
+        epoch = whole(state["epoch"], "epoch", most=_MAX_EPOCH)
+        position = whole(state["position"], "position", most=_MAX_EPOCH)
+        self.epoch, self.position = epoch, position

@@ -25,11 +25,12 @@ from clearhead._shapes import Int
 from clearhead.data import files
 from clearhead.data.tokenizers import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, visible
 from clearhead.errors import ConfigError, DataError, StorageError
-from clearhead.values import require
+from clearhead.values import require, whole
 
 N_BYTES = 256
 _PIECE = 4_096  # characters that are encoded as one text
 _PIECES_AT_ONCE = 4_096
+_MAX_VOCAB_SIZE = 1 << 20  # the library allocates memory for all of it before it trains
 
 
 @cache
@@ -170,6 +171,7 @@ def train_bpe(
     names = [PAD, BOS, EOS, *specials]
     always = f"each must be there once, and {PAD}, {BOS}, {EOS} always are"
     require(len(set(names)) == len(names), f"special tokens {names}: {always}")
+    whole(vocab_size, "vocab_size", most=_MAX_VOCAB_SIZE)
     why = f"{len(names)} special tokens and {N_BYTES} bytes need {len(names) + N_BYTES}"
     require(vocab_size >= len(names) + N_BYTES, f"vocab_size {vocab_size} is too small: {why}")
     inner = Inner(models.BPE())

@@ -168,6 +168,9 @@ def patch_labels(trained: Trained) -> list[str]:
     return [*["[CLS]"] * config.pooling.n_extra, *places]
 
 
+_MAX_PIXELS = 1 << 25  # decoded, an image takes several times 4 bytes per pixel
+
+
 def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
     """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
     if not isinstance(trained.model, VisionTransformer):
@@ -187,6 +190,11 @@ def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
         from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:
+                raise DataError(
+                    f"{given} has {opened.width:,} × {opened.height:,} pixels; expected at most {_MAX_PIXELS:,}: "
+                    "make it smaller first"
+                )
             # What is see-through lies on white paper.
             color = opened.convert("RGBA")
             paper = Image.alpha_composite(Image.new("RGBA", color.size, "white"), color)

@@ -27,6 +27,7 @@ from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import StorageError
 from clearhead.models import storage
 from clearhead.training.distributed import World, is_sharded
+from clearhead.values import shown
 
 FORMAT = "clearhead checkpoint 1"
 MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
@@ -173,14 +174,25 @@ def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
     state = _read_json(folder / _STATE)
     if state.get("format") != FORMAT or state.get("step") != step:
         raise StorageError(
-            f"{folder} is foreign: it says {state.get('format')!r}, step {state.get('step')!r}, "
+            f"{folder} is foreign: it says {shown(state.get('format'))}, step {shown(state.get('step'))}, "
             f"expected {FORMAT!r}, step {step}"
         )
     # What version 0.1 made its marks of cannot be said again; its checkpoints are told apart by their tensors and data.
     is_old = recipe is not None and recipe.startswith(MARK) and not str(state.get("recipe")).startswith(MARK)
     if recipe is not None and state.get("recipe") != recipe and not is_old:
         raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
-    return Checkpoint(folder, step, state, {name: tuple(shape) for name, shape in state["tensors"].items()})
+    return Checkpoint(folder, step, state, _shapes(state.get("tensors"), folder))
+
+
+def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor as `state.json` lists it."""
+    start = f"{folder} is foreign: {_STATE}: tensors"
+    if not isinstance(stored, dict):
+        raise StorageError(f"{start} is {shown(stored)}, expected an object of names and shapes")
+    for name, shape in stored.items():
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise StorageError(f"{start} has {shown(name)} with shape {shown(shape)}, expected a list of sizes")
+    return {name: tuple(shape) for name, shape in stored.items()}
 
 
 # ---------------------------------------------------------------------- reading
@@ -207,7 +219,11 @@ def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
         try:
             with safe_open(folder / path, framework="pt") as file, torch.no_grad():
                 for name, place in places.items():
-                    place.copy_(file.get_tensor(name))
+                    stored = file.get_tensor(name)
+                    if stored.shape != place.shape:  # which `copy_` would broadcast
+                        then = f"{name} is {tuple(stored.shape)}, expected {tuple(place.shape)}"
+                        raise StorageError(f"{folder} is foreign: {path}: {then}")
+                    place.copy_(stored)
         except (SafetensorError, OSError) as error:
             raise StorageError(f"{folder} is torn: {path} cannot be read ({error})") from error
 
@@ -215,12 +231,18 @@ def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
 def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     places: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it remarks on a single process, which is meant
-        dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it remarks on a single process, which is meant
+            dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
+    except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        first = next((failure for failure, _ in failures.values()), error)
+        raise StorageError(f"{folder} is torn: its shards cannot be read ({shown(str(first))})") from error
 
 
 def _files(folder: Path) -> list[str]:
@@ -238,7 +260,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise StorageError(f"{path.parent} is torn: {path.name} is missing")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path.parent} is torn: {path.name} is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise StorageError(f"{path.parent} is foreign: {path.name} is not an object of names and values")
@@ -297,13 +319,19 @@ def rng_tensors(world: World) -> dict[str, Tensor]:
 def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
     """Go on with the random numbers that would have come next; a process that is new starts its own."""
     seed(run_seed, world, checkpoint.step)
-    shapes = {name: shape for name, shape in checkpoint.tensors.items() if name.startswith("rng/")}
-    found = {name: torch.zeros(shape, dtype=torch.uint8) for name, shape in shapes.items()}
-    read(checkpoint, found)
-    if (cpu := found.get(f"rng/{world.rank}/cpu")) is not None:
-        torch.set_rng_state(cpu)
-    if world.device.type == "cuda" and (cuda := found.get(f"rng/{world.rank}/cuda")) is not None:
-        torch.cuda.set_rng_state(cuda, world.device)
+    states = {f"rng/{world.rank}/cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states[f"rng/{world.rank}/cuda"] = torch.cuda.get_rng_state(world.device)
+    states = {name: torch.empty_like(state) for name, state in states.items() if name in checkpoint.tensors}
+    read(checkpoint, states)
+    for name, state in states.items():
+        try:
+            if name.endswith("/cpu"):
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, world.device)
+        except RuntimeError as error:
+            raise StorageError(f"{checkpoint.folder} is foreign: {name} is not a state of this generator") from error
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -319,6 +347,9 @@ def places_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str
 def read_under(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `prefixed` stored, tensors like the weights."""
     names = [name.removeprefix(f"{prefix}/") for name in checkpoint.tensors if name.startswith(f"{prefix}/")]
+    for name in names:
+        if name not in weights and name.partition("/")[2] not in weights:
+            raise StorageError(f"{checkpoint.folder} is foreign: {prefix}/{name} belongs to none of the parameters")
     found = places_like(weights, names)
     read(checkpoint, prefixed(prefix, found))
     return found

@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.data import Batch, Batches, Split, Task
-from clearhead.errors import ClearheadError, StorageError
+from clearhead.errors import ClearheadError, ConfigError, StorageError
 from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
@@ -27,6 +27,7 @@ from clearhead.training.feed import Feed, Taken, kernels_for
 from clearhead.training.passes import Passes, widest
 from clearhead.training.progress import Log, Progress
 from clearhead.training.recipe import Recipe, export, own_recipe
+from clearhead.values import checked, require, shown
 
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
@@ -62,6 +63,20 @@ class Standing:
     best_loss: float | None = None
     best_step: int = 0
     waited: int = 0  # validations since the best
+
+
+def _standing_of(checkpoint: checkpoints.Checkpoint) -> Standing:
+    """Return the trainer's state that a checkpoint contains."""
+    hints = get_type_hints(Standing)
+    try:
+        values = checked(checkpoint.state.get("standing"), "standing", dict)
+        if odd := sorted(values.keys() ^ hints.keys()):
+            raise ConfigError(f"standing: expected the fields {', '.join(hints)}; missing or unknown: {shown(odd)}")
+        standing = Standing(**{name: checked(values[name], f"standing: {name}", hints[name]) for name in hints})
+        require(standing.step == checkpoint.step, f"standing: step is {shown(standing.step)}, not {checkpoint.step}")
+    except ConfigError as error:
+        raise StorageError(f"{checkpoint.folder} is foreign: {error}") from error
+    return standing
 
 
 class Trainer:
@@ -297,12 +312,16 @@ class Trainer:
         return False
 
     def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
+        standing = _standing_of(checkpoint)
         own = checkpoints.weights(self.inner)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in own.items()})
         checkpoints.restore_optimiser(self.optimiser, self.inner, checkpoint)
         self.averaged, self.best = (checkpoints.read_under(kept, checkpoint, own) for kept in ("average", "best"))
-        self.feed.go_to(checkpoint.state["data"])
-        self.at = Standing(**checkpoint.state["standing"])
+        try:
+            self.feed.go_to(checked(checkpoint.state.get("data"), "data", dict))
+        except ConfigError as error:
+            raise StorageError(f"{checkpoint.folder} is foreign: {error}") from error
+        self.at = standing
         # What had been summed up over all processes goes on in the first one's account.
         self._loss_since.fill_(self.at.interval_loss if self.world.is_first else 0.0)
         self.checkpoint = checkpoint.folder

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Passes:
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
         self._routed = [part for part in model.modules() if isinstance(part, ExpertsFeedForward)]
-        self._prepare(blocks_of(model))
+        self._replacements = self._prepare(blocks_of(model))
         self._loss = LossOf(self.model, objective)
         self._shared = world.share(self._loss)
         self._pass: Pass = self._forward_backward
@@ -50,17 +50,22 @@ class Passes:
         if config.compile and rows is not None and alone and not (config.recompute or self._routed):
             self._pass = Recorded(self._forward_backward, self.model.parameters())
 
-    def _prepare(self, blocks: list[nn.Module]) -> None:
+    def _prepare(self, blocks: list[nn.Module]) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+        """Return the methods that are replaced during a forward pass: (module, attribute, replacement)."""
         dynamic = self._rows is None  # one graph then serves batches of every shape
+        replacements: list[tuple[nn.Module, str, Callable[..., Any]]] = []
         for routed in self._routed if self._config.compile else ():
-            # Experts get other numbers of tokens every time, and a graph for each would be a new one.
-            routed.forward = torch.compiler.disable(routed.forward)  # type: ignore[method-assign]
+            # Experts get a different number of tokens in every batch, which would need a graph each.
+            replacements.append((routed, "forward", torch.compiler.disable(routed.forward)))
         if self._config.compile and not self._config.recompute:
             for part in blocks or [self.model]:
-                part.compile(dynamic=dynamic)
+                # As `part.compile()` does, which would stay in place after training.
+                compiled = torch.compile(part._call_impl, dynamic=dynamic)
+                replacements.append((part, "_compiled_call_impl", compiled))
         for block in blocks if self._config.recompute else ():
             forward = torch.compile(block.forward, dynamic=dynamic) if self._config.compile else block.forward
-            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+            replacements.append((block, "forward", functools.partial(checkpoint, forward, use_reentrant=False)))
+        return replacements
 
     def learn(self, batches: Iterable[Batch], scale: float) -> Tensor:
         """The sum of the batches' losses; its gradient, times `scale`, is then the parameters'."""
@@ -75,7 +80,7 @@ class Passes:
         return loss
 
     def _forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
-        with self._autocast():
+        with replaced(self._replacements), self._autocast():
             total = self._shared(batch)
         (total * scale).backward()
         return total.detach()
@@ -96,6 +101,20 @@ class Passes:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._world.device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
+
+
+@contextmanager
+def replaced(replacements: Iterable[tuple[nn.Module, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Set attributes of modules inside the block, and restore them afterwards: the model belongs to the caller."""
+    with ExitStack() as stack:
+        for module, name, replacement in replacements:
+            attributes = vars(module)
+            if name in attributes:
+                stack.callback(attributes.__setitem__, name, attributes[name])
+            else:
+                stack.callback(attributes.pop, name)
+            attributes[name] = replacement
+        yield
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from clearhead.audio import Stream, read
-from clearhead.errors import DataError, MissingDependencyError, StorageError
+from clearhead.audio import Stream, read, resample
+from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
 soundfile = pytest.importorskip("soundfile", reason="writes the files that are read")
 
@@ -215,3 +217,54 @@ def test_kinds_and_channels_that_are_none_are_refused():
         heard(b"abcd", kind="s16l")
     with pytest.raises(DataError, match="channels is 0; expected a whole number of at least 1"):
         heard(b"abcd", channels=0)
+
+
+# ---------------------------------------------------------------------- small files, large memory
+
+
+def peak_of(call):
+    """The growth of this process's resident memory during a call, in bytes."""
+
+    def status(key):
+        return 1024 * int(re.search(key + r":\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status("VmRSS")
+    call()
+    return status("VmHWM") - before
+
+
+@pytest.mark.measured
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_read_decodes_many_channels_in_blocks(tmp_path):
+    path = tmp_path / "silence.flac"
+    n = 1 << 22
+    with soundfile.SoundFile(path, "w", 48_000, 8, "PCM_16", format="FLAC") as file:
+        for _ in range(16):
+            file.write(np.zeros((n // 16, 8), np.int16))
+    assert path.stat().st_size < 1 << 17
+    read(path, rate=48_000 // 16)
+    mono = 4 * n
+    assert peak_of(lambda: read(path)) < 4 * mono  # eight channels at once would be 8 * mono, and their copies more
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("rate", [383_999, 191_999])
+def test_stream_rejects_rates_whose_resampling_filter_is_too_large(rate):
+    with pytest.raises(ConfigError, match=f"cannot resample from {rate:,} Hz to 8,000 Hz"):
+        heard(wav(noise(100), rate=rate))
+
+
+@pytest.mark.measured
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_resampler_bounds_the_memory_of_large_ratios():
+    samples = torch.zeros(1 << 19)
+    resample(samples[:4_000], 384_000, 8_000)
+    assert peak_of(lambda: resample(samples, 384_000, 8_000)) < 1 << 27
+
+
+@pytest.mark.bad_input
+def test_read_reports_a_flac_file_cut_in_the_middle(tmp_path):
+    (tmp_path / "a.flac").write_bytes(wav(noise(200_003), form="FLAC")[:200_000])
+    with pytest.raises(DataError, match="is not a sound that can be read"):
+        read(tmp_path / "a.flac")

@@ -177,7 +177,7 @@ def test_a_state_of_another_run_is_refused():
             other.load_state_dict(state)
     with pytest.raises(ConfigError, match="lacks position, seed, shuffle, size"):
         Batches(split, ByCount(5)).load_state_dict({"epoch": 0, "examples": 23})
-    with pytest.raises(ConfigError, match="expected none below 0"):
+    with pytest.raises(ConfigError, match="expected a whole number of at least 0"):
         Batches(split, ByCount(5), seed=1).load_state_dict({**state, "position": -1})
 
 

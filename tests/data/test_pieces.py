@@ -8,8 +8,8 @@ import pickle
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from clearhead.data.pieces import load_pieces
-from clearhead.errors import DataError, StorageError
+from clearhead.data.pieces import load_pieces, train_bpe
+from clearhead.errors import ConfigError, DataError, StorageError
 
 TEXTS = ["the quick brown fox", "the lazy dog, the quick dog", "unaffable and quick"]
 
@@ -118,3 +118,10 @@ def test_settings_that_are_no_object_are_refused(made):
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(StorageError, match=r"tokenizer_config\.json is not an object"):
         load_pieces(folder)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("vocab_size", [99999999999999999999, 1 << 31, 10**40, (1 << 20) + 1])
+def test_train_bpe_rejects_a_huge_vocab_size(vocab_size):
+    with pytest.raises(ConfigError, match=r"vocab_size is \d+…?; expected a whole number of at most 1048576"):
+        train_bpe(["a text"], vocab_size)

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from clearhead.errors import StorageError
 from clearhead.training import checkpoints
@@ -83,8 +84,12 @@ def _flip(folder):
 def _edit(folder, **changes):
     state = json.loads((folder / "state.json").read_text()) | changes
     (folder / "state.json").write_text(json.dumps(state))
+    _update_manifest(folder)
+
+
+def _update_manifest(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = checkpoints.sha256(folder / "state.json")
+    manifest = {name: checkpoints.sha256(folder / name) for name in manifest}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -158,3 +163,49 @@ def test_the_same_step_again_replaces_it(tmp_path, tensors):
 
 def test_no_folder_is_no_checkpoint(tmp_path):
     assert good(tmp_path / "nothing") == []
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_valid_checkpoints_skips_deeply_nested_json(tmp_path, tensors, name):
+    write(tmp_path, 3, tensors)
+    folder = write(tmp_path, 7, tensors)
+    (folder / name).write_text("[" * 200_000)
+    if name == "state.json":
+        _update_manifest(folder)
+    with pytest.warns(RuntimeWarning, match=f"step-00000007 .*{name} is not JSON"):
+        assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "stored",
+    [None, 5, [], {"a": 5}, {"a": [3, "5"]}, {"a": [-1]}, {"a": [True]}, {"a": None}],
+    ids=str,
+)
+def test_valid_checkpoints_skips_malformed_tensor_shapes(tmp_path, tensors, stored):
+    write(tmp_path, 3, tensors)
+    _edit(write(tmp_path, 7, tensors), tensors=stored)
+    with pytest.warns(RuntimeWarning, match=r"step-00000007 .*state.json: tensors") as caught:
+        assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
+    assert all(len(str(warning.message)) < 400 for warning in caught)
+
+
+@pytest.mark.bad_input
+def test_valid_checkpoints_quotes_long_values_shortened(tmp_path, tensors):
+    write(tmp_path, 3, tensors)
+    _edit(write(tmp_path, 7, tensors), format="x" * 100_000)
+    with pytest.warns(RuntimeWarning, match="step-00000007") as caught:
+        good(tmp_path)
+    assert all(len(str(warning.message)) < 400 for warning in caught)
+
+
+@pytest.mark.bad_input
+def test_read_rejects_a_file_whose_tensors_have_other_shapes(tmp_path, tensors):
+    folder = write(tmp_path, 7, tensors)
+    other = {"layer.weight": torch.zeros(1, 5)}  # would broadcast
+    save_file(other, folder / "model.safetensors")
+    _update_manifest(folder)
+    (checkpoint,) = good(tmp_path)
+    with pytest.raises(StorageError, match=r"model.safetensors.*layer.weight is \(1, 5\), expected \(3, 5\)"):
+        checkpoints.read(checkpoint, {"layer.weight": torch.zeros(3, 5)})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -9,7 +10,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from clearhead.data.batches import Batches, ByTokens
@@ -241,6 +242,57 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert (summary.ending, summary.steps) == ("finished", 11)
     assert rows(tmp_path / "run") == log
     assert all(torch.equal(before[name], tensor) for name, tensor in final(tmp_path / "run").items())
+
+
+CRAFTED = {
+    "no standing": lambda state: state.pop("standing"),
+    "standing is a list": lambda state: state.update(standing=[1]),
+    "unknown standing": lambda state: state["standing"].update(more=1),
+    "missing standing": lambda state: state["standing"].pop("tokens"),
+    "text for a number": lambda state: state["standing"].update(tokens="many"),
+    "another step": lambda state: state["standing"].update(step=5),
+    "no data": lambda state: state.pop("data"),
+    "data is a number": lambda state: state.update(data=3),
+    "text for an epoch": lambda state: state["data"].update(epoch="first"),
+    "a huge epoch": lambda state: state["data"].update(epoch=10**40),
+    "a negative position": lambda state: state["data"].update(position=-1),
+    "other data": lambda state: state["data"].update(examples=5),
+    "unknown average": lambda state: state["tensors"].update({"average/none": [3]}),
+    "missing weight": lambda state: state["tensors"].pop("embedding.weight"),
+    "a huge generator": lambda state: state["tensors"].update({"rng/0/cpu": [10**13]}),
+    "infinitely many": lambda state: state["standing"].update(step=10**30),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", CRAFTED)
+def test_resume_skips_a_crafted_checkpoint_whose_hash_matches(tmp_path, name):
+    run(tmp_path / "whole", keep=9)
+    part = cut(tmp_path / "whole", tmp_path / "part", 9)
+    folder = part / "step-00000009"
+    state = json.loads((folder / "state.json").read_text())
+    CRAFTED[name](state)
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"] = checkpoints.sha256(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the checkpoint before it is used"):
+        train(resume=part)
+    assert_same_run(tmp_path / "whole", part)
+
+
+@pytest.mark.bad_input
+def test_resume_skips_a_checkpoint_with_an_invalid_generator_state(tmp_path):
+    run(tmp_path / "whole", keep=9)
+    part = cut(tmp_path / "whole", tmp_path / "part", 9)
+    path = part / "step-00000009/rng.safetensors"
+    save_file({name: torch.full_like(tensor, 255) for name, tensor in load_file(path).items()}, path)
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest[path.name] = checkpoints.sha256(path)
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the checkpoint before it is used"):
+        train(resume=part)
+    assert_same_run(tmp_path / "whole", part)
 
 
 def test_other_data_is_not_resumed_with(tmp_path):

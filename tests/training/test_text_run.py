@@ -14,7 +14,11 @@ from clearhead import pretrained
 from clearhead.config import Config
 from clearhead.data import ByCount, BytePairs, Text, WindowSplit, load_tokenizer, tokenize, train_bpe
 from clearhead.errors import ConfigError, DataError
+from clearhead.generation.program import why_not
+from clearhead.models import DecoderConfig
 from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
+from clearhead.training.distributed import World
+from clearhead.training.passes import Passes
 from clearhead.training.presets import recipe
 from tests.rounding import assert_equal_up_to_rounding
 from tests.training.tiny import rows
@@ -186,3 +190,42 @@ def test_recompute_changes_no_number(tmp_path, book):
     for name, settings in (("kept", {}), ("again", {"recompute": True})):
         train("text", data=book, out=tmp_path / name, set=SMALL | {"dropout": 0.1} | settings)
     assert rows(tmp_path / "kept") == rows(tmp_path / "again")
+
+
+def test_step_runner_with_recompute_leaves_the_model_unpatched(book):
+    task = Text.load(book, context=16)
+    config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
+    model = config.build()
+    passes = Passes(model, TrainConfig(steps=1, recompute=True, device="cpu"), World(), rows=None)
+    batch = task.train.batch(torch.arange(3))
+    loss = passes.learn([batch], 1.0)
+    assert loss.isfinite()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert [name for name, module in model.named_modules() if "forward" in vars(module)] == []
+    assert why_not(model.eval()) is None
+
+
+def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_after_an_error(book):
+    task = Text.load(book, context=16)
+    config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
+    model = config.build()
+    forward = model.blocks[0].forward
+    model.blocks[0].forward = forward
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("stop")
+
+    model.blocks[1].forward = fail
+    passes = Passes(model, TrainConfig(steps=1, recompute=True, device="cpu"), World(), rows=None)
+    with pytest.raises(RuntimeError, match="stop"):
+        passes.learn([task.train.batch(torch.arange(3))], 1.0)
+    assert vars(model.blocks[0])["forward"] is forward
+    assert vars(model.blocks[1])["forward"] is fail
+
+
+def test_step_runner_with_compile_leaves_the_model_uncompiled(book):
+    task = Text.load(book, context=16)
+    config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
+    model = config.build()
+    Passes(model, TrainConfig(steps=1, compile=True, device="cpu"), World(), rows=None)
+    assert all(module._compiled_call_impl is None for module in model.modules())
