@@ -1,4 +1,4 @@
-"""`clearhead explore`: the live page."""
+"""`clearhead explore`: the interactive web page."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from clearhead.cli.output import console
 
 @app.command()
 def explore(
-    models: Annotated[list[str] | None, argument(f"{A_MODEL} Without any: all in the box.")] = None,
-    port: Annotated[int, option("Where it listens; 0 takes any free port.", min=0, max=65535)] = 8642,
-    host: Annotated[str, option("The address it listens on: this machine only, unless told.")] = "127.0.0.1",
+    models: Annotated[list[str] | None, argument(f"{A_MODEL} Default: all bundled models.")] = None,
+    port: Annotated[int, option("Port; 0 for any free port.", min=0, max=65535)] = 8642,
+    host: Annotated[
+        str, option("Address to listen on. The default is reachable from this machine only.")
+    ] = "127.0.0.1",
     open_: Annotated[bool, option("Open the browser.", "--open/--no-open")] = True,
-    secret_file: Annotated[Path | None, option("Keep the address's secret here, so that bookmarks stay good.")] = None,
-    runs: Annotated[int, option("How many requests are computed at the same time.", min=1, max=64)] = 2,
-    seconds: Annotated[float, option("The longest that one may take.", min=1)] = 60.0,
-    memory: Annotated[str, option("What one may take beyond the models.")] = "4GiB",
+    token_file: Annotated[
+        Path | None, option("Store the secret token of the address in this file, so that bookmarks remain valid.")
+    ] = None,
+    workers: Annotated[int, option("Number of worker processes.", min=1, max=64)] = 2,
+    timeout: Annotated[float, option("Time limit per request, in seconds.", min=1, max=86400)] = 60.0,
+    memory: Annotated[str, option("Memory limit per request, in addition to the models.")] = "4GiB",
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
-    """A live page: run and change a model, masks, attention by hand, costs, claims and sheets.
+    """Start the explorer, an interactive web page: run models, intervene in them, draw masks, predict costs.
 
-    It listens on this machine only and needs no network. Ctrl-C ends it."""
+    By default it is reachable from this machine only. It needs no network. Press Ctrl-C to stop it."""
     import os
     import webbrowser
 
@@ -38,29 +42,31 @@ def explore(
     from clearhead.pretrained.box import find
 
     try:
-        from clearhead.explore.desk import Desk, Limits
-        from clearhead.explore.server import Place, secret_of, serve
+        from clearhead.explore.desk import ServerLimits, WorkerPool
+        from clearhead.explore.server import ServerAddress, read_or_create_token, serve
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"the live page needs {error.name}: pip install 'clearhead[explore]'") from error
+        raise MissingDependencyError(
+            f"the explorer needs {error.name}; install it with: pip install 'clearhead[explore]'"
+        ) from error
 
     if host in ("0.0.0.0", "::", ""):
-        raise ConfigError(
-            f"--host is {host!r}, which is every address; give the one by which others reach this machine"
-        )
+        raise ConfigError(f"--host is {host!r}, which means all addresses; expected one address of this machine")
     names = list(dict.fromkeys(models or pretrained.names()))
     for name in names:
         if not is_foreign(name):
-            find(name)  # says in one sentence what is wrong with it
-    where = placed(device, dtype)
-    limits = Limits(runs=runs, seconds=seconds, memory=bytes_of(memory))
-    threads = max(1, (os.cpu_count() or 1) // runs)
-    desk = Desk(names, limits, threads=threads, placed={"device": where["device"], "dtype": dtype})
-    place = Place(host, port, **({} if secret_file is None else {"secret": secret_of(secret_file)}))
+            find(name)  # raises if the model does not exist
+    device_kwargs = {"device": placed(device, dtype)["device"], "dtype": dtype}
+    limits = ServerLimits(workers=workers, timeout=timeout, memory=bytes_of(memory))
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    pool = WorkerPool(names, limits, threads=threads, device_kwargs=device_kwargs)
+    address = ServerAddress(host, port)
+    if token_file is not None:
+        address = ServerAddress(host, port, read_or_create_token(token_file))
 
-    def ready(place: Place) -> None:
-        console.print(f"{len(names)} models, {runs} at a time. Ctrl-C ends it.", markup=False)
-        typer.echo(place.address)
+    def on_ready(address: ServerAddress) -> None:
+        console.print(f"{len(names)} models, {workers} workers. Press Ctrl-C to stop.", markup=False)
+        typer.echo(address.url)
         if open_:
-            webbrowser.open(place.address)
+            webbrowser.open(address.url)
 
-    serve(place, desk, on_ready=ready)
+    serve(address, pool, on_ready=on_ready)

@@ -1,13 +1,12 @@
-"""The live page: `clearhead explore`. A server on this machine only, and a page of plain ES modules in `page/`.
+"""The explorer, an interactive web page: `clearhead explore`.
 
-`server.py` answers the browser and computes nothing. `desk.py` hands each request to one of a few processes
-(`process.py`), which are bounded in memory and time and replaced when they die. What a request asks and what it gets is
-in one file a panel, a function an action. Nothing is kept between requests: a request says all that its answer
-depends on, so that no client sees another's work."""
+The server accepts requests and runs no model code itself. A pool of worker processes, which are limited in memory and
+time and replaced when they die, runs the requests. Each panel of the page is one module, and each action one function.
+The server keeps no state between requests: a request contains everything that its answer depends on."""
 
 from __future__ import annotations
 
-from clearhead.explore.desk import Limits
-from clearhead.explore.server import Place, serve
+from clearhead.explore.desk import ServerLimits
+from clearhead.explore.server import ServerAddress, serve
 
-__all__ = ["Limits", "Place", "serve"]
+__all__ = ["ServerAddress", "ServerLimits", "serve"]

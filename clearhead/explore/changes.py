@@ -18,7 +18,7 @@ from clearhead.attention import MultiHeadAttention, Softmax
 from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.readings import Reading, Text, answered, reading
-from clearhead.explore.run import Run
+from clearhead.explore.run import RequestContext
 from clearhead.look.trained import attention_layers
 from clearhead.values import Natural, Range, did_you_mean, require
 
@@ -54,9 +54,9 @@ class Changed(Text):
 
 
 @torch.no_grad()
-def change(given: Changed, run: Run) -> dict[str, Any]:
+def change(given: Changed, context: RequestContext) -> dict[str, Any]:
     """Both runs: what each expects next, the weights of one layer, and what moved everywhere."""
-    now = answered(reading(given, run))
+    now = answered(reading(given, context))
     model: Any = now.trained.model
     layers = attention_layers(model)
     for edit in given.edits:
@@ -65,10 +65,10 @@ def change(given: Changed, run: Run) -> dict[str, Any]:
     require(shown in layers, f"there is no attention layer {given.path!r}; {did_you_mean(given.path, layers)}")
     with look.trace(model, *_parts(shown)) as before:
         model(*now.inputs)
-    run.step()
+    context.checkpoint()
     then, other, source = _forced(given, now), None, None
     if patched := _patched(given):
-        other = answered(reading(replace(given, text=given.other), run))
+        other = answered(reading(replace(given, text=given.other), context))
         _check_lengths(given, now, other)
         with look.trace(model, *patched) as source:
             model(*other.inputs)
@@ -77,7 +77,7 @@ def change(given: Changed, run: Run) -> dict[str, Any]:
         after.intervene(edit.path, _made(edit, source))
     with _other(layers, given.mask, given.temperature), after:
         model(*then.inputs)
-    run.step()
+    context.checkpoint()
     moved = look.compare(before, after)
     kl = moved.logits.kl[0].tolist() if moved.logits else []
     return {

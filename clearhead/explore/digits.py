@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead import look
 from clearhead.config import Value
 from clearhead.explore.readings import pixels_of
-from clearhead.explore.run import Run
+from clearhead.explore.run import RequestContext
 from clearhead.look.measures import rollout
 from clearhead.look.trained import image_input
 from clearhead.models import VisionTransformer
@@ -26,16 +26,16 @@ class Drawing(Value):
     pixels: str
 
 
-def digit(given: Drawing, run: Run) -> dict[str, Any]:
+def digit(given: Drawing, context: RequestContext) -> dict[str, Any]:
     """Every model of pictures on this page: its chances, the pixels that count, and where it attended."""
-    names = [name for name in run.shelf.names if run.shelf.model(name).task == "digits"]
+    names = [name for name in context.registry.names if context.registry.model(name).task == "digits"]
     require(bool(names), "no model on this page reads pictures: start it with digits-vit and digits-conv")
-    return {"models": [_read(name, given.pixels, run) for name in names]}
+    return {"models": [_read(name, given.pixels, context) for name in names]}
 
 
-def _read(name: str, pixels: str, run: Run) -> dict[str, Any]:
-    run.step()
-    trained = run.shelf.model(name)
+def _read(name: str, pixels: str, context: RequestContext) -> dict[str, Any]:
+    context.checkpoint()
+    trained = context.registry.model(name)
     model: Any = trained.model
     x = image_input(trained, pixels_of(pixels, model)).requires_grad_()
     with torch.enable_grad():

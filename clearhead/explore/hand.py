@@ -15,7 +15,7 @@ import sympy
 from clearhead import masks
 from clearhead.config import Value
 from clearhead.errors import ConfigError
-from clearhead.explore.run import Run
+from clearhead.explore.run import RequestContext
 from clearhead.values import Natural, require
 from clearhead.work.algebra import Matrix, floats, masked, softmax, times, transpose
 from clearhead.work.numbers import Number, as_float, read_number, text
@@ -44,7 +44,7 @@ class Hand(Value):
         require(self.key < n, f"key is {self.key}; expected 0 to {n - 1}")
 
 
-def hand(given: Hand, run: Run) -> dict[str, Any]:
+def hand(given: Hand, context: RequestContext) -> dict[str, Any]:
     """Scores, weights and outputs, exact and as decimals, and how far the disturbance moved them."""
     x = [[_number(cell, f"x{i + 1}") for cell in vector] for i, vector in enumerate(given.vectors)]
     beta = _number(given.beta, "β", infinite=True)
@@ -55,7 +55,7 @@ def hand(given: Hand, run: Run) -> dict[str, Any]:
     noise, factor = [_number(cell, "the noise") for cell in given.noise], _number(given.length, "the length")
     keys = [list(row) for row in x]
     keys[given.key] = [factor * cell + more for cell, more in zip(x[given.key], noise, strict=True)]
-    run.step()
+    context.checkpoint()
     scores, tops = _attention(queries, keys, allowed, beta)
     sums = [sympy.Add(*row) for row in tops]  # 1 in the limits of β
     weights = _shares(tops, sums)
@@ -64,7 +64,7 @@ def hand(given: Hand, run: Run) -> dict[str, Any]:
         _, before = _attention(queries, x, allowed, beta)
         pairs = zip(weights, _shares(before, [sympy.Add(*row) for row in before]), strict=True)
         moved = max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True))
-    run.step()
+    context.checkpoint()
     over = [[sympy.Add(*map(sympy.Mul, row, column)) for column in transpose(x)] for row in tops]
     exact = {"x": x, "queries": queries, "keys": keys, "scores": scores}
     answer: dict[str, Any] = {name: {"exact": _texts(m), "values": floats(m)} for name, m in exact.items()}

@@ -10,8 +10,8 @@ from clearhead import claims as book
 from clearhead import work
 from clearhead.claims.ledger import THEMES, VERDICTS
 from clearhead.config import Value
-from clearhead.explore.run import Nothing, Run
-from clearhead.values import UNFIT, Natural, fit, require
+from clearhead.explore.run import EmptyRequest, RequestContext, Seed
+from clearhead.values import UNFIT, fit, require
 from clearhead.work.show.layout import Style, blocks, closing
 
 _MOST_CELLS = 2000
@@ -21,7 +21,7 @@ Matrix = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True, kw_only=True)
 class Named(Value):
     name: str
-    seed: Natural = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +29,31 @@ class Answers(Named):
     answers: dict[str, Any]
 
 
-def claims(given: Nothing, run: Run) -> dict[str, Any]:
+def claims(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """Every statement of the ledger, theme after theme; no verdict, for that is what is tried."""
     all_of_it = book.claims().values()
     told = [_told(one, "id", "says", "source", "place", "method") | {"theme": THEMES[one.theme]} for one in all_of_it]
     return {"verdicts": list(VERDICTS), "claims": told}
 
 
-def claim(given: Named, run: Run) -> dict[str, Any]:
+def claim(given: Named, context: RequestContext) -> dict[str, Any]:
     """One statement, tried now."""
     (found,) = book.find([given.name])
-    run.step(0, 1, "trying it")
+    context.checkpoint(0, 1, "trying it")
     outcome = found.run(given.seed)
     drawn = None if outcome.figure is None else outcome.figure.svg()
     return outcome.to_dict() | {"method": found.method, "figure": drawn, "seed": given.seed}
 
 
-def sheets(given: Nothing, run: Run) -> dict[str, Any]:
+def sheets(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """The problems that can be worked."""
     return {"sheets": [{"name": name, "title": words} for name, words in work.shipped().items()]}
 
 
-def sheet(given: Named, run: Run) -> dict[str, Any]:
+def sheet(given: Named, context: RequestContext) -> dict[str, Any]:
     """A sheet with empty boxes, and its solution beside it for when it is asked for."""
     solved = _solved(given)
-    run.step()
+    context.checkpoint()
     asked, shown = blocks(solved, Style(blank=True)), blocks(solved, Style())
     steps = [
         _told(one.step, "key", "title", "formula", "symbol", "given")
@@ -65,7 +65,7 @@ def sheet(given: Named, run: Run) -> dict[str, Any]:
     return about | {"steps": steps, "closing": closing(solved, Style())}
 
 
-def marks(given: Answers, run: Run) -> dict[str, Any]:
+def marks(given: Answers, context: RequestContext) -> dict[str, Any]:
     """A student's answers, cell by cell."""
     cells = [cell for rows in given.answers.values() if isinstance(rows, list) for row in rows for cell in row]
     require(len(cells) <= _MOST_CELLS, f"there are {len(cells)} answers; a sheet has at most {_MOST_CELLS}")

@@ -14,7 +14,7 @@ from clearhead.attention.plan import plan, usual_blocking
 from clearhead.attention.planning.cost import rates_of
 from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.config import Value
-from clearhead.explore.run import Nothing, Run
+from clearhead.explore.run import EmptyRequest, RequestContext
 from clearhead.values import Range
 
 _CELLS = 64
@@ -31,17 +31,17 @@ class Mask(Value):
     offset: Annotated[int, Range(least=0, most=1 << 17)] | None = None
 
 
-def mask(given: Mask, run: Run) -> dict[str, Any]:
+def mask(given: Mask, context: RequestContext) -> dict[str, Any]:
     """Drawing, count, density, plan and price of one expression."""
     parsed, T = masks.parse(given.expression), given.n
     S = T if given.keys is None else given.keys
     at: dict[str, Any] = {"offset": given.offset}
     drawing = parsed.draw(T, S, **at, cells=_CELLS)
-    run.step()
+    context.checkpoint()
     gpu = torch.device("cuda")  # it need not be here: a plan is made from structure
     made, rates = plan(parsed, T, S, **at, blocking=usual_blocking(gpu)), rates_of(gpu)
     words, cells = made.explain(rates).splitlines()[1:], _shades(made.draw(_CELLS).cells)
-    run.step()
+    context.checkpoint()
     every_pair = rates.milliseconds(dense=float(_HEADS * T * S), width=64)
     planned = made.predicted_ms(heads=_HEADS, rates=rates)
     return {
@@ -58,13 +58,13 @@ def mask(given: Mask, run: Run) -> dict[str, Any]:
     }
 
 
-def gallery(given: Nothing, run: Run) -> dict[str, Any]:
+def gallery(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """Patterns that people use, and the words of the notation with what they mean."""
     found = []
     for i, pattern in enumerate(CATALOGUE):
         made = pattern.mask(_SHOWN)
         if made.is_structural:
-            run.step(i, len(CATALOGUE), "drawing the gallery")
+            context.checkpoint(i, len(CATALOGUE), "drawing the gallery")
             found.append({"name": pattern.name, "expression": str(made), "n": _SHOWN, "cells": _thumb(made)})
     words = []
     for name in _WORDS:

@@ -11,7 +11,7 @@ from clearhead.config import Config, Value
 from clearhead.costs import Cost, Machine
 from clearhead.costs import cost as predict
 from clearhead.costs.fit import fit
-from clearhead.explore.run import Run
+from clearhead.explore.run import RequestContext
 from clearhead.masks import parse
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.positions import Rotary, Sinusoidal
@@ -66,10 +66,10 @@ def _priced(sizes: Sizes, tokens: int) -> Cost:
     return predict(sizes.config, tokens=tokens, batch=sizes.batch, **sizes.how)
 
 
-def cost(sizes: Sizes, run: Run) -> dict[str, Any]:
+def cost(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     """The table of parts, the memory, the time on a GPU and what it is spent on."""
     found = _priced(sizes, sizes.tokens)
-    run.step()
+    context.checkpoint()
     machine = Machine.read(_MACHINE)
     time, ceilings = found.time(machine), found.ceilings(machine)
     document = found.to_dict(formulas=False)
@@ -81,22 +81,22 @@ def cost(sizes: Sizes, run: Run) -> dict[str, Any]:
     }
 
 
-def growth(sizes: Sizes, run: Run) -> dict[str, Any]:
+def growth(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     """Operations, memory and time at a few lengths around the chosen one, each twice the one before."""
     machine = Machine.read(_MACHINE)
     lengths = sorted({max(1, sizes.tokens << i >> 3) for i in range(_LENGTHS)})
     rows = []
     for i, tokens in enumerate(lengths):
-        run.step(i, len(lengths), f"{tokens:,} tokens")
+        context.checkpoint(i, len(lengths), f"{tokens:,} tokens")
         found = _priced(sizes, tokens)
         row = {"tokens": tokens, "operations": found.operations.value, "peak": found.memory.peak.value}
         rows.append(row | {"seconds": found.time(machine).seconds})
     return {"rows": rows}
 
 
-def fits(sizes: Sizes, run: Run) -> dict[str, Any]:
+def fits(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     """The largest batch at this length and the greatest length at this batch that stay inside a memory."""
     config = sizes.config.replace(max_len=1 << 20)
-    run.step(0, 1, "searching")
+    context.checkpoint(0, 1, "searching")
     found = fit(config, int(sizes.memory * (1 << 30)), tokens=sizes.tokens, batch=sizes.batch, **sizes.how)
     return {"batch": found.batch, "tokens": found.tokens, "at_end": found.at_end}

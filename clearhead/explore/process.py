@@ -1,7 +1,8 @@
-"""A process that computes what the page asks: `python -m clearhead.explore.process SETTINGS`, started by the desk.
+"""The worker process of the explorer: `python -m clearhead.explore.process SETTINGS`, started by the pool.
 
-It reads requests as lines on standard input and writes events on standard output, one request at a time. A thread goes
-on reading, so that a request that nobody waits for any more can be stopped: `Run.step` is where that happens."""
+It reads requests as lines of JSON from standard input and writes events to standard output, one request at a time. The
+first event is "ready", after the models are loaded. A thread keeps reading while a request runs, so that it can be
+cancelled at its next call of `RequestContext.checkpoint`."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from clearhead.errors import ClearheadError, ParseError
-from clearhead.explore.run import GivenUp, Run, Shelf, check
+from clearhead.explore.run import Cancelled, ModelRegistry, RequestContext, raise_if_set
 
-_NO_MEMORY = "can't allocate memory"  # torch's words for it on a CPU
+_OUT_OF_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
 
 
 def main() -> None:
+    """Run requests until standard input is closed."""
     settings = json.loads(sys.argv[1])
-    # What a library prints must not end up among the events.
+    # Libraries that print must not write among the events.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     import torch
@@ -33,66 +35,73 @@ def main() -> None:
     torch.set_num_threads(settings.get("threads", 1))
     jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     stop = threading.Event()
-    # Between any two modules of a model is a good moment to stop.
-    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: check(stop))
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs, stop), daemon=True).start()
+    # A request can be cancelled before every module of a forward pass.
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: raise_if_set(stop))
     with contextlib.suppress(KeyboardInterrupt):
-        shelf = Shelf(settings["models"], settings["limits"], **settings.get("placed", {}))
-        shelf.warm()
+        registry = ModelRegistry(settings["models"], settings["limits"], **settings.get("device_kwargs", {}))
+        registry.load_all()
         gc.collect()
-        gc.freeze()  # what was loaded stays: looking through it again and again would cost a keystroke its time
-        bound_memory(settings["limits"]["memory"])
+        gc.freeze()  # scanning the loaded models again in every collection would delay requests
+        limit_memory(settings["limits"]["memory"])
+        write_event(out, "ready", {})
+        threading.Thread(target=_read_messages, args=(sys.stdin.buffer, jobs, stop), daemon=True).start()
         while (job := jobs.get()) is not None:
-            answer(job, shelf, out, stop)
+            run_job(job, registry, out, stop)
 
 
-def _listen(given: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] | None], stop: threading.Event) -> None:
-    for line in given:
-        told = json.loads(line)
-        if "stop" in told:
+def _read_messages(messages: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] | None], stop: threading.Event) -> None:
+    """Queue requests, and set `stop` when the running one is cancelled."""
+    for line in messages:
+        message = json.loads(line)
+        if "stop" in message:
             stop.set()
         else:
-            stop.clear()  # the desk sends the next only when this one is over
-            jobs.put(told)
+            stop.clear()  # the pool sends a request only after the one before has ended
+            jobs.put(message)
     stop.set()
     jobs.put(None)
 
 
-def bound_memory(more: int) -> None:
-    """At most so many bytes beyond what is taken now, so that a run fails instead of the machine."""
+def limit_memory(n_bytes: int) -> None:
+    """Limit further allocations of this process, so that a large request fails instead of the machine."""
     try:
         import resource
-    except ImportError:  # not on this system
+    except ImportError:  # not available on this system
         return
     status = Path("/proc/self/status")
-    taken = re.search(r"VmData:\s+(\d+) kB", status.read_text("ascii")) if status.exists() else None
-    if taken is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, ((int(taken[1]) << 10) + more, resource.RLIM_INFINITY))
+    used = re.search(r"VmData:\s+(\d+) kB", status.read_text("ascii")) if status.exists() else None
+    if used is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, ((int(used[1]) << 10) + n_bytes, resource.RLIM_INFINITY))
 
 
-def answer(job: dict[str, Any], shelf: Shelf, out: IO[bytes], stop: threading.Event) -> None:
-    """Run one request; whatever happens, its last event is "done" or "error"."""
+def write_event(out: IO[bytes], kind: str, value: Any) -> None:
+    """Write one event: a line with its kind and length, then its value as JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    out.write(f"{kind} {len(text)}\n".encode() + text)
+    out.flush()
+
+
+def run_job(job: dict[str, Any], registry: ModelRegistry, out: IO[bytes], stop: threading.Event) -> None:
+    """Run one request; its last event is always "done" or "error"."""
 
     def send(kind: str, value: Any) -> None:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        out.write(f"{kind} {len(text)}\n".encode() + text)
-        out.flush()
+        write_event(out, kind, value)
 
     try:
-        send("done", shelf.action(job["action"])(job["ask"], Run(shelf, send, stop)))
-    except GivenUp:
-        send("error", {"error": "stopped: nobody waits for it any more"})
+        send("done", registry.action(job["action"])(job["request"], RequestContext(registry, send, stop)))
+    except Cancelled:
+        send("error", {"error": "cancelled: the client disconnected"})
     except ClearheadError as error:
         column = {"column": error.column} if isinstance(error, ParseError) else {}
         send("error", {"error": str(error).partition("\n")[0], **column})
     except Exception as error:
-        if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
-            room = f"{shelf.limits.memory / (1 << 30):g} GiB"
-            why = f"this needs more than the {room} that a run may take: ask for less"
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):
+            limit = f"{registry.limits.memory / (1 << 30):g} GiB"
+            message = f"the request exceeded the memory limit of {limit}; reduce it"
         else:
-            traceback.print_exc()  # on the server's own terminal, for whoever runs it
-            why = f"this run failed ({type(error).__name__}); the terminal of the server says where"
-        send("error", {"error": why})
+            traceback.print_exc()  # the traceback belongs on the server's terminal, not in the browser
+            message = f"the request failed ({type(error).__name__}); the server's terminal shows the traceback"
+        send("error", {"error": message})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from clearhead import look
 from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
-from clearhead.explore.run import Nothing, Run
+from clearhead.explore.run import EmptyRequest, RequestContext, Seed
 from clearhead.generation import Beam, Sample, generate, search
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
@@ -58,7 +58,7 @@ class Chosen(Text):
     temperature: Annotated[float, Range(least=0, most=100)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
-    seed: Natural = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,9 @@ class Reading:
         return about | {"source": names(self.source) if self.source else []}
 
 
-def reading(given: Text, run: Run) -> Reading:
+def reading(given: Text, context: RequestContext) -> Reading:
     """What a model reads of a text, within what it takes."""
-    trained, most = run.shelf.model(given.model), run.shelf.limits.tokens
+    trained, most = context.registry.model(given.model), context.registry.limits.max_tokens
     if not given.text.strip():
         raise DataError("there is nothing to read: write something")
     model: Any = trained.model
@@ -147,9 +147,10 @@ def pixels_of(text: str, model: Any) -> Tensor:
 # ---------------------------------------------------------------------- actions
 
 
-def models(given: Nothing, run: Run) -> dict[str, Any]:
+def models(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """The models of this page, what each does, and how it is built."""
-    return {"models": [_about(run.shelf.model(name), name, run.shelf.limits.tokens) for name in run.shelf.names]}
+    registry = context.registry
+    return {"models": [_about(registry.model(name), name, registry.limits.max_tokens) for name in registry.names]}
 
 
 def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
@@ -171,14 +172,14 @@ def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def step(given: Chosen, run: Run) -> dict[str, Any]:
+def step(given: Chosen, context: RequestContext) -> dict[str, Any]:
     """The tokens of a text, what may come next, and what would be taken."""
-    now = reading(given, run)
+    now = reading(given, context)
     about = now.labels()
     if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
         return about | {"next": [], "taken": None, "text": "", "ends": True}
     logits = now.logits()
-    run.step()
+    context.checkpoint()
     raw = logits.double().softmax(-1)
     p = torch.zeros_like(raw).index_fill_(0, raw.argmax(), 1.0)
     if given.temperature > 0:
@@ -199,11 +200,11 @@ def step(given: Chosen, run: Run) -> dict[str, Any]:
     }
 
 
-def _album(given: Text, run: Run) -> AttentionReport:
-    trained = run.shelf.model(given.model)
+def _album(given: Text, context: RequestContext) -> AttentionReport:
+    trained = context.registry.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return report_for_image(trained, pixels_of(given.pixels, trained.model), name="a drawing")
-    now = answered(reading(given, run))
+    now = answered(reading(given, context))
     if not now.source:
         layers = attention_layers(trained.model)
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
@@ -214,27 +215,27 @@ def _album(given: Text, run: Run) -> AttentionReport:
 
 
 @torch.no_grad()
-def attention(given: Text, run: Run) -> dict[str, Any]:
+def attention(given: Text, context: RequestContext) -> dict[str, Any]:
     """Who attends to whom, in every layer: what the panel of `look` shows."""
-    made = _album(given, run)
-    run.step()
+    made = _album(given, context)
+    context.checkpoint()
     many = len(made.default_map.rows) > _WALKED
-    return page_data(made, on_layer=lambda i, n: run.step(i, n if many else 0, f"layer {i + 1} of {n}"))
+    return page_data(made, on_layer=lambda i, n: context.checkpoint(i, n if many else 0, f"layer {i + 1} of {n}"))
 
 
 @torch.no_grad()
-def page(given: Text, run: Run) -> dict[str, Any]:
+def page(given: Text, context: RequestContext) -> dict[str, Any]:
     """The same run as the one-file page of `look`."""
-    return {"html": _album(given, run).html()}
+    return {"html": _album(given, context).html()}
 
 
 @torch.no_grad()
-def walk(given: Text, run: Run) -> dict[str, Any]:
+def walk(given: Text, context: RequestContext) -> dict[str, Any]:
     """The model drawn from its run, and every station of it."""
-    trained = run.shelf.model(given.model)
+    trained = context.registry.model(given.model)
     if isinstance(trained.model, VisionTransformer):
         return look.build_walkthrough(trained, pixels_of(given.pixels, trained.model)).to_dict()
-    now = reading(given, run)
+    now = reading(given, context)
     length = max(len(now.ids), len(now.source))
     require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
     is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
@@ -245,8 +246,8 @@ def walk(given: Text, run: Run) -> dict[str, Any]:
 class _Tree:
     """A stepper that notes every beginning which a search kept alive, and passes everything on."""
 
-    def __init__(self, stepper: Any, run: Run, most: int) -> None:
-        self._stepper, self._run, self._most, self._made = stepper, run, most, 0
+    def __init__(self, stepper: Any, context: RequestContext, most: int) -> None:
+        self._stepper, self._context, self._most, self._made = stepper, context, most, 0
         self.nodes: list[dict[str, Any]] = []
         self._rows: list[int | None] = []
         self._known: dict[tuple[int | None, int], int] = {}
@@ -258,7 +259,7 @@ class _Tree:
 
     def step(self, ids: Tensor) -> Tensor:
         self._made += 1
-        self._run.step(self._made, self._most, f"{self._made} tokens")
+        self._context.checkpoint(self._made, self._most, f"{self._made} tokens")
         chances = self._logits.float().log_softmax(-1)
         taken = enumerate(zip(self._rows, ids.tolist(), strict=True))
         self._rows = [self.node(above, i, float(chances[row, i])) for row, (above, i) in taken]
@@ -279,16 +280,16 @@ class _Tree:
 
 
 @torch.no_grad()
-def beams(given: Searched, run: Run) -> dict[str, Any]:
+def beams(given: Searched, context: RequestContext) -> dict[str, Any]:
     """Beam search as the tree of all beginnings that were alive, and what came out of it."""
-    now = reading(given, run)
+    now = reading(given, context)
     model: Any = now.trained.model
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
     room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
     require(room >= 1, "there is no room for another token: go back, or shorten the text")
     start = now.ids if now.source else None
     stepper = stepper_for(model, now.inputs[0], start=start, max_new=room, use_cache=True, slide=False)
-    tree = _Tree(stepper, run, room)
+    tree = _Tree(stepper, context, room)
     how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
     made = search(tree, how=how, max_new=room, stop=now.trained.stops)
     found = []

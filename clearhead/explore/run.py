@@ -1,4 +1,4 @@
-"""What an action is handed beside its request: the models by name, a way to tell how far it is, and when to stop."""
+"""The actions of the explorer by name, the models they use, and the context in which a request runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import torch
 
 from clearhead import pretrained
 from clearhead.config import Value, decode_choice
 from clearhead.errors import ConfigError
-from clearhead.explore.desk import Limits
-from clearhead.values import chosen, did_you_mean
+from clearhead.explore.desk import ServerLimits
+from clearhead.values import Range, chosen, did_you_mean
 
-# Every action that the page may ask for, by the file of this room that has it. An action is a function of a request,
-# the frozen value that its first argument is annotated with, and of the run.
-_ROOMS = {
+Seed: TypeAlias = Annotated[int, Range(least=0, most=(1 << 63) - 1)]  # what torch.Generator accepts
+
+# All actions that the page may request, by the module that defines them. An action is a function of a request, which is
+# the frozen value that its first argument is annotated with, and of the request's context.
+_PANELS = {
     "readings": ("models", "step", "attention", "walk", "beams", "page"),
     "changes": ("change",),
     "digits": ("digit",),
@@ -28,65 +30,84 @@ _ROOMS = {
     "prices": ("cost", "growth", "fits"),
     "ledger": ("claims", "claim", "sheets", "sheet", "marks"),
 }
-ACTIONS = {action: room for room, actions in _ROOMS.items() for action in actions}
+ACTIONS = {action: panel for panel, actions in _PANELS.items() for action in actions}
 
 
 @dataclass(frozen=True)
-class Nothing(Value):
-    """A request that asks for nothing in particular."""
+class EmptyRequest(Value):
+    """A request without fields."""
 
 
-class GivenUp(Exception):
-    """Nobody waits for this run any more."""
+class Cancelled(Exception):
+    """The client of the running request has disconnected."""
 
 
-def check(stop: threading.Event) -> None:
-    """Stop here if nobody waits for what is being done."""
+def raise_if_set(stop: threading.Event) -> None:
+    """Raise `Cancelled` if the running request was cancelled."""
     if stop.is_set():
-        raise GivenUp
+        raise Cancelled
 
 
-class Shelf:
-    """The models that the command line named, loaded once; a request can name these and nothing else."""
+class ModelRegistry:
+    """The models named on the command line, each loaded once. Requests can use these models only.
 
-    def __init__(self, models: Sequence[str], limits: Mapping[str, Any], **placed: Any) -> None:
-        self.names, self.limits = list(models), Limits(**limits)
-        dtype = getattr(torch, placed.get("dtype", "float32"))
-        self._load = cache(partial(pretrained.load, device=placed.get("device", "cpu"), dtype=dtype))
+    Args:
+        models: Names of the models.
+        limits: Fields of `ServerLimits`.
+        device: Device of the models.
+        dtype: Dtype of the models.
+    """
 
-    def warm(self) -> None:
-        """Load everything now, so that the first keystroke finds it."""
+    def __init__(
+        self, models: Sequence[str], limits: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
+        self.names = list(models)
+        self.limits = ServerLimits(**limits)
+        self._load = cache(partial(pretrained.load, device=device, dtype=getattr(torch, dtype)))
+
+    def load_all(self) -> None:
+        """Load all models and import all panels, so that the first request does not wait for them."""
         for name in self.names:
             self._load(name)
-        for room in _ROOMS:
-            importlib.import_module(f"clearhead.explore.{room}")
+        for panel in _PANELS:
+            importlib.import_module(f"clearhead.explore.{panel}")
 
     def model(self, name: str) -> Any:
+        """Return a model by its name.
+
+        Raises:
+            ConfigError: The page has no model of this name.
+        """
         if name not in self.names:
-            raise ConfigError(f"there is no model {name!r} on this page; {did_you_mean(name, self.names)}")
+            raise ConfigError(f"unknown model {name[:80]!r}; {did_you_mean(name, self.names)}")
         return self._load(name)
 
-    def action(self, name: str) -> Callable[[dict[str, Any], Run], Any]:
-        room = chosen(name, ACTIONS, "there is no action")
-        act = getattr(importlib.import_module(f"clearhead.explore.{room}"), name)
-        kind, *_ = get_type_hints(act).values()
-        # A request is a frozen value: every field is known, has its type, and is inside its limits.
-        return lambda ask, run: act(decode_choice({**ask, "type": kind.__name__}, (kind,), "this request"), run)
+    def action(self, name: str) -> Callable[[dict[str, Any], RequestContext], Any]:
+        """Return an action, as a function of a request's JSON object and its context."""
+        panel = chosen(name, ACTIONS, "there is no action")
+        function = getattr(importlib.import_module(f"clearhead.explore.{panel}"), name)
+        kind, *_ = get_type_hints(function).values()
+        # Decoding checks the name, the type and the range of every field.
+        return lambda fields, context: function(
+            decode_choice({**fields, "type": kind.__name__}, (kind,), "this request"), context
+        )
 
 
-class Run:
-    """One request at work."""
+class RequestContext:
+    """What an action can use besides its request: the models, progress reports and cancellation."""
 
-    def __init__(self, shelf: Shelf, send: Callable[[str, Any], None], stop: threading.Event) -> None:
-        self.shelf, self._send, self._stop = shelf, send, stop
+    def __init__(self, registry: ModelRegistry, send: Callable[[str, Any], None], stop: threading.Event) -> None:
+        self.registry = registry
+        self._send = send
+        self._stop = stop
 
-    def step(self, done: int = 0, of: int = 0, what: str = "") -> None:
-        """Between two parts of the work: stop here if nobody waits, and say how far it is if that is given."""
-        check(self._stop)
-        if of:
-            self._send("progress", {"done": done, "of": of, "what": what})
+    def checkpoint(self, completed: int = 0, total: int = 0, label: str = "") -> None:
+        """Raise `Cancelled` if the client has disconnected; report the progress if `total` is given."""
+        raise_if_set(self._stop)
+        if total:
+            self._send("progress", {"completed": completed, "total": total, "label": label})
 
-    def part(self, value: Any) -> None:
-        """Something to be shown before all is done."""
-        self.step()
+    def send_part(self, value: Any) -> None:
+        """Send a partial result."""
+        self.checkpoint()
         self._send("part", value)

@@ -1,4 +1,4 @@
-"""A server in its own process for the whole session, and a client that speaks to its socket."""
+"""A server in a separate process for the whole session, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Client:
         return urlsplit(self.address)
 
     def send(self, method: str, path: str, body: bytes | None = None, **headers: str):
-        """A bare request: status, headers and body of the answer. `path` is as it stands in the request."""
+        """Send one request and return status, headers and body. `path` is sent unchanged."""
         connection = http.client.HTTPConnection(self.parts.hostname, self.parts.port)
         with contextlib.closing(connection):
             names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -36,22 +36,22 @@ class Client:
     def get(self, name: str = "", **headers: str):
         return self.send("GET", self.parts.path + name, **headers)
 
-    def events(self, action: str, ask: dict) -> list[dict]:
-        """All events of one request, the last of which ends it."""
-        body = json.dumps(ask).encode()
+    def events(self, action: str, request: dict) -> list[dict]:
+        """Return all events of one request."""
+        body = json.dumps(request).encode()
         status, _, text = self.send("POST", f"{self.parts.path}api/{action}", body, content_type="application/json")
         assert status == 200, text
         return [json.loads(line) for line in text.splitlines()]
 
-    def ask(self, action: str, ask: dict):
-        """What a request got; its refusal as {"error": …}."""
-        last = self.events(action, ask)[-1]
+    def post(self, action: str, request: dict):
+        """Return the result of a request, or its error as {"error": …}."""
+        last = self.events(action, request)[-1]
         return last["error"] if "error" in last else last["done"]
 
 
 @contextlib.contextmanager
 def serving(*options: str):
-    """`clearhead explore` as a user starts it, until the block ends."""
+    """Run `clearhead explore` in a separate process until the block ends."""
     command = (sys.executable, "-m", "clearhead.cli", "explore", *options, "--no-open", "--port", "0")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -63,11 +63,11 @@ def serving(*options: str):
             raise AssertionError("the server printed no address")
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 0  # Ctrl-C is how it ends
+        assert process.wait() == 0  # Ctrl-C is the normal way to stop it
         process.stdout.close()
 
 
 @pytest.fixture(scope="session")
 def page():
-    with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "--runs", "1") as client:
+    with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "--workers", "1") as client:
         yield client

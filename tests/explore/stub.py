@@ -1,9 +1,10 @@
-"""Stands in for a process that computes: does what the request says, so that its end can be tried in every way."""
+"""A stand-in for a worker process that does what each request says: answer, die, hang, or write garbage."""
 
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 
 def send(kind, value):
@@ -12,11 +13,24 @@ def send(kind, value):
     sys.stdout.buffer.flush()
 
 
+def start():
+    """Start as the settings say: fail, or wait for a file, the number of times that a file's lines count."""
+    settings = json.loads(sys.argv[1])
+    if log := settings.get("start_log"):
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    if settings.get("fails_to_start"):
+        os._exit(4)
+    time.sleep(settings.get("start_seconds", 0.0))
+    send("ready", {})
+
+
 def main():
+    start()
     for line in sys.stdin.buffer:
-        told = json.loads(line)
-        ask = told.get("ask", {})
-        match ask.get("do"):
+        message = json.loads(line)
+        request = message.get("request", {})
+        match request.get("do"):
             case "die":
                 os._exit(3)
             case "garble":
@@ -24,13 +38,13 @@ def main():
                 sys.stdout.buffer.flush()
             case "hang":
                 time.sleep(3600)
-            case "wait":  # until it is told to stop
-                send("progress", {"done": 1, "of": 2})
+            case "wait":  # until it is cancelled
+                send("progress", {"completed": 1, "total": 2})
                 assert json.loads(sys.stdin.buffer.readline()) == {"stop": True}
                 send("error", {"error": "stopped"})
-            case _ if ask:
+            case _ if request:
                 send("part", 1)
-                send("done", {"pid": os.getpid(), "got": ask})
+                send("done", {"pid": os.getpid(), "request": request})
 
 
 if __name__ == "__main__":

@@ -1,100 +1,143 @@
-"""The desk: processes that die, hang or garble are replaced, and work that nobody waits for is stopped."""
+"""The worker pool: workers that die, hang or write garbage are replaced, and cancelled requests are stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from clearhead.explore.desk import BusyError, Desk, Limits
+from clearhead.explore.desk import BusyError, ServerLimits, WorkerPool
 
 STUB = (sys.executable, "-S", str(Path(__file__).parent / "stub.py"))
 
 
-def desk_of(**limits):
-    desk = Desk([], Limits(**{"runs": 1, "seconds": 3600.0, **limits}))
-    desk.command = STUB
-    return desk
+def make_pool(limits, settings):
+    pool = WorkerPool([], ServerLimits(**{"workers": 1, "timeout": 3600.0, **limits}), **settings)
+    pool.command = STUB
+    return pool
 
 
-async def events(job):
-    found = []
-    while not found or found[-1][0] not in ("done", "error"):
+async def read_events(job):
+    events = []
+    while not events or events[-1][0] not in ("done", "error"):
         kind, payload = await job.events.get()
-        found.append((kind, json.loads(payload)))
-    return found
+        events.append((kind, json.loads(payload)))
+    return events
 
 
-def working(limits, act):
+def run_with_pool(scenario, limits=None, **settings):
+    """Run `scenario(pool)` with an open pool, and check that no process outlives it."""
+
     async def run():
-        desk = desk_of(**limits)
-        desk.open()
+        pool = make_pool(limits or {}, settings)
+        pool.open()
         try:
-            return await act(desk)
+            return await scenario(pool)
         finally:
-            await desk.close()
-            assert desk.pids == []
+            await pool.close()
+            assert pool.pids == []
 
     return asyncio.run(run())
 
 
-def test_a_job_and_its_events():
-    async def act(desk):
-        return await events(desk.put("x", {"a": 1}))
+def test_submit_returns_the_events_of_a_job():
+    async def scenario(pool):
+        return await read_events(pool.submit("x", {"a": 1}))
 
-    found = working({}, act)
-    assert [kind for kind, _ in found] == ["part", "done"]
-    assert found[-1][1]["got"] == {"a": 1}
+    events = run_with_pool(scenario)
+    assert [kind for kind, _ in events] == ["part", "done"]
+    assert events[-1][1]["request"] == {"a": 1}
 
 
-@pytest.mark.parametrize("how", ["die", "garble"])
-def test_a_process_that_breaks_is_replaced(how):
-    async def act(desk):
-        ((_, before),) = [e for e in await events(desk.put("x", {"a": 1})) if e[0] == "done"]
-        broken = await events(desk.put("x", {"do": how}))
-        ((_, after),) = [e for e in await events(desk.put("x", {"a": 2})) if e[0] == "done"]
+@pytest.mark.parametrize("failure", ["die", "garble"])
+def test_pool_replaces_a_worker_that_breaks(failure):
+    async def scenario(pool):
+        ((_, before),) = [e for e in await read_events(pool.submit("x", {"a": 1})) if e[0] == "done"]
+        broken = await read_events(pool.submit("x", {"do": failure}))
+        ((_, after),) = [e for e in await read_events(pool.submit("x", {"a": 2})) if e[0] == "done"]
         return before, broken, after
 
-    before, broken, after = working({}, act)
-    assert "another takes its place" in broken[-1][1]["error"]
-    assert after["got"] == {"a": 2}
+    before, broken, after = run_with_pool(scenario)
+    assert "is being replaced" in broken[-1][1]["error"]
+    assert after["request"] == {"a": 2}
     assert after["pid"] != before["pid"]
 
 
-def test_a_process_that_hangs_is_stopped_at_its_limit():
-    async def act(desk):
-        hung = await events(desk.put("x", {"do": "hang"}))
-        return hung, await events(desk.put("x", {"a": 2}))
+def test_time_limit_excludes_the_start_of_a_worker():
+    """A worker that takes longer to start than the time limit answers every request, also after it was replaced."""
 
-    hung, after = working({"seconds": 0.05}, lambda desk: act(desk))
-    assert "took longer than 0.05 seconds" in hung[-1][1]["error"]
-    assert after[-1][0] in ("done", "error")  # its own time may be up before the new process has begun
+    async def scenario(pool):
+        before = [await read_events(pool.submit("x", {"a": i})) for i in range(2)]
+        hung = await read_events(pool.submit("x", {"do": "hang"}))
+        after = [await read_events(pool.submit("x", {"a": i})) for i in range(3)]
+        return before, hung, after
+
+    before, hung, after = run_with_pool(scenario, {"timeout": 1.0}, start_seconds=1.5)
+    assert [events[-1][0] for events in before] == ["done"] * 2
+    assert "exceeded the limit of 1 seconds" in hung[-1][1]["error"]
+    assert [events[-1][0] for events in after] == ["done"] * 3
 
 
-def test_work_that_nobody_waits_for_is_stopped_or_never_begun():
-    async def act(desk):
-        first, second, third = (desk.put("x", ask) for ask in ({"do": "wait"}, {"do": "hang"}, {"a": 3}))
+def test_pool_replaces_an_idle_worker_that_was_killed():
+    async def scenario(pool):
+        first = await read_events(pool.submit("x", {"a": 1}))
+        os.kill(first[-1][1]["pid"], signal.SIGKILL)
+        while first[-1][1]["pid"] in pool.pids:
+            await asyncio.sleep(0)
+        return first, await read_events(pool.submit("x", {"a": 2}))
+
+    first, second = run_with_pool(scenario)
+    assert second[-1][0] == "done"
+    assert second[-1][1]["pid"] != first[-1][1]["pid"]
+
+
+def test_requests_fail_if_no_worker_starts(tmp_path):
+    log = tmp_path / "starts"
+
+    async def scenario(pool):
+        return await read_events(pool.submit("x", {"a": 1}))
+
+    limits = {"restart_delay": 0.001}
+    events = run_with_pool(scenario, limits, fails_to_start=True, start_log=str(log))
+    assert "no worker could be started" in events[-1][1]["error"]
+    assert len(log.read_text().splitlines()) == 3
+
+
+def test_start_timeout_replaces_a_worker_that_does_not_start():
+    async def scenario(pool):
+        return await read_events(pool.submit("x", {"a": 1}))
+
+    limits = {"restart_delay": 0.001, "start_timeout": 0.05}
+    assert "no worker could be started" in run_with_pool(scenario, limits, start_seconds=3600.0)[-1][1]["error"]
+
+
+def test_cancelled_requests_are_stopped_or_never_started():
+    async def scenario(pool):
+        first, second, third = (pool.submit("x", request) for request in ({"do": "wait"}, {"do": "hang"}, {"a": 3}))
         kind, _ = await first.events.get()
         assert kind == "progress"
-        second.given_up.set()  # it has not begun
-        first.given_up.set()  # it is told to stop
-        ended = await first.events.get()
-        return ended, await events(third), second.events.empty()
+        second.cancelled.set()  # not started yet
+        first.cancelled.set()  # running
+        last = await first.events.get()
+        return last, await read_events(third), second.events.empty()
 
-    ended, third, untouched = working({}, act)
-    assert ended == ("error", b'{"error": "stopped"}')
-    assert third[-1][1]["got"] == {"a": 3}
-    assert untouched
+    last, third, is_untouched = run_with_pool(scenario)
+    assert last == ("error", b'{"error": "stopped"}')
+    assert third[-1][1]["request"] == {"a": 3}
+    assert is_untouched
 
 
-def test_only_so_many_wait():
-    async def act(desk):
-        jobs = [desk.put("x", {"a": i}) for i in range(3)]
+def test_submit_raises_when_the_queue_is_full():
+    async def scenario(pool):
+        jobs = [pool.submit("x", {"a": i}) for i in range(3)]
         with pytest.raises(BusyError, match="3 requests are waiting"):
-            desk.put("x", {"a": 4})
-        return [await events(job) for job in jobs]
+            pool.submit("x", {"a": 4})
+        return [await read_events(job) for job in jobs]
 
-    assert [found[-1][1]["got"]["a"] for found in working({"waiting": 3}, act)] == [0, 1, 2]
+    events = run_with_pool(scenario, {"queue_size": 3})
+    assert [job[-1][1]["request"]["a"] for job in events] == [0, 1, 2]

@@ -14,7 +14,7 @@ from clearhead.explore.prices import Sizes
 
 
 def test_a_mask(page):
-    found = page.ask("mask", {"expression": "causal() & (window(3, 0) | every(4))", "n": 13})
+    found = page.post("mask", {"expression": "causal() & (window(3, 0) | every(4))", "n": 13})
     mask = masks.parse("causal() & (window(3, 0) | every(4))")
     dense = mask.dense(13)
     assert found["allowed"] == int(dense.sum())
@@ -22,11 +22,11 @@ def test_a_mask(page):
     assert torch.equal(torch.tensor(found["cells"]) > 0, dense)
     assert found["empty"] is False
     assert found["price"]["planned"] > 0
-    assert page.ask("mask", {"expression": "causal() & nothing()"})["column"] == 12
+    assert page.post("mask", {"expression": "causal() & nothing()"})["column"] == 12
 
 
 def test_the_gallery_reads_back(page):
-    found = page.ask("gallery", {})
+    found = page.post("gallery", {})
     assert len(found["gallery"]) > 10
     for one in found["gallery"]:
         masks.parse(one["expression"])
@@ -56,7 +56,7 @@ def test_attention_by_hand(page, beta, mask, order, kind):
         "noise": ["1/8", "0"],
         "length": "3/2",
     }
-    found = page.ask("hand", ask)
+    found = page.post("hand", ask)
     x = torch.tensor([[float(Fraction(cell)) for cell in row] for row in vectors], dtype=torch.float64)
     keys = x.clone()
     keys[2] = 1.5 * keys[2] + torch.tensor([0.125, 0.0])
@@ -75,7 +75,7 @@ def test_attention_by_hand(page, beta, mask, order, kind):
 
 
 def test_exact_numbers_over_their_sum(page):
-    found = page.ask("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "beta": "2"})
+    found = page.post("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "beta": "2"})
     assert found["weights"]["exact"][0] == ["e^2", "1", "e^2"]
     assert found["sums"]["exact"][0] == ["1 + 2·e^2"]
     assert found["outputs"]["exact"][0] == ["2·e^2", "1 + e^2"]
@@ -96,12 +96,12 @@ def test_exact_numbers_over_their_sum(page):
 )
 def test_what_hands_cannot_work(page, change, says):
     ask = {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], **change}
-    assert says in page.ask("hand", ask)["error"]
+    assert says in page.post("hand", ask)["error"]
 
 
 def test_costs(page):
     ask = {"d_model": 48, "n_heads": 3, "n_layers": 2, "d_ff": 96, "vocab_size": 101, "tokens": 32, "batch": 5}
-    found = page.ask("cost", ask)
+    found = page.post("cost", ask)
     sizes = Sizes(**ask)
     model = sizes.config.build()
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
@@ -113,24 +113,24 @@ def test_costs(page):
     rows = last["done"]["rows"]
     assert [row["tokens"] for row in rows] == [4, 8, 16, 32, 64, 128, 256]
     assert rows[3]["operations"] == direct.operations.value
-    room = page.ask("fits", ask | {"memory": 0.001})
+    room = page.post("fits", ask | {"memory": 0.001})
 
     def peak(tokens, batch):
         config = sizes.config.replace(max_len=1 << 20)
         return cost(config, tokens=tokens, batch=batch, dtype=torch.bfloat16).memory.peak.value
 
     assert peak(32, room["batch"]) <= 0.001 * (1 << 30) < peak(32, room["batch"] + 1)
-    assert "divide" in page.ask("cost", {"d_model": 7, "n_heads": 2})["error"]
+    assert "divide" in page.post("cost", {"d_model": 7, "n_heads": 2})["error"]
 
 
 def test_claims(page):
-    listed = page.ask("claims", {})["claims"]
+    listed = page.post("claims", {})["claims"]
     assert {one["id"] for one in listed} == set(page_claims())
     name = "softmax-sums-to-one" if "softmax-sums-to-one" in page_claims() else listed[0]["id"]
-    found = page.ask("claim", {"name": name, "seed": 3})
+    found = page.post("claim", {"name": name, "seed": 3})
     direct = find([name])[0].run(3)
     assert (found["verdict"], found["evidence"]) == (direct.verdict, list(direct.evidence))
-    assert "no claim is called" in page.ask("claim", {"name": "../x"})["error"]
+    assert "no claim is called" in page.post("claim", {"name": "../x"})["error"]
 
 
 def page_claims():
@@ -138,17 +138,17 @@ def page_claims():
 
 
 def test_a_sheet_is_marked(page):
-    found = page.ask("sheet", {"name": "sort-dedup-softmax"})
+    found = page.post("sheet", {"name": "sort-dedup-softmax"})
     solved = work.solve("sort-dedup-softmax")
     asked = [step for step in found["steps"] if not step["given"]]
     assert all(cell == "" for step in asked for row in step["cells"] for cell in row)
     answers = {step["key"]: step["decimals"] or step["exact"] for step in asked[:3]}
-    marked = page.ask("marks", {"name": "sort-dedup-softmax", "answers": answers})
+    marked = page.post("marks", {"name": "sort-dedup-softmax", "answers": answers})
     direct = work.mark_text(solved, "\n".join(f"{key} = {rows}" for key, rows in answers.items()))
     assert [step["right"] for step in marked["steps"]] == [step.right for step in direct.steps]
     assert marked["right"] is True
     answers[asked[0]["key"]][0][0] = "77"
-    marked = page.ask("marks", {"name": "sort-dedup-softmax", "answers": answers})
+    marked = page.post("marks", {"name": "sort-dedup-softmax", "answers": answers})
     assert marked["steps"][0]["marks"][0][0] == "wrong"
-    assert "there is no sheet" in page.ask("sheet", {"name": "../../etc/passwd"})["error"]
-    assert "no matrix" in page.ask("marks", {"name": "sort-dedup", "answers": {"q": "x"}})["error"]
+    assert "there is no sheet" in page.post("sheet", {"name": "../../etc/passwd"})["error"]
+    assert "no matrix" in page.post("marks", {"name": "sort-dedup", "answers": {"q": "x"}})["error"]

@@ -1,4 +1,4 @@
-"""A process that computes: whatever happens in a run, its last event says so, and memory has an end."""
+"""The worker process: the last event of every request reports its outcome, and memory is limited."""
 
 from __future__ import annotations
 
@@ -12,88 +12,90 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.errors import ConfigError, ParseError
-from clearhead.explore.desk import Limits
-from clearhead.explore.process import answer
-from clearhead.explore.run import GivenUp
+from clearhead.explore.desk import ServerLimits
+from clearhead.explore.process import run_job
+from clearhead.explore.run import Cancelled
 
 
-def told(act, stop=None):
-    """The events of one job whose action is `act(ask, run)`."""
+def events_of(action, stop=None):
+    """The events of one job whose action is `action(request, context)`."""
     out = io.BytesIO()
-    shelf = SimpleNamespace(limits=Limits(), action=lambda name: act)
-    answer({"action": "x", "ask": {"n": 1}}, shelf, out, stop or threading.Event())
-    found, text = [], out.getvalue()
+    registry = SimpleNamespace(limits=ServerLimits(), action=lambda name: action)
+    run_job({"action": "x", "request": {"n": 1}}, registry, out, stop or threading.Event())
+    events, text = [], out.getvalue()
     while text:
         head, _, text = text.partition(b"\n")
         kind, length = head.split()
-        found.append((kind.decode(), json.loads(text[: int(length)])))
+        events.append((kind.decode(), json.loads(text[: int(length)])))
         text = text[int(length) :]
-    return found
+    return events
 
 
 def raising(error):
-    def act(ask, run):
+    def action(request, context):
         raise error
 
-    return act
+    return action
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (ConfigError("n is 1; expected 2\nand more"), "n is 1; expected 2"),
-        (GivenUp(), "nobody waits"),
-        (MemoryError(), "needs more than the 4 GiB"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "needs more than the 4 GiB"),
+        (Cancelled(), "cancelled"),
+        (MemoryError(), "exceeded the memory limit of 4 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "exceeded the memory limit"),
         (
             ZeroDivisionError("secret path"),
-            "this run failed (ZeroDivisionError); the terminal of the server says where",
+            "the request failed (ZeroDivisionError); the server's terminal shows the traceback",
         ),
     ],
 )
-def test_errors_are_one_sentence(error, says):
-    ((kind, found),) = told(raising(error))
+def test_run_job_reports_an_error_as_one_sentence(error, message):
+    ((kind, event),) = events_of(raising(error))
     assert kind == "error"
-    assert says in found["error"]
-    assert "\n" not in found["error"]
+    assert message in event["error"]
+    assert "\n" not in event["error"]
 
 
-def test_where_an_expression_is_wrong():
-    assert told(raising(ParseError("column 4: no", column=4))) == [("error", {"error": "column 4: no", "column": 4})]
+def test_run_job_reports_the_column_of_a_parse_error():
+    assert events_of(raising(ParseError("column 4: no", column=4))) == [
+        ("error", {"error": "column 4: no", "column": 4})
+    ]
 
 
-def test_progress_and_what_cannot_be_written():
-    def act(ask, run):
-        run.step(1, 2, "half")
-        run.part(ask)
+def test_run_job_sends_progress_and_rejects_nan():
+    def action(request, context):
+        context.checkpoint(1, 2, "half")
+        context.send_part(request)
         return {"value": float("nan")}
 
-    kinds = told(act)
-    assert [kind for kind, _ in kinds] == ["progress", "part", "error"]
-    assert kinds[1][1] == {"n": 1}
+    events = events_of(action)
+    assert [kind for kind, _ in events] == ["progress", "part", "error"]
+    assert events[1][1] == {"n": 1}
 
 
-def test_a_run_that_nobody_waits_for_stops_at_its_next_step():
+def test_checkpoint_stops_a_cancelled_request():
     stop = threading.Event()
 
-    def act(ask, run):
+    def action(request, context):
         stop.set()
-        run.step()
-        raise AssertionError("it went on")
+        context.checkpoint()
+        raise AssertionError("the request continued")
 
-    assert "nobody waits" in told(act, stop)[-1][1]["error"]
+    assert "cancelled" in events_of(action, stop)[-1][1]["error"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what Linux offers")
-def test_memory_has_an_end():
+@pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")
+def test_limit_memory_makes_large_allocations_fail():
     lines = (
         "import torch",
-        "from clearhead.explore.process import bound_memory",
-        "bound_memory(64 << 20)",
+        "from clearhead.explore.process import limit_memory",
+        "limit_memory(64 << 20)",
         "print(torch.ones(1 << 20).sum().item())",
         "try: torch.ones(1 << 28)",
         "except RuntimeError as error: print(str(error))",
     )
-    found = subprocess.run((sys.executable, "-c", "\n".join(lines)), capture_output=True, text=True, check=True).stdout
-    assert found.startswith("1048576.0")
-    assert "can't allocate memory" in found
+    output = subprocess.run((sys.executable, "-c", "\n".join(lines)), capture_output=True, text=True, check=True).stdout
+    assert output.startswith("1048576.0")
+    assert "can't allocate memory" in output

@@ -98,7 +98,7 @@ export class Latest {
 }
 
 export const status = (text) => { document.getElementById("status").textContent = text; };
-export const progress = ({ done, of, what }) => status(`${what} (${Math.round((100 * done) / of)} %)`);
+export const progress = ({ completed, total, label }) => status(`${label} (${Math.round((100 * completed) / total)} %)`);
 export const ready = (word) => { document.documentElement.dataset.ready = word; };
 
 // ---------------------------------------------------------------------- fields
