@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.misalign import misalign
+
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    # The key of torch.compile's cache does not contain the capability: code for another one would fail to build.
+    compile_cache = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}_{capability}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compile_cache)
 
 settings.register_profile("clearhead", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clearhead")

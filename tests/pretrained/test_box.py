@@ -62,7 +62,8 @@ def test_sort_dedup_is_what_its_card_says():
     on_card = trained.card["metrics"]["greedy"]
     assert measured.exact_match == on_card["exact_match"] == 1.0
     assert measured.examples == on_card["examples"]
-    assert measured.loss == pytest.approx(on_card["loss"], rel=0.05)
+    # The loss is below float32's rounding of a log-softmax: eps times the largest logit, which is less than 32.
+    assert measured.loss == pytest.approx(on_card["loss"], rel=0.05, abs=32 * torch.finfo(torch.float32).eps)
 
 
 class TestTranslate:
