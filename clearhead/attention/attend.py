@@ -61,14 +61,29 @@ def attend(
     looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
     beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "fused";
     derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
+    call = checked_call(q, k, v, mask, scores=scores, weights=weights, bias=bias, offset=offset)
+    return choose(call, impl).run(call)
+
+
+def checked_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    *,
+    scores: Scores = _SCALED_DOT,
+    weights: Weights = _SOFTMAX,
+    bias: Tensor | None = None,
+    offset: int | None = None,
+) -> Call:
+    """Return the validated arguments of one `attend`."""
     q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, weights)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
         bias = _narrowed(bias, q.dtype)
     mask, position = _resolve(mask, offset, q, k)
-    call = Call(q, k, v, mask, scores, weights, bias, position)
-    return choose(call, impl).run(call)
+    return Call(q, k, v, mask, scores, weights, bias, position)
 
 
 def choose(call: Call, impl: str = "auto") -> Implementation:

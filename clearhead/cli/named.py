@@ -49,6 +49,8 @@ def imported(name: str) -> Any:
     from clearhead.checks import Subject
 
     place, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise ConfigError(f"{name!r} does not name a Python module; expected package.module:factory")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

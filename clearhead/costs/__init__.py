@@ -1,9 +1,12 @@
-"""What it costs: parameters, operations, bytes, memory and time of any module, by watching it run on nothing.
+"""Predict parameters, FLOPs, bytes accessed, memory and time of any module without computing anything.
 
-import clearhead as ch
-c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
-c.parameters, c.forward.formula, c.memory.peak
-clearhead.costs.compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution side by side"""
+Example:
+    import clearhead as ch
+
+    c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
+    c.parameters, c.forward.formula, c.memory.peak
+    clearhead.costs.compare(n=1000, d=512, k=3)  # self-attention, recurrence and convolution
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What an operator asks of a machine: the kernels it runs, each with the bytes it moves and the operations of its
-matrix products.
+"""FLOPs and bytes accessed of each operator, kernel by kernel.
 
-The rule for all of them: every input is read once and every output written once, views are free. The table below holds
-what differs: products, which have operations, and kernels that read less than they are given or run in several steps.
-An operator of somebody else's is charged for its bytes, and for the operations that torch's own table of formulas
-(`torch.utils.flop_counter.register_flop_formula`) has for it; without an entry there it is named as unknown.
+By default an operator reads every input once and writes every output once; views are free. The table of rules contains
+the exceptions: matrix products, which have FLOPs, and operators that read less than their inputs or run several
+kernels. A third-party operator is charged for its bytes and for the FLOPs of its formula in torch's table
+(`torch.utils.flop_counter.register_flop_formula`); an operator without a formula is reported as unknown.
 
-Bytes and operations are kept as sums of products of sizes, term by term: formulas are read off the terms."""
+Bytes and FLOPs are stored as terms, each a product of sizes, because symbolic formulas are recovered from the terms."""
 
 from __future__ import annotations
 
@@ -21,234 +20,240 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 Terms: TypeAlias = tuple[int, ...]
-_ALIGNED = 8  # elements of half precision that a tensor core loads at once
-_WIDE = 4
+_ALIGNMENT = 8  # half-precision elements that a tensor core loads at once
+_FLOAT32_BYTES = 4
 
 
 class Ceiling(Enum):
-    """What bounds a kernel: the two ordinary rates of a machine, or, in place of one of them, that of its own kind."""
+    """The rate of a machine that limits a kernel; see `Machine`."""
 
-    ORDINARY = "products"
-    ODD = "products of odd width"  # no multiple of 8: tensor cores cannot load its rows
-    ODD_BACKWARD = "gradients of odd width"
-    CONVOLUTION = "convolutions of odd channels"
-    CONVOLUTION_BACKWARD = "gradients of odd channels"
+    GEMM = "matrix products"
+    UNALIGNED_GEMM = "unaligned matrix products"  # a width is not a multiple of 8: tensor cores cannot load its rows
+    UNALIGNED_GEMM_BACKWARD = "unaligned matrix products, backward"
+    UNALIGNED_CONVOLUTION = "unaligned convolutions"
+    UNALIGNED_CONVOLUTION_BACKWARD = "unaligned convolutions, backward"
     ATTENTION = "attention"  # products around a softmax, in one kernel
     ATTENTION_BACKWARD = "attention, backward"
-    ROW_SUM = "sums over rows"  # adds rows up into one, as a bias's gradient does
+    REDUCTION = "reductions over rows"  # adds rows, as a bias gradient does
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """The bytes it moves and the multiplications and additions of its products, each as a sum of terms."""
+class KernelCost:
+    """The bytes accessed and the FLOPs of one kernel, each a sum of terms, and its ceiling."""
 
-    moved: Terms
-    products: Terms = ()
-    ceiling: Ceiling = Ceiling.ORDINARY
+    byte_terms: Terms
+    flop_terms: Terms = ()
+    ceiling: Ceiling = Ceiling.GEMM
 
     @property
     def n_bytes(self) -> int:
-        return sum(self.moved)
+        return sum(self.byte_terms)
 
     @property
-    def operations(self) -> int:
-        return sum(self.products)
+    def flops(self) -> int:
+        return sum(self.flop_terms)
 
 
-def bytes_of_tensor(x: Tensor) -> int:
-    """What reading it takes: an expanded dimension is read once."""
+def tensor_bytes(x: Tensor) -> int:
+    """Return the bytes that reading `x` takes; an expanded dimension is read once."""
     return math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step) * x.element_size()
 
 
-class Call:
-    """One operator with what it was given, by the names of its schema, and what it gave back. `plans` are the pairs
-    that each plan of gathered attention computes for one head."""
+class OpCall:
+    """One operator call: arguments by their schema names, and outputs.
+
+    `plans` maps the handle of each sparse-attention plan to the pairs that it computes per head."""
 
     def __init__(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool, plans: Mapping[int, int]) -> None:
-        self.func, self.args, self.kwargs, self.out = func, args, kwargs, out
-        self.backward, self.plans = backward, plans
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.backward = backward
+        self.plans = plans
         self.name: str = func._schema.name.removeprefix("aten::")
         names = (argument.name for argument in func._schema.arguments)
-        self.given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-        self.first = list(self.given.values())
-        leaves = tree_leaves((args, kwargs)), tree_leaves(out)
-        self.inputs, self.outputs = ([x for x in tree if isinstance(x, Tensor)] for tree in leaves)
+        self.arguments: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        self.values = list(self.arguments.values())
+        self.inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        self.outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
 
     def __getitem__(self, name: str) -> Any:
-        return self.given.get(name)
+        return self.arguments.get(name)
 
-    def moved(self) -> Terms:
-        """Every input once, every output once; what is written over twice, if it is read first."""
-        read = () if self.name in _ONLY_WRITE else {id(x): x for x in self.inputs}.values()
-        return sizes(*read, *self.outputs)
-
-
-def sizes(*tensors: Tensor | None) -> Terms:
-    return tuple(bytes_of_tensor(x) for x in tensors if x is not None)
+    def byte_terms(self) -> Terms:
+        """Return the bytes of every input and every output; an in-place operand counts as both."""
+        read = () if self.name in _WRITE_ONLY else {id(x): x for x in self.inputs}.values()
+        return byte_terms(*read, *self.outputs)
 
 
-def kernels_of(call: Call) -> tuple[tuple[Kernel, ...], bool]:
-    """The kernels of one call, and whether all of its operations are known."""
-    if call.name.startswith(_NOTHING) or _is_view(call):
+def byte_terms(*tensors: Tensor | None) -> Terms:
+    """Return the bytes of each tensor that is not None."""
+    return tuple(tensor_bytes(x) for x in tensors if x is not None)
+
+
+def kernels_of(call: OpCall) -> tuple[tuple[KernelCost, ...], bool]:
+    """Return the kernels of one call, and whether all of its FLOPs are known."""
+    if call.name.startswith(_NO_KERNEL) or _is_view(call):
         return (), True
     if call.name in _RULES:
         return _RULES[call.name](call), True
     formula = flop_registry.get(call.func._overloadpacket)
     if formula is not None:
-        return (Kernel(call.moved(), (int(formula(*call.args, **call.kwargs, out_val=call.out)),)),), True
-    product = call.name.startswith(_OTHER_PRODUCTS) and call.name != "linalg_vector_norm"
-    return (Kernel(call.moved()),), call.func.namespace in ("aten", "prims") and not product
+        return (KernelCost(call.byte_terms(), (int(formula(*call.args, **call.kwargs, out_val=call.out)),)),), True
+    product = call.name.startswith(_UNKNOWN_PRODUCTS) and call.name != "linalg_vector_norm"
+    return (KernelCost(call.byte_terms()),), call.func.namespace in ("aten", "prims") and not product
 
 
-def scratch_of(call: Call) -> int:
-    """Bytes that a GPU's kernel needs beside its results: sums in float32 of queries' gradients in half precision."""
+def scratch_of(call: OpCall) -> int:
+    """Return the workspace bytes of a GPU kernel: float32 sums of half-precision query gradients."""
     if call.name.startswith("_scaled_dot_product") and call.name.endswith("_backward"):
         q: Tensor = call.args[1]
-        return q.numel() * _WIDE if q.element_size() < _WIDE else 0
+        return q.numel() * _FLOAT32_BYTES if q.element_size() < _FLOAT32_BYTES else 0
     return 0
 
 
-def _is_view(call: Call) -> bool:
-    """It gives back what it was given, seen another way."""
+def _is_view(call: OpCall) -> bool:
+    """Return whether all outputs share storage with inputs."""
     if call.func._schema.is_mutable or not call.outputs:
         return not call.outputs
-    given = {x.untyped_storage()._cdata for x in call.inputs}
-    return all(x.untyped_storage()._cdata in given for x in call.outputs)
+    storages = {x.untyped_storage()._cdata for x in call.inputs}
+    return all(x.untyped_storage()._cdata in storages for x in call.outputs)
 
 
-_NOTHING = ("empty", "new_empty", "_local_scalar", "record_stream", "set_", "lift_fresh", "resize_", "sym_")
-_ONLY_WRITE = {f"{name}{end}" for name in ("zero", "fill", "normal", "uniform", "bernoulli") for end in ("", "_")} | {
+_NO_KERNEL = ("empty", "new_empty", "_local_scalar", "record_stream", "set_", "lift_fresh", "resize_", "sym_")
+_WRITE_ONLY = {f"{name}{end}" for name in ("zero", "fill", "normal", "uniform", "bernoulli") for end in ("", "_")} | {
     "zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
     "randn", "rand", "randint", "randperm", "scalar_tensor", "eye", "linspace", "rand_like", "randn_like",
     "tril_indices",
 }  # fmt: skip
-# Operators of torch's own with products inside that have no rule here: their operations are unknown.
-_OTHER_PRODUCTS = ("linalg_", "_linalg", "fft_", "_fft", "_trilinear", "_cdist", "cdist", "_cudnn_rnn", "mkldnn_rnn")
+# Torch operators that contain products and have no rule below: their FLOPs are unknown.
+_UNKNOWN_PRODUCTS = ("linalg_", "_linalg", "fft_", "_fft", "_trilinear", "_cdist", "cdist", "_cudnn_rnn", "mkldnn_rnn")
 
 
 # ---------------------------------------------------------------------- products
 
 
-def _matrix(call: Call, a: Tensor, b: Tensor, *, odd: bool) -> tuple[Kernel, ...]:
-    ceiling = Ceiling.ORDINARY
-    # The larger stride: elements from one row (or column) of a matrix to the next.
-    if odd and any(max(x.stride()[-2:]) % _ALIGNED for x in (a, b, call.out)):
-        ceiling = Ceiling.ODD_BACKWARD if call.backward else Ceiling.ODD
-    return (Kernel(sizes(a, b, call.out), (2 * call.out.numel() * a.shape[-1],), ceiling),)
+def _gemm(call: OpCall, a: Tensor, b: Tensor, *, check_alignment: bool) -> tuple[KernelCost, ...]:
+    ceiling = Ceiling.GEMM
+    # The larger stride is the distance from one row (or column) of a matrix to the next.
+    if check_alignment and any(max(x.stride()[-2:]) % _ALIGNMENT for x in (a, b, call.out)):
+        ceiling = Ceiling.UNALIGNED_GEMM_BACKWARD if call.backward else Ceiling.UNALIGNED_GEMM
+    return (KernelCost(byte_terms(a, b, call.out), (2 * call.out.numel() * a.shape[-1],), ceiling),)
 
 
-def _convolution(call: Call) -> tuple[Kernel, ...]:
+def _convolution(call: OpCall) -> tuple[KernelCost, ...]:
     weight: Tensor = call["weight"]
-    places = (call["input"] if call["transposed"] else call.out).numel() // weight.shape[0]
-    ceiling = Ceiling.CONVOLUTION if call["input"].shape[1] % _ALIGNED else Ceiling.ORDINARY
-    return (Kernel(call.moved(), (2 * places * weight.numel(),), ceiling),)
+    positions = (call["input"] if call["transposed"] else call.out).numel() // weight.shape[0]
+    ceiling = Ceiling.UNALIGNED_CONVOLUTION if call["input"].shape[1] % _ALIGNMENT else Ceiling.GEMM
+    return (KernelCost(call.byte_terms(), (2 * positions * weight.numel(),), ceiling),)
 
 
-def _convolution_backward(call: Call) -> tuple[Kernel, ...]:
-    grad, x, weight, wanted = call["grad_output"], call["input"], call["weight"], call["output_mask"]
-    places = (x if call["transposed"] else grad).numel() // weight.shape[0]
-    ceiling = Ceiling.CONVOLUTION_BACKWARD if x.shape[1] % _ALIGNED else Ceiling.ORDINARY
-    product = Kernel(sizes(grad, x, weight), (2 * places * weight.numel(),), ceiling)
-    sums = Kernel(sizes(grad), ceiling=Ceiling.ROW_SUM)
-    return tuple(kernel for kernel, want in zip((product, product, sums), wanted, strict=True) if want)
+def _convolution_backward(call: OpCall) -> tuple[KernelCost, ...]:
+    grad, x, weight, output_mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
+    positions = (x if call["transposed"] else grad).numel() // weight.shape[0]
+    ceiling = Ceiling.UNALIGNED_CONVOLUTION_BACKWARD if x.shape[1] % _ALIGNMENT else Ceiling.GEMM
+    product = KernelCost(byte_terms(grad, x, weight), (2 * positions * weight.numel(),), ceiling)
+    bias_sum = KernelCost(byte_terms(grad), ceiling=Ceiling.REDUCTION)
+    return tuple(kernel for kernel, needed in zip((product, product, bias_sum), output_mask, strict=True) if needed)
 
 
-def _grouped(call: Call) -> tuple[Kernel, ...]:
-    """One product for each group of rows, or, where weights get their gradients, of columns."""
+def _grouped(call: OpCall) -> tuple[KernelCost, ...]:
+    """Return one product over all groups of rows, or of columns for gradients of the parameters."""
     a, b = call["self"], call["mat2"]
     outer = a.shape[0] * b.shape[-1] if a.dim() == b.dim() == 2 else call.out.numel()
-    return (Kernel(call.moved(), (2 * outer * a.shape[-1],)),)
+    return (KernelCost(call.byte_terms(), (2 * outer * a.shape[-1],)),)
 
 
 # ---------------------------------------------------------------------- attention
 
 
 def _pairs(q: Tensor, k: Tensor, is_causal: bool | None) -> Terms:
-    """Twice the pairs of a query and a key in all heads; with the kernel's causal flag those up to the diagonal."""
+    """Return twice the query-key pairs of all heads; with the causal flag, of pairs up to the diagonal."""
     B, H, T, _ = q.shape
     S = k.shape[-2]
     return (B * H * T * S, B * H * T) if is_causal and T == S else (2 * B * H * T * S,)
 
 
-def _attention(call: Call) -> tuple[Kernel, ...]:
+def _attention(call: OpCall) -> tuple[KernelCost, ...]:
     q, k, v = call["query"], call["key"], call["value"]
     products = tuple(n * (q.shape[-1] + v.shape[-1]) for n in _pairs(q, k, call["is_causal"]))
     mask = call["attn_bias"] if call["attn_mask"] is None else call["attn_mask"]
-    return (Kernel(sizes(q, k, v, call.out[0], mask), products, Ceiling.ATTENTION),)
+    return (KernelCost(byte_terms(q, k, v, call.out[0], mask), products, Ceiling.ATTENTION),)
 
 
-def _attention_backward(call: Call) -> tuple[Kernel, ...]:
-    """Five products: the scores once more, and the gradients of weights, values, queries and keys."""
-    grad, q, k, v = call.first[:4]
+def _attention_backward(call: OpCall) -> tuple[KernelCost, ...]:
+    """Return two kernels; the second computes five products: the scores again, and four gradients."""
+    grad, q, k, v = call.values[:4]
     products = tuple(n * (3 * q.shape[-1] + 2 * v.shape[-1]) for n in _pairs(q, k, call["is_causal"]))
     mask = call["attn_bias"] if call["attn_mask"] is None else call["attn_mask"]
-    sums = (q.numel() * _WIDE,) if q.element_size() < _WIDE else ()
-    back = Kernel(sizes(q, k, v, grad, q, k, v, grad, mask) + sums, products, Ceiling.ATTENTION_BACKWARD)
-    return Kernel(sizes(grad, grad)), back
+    sums = (q.numel() * _FLOAT32_BYTES,) if q.element_size() < _FLOAT32_BYTES else ()
+    backward = KernelCost(byte_terms(q, k, v, grad, q, k, v, grad, mask) + sums, products, Ceiling.ATTENTION_BACKWARD)
+    return KernelCost(byte_terms(grad, grad)), backward
 
 
-def _gathered(call: Call) -> tuple[Kernel, ...]:
+def _sparse(call: OpCall) -> tuple[KernelCost, ...]:
     q, v = call["q"], call["v"]
     pairs = call.plans.get(call["handle"], 0) * q.shape[1]
-    return (Kernel(call.moved(), (2 * pairs * (q.shape[-1] + v.shape[-1]),), Ceiling.ATTENTION),)
+    return (KernelCost(call.byte_terms(), (2 * pairs * (q.shape[-1] + v.shape[-1]),), Ceiling.ATTENTION),)
 
 
-def _gathered_backward(call: Call) -> tuple[Kernel, ...]:
-    """A plan goes by queries and by keys, one after the other, and makes scores and weights' gradients twice."""
+def _sparse_backward(call: OpCall) -> tuple[KernelCost, ...]:
+    """Return two kernels; a plan runs by queries and then by keys, so scores and their gradients are computed twice."""
     grad, q, v = call["grad"], call["q"], call["v"]
     products = (2 * call.plans.get(call["handle"], 0) * q.shape[1] * (4 * q.shape[-1] + 3 * v.shape[-1]),)
-    return Kernel(sizes(grad, grad)), Kernel(call.moved(), products, Ceiling.ATTENTION_BACKWARD)
+    return KernelCost(byte_terms(grad, grad)), KernelCost(call.byte_terms(), products, Ceiling.ATTENTION_BACKWARD)
 
 
-# ---------------------------------------------------------------------- the rest
+# ---------------------------------------------------------------------- other operators
 
 
-def _norm_backward(call: Call) -> tuple[Kernel, ...]:
-    """The input's gradient in one kernel, the scale's and shift's in another: both read x and the gradient."""
-    grad, x = call.first[:2]
-    kernels = [Kernel(sizes(grad, x, x))]
+def _norm_backward(call: OpCall) -> tuple[KernelCost, ...]:
+    """Return one kernel for the gradient of the input and one for scale and shift; both read x and the gradient."""
+    grad, x = call.values[:2]
+    kernels = [KernelCost(byte_terms(grad, x, x))]
     if any(out is not None for out in call.out[1:]):
-        kernels.append(Kernel(sizes(grad, x), ceiling=Ceiling.ROW_SUM))
+        kernels.append(KernelCost(byte_terms(grad, x), ceiling=Ceiling.REDUCTION))
     return tuple(kernels)
 
 
-def _picked(call: Call) -> tuple[Kernel, ...]:
-    """Reads of its first input no more than it gives back."""
-    out = sizes(*call.outputs)
-    return (Kernel(out + out + sizes(*(x for x in call.inputs if not x.is_floating_point()))),)
+def _lookup(call: OpCall) -> tuple[KernelCost, ...]:
+    """Return one kernel that reads only the selected entries of its first input."""
+    out = byte_terms(*call.outputs)
+    return (KernelCost(out + out + byte_terms(*(x for x in call.inputs if not x.is_floating_point()))),)
 
 
-def _entries(x: Tensor, target: Tensor) -> Kernel:
-    """Of each row one entry is read, or written."""
-    return Kernel((target.numel() * x.element_size(), bytes_of_tensor(target)))
+def _entries(x: Tensor, target: Tensor) -> KernelCost:
+    """Return a kernel that reads or writes one entry per row."""
+    return KernelCost((target.numel() * x.element_size(), tensor_bytes(target)))
 
 
-def _sum(call: Call) -> tuple[Kernel, ...]:
-    x, over = call["self"], call["dim"]
-    rows = bool(over) and x.dim() > 1 and all(d % x.dim() != x.dim() - 1 for d in over)
-    return (Kernel(sizes(x), ceiling=Ceiling.ROW_SUM) if rows else Kernel(call.moved()),)
+def _sum(call: OpCall) -> tuple[KernelCost, ...]:
+    x, dims = call["self"], call["dim"]
+    keeps_columns = bool(dims) and x.dim() > 1 and all(d % x.dim() != x.dim() - 1 for d in dims)
+    return (KernelCost(byte_terms(x), ceiling=Ceiling.REDUCTION) if keeps_columns else KernelCost(call.byte_terms()),)
 
 
-_RULES: dict[str, Callable[[Call], tuple[Kernel, ...]]] = {
-    "mm": lambda c: _matrix(c, *c.first[:2], odd=True),
-    "addmm": lambda c: _matrix(c, *c.first[1:3], odd=True),
-    "bmm": lambda c: _matrix(c, *c.first[:2], odd=False),
-    "baddbmm": lambda c: _matrix(c, *c.first[1:3], odd=False),
-    **dict.fromkeys(("mv", "dot"), lambda c: (Kernel(c.moved(), (2 * c.first[0].numel(),)),)),
-    "addmv": lambda c: (Kernel(c.moved(), (2 * c.first[1].numel(),)),),
+_RULES: dict[str, Callable[[OpCall], tuple[KernelCost, ...]]] = {
+    "mm": lambda c: _gemm(c, *c.values[:2], check_alignment=True),
+    "addmm": lambda c: _gemm(c, *c.values[1:3], check_alignment=True),
+    "bmm": lambda c: _gemm(c, *c.values[:2], check_alignment=False),
+    "baddbmm": lambda c: _gemm(c, *c.values[1:3], check_alignment=False),
+    **dict.fromkeys(("mv", "dot"), lambda c: (KernelCost(c.byte_terms(), (2 * c.values[0].numel(),)),)),
+    "addmv": lambda c: (KernelCost(c.byte_terms(), (2 * c.values[1].numel(),)),),
     "_grouped_mm": _grouped,
     **dict.fromkeys(("convolution", "_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
-    "clearhead::gathered": _gathered,
-    "clearhead::gathered_backward": _gathered_backward,
+    "clearhead::gathered": _sparse,
+    "clearhead::gathered_backward": _sparse_backward,
     "native_layer_norm_backward": _norm_backward,
-    **dict.fromkeys(("embedding", "gather", "index_select", "index"), _picked),
-    # The whole table is cleared; then rows are added to it, or entries written.
-    "embedding_dense_backward": lambda c: (Kernel(sizes(c.out)), Kernel(3 * sizes(c.first[0]))),
-    "nll_loss_forward": lambda c: (_entries(*c.first[:2]),),
-    "nll_loss_backward": lambda c: (Kernel(sizes(c.out)), _entries(*c.first[1:3])),
+    **dict.fromkeys(("embedding", "gather", "index_select", "index"), _lookup),
+    # The table is cleared; then rows are added to it, or entries written.
+    "embedding_dense_backward": lambda c: (KernelCost(byte_terms(c.out)), KernelCost(3 * byte_terms(c.values[0]))),
+    "nll_loss_forward": lambda c: (_entries(*c.values[:2]),),
+    "nll_loss_backward": lambda c: (KernelCost(byte_terms(c.out)), _entries(*c.values[1:3])),
     "sum": _sum,
 }
-for _way in ("flash_attention", "efficient_attention", "flash_attention_for_cpu", "cudnn_attention"):
-    _RULES[f"_scaled_dot_product_{_way}"] = _attention
-    _RULES[f"_scaled_dot_product_{_way}_backward"] = _attention_backward
+for _kernel in ("flash_attention", "efficient_attention", "flash_attention_for_cpu", "cudnn_attention"):
+    _RULES[f"_scaled_dot_product_{_kernel}"] = _attention
+    _RULES[f"_scaled_dot_product_{_kernel}_backward"] = _attention_backward

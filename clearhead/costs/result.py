@@ -1,383 +1,482 @@
-"""What a prediction says: parameters, operations, traffic, memory and kernels, part by part and in total, each a number
-with its formula. A part is a module, by its path; the layers of a list are one part (`blocks.*.attention`)."""
+"""The predicted cost of a module: parameters, FLOPs, bytes accessed, memory and kernels, by part and in total.
+
+Every count has a formula. A part is a module path; the layers of a list are one part (`blocks.*.attention`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from clearhead.costs.formulas import Amount, Reader, Select, normal
+from clearhead.costs.formulas import FormulaSolver, SymbolicCount, TermSelector, normalize_path
 from clearhead.costs.machine import Machine, dtype_name
-from clearhead.costs.operators import Ceiling, Kernel
-from clearhead.costs.watch import Log
-from clearhead.costs.ways import Look, plan_on
+from clearhead.costs.operators import Ceiling, KernelCost
+from clearhead.costs.watch import ExecutionLog
+from clearhead.costs.ways import AttentionRecord, device_plan
 from clearhead.masks import Mask
 from clearhead.tables import html_table, table
 
-ADAM = 2  # numbers that AdamW keeps for each parameter
-Terms = Iterator[tuple[str, int]]
+ADAM_STATES = 2  # values that AdamW stores per parameter
+PathTerms = Iterator[tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One module of a model, over all layers of its list. Operations are those of matrix products, two for each
-    multiplication with its addition; `kept` are bytes that wait for the backward pass."""
+class PartCost:
+    """Cost of one module, summed over the layers of its list.
+
+    FLOPs are those of matrix products, two for each multiplication with its addition. `saved` are the bytes that are
+    saved for backward."""
 
     name: str
-    parameters: Amount
-    forward: Amount
-    backward: Amount
-    traffic: Amount
-    kept: Amount
-    kernels: int
+    parameters: SymbolicCount
+    forward: SymbolicCount
+    backward: SymbolicCount
+    bytes_accessed: SymbolicCount
+    saved: SymbolicCount
+    kernel_launches: int
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of a query and a key, over the batch, for one head: all there are, those allowed, those computed here."""
+class AttentionPairs:
+    """Query-key pairs of one head, summed over the batch: all, allowed by the mask, and computed."""
 
-    dense: Amount
-    allowed: Amount
-    computed: Amount
-    look: Look = field(repr=False)
-    planned: int  # what the mask's plan computes: the pairs allowed, and those beside them in a tile
+    dense: SymbolicCount
+    allowed: SymbolicCount
+    computed: SymbolicCount
+    record: AttentionRecord = field(repr=False)
+    planned: int  # pairs that the plan of the mask computes: the allowed ones, and the others of their tiles
 
     @property
     def mask(self) -> Mask | None:
-        return self.look.mask
+        """The mask of the call."""
+        return self.record.mask
 
     @property
-    def gathers(self) -> bool:
-        """Whether the plan is what runs."""
-        return self.look.plan is not None
+    def runs_plan(self) -> bool:
+        """Whether the call runs by the plan of its mask."""
+        return self.record.plan is not None
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes. `attention_reference` are the (T, S) weights of all layers as the equation builds them, in float32;
-    `attention_fused` is what the fused kernel keeps in their place. `cache` is what a `KVCache` of this length holds;
-    it is no part of `peak`, which is that of one training step, or of one forward pass without gradients."""
+class MemoryCost:
+    """Memory in bytes.
 
-    weights: Amount
-    gradients: Amount
-    optimiser: Amount
-    activations: Amount
-    attention_reference: Amount
-    attention_fused: Amount
-    cache: Amount
-    peak: Amount
-    peak_when: str
-    peak_made_of: dict[str, Amount]
+    Attributes:
+        parameters: Parameters of the module.
+        gradients: Their gradients, in training.
+        optimizer: State of AdamW, in training.
+        activations: Tensors saved for backward.
+        attention_weights_naive: The (T, S) attention weights of all layers in float32, as the reference builds them.
+        attention_statistics_fused: What the fused kernel saves instead.
+        kv_cache: A `KVCache` of this length. Not part of `peak`.
+        peak: Peak of one training step, or of one forward pass without gradients.
+        peak_op: The operator that runs at the peak.
+        peak_breakdown: The peak by kind of storage.
+    """
 
-    def rows(self) -> Iterator[tuple[str, Amount]]:
-        yield from ((name, getattr(self, name)) for name in ("weights", "gradients", "optimiser", "activations"))
-        yield "attention matrices, by the equation", self.attention_reference
-        yield "attention matrices, fused", self.attention_fused
-        yield from (("KV cache", self.cache), ("peak", self.peak))
+    parameters: SymbolicCount
+    gradients: SymbolicCount
+    optimizer: SymbolicCount
+    activations: SymbolicCount
+    attention_weights_naive: SymbolicCount
+    attention_statistics_fused: SymbolicCount
+    kv_cache: SymbolicCount
+    peak: SymbolicCount
+    peak_op: str
+    peak_breakdown: dict[str, SymbolicCount]
+
+    def rows(self) -> Iterator[tuple[str, SymbolicCount]]:
+        """Yield name and bytes of each count."""
+        for name in _MEMORY_LABELS:
+            yield name, getattr(self, name)
+
+    def labeled_rows(self) -> Iterator[tuple[str, SymbolicCount]]:
+        """Yield display label and bytes of each count."""
+        for name, label in _MEMORY_LABELS.items():
+            yield label, getattr(self, name)
+
+
+_MEMORY_LABELS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "attention_weights_naive": "attention weights, naive",
+    "attention_statistics_fused": "attention statistics, fused",
+    "kv_cache": "KV cache",
+    "peak": "peak",
+}
 
 
 @dataclass(frozen=True)
-class Time:
-    """Predicted seconds, and how many of them go into arithmetic, into memory traffic and into launching kernels.
+class PredictedTime:
+    """Predicted seconds by phase, and by what limits them.
 
-    `waiting` is the device's for its host: a kernel begins when it has been issued and the one before it is done."""
+    `host_wait` is the time in which the device waits for its host: a kernel starts when it has been launched and the
+    previous kernel has finished."""
 
     forward: float
     backward: float
-    optimiser: float
+    optimizer: float
     arithmetic: float
-    traffic: float
-    launches: float
-    waiting: float = 0.0
+    memory_traffic: float
+    kernel_launches: float
+    host_wait: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.forward + self.backward + self.optimiser + self.waiting
+        """Seconds of the whole step."""
+        return self.forward + self.backward + self.optimizer + self.host_wait
 
     @property
-    def limit(self) -> str:
-        """What the time is mostly spent on."""
-        words = {"traffic": "memory traffic", "launches": "launching kernels", "waiting": "issuing kernels"}
-        most = max(("arithmetic", *words), key=lambda name: getattr(self, name))
-        return words.get(most, most)
+    def bottleneck(self) -> str:
+        """The largest of arithmetic, memory traffic, kernel launches and host wait, as a label."""
+        names = ("arithmetic", "memory_traffic", "kernel_launches", "host_wait")
+        return max(names, key=lambda name: getattr(self, name)).replace("_", " ")
 
 
-def _steps(what: str, *phases: str) -> Select:
-    """What kernels of these phases move, or multiply."""
+def _kernel_terms(terms: str, *phases: str) -> TermSelector:
+    """Select the byte or FLOP terms of all kernels of these phases."""
 
-    def select(log: Log) -> Terms:
-        for step in log.steps:
-            if step.phase in phases:
-                yield from ((step.path, n) for kernel in step.kernels for n in getattr(kernel, what))
+    def select(log: ExecutionLog) -> PathTerms:
+        for record in log.ops:
+            if record.phase in phases:
+                yield from ((record.path, n) for kernel in record.kernels for n in getattr(kernel, terms))
 
     return select
 
 
-_FORWARD = _steps("products", "forward")
-_BACKWARD = _steps("products", "backward", "recompute")
-_TRAFFIC = _steps("moved", "forward")
+_FORWARD = _kernel_terms("flop_terms", "forward")
+_BACKWARD = _kernel_terms("flop_terms", "backward", "recompute")
+_RECOMPUTED = _kernel_terms("flop_terms", "recompute")
+_FLOPS = _kernel_terms("flop_terms", "forward", "backward", "recompute")
+_BYTES_ACCESSED = _kernel_terms("byte_terms", "forward")
 
 
-def _amount(says: str, select: Select) -> Any:
-    """A property of `Cost`: the sum of what is selected."""
-    made = cached_property(lambda self: self.reader.amount(select))
-    made.__doc__ = says
-    return made
+def _parameters(log: ExecutionLog) -> PathTerms:
+    return ((p.path, p.n_elements) for p in log.parameters.values())
 
 
-def _learnt(log: Log) -> Terms:
-    return ((p.path, p.elements) for p in log.parameters.values())
-
-
-def _states(log: Log, times: int) -> Terms:
+def _parameter_bytes(log: ExecutionLog, times: int) -> PathTerms:
     return ((p.path, times * p.n_bytes) for p in log.parameters.values())
 
 
-def _kept(log: Log) -> Terms:
+def _saved(log: ExecutionLog) -> PathTerms:
     return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
 
 
-def _alive(log: Log, at: int, kind: str | None = None) -> Terms:
-    return ((s.path, s.n_bytes) for s in log.storages if s.lives(at) and kind in (None, s.kind))
+def _live(log: ExecutionLog, time: int, kind: str | None = None) -> PathTerms:
+    return ((s.path, s.n_bytes) for s in log.storages if s.is_live(time) and kind in (None, s.kind))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What was watched, and what follows from it."""
+    """A predicted cost: what was executed, and every number that follows from it.
 
-    subject: str
+    FLOPs, bytes and parameters are `SymbolicCount`: read `.value`, `.formula` or `.latex`.
+
+    Example:
+        >>> c = ch.cost("gpt2", tokens=1024, batch=8, training=True)
+        >>> c.forward.formula, c.memory.peak.value, c.time(Machine.read("h200")).seconds
+    """
+
+    name: str
     batch: int
     dtype: torch.dtype
     training: bool
     impl: str
     device: str
-    recompute: str | None
+    activation_checkpointing: bool
     sizes: dict[str, int]
-    log: Log = field(repr=False)
-    reader: Reader = field(repr=False)
-    caches: bool = False  # keys and values are worth keeping
-    pair: bool = False  # it reads one sequence and writes another
-    longest: int | None = None  # tokens that it takes at most
+    log: ExecutionLog = field(repr=False)
+    solver: FormulaSolver = field(repr=False)
+    has_kv_cache: bool = False
+    has_source: bool = False  # an encoder-decoder
+    max_len: int | None = None  # most tokens that the model takes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields without the cached counts, which are computed again."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     # ------------------------------------------------------------------ totals and parts
 
-    parameters = _amount("How many numbers the module learns.", _learnt)
-    forward = _amount("Operations of the forward pass.", _FORWARD)
-    backward = _amount("Operations of the way back, with what is run again.", _BACKWARD)
-    recomputed = _amount("Operations of what is run again on the way back.", _steps("products", "recompute"))
-    operations = _amount("All operations.", _steps("products", "forward", "backward", "recompute"))
-    traffic = _amount("Bytes that the forward pass moves.", _TRAFFIC)
-
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Operators whose operations are not known, and how often they ran: their bytes are counted, no operations."""
-        return self.log.unknown
-
-    @property
-    def why_no_formulas(self) -> str:
-        """Why numbers stand where formulas were asked for; empty where none was missing."""
-        return self.reader.why_none
+    @cached_property
+    def parameters(self) -> SymbolicCount:
+        """Number of parameters."""
+        return self.solver.count(_parameters)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """What each module takes of the whole, in the order in which they ran."""
-        paths = [step.path for step in self.log.steps] + [p.path for p in self.log.parameters.values()]
-        return tuple(map(self._part, dict.fromkeys(map(normal, paths))))
+    def forward(self) -> SymbolicCount:
+        """FLOPs of the forward pass."""
+        return self.solver.count(_FORWARD)
 
-    def _part(self, name: str) -> Part:
-        def own(select: Select) -> Amount:
-            return self.reader.amount(lambda log: ((path, n) for path, n in select(log) if normal(path) == name))
+    @cached_property
+    def backward(self) -> SymbolicCount:
+        """FLOPs of backward, including recomputation."""
+        return self.solver.count(_BACKWARD)
 
-        kernels = sum(len(step.kernels) for step in self.log.steps if normal(step.path) == name)
-        return Part(name, own(_learnt), own(_FORWARD), own(_BACKWARD), own(_TRAFFIC), own(_kept), kernels)
+    @cached_property
+    def recomputed(self) -> SymbolicCount:
+        """FLOPs of recomputation in backward."""
+        return self.solver.count(_RECOMPUTED)
+
+    @cached_property
+    def flops(self) -> SymbolicCount:
+        """FLOPs of the whole step."""
+        return self.solver.count(_FLOPS)
+
+    @cached_property
+    def bytes_accessed(self) -> SymbolicCount:
+        """Bytes read and written by the kernels of the forward pass."""
+        return self.solver.count(_BYTES_ACCESSED)
 
     @property
-    def total(self) -> Part:
-        """All parts together."""
-        sums = (self.parameters, self.forward, self.backward, self.traffic, self.memory.activations)
-        return Part("total", *sums, self.n_launches)
+    def unknown_ops(self) -> dict[str, int]:
+        """Operators of unknown FLOPs, with their number of calls; only their bytes are counted."""
+        return self.log.unknown_ops
+
+    @property
+    def no_formula_reason(self) -> str:
+        """Why a formula that was read is a plain number; empty if there is none."""
+        return self.solver.failure_reason
+
+    @cached_property
+    def parts(self) -> tuple[PartCost, ...]:
+        """The cost of each module, in order of execution."""
+        paths = [record.path for record in self.log.ops] + [p.path for p in self.log.parameters.values()]
+        return tuple(map(self._part, dict.fromkeys(map(normalize_path, paths))))
+
+    def _part(self, name: str) -> PartCost:
+        def count(select: TermSelector) -> SymbolicCount:
+            return self.solver.count(lambda log: ((path, n) for path, n in select(log) if normalize_path(path) == name))
+
+        return PartCost(
+            name=name,
+            parameters=count(_parameters),
+            forward=count(_FORWARD),
+            backward=count(_BACKWARD),
+            bytes_accessed=count(_BYTES_ACCESSED),
+            saved=count(_saved),
+            kernel_launches=sum(len(r.kernels) for r in self.log.ops if normalize_path(r.path) == name),
+        )
+
+    @property
+    def total(self) -> PartCost:
+        """The sum of all parts."""
+        return PartCost(
+            name="total",
+            parameters=self.parameters,
+            forward=self.forward,
+            backward=self.backward,
+            bytes_accessed=self.bytes_accessed,
+            saved=self.memory.activations,
+            kernel_launches=self.kernel_launches,
+        )
 
     @property
     def bottleneck(self) -> str:
-        """The part with the most operations of the forward pass."""
+        """The part with the most FLOPs in the forward pass."""
         return max(self.parts, key=lambda part: part.forward.value).name
 
     @property
-    def odd_products(self) -> tuple[str, ...]:
-        """Where a product has a width that is no multiple of 8, which a GPU multiplies slowly in half precision."""
-        odd = (step.path for step in self.log.steps if any(k.ceiling is Ceiling.ODD for k in step.kernels))
-        return tuple(dict.fromkeys(map(normal, odd)))
+    def unaligned_gemms(self) -> tuple[str, ...]:
+        """Parts with a product of a width that is not a multiple of 8, which is slow on a GPU in half precision."""
+        paths = (r.path for r in self.log.ops if any(k.ceiling is Ceiling.UNALIGNED_GEMM for k in r.kernels))
+        return tuple(dict.fromkeys(map(normalize_path, paths)))
 
     @cached_property
-    def pairs(self) -> Pairs | None:
-        """Of the self-attention that a mask is added to, where there is one."""
-        looks = [(i, look) for i, look in enumerate(self.log.looks) if not self.pair or "decoder" in look.path]
-        if not looks:
+    def pairs(self) -> AttentionPairs | None:
+        """Query-key pairs of the self-attention that a mask applies to, or None without attention."""
+        records = [(i, r) for i, r in enumerate(self.log.attention) if not self.has_source or "decoder" in r.path]
+        if not records:
             return None
-        at, look = next(((i, look) for i, look in looks if look.mask is not None), looks[0])
+        index, record = next(((i, r) for i, r in records if r.mask is not None), records[0])
 
-        def pairs(which: str) -> Amount:
-            def select(log: Log) -> list[tuple[str, int]]:  # twice as many: half of the square is no whole number
-                here = log.looks[at]
-                if which == "allowed" and here.is_causal and here.queries == here.keys:
-                    return [("", here.dense), ("", here.batch * here.queries)]
-                counted = getattr(here, which)
-                return [("", 2 * (here.dense if counted is None else counted))]
+        def pairs(kind: str) -> SymbolicCount:
+            def select(log: ExecutionLog) -> list[tuple[str, int]]:  # doubled, because half a square can be fractional
+                call = log.attention[index]
+                if kind == "allowed" and call.is_causal and call.queries == call.keys:
+                    return [("", call.dense), ("", call.batch * call.queries)]
+                n_pairs = getattr(call, kind)
+                return [("", 2 * (call.dense if n_pairs is None else n_pairs))]
 
-            return self.reader.amount(select, over=2)
+            return self.solver.count(select, divisor=2)
 
-        planned = look.dense
-        if look.mask is not None:
-            planned = look.sequences * plan_on(self.device, look.mask, look, self.dtype).computed
-        computed = "allowed" if look.is_causal and self.impl != "reference" else "computed"
-        return Pairs(pairs("dense"), pairs("allowed"), pairs(computed), look, planned)
+        planned = record.dense
+        if record.mask is not None:
+            mask_plan = device_plan(self.device, record.mask, record, self.dtype)
+            planned = record.mask_repeats * mask_plan.computed
+        computed = "allowed" if record.is_causal and self.impl != "reference" else "computed"
+        return AttentionPairs(pairs("dense"), pairs("allowed"), pairs(computed), record, planned)
 
     # ------------------------------------------------------------------ memory
 
     @cached_property
-    def memory(self) -> Memory:
-        """Weights, activations and the rest, and the moment at which they take most."""
-        amount, at, zero = self.reader.amount, self.log.peak(), Amount(0)
-        weights, states = (amount(partial(_states, times=n)) for n in (1, ADAM))
-        kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.lives(at))
-        made_of = {kind: amount(partial(_alive, at=at, kind=kind)) for kind in kinds}
-        cached = [self.caches and (not self.pair or "decoder" in look.path) for look in self.log.looks]
-        return Memory(
-            weights=weights,
-            gradients=weights if self.training else zero,
-            optimiser=states if self.training else zero,
-            activations=amount(_kept),
-            attention_reference=amount(lambda log: ((x.path, x.heads * x.dense * 4) for x in log.looks)),
-            attention_fused=amount(lambda log: ((x.path, x.batch * x.heads * x.queries * 4) for x in log.looks)),
-            cache=amount(
-                lambda log: (
-                    (x.path, 2 * x.batch * x.keys * x.key_heads * x.width * x.itemsize)
-                    for x, is_cached in zip(log.looks, cached, strict=True)
-                    if is_cached
-                )
-            ),
-            peak=amount(lambda log: [*_alive(log, at), *(_states(log, ADAM) if self.training else ())]),
-            peak_when=self.log.when(at),
-            peak_made_of=made_of | ({"optimiser": states} if self.training else {}),
+    def memory(self) -> MemoryCost:
+        """Memory of parameters, gradients, optimizer, activations and KV cache, and the peak."""
+        count = self.solver.count
+        peak_time = self.log.peak_time()
+        parameters = count(partial(_parameter_bytes, times=1))
+        optimizer = count(partial(_parameter_bytes, times=ADAM_STATES))
+        kinds = dict.fromkeys(storage.kind for storage in self.log.storages if storage.is_live(peak_time))
+        breakdown = {kind: count(partial(_live, time=peak_time, kind=kind)) for kind in kinds}
+        if self.training:
+            breakdown["optimizer"] = optimizer
+
+        def naive_weights(log: ExecutionLog) -> PathTerms:
+            return ((r.path, r.heads * r.dense * 4) for r in log.attention)
+
+        def fused_statistics(log: ExecutionLog) -> PathTerms:
+            return ((r.path, r.batch * r.heads * r.queries * 4) for r in log.attention)
+
+        is_cached = [self.has_kv_cache and (not self.has_source or "decoder" in r.path) for r in self.log.attention]
+
+        def kv_cache(log: ExecutionLog) -> PathTerms:
+            for r, cached in zip(log.attention, is_cached, strict=True):
+                if cached:
+                    yield r.path, 2 * r.batch * r.keys * r.key_heads * r.width * r.itemsize
+
+        def peak(log: ExecutionLog) -> PathTerms:
+            yield from _live(log, peak_time)
+            if self.training:
+                yield from _parameter_bytes(log, ADAM_STATES)
+
+        return MemoryCost(
+            parameters=parameters,
+            gradients=parameters if self.training else SymbolicCount(0),
+            optimizer=optimizer if self.training else SymbolicCount(0),
+            activations=count(_saved),
+            attention_weights_naive=count(naive_weights),
+            attention_statistics_fused=count(fused_statistics),
+            kv_cache=count(kv_cache),
+            peak=count(peak),
+            peak_op=self.log.describe(peak_time),
+            peak_breakdown=breakdown,
         )
 
     # ------------------------------------------------------------------ time
 
-    def time(self, machine: Machine) -> Time:
-        """How long it takes on this machine: of each kernel arithmetic, traffic and launch, as the host issues them."""
+    def time(self, machine: Machine) -> PredictedTime:
+        """Predict the duration on a machine: arithmetic, memory traffic and launch of each kernel, and host time."""
         mode = "training" if self.training else "forward"
-        issued = machine.begin.get(mode, 0.0)  # when the host has issued all so far; `done`: when they are done
-        done = 0.0
-        spent = {"forward": 0.0, "backward": 0.0, "optimiser": 0.0}
-        limits = {"arithmetic": 0.0, "traffic": 0.0, "launches": 0.0}
-        for phase, _, kernel in self.in_order():
+        launched = machine.host_pass_s.get(mode, 0.0)  # when the host has launched all kernels so far
+        finished = 0.0
+        phases = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+        limits = {"arithmetic": 0.0, "memory_traffic": 0.0, "kernel_launches": 0.0}
+        for phase, _, kernel in self.kernels():
             parts = machine.seconds(kernel, self.dtype)
-            issued += machine.issue.get(mode, 0.0)
-            done = max(done, issued) + sum(parts)
-            spent[phase] += sum(parts)
+            launched += machine.host_launch_s.get(mode, 0.0)
+            finished = max(finished, launched) + sum(parts)
+            phases[phase] += sum(parts)
             for limit, seconds in zip(limits, parts, strict=True):
                 limits[limit] += seconds
-        return Time(**spent, **limits, waiting=max(0.0, done - sum(spent.values())))
+        return PredictedTime(**phases, **limits, host_wait=max(0.0, finished - sum(phases.values())))
 
     def ceilings(self, machine: Machine) -> dict[str, tuple[float, str]]:
-        """Of each part the seconds it takes, and which ceiling of the machine binds it."""
-        spent: dict[str, dict[str, float]] = {}
-        for _, path, kernel in self.in_order():
-            here, own = spent.setdefault(normal(path), {}), kernel.ceiling
-            is_sum = own is Ceiling.ROW_SUM
-            names = (Ceiling.ORDINARY.value if is_sum else own.value, own.value if is_sum else "bandwidth", "launches")
+        """Return the seconds of each part on a machine, and the ceiling that limits the part most."""
+        totals: dict[str, dict[str, float]] = {}
+        for _, path, kernel in self.kernels():
+            part = totals.setdefault(normalize_path(path), {})
+            if kernel.ceiling is Ceiling.REDUCTION:
+                names = (Ceiling.GEMM.value, kernel.ceiling.value, "kernel launches")
+            else:
+                names = (kernel.ceiling.value, "bandwidth", "kernel launches")
             for name, seconds in zip(names, machine.seconds(kernel, self.dtype), strict=True):
-                here[name] = here.get(name, 0.0) + seconds
-        return {name: (sum(here.values()), max(here, key=here.__getitem__)) for name, here in spent.items()}
+                part[name] = part.get(name, 0.0) + seconds
+        return {name: (sum(part.values()), max(part, key=part.__getitem__)) for name, part in totals.items()}
 
     @property
-    def n_launches(self) -> int:
-        """Kernels of one step."""
-        return sum(1 for _ in self.in_order())
+    def kernel_launches(self) -> int:
+        """Number of kernels of one step."""
+        return sum(1 for _ in self.kernels())
 
-    def in_order(self) -> Iterator[tuple[str, str, Kernel]]:
-        """Every kernel of a step, one after the other, with its phase and path."""
-        for step in self.log.steps:
-            phase = "forward" if step.phase == "forward" else "backward"
-            yield from ((phase, step.path, kernel) for kernel in step.kernels)
+    def kernels(self) -> Iterator[tuple[str, str, KernelCost]]:
+        """Yield phase, path and cost of every kernel of a step, in order."""
+        for record in self.log.ops:
+            phase = "forward" if record.phase == "forward" else "backward"
+            yield from ((phase, record.path, kernel) for kernel in record.kernels)
         if self.training:
-            # AdamW reads weight, gradient and two moments, and writes all but the gradient.
-            yield "optimiser", "optimiser", Kernel((7 * self.memory.weights.value,))
+            # AdamW reads parameter, gradient and two moments, and writes all but the gradient.
+            yield "optimizer", "optimizer", KernelCost((7 * self.memory.parameters.value,))
 
-    # ------------------------------------------------------------------ for people and programs
+    # ------------------------------------------------------------------ output
 
     def formulas(self, *, latex: bool = False) -> dict[str, str]:
-        """Every total and every part's formula, as text or as TeX."""
-        found = {name: getattr(self, name) for name in ("parameters", "forward", "backward", "traffic")}
-        found |= {f"memory.{name}": amount for name, amount in self.memory.rows()}
+        """Return the formula of every total and every part, as text or as LaTeX."""
+        counts = {name: getattr(self, name) for name in ("parameters", "forward", "backward", "bytes_accessed")}
+        counts |= {f"memory.{name}": count for name, count in self.memory.rows()}
         for part in self.parts:
-            found |= {f"{part.name}.parameters": part.parameters, f"{part.name}.forward": part.forward}
-        return {name: amount.latex if latex else str(amount.formula) for name, amount in found.items() if amount.value}
+            counts |= {f"{part.name}.parameters": part.parameters, f"{part.name}.forward": part.forward}
+        return {name: count.latex if latex else str(count.formula) for name, count in counts.items() if count.value}
 
     def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
-        """As `clearhead cost --json` prints it, with formulas where they are known."""
+        """Return the JSON document of `clearhead cost --json`, with formulas if they are available."""
 
-        def both(amount: Amount) -> Any:
-            return {"value": amount.value, "formula": str(amount.formula)} if formulas else amount.value
+        def plain(count: SymbolicCount) -> Any:
+            return {"value": count.value, "formula": str(count.formula)} if formulas else count.value
 
-        def all_of(holder: Any, *names: str) -> dict[str, Any]:
-            return {name: both(getattr(holder, name)) for name in names}
+        def plain_fields(source: Any, *names: str) -> dict[str, Any]:
+            return {name: plain(getattr(source, name)) for name in names}
 
-        names = ("subject", "batch", "training", "impl", "device", "recompute", "sizes")
-        memory = {name: both(amount) for name, amount in self.memory.rows()}
-        made_of = {name: both(amount) for name, amount in self.memory.peak_made_of.items()}
-        counted = {name: getattr(self.pairs, name).value for name in ("dense", "allowed", "computed") if self.pairs}
-        told = ("parameters", "forward", "backward", "traffic", "kept")
+        settings = ("name", "batch", "training", "impl", "device", "activation_checkpointing", "sizes")
+        memory = {name: plain(count) for name, count in self.memory.rows()}
+        breakdown = {name: plain(count) for name, count in self.memory.peak_breakdown.items()}
+        pairs = {name: getattr(self.pairs, name).value for name in ("dense", "allowed", "computed") if self.pairs}
+        columns = ("parameters", "forward", "backward", "bytes_accessed", "saved")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in settings},
             "dtype": dtype_name(self.dtype),
-            **all_of(self, "parameters", "recomputed", "traffic"),
-            "operations": all_of(self, "forward", "backward"),
-            "kernels": self.n_launches,
-            "memory": {**memory, "peak_when": self.memory.peak_when, "peak_made_of": made_of},
-            "pairs": counted or None,
-            "parts": [{"part": part.name, **all_of(part, *told), "kernels": part.kernels} for part in self.parts],
+            **plain_fields(self, "parameters", "recomputed", "bytes_accessed"),
+            "flops": plain_fields(self, "forward", "backward"),
+            "kernel_launches": self.kernel_launches,
+            "memory": {**memory, "peak_op": self.memory.peak_op, "peak_breakdown": breakdown},
+            "pairs": pairs or None,
+            "parts": [
+                {"part": part.name, **plain_fields(part, *columns), "kernel_launches": part.kernel_launches}
+                for part in self.parts
+            ],
             "bottleneck": self.bottleneck,
-            "odd_products": list(self.odd_products),
-            "unknown": self.unknown,
-            "no_formulas": self.why_no_formulas if formulas else "",
+            "unaligned_gemms": list(self.unaligned_gemms),
+            "unknown_ops": self.unknown_ops,
+            "no_formula_reason": self.no_formula_reason if formulas else "",
         }
 
     @property
     def _title(self) -> str:
-        how = "training" if self.training else "inference"
-        return f"{self.subject}, batch {self.batch}, {dtype_name(self.dtype)}, {how}"
+        mode = "training" if self.training else "inference"
+        return f"{self.name}, batch {self.batch}, {dtype_name(self.dtype)}, {mode}"
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("part", "parameters", "forward", "traffic")]
+    def _part_rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("part", "parameters", "forward FLOPs", "bytes accessed")]
         for part in (*self.parts, self.total):
-            sums = (readable_count(part.forward.value), readable_bytes(part.traffic.value))
-            rows.append((part.name, f"{part.parameters.value:,}", *sums))
+            counts = (readable_count(part.forward.value), readable_bytes(part.bytes_accessed.value))
+            rows.append((part.name, f"{part.parameters.value:,}", *counts))
         return rows
 
-    def _memory(self) -> list[tuple[str, ...]]:
-        return [("memory", "bytes"), *((name, readable_bytes(n.value)) for name, n in self.memory.rows())]
+    def _memory_rows(self) -> list[tuple[str, ...]]:
+        rows = [(label, readable_bytes(count.value)) for label, count in self.memory.labeled_rows()]
+        return [("memory", "bytes"), *rows]
 
     def __str__(self) -> str:
-        parts, memory = table(self._rows(), right=(1, 2, 3)), table(self._memory(), right=(1,))
+        parts = table(self._part_rows(), right=(1, 2, 3))
+        memory = table(self._memory_rows(), right=(1,))
         return f"{self._title}\n{parts}\n\n{memory}"
 
     def _repr_html_(self) -> str:
-        parts = html_table(self._rows(), right=(1, 2, 3), caption=self._title)
-        return parts + html_table(self._memory(), right=(1,))
+        parts = html_table(self._part_rows(), right=(1, 2, 3), caption=self._title)
+        return parts + html_table(self._memory_rows(), right=(1,))
 
 
 def readable_bytes(n: float) -> str:
-    """1,536 as "1.5 KiB"."""
+    """Format bytes with binary units: 1,536 as "1.5 KiB"."""
     return _readable(n, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
 
 
 def readable_count(n: float) -> str:
-    """1,500,000 as "1.5 M"."""
+    """Format a count with decimal units: 1,500,000 as "1.5 M"."""
     return _readable(n, 1000, ["", "k", "M", "G", "T", "P", "E"])
 
 

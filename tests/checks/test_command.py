@@ -162,6 +162,8 @@ def test_what_the_options_settle(run, arguments, status, verdict):
         (("mine_to_check:GPT", "--ids", "5", "--embeddings", "7"), "clearhead: a module reads one kind of input"),
         (("mine_to_check:GPT", "--values", "3,x"), "clearhead: --values is '3,x'; expected sizes with commas"),
         (("en-ex",), "clearhead: there is no model 'en-ex'"),
+        ((":x",), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
+        ((".x:y",), "clearhead: '.x:y' does not name a Python module; expected package.module:factory"),
         (("not_there_at_all:make",), "clearhead: 'not_there_at_all' cannot be imported"),
         (("mine_to_check:absent",), "clearhead: mine_to_check has no 'absent'"),
         (("mine_to_check:number",), "clearhead: mine_to_check:number is a int; expected a function"),

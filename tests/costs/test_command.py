@@ -68,6 +68,7 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
             ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
             "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
         ),
+        ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
         (("gpt2", "--tokens", "5", "--fit", "much"), "clearhead: 'much' is no size of memory"),
         (("base", "--tokens", "5", "--n-kv-heads", "2"), "clearhead: got a model and the sizes of a layer"),

@@ -30,6 +30,7 @@ class Call:
     weights: Weights
     bias: Tensor | None  # broadcastable to (B, H, T, S)
     offset: int  # position of the first query among the keys
+    reads_bias: bool = True  # False: assume that no key is hidden by a bias of −∞, for tensors without data
 
     @property
     def T(self) -> int:

@@ -44,7 +44,7 @@ REFERENCE = Reference()
 def _allowed(call: Call, bias: Tensor | None) -> Tensor | None:
     """What the mask allows, but for the keys that a bias of −∞ hides: a row of nothing else is an empty one, too."""
     allowed = call.allowed()
-    if bias is None:
+    if bias is None or not call.reads_bias:
         return allowed
     seen = bias != -math.inf
     if has_numbers(seen) and not seen.is_meta and bool(seen.all()):
