@@ -5,8 +5,8 @@ One JSON document:
     format    1
     machine   name, device, and the numbers of `clearhead.costs.Machine`
     versions  clearhead, torch, python
-    rows      model, tokens, image (side of the picture, or null), batch, dtype, training, parameters, operations,
-              predicted and measured: peak_bytes, seconds;   ratio: memory, time (predicted / measured);   limit
+    rows      model, tokens, image (side of the picture, or null), batch, dtype, training, parameters, flops,
+              predicted and measured: peak_bytes, seconds;   ratio: memory, time (predicted / measured);   bottleneck
 
 Nothing is fitted to a model: a prediction knows the module that it watched and the machine's numbers."""
 
@@ -25,7 +25,7 @@ import torch
 from clearhead.bench.machine import beside, measure
 from clearhead.bench.results import reading, versions
 from clearhead.costs import Machine, cost, preset
-from clearhead.costs.predict import Model
+from clearhead.costs.predict import ModelBuilder
 from clearhead.disk import write_atomically
 from clearhead.errors import StorageError
 from clearhead.models import VisionConfig
@@ -65,7 +65,7 @@ class Case:
     def subject(self) -> Any:
         """What is priced and measured: a preset's configuration, or a module of another library's."""
         if self.model in FOREIGN:
-            return Model(self.model, FOREIGN[self.model])
+            return ModelBuilder(self.model, FOREIGN[self.model])
         config = preset(self.model)
         if isinstance(config, VisionConfig) and self.image is not None:
             return config.replace(image_size=(self.image, self.image))
@@ -113,9 +113,9 @@ def row_of(
         if machine.device == "cuda":
             torch.cuda.empty_cache()
     predicted = cost(case.subject(), **case.how(), device=machine.device)
-    looks = predicted.log.looks
-    sums = {"parameters": predicted.parameters.value, "operations": predicted.operations.value}
-    tokens = predicted.sizes.get("T") or (looks[0].queries if looks else 0)
+    records = predicted.log.attention
+    sums = {"parameters": predicted.parameters.value, "flops": predicted.flops.value}
+    tokens = predicted.sizes.get("T") or (records[0].queries if records else 0)
     return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured)}
 
 
@@ -173,7 +173,7 @@ def line(row: dict[str, Any]) -> str:
     memory = "".join(f"{side['peak_bytes'] / 2**20:9.0f}" for side in sides)
     seconds = "".join(f"{1e3 * side['seconds']:9.2f}" for side in sides)
     ratio = row["ratio"]
-    return f"{size}{memory} MiB {ratio['memory']:6.3f}   {seconds} ms {ratio['time']:6.3f}   {row['limit']}"
+    return f"{size}{memory} MiB {ratio['memory']:6.3f}   {seconds} ms {ratio['time']:6.3f}   {row['bottleneck']}"
 
 
 def summary(document: dict[str, Any]) -> str:

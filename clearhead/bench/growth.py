@@ -26,7 +26,7 @@ class Point:
 
     layer: str
     n: int
-    operations: int
+    flops: int
     predicted: float  # seconds
     measured: float | None
 

@@ -20,8 +20,8 @@ from clearhead.bench.clock import on_device, one_thread, peak_of, time_of
 from clearhead.checks.example import Example, Tokens, example
 from clearhead.costs import Cost, Machine, cost, preset
 from clearhead.costs.machine import dtype_name
-from clearhead.costs.predict import built, model_of, set_impl
-from clearhead.costs.watch import Watch
+from clearhead.costs.predict import build_module, model_builder, set_impl
+from clearhead.costs.watch import OpRecorder
 from clearhead.masks import Mask
 from clearhead.models import DecoderConfig
 
@@ -29,8 +29,9 @@ _DEEPER = 8  # times as many layers, where the host's part is told from the rest
 
 
 def measure_machine(device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Machine:
-    """The numbers of this device: large products, copies and sums, one long attention, many tiny additions. (`issue`
-    takes a model: see `with_issue`.)"""
+    """Measure large products, copies and sums, a long attention and many tiny additions on a device.
+
+    Host times need a model; see `with_issue`."""
     where = torch.device(device)
     is_gpu = where.type == "cuda"
     named = {dtype_name(dtype): dtype for dtype in dtypes}
@@ -40,16 +41,16 @@ def measure_machine(device: torch.device | str, dtypes: tuple[torch.dtype, ...] 
         for kind, measured in _BOTH_WAYS.items():
             # There is no fused kernel in float64.
             both = {n: measured(where, d) for n, d in own.items() if kind != "attention" or d.itemsize < 8}
-            rates[f"{kind}_rate"] = {name: forward for name, (forward, _) in both.items()}
-            rates[f"{kind}_backward_rate"] = {name: backward for name, (_, backward) in both.items()}
+            rates[f"{kind}_flops"] = {name: forward for name, (forward, _) in both.items()}
+            rates[f"{kind}_backward_flops"] = {name: backward for name, (_, backward) in both.items()}
         return Machine(
             name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
             device=where.type,
-            matrix_rate={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
+            gemm_flops={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
             bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
-            launch=_launch(where),
-            workspace=_workspace(where, dtypes) if is_gpu else 0,
-            row_sum_rate={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
+            kernel_launch_s=_launch(where),
+            workspace_bytes=_workspace(where, dtypes) if is_gpu else 0,
+            reduction_bandwidth={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
             **rates,
         )
 
@@ -119,7 +120,7 @@ def _attention_rates(
 
 
 _BOTH_WAYS: dict[str, Callable[[torch.device, torch.dtype], tuple[float, float]]] = {
-    "odd": _odd_rates, "convolution": _convolution_rates, "attention": _attention_rates
+    "unaligned_gemm": _odd_rates, "unaligned_convolution": _convolution_rates, "attention": _attention_rates,
 }  # fmt: skip
 
 
@@ -182,12 +183,12 @@ def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
     cases = [(config, how | {"training": training}) for training in (False, True) for config in depths]
     took = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
     fastest = [min(times) for times in zip(*took, strict=True)]
-    launches = [cost(config, **sizes).n_launches for config, sizes in cases]
+    launches = [cost(config, **sizes).kernel_launches for config, sizes in cases]
     issue, begin = {}, {}
     for name, (small, deep) in (("forward", (0, 1)), ("training", (2, 3))):
         issue[name] = max(0.0, fastest[deep] - fastest[small]) / (launches[deep] - launches[small])
         begin[name] = max(0.0, fastest[small] - issue[name] * launches[small])
-    return replace(machine, issue=issue, begin=begin)
+    return replace(machine, host_launch_s=issue, host_pass_s=begin)
 
 
 # ---------------------------------------------------------------------- what was predicted, run here
@@ -204,9 +205,9 @@ class Measured:
 def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> dict[str, Any]:
     """A prediction for this machine beside what was measured on it, what limits it, and predicted over measured."""
     took = predicted.time(machine)
-    told = {"peak_bytes": predicted.memory.peak.value + machine.workspace, "seconds": took.seconds}
+    told = {"peak_bytes": predicted.memory.peak.value + machine.workspace_bytes, "seconds": took.seconds}
     ratio = {name: told[what] / measured[what] for name, what in (("memory", "peak_bytes"), ("time", "seconds"))}
-    return {"predicted": told, "measured": measured, "limit": took.limit, "ratio": ratio}
+    return {"predicted": told, "measured": measured, "bottleneck": took.bottleneck, "ratio": ratio}
 
 
 def measure(
@@ -223,8 +224,10 @@ def measure(
 ) -> Measured:
     """Builds the model, runs it until it is steady, then takes the peak of one run and, unless `seconds` is 0, the time
     of several."""
-    model = model_of(subject)
-    made = set_impl(built(model.build, str(device) if model.is_fresh else "cpu"), impl).to(device=device, dtype=dtype)
+    model = model_builder(subject)
+    made = set_impl(build_module(model.build, str(device) if model.is_fresh else "cpu"), impl).to(
+        device=device, dtype=dtype
+    )
     how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
     given = example(made, model.label, **how, inputs=model.inputs)
     with one_thread(device):
@@ -255,11 +258,11 @@ def _peak(step: Callable[[], None], model: nn.Module, given: Example, device: to
     if torch.device(device).type == "cuda":
         step()
         return peak_of(step)
-    with Watch() as watch:
+    with OpRecorder() as watch:
         for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *given.tensors):
             if tensor is not None:
-                watch.saw(tensor)
+                watch.track(tensor)
         step()  # the optimiser's state is seen when it is touched, so the peak of a second run is the one that counts
         began = watch.events
         step()
-    return watch.log.peak_of(since=began, until=watch.events)
+    return watch.log.peak_bytes(since=began, until=watch.events)

@@ -10,8 +10,8 @@ from clearhead.cli.options import A_MODEL, Dtype, Json, argument, device_here, o
 from clearhead.cli.output import answer, console, show_json, show_picture
 from clearhead.errors import ConfigError
 
-# Of --bias, --batch, --dtype, --train, --impl, --formulas, and those that have none.
-_DEFAULTS = (False, 1, "float32", False, "auto", False) + (None,) * 8
+# Of --bias, --batch, --dtype, --train, --impl, --formulas, --activation-checkpointing, and options without a default.
+_DEFAULTS = (False, 1, "float32", False, "auto", False, False) + (None,) * 7
 
 
 @app.command()
@@ -25,28 +25,31 @@ def cost(
     d_head: Annotated[int | None, option("Its heads' width, if not d_model / n_heads.")] = None,
     bias: Annotated[bool, option("Whether its projections have biases.", "--bias/--no-bias")] = False,
     tokens: Annotated[int | None, option("Length of the sequence (of the target).", "--tokens", "-n")] = None,
-    source: Annotated[int | None, option("Length of the source, if not the same.")] = None,
+    source_length: Annotated[int | None, option("Length of the source, if not the same.")] = None,
     batch: Annotated[int, option("Sequences at a time (on each GPU).", "--batch", "-b")] = 1,
     dtype: Dtype = "float32",
     train: Annotated[bool, option("A training step with AdamW instead of a forward pass.", "--train")] = False,
-    recompute: Annotated[
-        str | None, option("blocks: keep each block's input alone, and run it again on the way back.")
-    ] = None,
+    activation_checkpointing: Annotated[
+        bool,
+        option("Save only the input of each block and recompute the block in backward.", "--activation-checkpointing"),
+    ] = False,
     mask: Annotated[str | None, option("A mask, such as 'causal() & window(256, 0)'.")] = None,
     impl: Annotated[str, option("How attention is computed: auto, fused, gathered or reference.")] = "auto",
     device: Annotated[
-        str | None, option("cuda, cpu, or a machine whose time is wanted: h200, or a --machine-out file.")
+        str | None, option("cuda, cpu, or a machine whose time is wanted: h200, or a --save-machine file.")
     ] = None,
     gpus: Annotated[int | None, option("How many GPUs share a training step.")] = None,
     parallel: Annotated[str | None, option("How they share it: ddp or fsdp.")] = None,
-    link: Annotated[str | None, option("What each can send, such as 450GB/s; for the time.")] = None,
+    interconnect: Annotated[
+        str | None, option("Bandwidth of each GPU to the others, such as 450GB/s; needed for the time.")
+    ] = None,
     measure: Annotated[
         bool,
         option("Run it here too, and show the ratio; without a model: all that the project answers for.", "--measure"),
     ] = False,
     out: Annotated[Path | None, option("Without a model: the results file; written after every row.")] = None,
-    machine_out: Annotated[Path | None, option("Measure this machine and store its description.")] = None,
-    fit: Annotated[str | None, option("Largest batch and length that fit, in 24GiB say.")] = None,
+    save_machine: Annotated[Path | None, option("Measure this machine and write it to a file.")] = None,
+    memory_limit: Annotated[str | None, option("Find the largest batch and length within it, such as 24GiB.")] = None,
     formulas: Annotated[bool, option("Show the formulas beside the numbers.", "--formulas")] = False,
     json: Json = False,
 ) -> None:
@@ -57,34 +60,37 @@ def cost(
     from clearhead.costs import cost as predict
 
     alone = model is None and d_model is None and n_heads is None and tokens is None
-    if machine_out is not None:
+    if save_machine is not None:
         if not alone or measure:
-            raise ConfigError("--machine-out measures this machine and nothing else; leave the model and --measure out")
-        return _measure_machine(device, machine_out, json)
+            raise ConfigError(
+                "--save-machine measures this machine and nothing else; leave the model and --measure out"
+            )
+        return _measure_machine(device, save_machine, json)
     if out is not None and not (measure and alone):
         raise ConfigError("--out is for --measure without a model and sizes, which measures every model")
     if measure and alone:
-        others = (n_kv_heads, d_head, source, mask, fit, recompute, gpus, parallel)
-        if (bias, batch, dtype, train, impl, formulas, *others) != _DEFAULTS:
+        others = (n_kv_heads, d_head, source_length, mask, memory_limit, gpus, parallel)
+        if (bias, batch, dtype, train, impl, formulas, activation_checkpointing, *others) != _DEFAULTS:
             raise ConfigError(
                 "--measure without a model has its own sizes, dtypes, modes; give a model, or only --device and --out"
             )
         return _measure_everything(device, out, json)
-    if source is not None and tokens is None:
-        raise ConfigError("--source is the length of what is read; give --tokens, that of what is written, too")
+    if source_length is not None and tokens is None:
+        raise ConfigError("--source-length needs --tokens, the length of the target")
     subject = answers.subject_of(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
     how, machine = answers.how_of(dtype, train, mask, impl, device, measure)
-    length: Any = tokens if source is None or tokens is None else (source, tokens)
-    found = predict(subject, tokens=length, batch=batch, recompute=recompute, **how)
+    length: Any = tokens if source_length is None or tokens is None else (source_length, tokens)
+    found = predict(subject, tokens=length, batch=batch, activation_checkpointing=activation_checkpointing, **how)
     document = found.to_dict(formulas=formulas or json)
     if machine is not None:
         document["time"] = answers.time_of(found, machine)
     if gpus is not None or parallel is not None:
-        document["share"] = answers.share_of(found, gpus, parallel, link, machine)
-    if fit is not None:
-        document["fit"] = answers.fit_of(subject, fit, length, batch, how | {"recompute": recompute})
+        document["per_gpu"] = answers.share_of(found, gpus, parallel, interconnect, machine)
+    if memory_limit is not None:
+        options = how | {"activation_checkpointing": activation_checkpointing}
+        document["memory_limit"] = answers.fit_of(subject, memory_limit, length, batch, options)
     if measure:
-        document["measure"] = answers.measured(subject, found, length, batch, how)
+        document["measured"] = answers.measured(subject, found, length, batch, how)
     if json:
         return show_json(document)
     answers.show(found, model or "one attention layer", formulas, is_layer=model is None)

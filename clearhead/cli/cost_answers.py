@@ -18,11 +18,11 @@ from clearhead.cli.named import imported
 from clearhead.cli.options import device_here, dtype_of
 from clearhead.cli.output import console, fits, say, table
 from clearhead.costs import AttentionSizes, Cost, Machine, preset
-from clearhead.costs.fit import bytes_of, fit, link_of, share
-from clearhead.costs.formulas import Amount
+from clearhead.costs.fit import cost_per_gpu, largest_fit, parse_bandwidth, parse_bytes
+from clearhead.costs.formulas import SymbolicCount
 from clearhead.costs.machine import dtype_name
-from clearhead.costs.predict import built, model_of
-from clearhead.costs.result import Part, readable_bytes, readable_count
+from clearhead.costs.predict import build_module, model_builder
+from clearhead.costs.result import PartCost, readable_bytes, readable_count
 from clearhead.errors import ConfigError
 from clearhead.models import Config
 
@@ -64,9 +64,9 @@ def _named(name: str) -> Any:
 def _made(name: str) -> Any:
     """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
     factory = imported(name)
-    made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else built(factory)
+    made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
     made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    return replace(model_of(made, inputs), label=name)
+    return replace(model_builder(made, inputs), label=name)
 
 
 def how_of(
@@ -108,32 +108,34 @@ def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     console.print()
     memory = [
         (name, readable_bytes(amount.value), *([str(amount.formula)] if formulas else []))
-        for name, amount in found.memory.rows()
+        for name, amount in found.memory.labeled_rows()
         if amount.value
     ]
     console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
-    made_of = ", ".join(f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_made_of.items() if n.value)
-    say(f"peak: {found.memory.peak_when} ({made_of})")
-    in_all = readable_count(found.operations.value)
-    say(f"most operations: {found.bottleneck} ({in_all} in all); {found.n_launches:,} kernels")
+    made_of = ", ".join(
+        f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_breakdown.items() if n.value
+    )
+    say(f"peak: {found.memory.peak_op} ({made_of})")
+    in_all = readable_count(found.flops.value)
+    say(f"most FLOPs: {found.bottleneck} ({in_all} in total); {found.kernel_launches:,} kernel launches")
     if found.recomputed:
-        say(f"computed again on the way back: {readable_count(found.recomputed.value)} operations")
-    for operator, times in found.unknown.items():
-        say(f"not known: the operations of {operator}, which ran {times:,} times; its bytes are counted")
-    if found.odd_products and found.dtype.itemsize == 2:
-        where = ", ".join(found.odd_products)
-        say(f"{where}: a width is no multiple of 8, which a GPU multiplies several times more slowly in {dtype}")
-    if formulas and found.why_no_formulas:
-        say(f"numbers stand where there is no formula: {found.why_no_formulas}")
+        say(f"recomputed in backward: {readable_count(found.recomputed.value)} FLOPs")
+    for operator, times in found.unknown_ops.items():
+        say(f"unknown: the FLOPs of {operator}, called {times:,} times; only its bytes are counted")
+    if found.unaligned_gemms and found.dtype.itemsize == 2:
+        where = ", ".join(found.unaligned_gemms)
+        say(f"{where}: a width is not a multiple of 8, which makes products several times slower on a GPU in {dtype}")
+    if formulas and found.no_formula_reason:
+        say(f"some values have no formula: {found.no_formula_reason}")
 
 
-def _products(found: Cost) -> list[Part]:
+def _products(found: Cost) -> list[PartCost]:
     """The parts of one attention layer, with its two products apart, as the equation has them."""
-    here, none, rows = {look.path for look in found.log.looks}, Amount(0), []
+    here, none, rows = {record.path for record in found.log.attention}, SymbolicCount(0), []
     for part in found.parts:
         if part.name in here and part.forward:
-            half = replace(part, name="scores", forward=part.forward.part(2), backward=none)
-            rows += [half, replace(half, name="weighted sum", traffic=none, kept=none)]
+            half = replace(part, name="scores", forward=part.forward.divide(2), backward=none)
+            rows += [half, replace(half, name="weighted sum", bytes_accessed=none, saved=none)]
         else:
             rows.append(part)
     return rows
@@ -156,19 +158,19 @@ def tree(names: Iterable[str]) -> list[tuple[str, str]]:
     return list(walk(whole, "", 0))
 
 
-def _cells(part: Part, found: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
+def _cells(part: PartCost, found: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
     """A row of the table, by its columns; what is nothing is left empty."""
 
-    def told(amount: Amount, how: Callable[[int], str]) -> str:
+    def told(amount: SymbolicCount, how: Callable[[int], str]) -> str:
         return how(amount.value) if amount.value else ""
 
     share = part.forward.value / max(1, found.forward.value)
     cells = {"parameters": told(part.parameters, count)}
-    cells["forward" if found.training else "operations"] = told(part.forward, count)
+    cells["forward FLOPs" if found.training else "FLOPs"] = told(part.forward, count)
     cells["share"] = f"{100 * share:.1f} %" if share else ""
     if found.training:
-        cells |= {"backward": told(part.backward, count), "kept": told(part.kept, readable_bytes)}
-    cells["moved"] = told(part.traffic, readable_bytes)
+        cells |= {"backward FLOPs": told(part.backward, count), "saved": told(part.saved, readable_bytes)}
+    cells["accessed"] = told(part.bytes_accessed, readable_bytes)
     if formulas:
         cells["formula"] = str((part.forward or part.parameters).formula)
     return cells
@@ -181,13 +183,13 @@ def _show_attention(found: Cost) -> None:
         return
     console.print()
     dense = pairs.dense.value
-    say(f"{dense:,} attention weights a head, {dense * pairs.look.heads:,} in all heads of a layer")
+    say(f"{dense:,} attention weights a head, {dense * pairs.record.heads:,} in all heads of a layer")
     if pairs.mask is not None:
         how = "by the equation" if found.impl == "reference" else "by the fused kernel"
         say(
             f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.gathers else how}"
+            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.runs_plan else how}"
         )
 
 
@@ -195,9 +197,15 @@ def _show_attention(found: Cost) -> None:
 
 
 def time_of(found: Cost, machine: Machine) -> dict[str, Any]:
-    took, parts = found.time(machine), found.ceilings(machine).items()
-    told = {"machine": machine.name, "seconds": took.seconds, "limit": took.limit, "waiting": took.waiting}
-    return told | {"parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts]}
+    time = found.time(machine)
+    parts = found.ceilings(machine).items()
+    return {
+        "machine": machine.name,
+        "seconds": time.seconds,
+        "bottleneck": time.bottleneck,
+        "host_wait": time.host_wait,
+        "parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts],
+    }
 
 
 def show_time(found: dict[str, Any]) -> None:
@@ -207,46 +215,47 @@ def show_time(found: dict[str, Any]) -> None:
         for part in found["parts"]
     }
     rows = [(label, *parts.get(path, ("", "", ""))) for label, path in tree(parts)]
-    rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["limit"]))
+    rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["bottleneck"]))
     console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
-    if found["waiting"]:
-        say(f"{1e3 * found['waiting']:.3f} ms of it the device waits for its host")
+    if found["host_wait"]:
+        say(f"{1e3 * found['waiting']:.3f} ms of this time the device waits for its host")
 
 
 def share_of(
-    found: Cost, gpus: int | None, parallel: str | None, link: str | None, machine: Machine | None
+    found: Cost, gpus: int | None, parallel: str | None, interconnect: str | None, machine: Machine | None
 ) -> dict[str, Any]:
     if gpus is None or parallel is None:
         raise ConfigError("--gpus and --parallel go together, such as --gpus 64 --parallel fsdp")
-    if link is not None and machine is None:
-        raise ConfigError("--link gives a time, which needs a machine: add --device h200, or a file of --machine-out")
-    return asdict(share(found, gpus, parallel, machine=machine, link=None if link is None else link_of(link)))
+    if interconnect is not None and machine is None:
+        raise ConfigError("--interconnect needs a machine; add --device h200, or a file written with --save-machine")
+    bandwidth = None if interconnect is None else parse_bandwidth(interconnect)
+    return asdict(cost_per_gpu(found, gpus, parallel, machine=machine, interconnect=bandwidth))
 
 
 def show_share(found: dict[str, Any]) -> None:
-    kinds = ("weights", "gradients", "optimiser", "gathered", "peak", "sent")
+    kinds = ("parameters", "gradients", "optimizer", "gathered", "peak", "sent")
     rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
     console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
     if found["seconds"] is not None:
-        hidden = found["computing"] + found["sending"] - found["seconds"]
+        hidden = found["compute_seconds"] + found["communication_seconds"] - found["seconds"]
         say(
-            f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['computing']:.2f} ms computing, "
-            f"{1e3 * found['sending']:.2f} ms sending, of which {1e3 * hidden:.2f} ms hide behind computing)"
+            f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['compute_seconds']:.2f} ms computation, "
+            f"{1e3 * found['communication_seconds']:.2f} ms communication, of which {1e3 * hidden:.2f} ms overlap)"
         )
 
 
-def fit_of(subject: Any, budget: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    found = fit(subject, bytes_of(budget), tokens=tokens, batch=batch, **how)
-    batches = {"budget": found.budget, "tokens": tokens, "largest_batch": found.batch, "batch": batch}
-    return batches | {"longest": found.tokens, "longest_is_models": found.at_end}
+def fit_of(subject: Any, limit: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
+    found = largest_fit(subject, parse_bytes(limit), tokens=tokens, batch=batch, **how)
+    batches = {"memory_limit": found.memory_limit, "tokens": tokens, "max_batch": found.max_batch, "batch": batch}
+    return batches | {"max_tokens": found.max_tokens, "is_model_limit": found.is_model_limit}
 
 
 def show_fit(found: dict[str, Any]) -> None:
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
-    say(f"in {readable_bytes(found['budget'])}: a batch of up to {found['largest_batch']:,}{size}")
-    if found["longest"] is not None:
-        end = ", the model's longest" if found["longest_is_models"] else ""
-        say(f"   or, at a batch of {found['batch']:,}, up to {found['longest']:,} tokens{end}")
+    say(f"in {readable_bytes(found['memory_limit'])}: a batch of up to {found['max_batch']:,}{size}")
+    if found["max_tokens"] is not None:
+        end = ", the limit of the model" if found["is_model_limit"] else ""
+        say(f"   or, at a batch of {found['batch']:,}, up to {found['max_tokens']:,} tokens{end}")
 
 
 def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
@@ -266,4 +275,4 @@ def show_measured(found: dict[str, Any]) -> None:
     console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))
 
 
-SHOWN = {"time": show_time, "share": show_share, "fit": show_fit, "measure": show_measured}
+SHOWN = {"time": show_time, "per_gpu": show_share, "memory_limit": show_fit, "measured": show_measured}

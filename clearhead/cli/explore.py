@@ -36,7 +36,7 @@ def explore(
     import os
     import webbrowser
 
-    from clearhead.costs.fit import bytes_of
+    from clearhead.costs.fit import parse_bytes
     from clearhead.errors import ConfigError, MissingDependencyError
     from clearhead.interop import is_foreign
     from clearhead.pretrained.box import find
@@ -56,7 +56,7 @@ def explore(
         if not is_foreign(name):
             find(name)  # raises if the model does not exist
     device_kwargs = {"device": placed(device, dtype)["device"], "dtype": dtype}
-    limits = ServerLimits(workers=workers, timeout=timeout, memory=bytes_of(memory))
+    limits = ServerLimits(workers=workers, timeout=timeout, memory=parse_bytes(memory))
     threads = max(1, (os.cpu_count() or 1) // workers)
     pool = WorkerPool(names, limits, threads=threads, device_kwargs=device_kwargs)
     address = ServerAddress(host, port)

@@ -42,10 +42,10 @@ def growth(
             found = measure_growth(d, steps, **how, on_point=lambda _: told(next(done), 3 * len(steps)))
         path = plot_growth(found, out)
     rows = [
-        (p.layer, f"{p.n:,}", f"{p.operations:,}", f"{1e3 * p.predicted:.3f}", f"{1e3 * (p.measured or 0.0):.3f}")
+        (p.layer, f"{p.n:,}", f"{p.flops:,}", f"{1e3 * p.predicted:.3f}", f"{1e3 * (p.measured or 0.0):.3f}")
         for p in found.points
     ]
-    shown = table(("layer", "n", "operations", "predicted, ms", "measured, ms"), rows)
+    shown = table(("layer", "n", "FLOPs", "predicted, ms", "measured, ms"), rows)
     answer(json, {**found.to_dict(), "picture": str(path)}, shown, f"picture written to {path}")
 
 

@@ -10,7 +10,7 @@ import torch
 from clearhead.config import Config, Value
 from clearhead.costs import Cost, Machine
 from clearhead.costs import cost as predict
-from clearhead.costs.fit import fit
+from clearhead.costs.fit import largest_fit
 from clearhead.explore.run import RequestContext
 from clearhead.masks import parse
 from clearhead.models import DecoderConfig, EncoderConfig
@@ -73,9 +73,9 @@ def cost(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     machine = Machine.read(_MACHINE)
     time, ceilings = found.time(machine), found.ceilings(machine)
     document = found.to_dict(formulas=False)
-    spent = {name: getattr(time, name) for name in ("arithmetic", "traffic", "launches", "waiting")}
+    spent = {name: getattr(time, name) for name in ("arithmetic", "memory_traffic", "kernel_launches", "host_wait")}
     return document | {
-        "time": {"seconds": time.seconds, "limit": time.limit, "spent": spent, "on": machine.name},
+        "time": {"seconds": time.seconds, "bottleneck": time.bottleneck, "spent": spent, "on": machine.name},
         "ceilings": {name: {"seconds": seconds, "by": by} for name, (seconds, by) in ceilings.items()},
         "fits": document["memory"]["peak"] <= sizes.memory * (1 << 30),
     }
@@ -89,7 +89,7 @@ def growth(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     for i, tokens in enumerate(lengths):
         context.checkpoint(i, len(lengths), f"{tokens:,} tokens")
         found = _priced(sizes, tokens)
-        row = {"tokens": tokens, "operations": found.operations.value, "peak": found.memory.peak.value}
+        row = {"tokens": tokens, "flops": found.flops.value, "peak": found.memory.peak.value}
         rows.append(row | {"seconds": found.time(machine).seconds})
     return {"rows": rows}
 
@@ -98,5 +98,5 @@ def fits(sizes: Sizes, context: RequestContext) -> dict[str, Any]:
     """The largest batch at this length and the greatest length at this batch that stay inside a memory."""
     config = sizes.config.replace(max_len=1 << 20)
     context.checkpoint(0, 1, "searching")
-    found = fit(config, int(sizes.memory * (1 << 30)), tokens=sizes.tokens, batch=sizes.batch, **sizes.how)
-    return {"batch": found.batch, "tokens": found.tokens, "at_end": found.at_end}
+    found = largest_fit(config, int(sizes.memory * (1 << 30)), tokens=sizes.tokens, batch=sizes.batch, **sizes.how)
+    return {"batch": found.max_batch, "tokens": found.max_tokens, "at_end": found.is_model_limit}

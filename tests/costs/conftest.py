@@ -1,4 +1,4 @@
-"""The command, run as a person would."""
+"""Fixture that runs `clearhead cost` in process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from clearhead.cli.app import run as run_command
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs the command in this process: exit status, standard output, standard error."""
+    """Return a function that runs the command and returns exit status, standard output and standard error."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["clearhead", "cost", *arguments])
         with pytest.raises(SystemExit) as ending:
             run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
 
     return call

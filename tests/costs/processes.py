@@ -1,9 +1,9 @@
-"""Processes that train a tiny model together and write down what they hold and what they send: so many, then so many.
+"""Train a tiny model with several processes and write the bytes that each process stores and sends.
 
     python -m tests.costs.processes FOLDER 2 4
 
-They are forked from a process that has imported everything and computed nothing, so that each starts quickly. What
-training imports late is imported here at once for the same reason."""
+Processes are forked from a parent that has imported everything and computed nothing, so that they start quickly.
+Modules that training imports lazily are imported here for the same reason."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ def n_bytes(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in local)
 
 
-def counting(real, counted):
-    """Adds up the smaller of what a collective is given and gives: a shard."""
+def counting(collective, counted):
+    """Wrap a collective and add the smaller of its input and output, which is a shard."""
 
     def call(*args, **kwargs):
         names = ("output", "output_tensor", "input", "input_tensor")
         tensors = [*args[:2], *(kwargs[name] for name in names if name in kwargs)]
-        outer = not counted["inside"]
+        outer = not counted["depth"]
         counted["shards"] += outer * min(t.numel() * t.element_size() for t in tensors)
-        counted["inside"] += 1
+        counted["depth"] += 1
         try:
-            return real(*args, **kwargs)
+            return collective(*args, **kwargs)
         finally:
-            counted["inside"] -= 1
+            counted["depth"] -= 1
 
     return call
 
 
 def work(rank: int, size: int, folder: Path) -> None:
-    """All that one of `size` processes does."""
+    """Train with both strategies in one of `size` processes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     counted: dict[str, int] = {}
-    # One name is of torch 2.11, the other of later ones; each process sends its shard, whichever way it goes.
+    # torch 2.11 and later versions have different names; each process sends its shard with either.
     for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
         if hasattr(dist, name):
             setattr(dist, name, counting(getattr(dist, name), counted))
     for kind in ("ddp", "fsdp"):
-        counted.update({"shards": 0, "reduced": 0, "inside": 0})
-        held = train(World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP()), kind, counted)
-        (folder / f"{kind}-{rank}.json").write_text(json.dumps(held | counted))
+        counted.update({"shards": 0, "reduced": 0, "depth": 0})
+        stored = train(World(rank=rank, size=size, parallel=DDP() if kind == "ddp" else FSDP()), kind, counted)
+        (folder / f"{kind}-{rank}.json").write_text(json.dumps(stored | counted))
     dist.destroy_process_group()
 
 
 def train(world: World, kind: str, counted: dict[str, int]) -> dict[str, int]:
-    """What this process holds after a step."""
+    """Return the bytes that this process stores after a step."""
     model = tiny_decoder().build()
-    given = example(model, "Decoder", tokens=13, batch=2)
+    sample = example(model, "Decoder", tokens=13, batch=2)
     shared = world.share(model)
     if kind == "ddp":
 
@@ -74,24 +74,24 @@ def train(world: World, kind: str, counted: dict[str, int]) -> dict[str, int]:
             return allreduce_hook(None, bucket)
 
         shared.register_comm_hook(None, hook)
-    optimiser = torch.optim.AdamW(shared.parameters(), lr=1e-4, foreach=False)
-    given.loss(shared).backward()
-    optimiser.step()
-    states = [x for state in optimiser.state.values() for name, x in state.items() if name != "step"]
+    optimizer = torch.optim.AdamW(shared.parameters(), lr=1e-4, foreach=False)
+    sample.loss(shared).backward()
+    optimizer.step()
+    states = [x for state in optimizer.state.values() for name, x in state.items() if name != "step"]
     return {
-        "weights": n_bytes(shared.parameters()),
+        "parameters": n_bytes(shared.parameters()),
         "gradients": n_bytes(p.grad for p in shared.parameters()),
-        "optimiser": n_bytes(states),
+        "optimizer": n_bytes(states),
     }
 
 
 def main(folder: Path, *sizes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for size in sizes:
-        place = folder / str(size)
-        place.mkdir()
+        size_folder = folder / str(size)
+        size_folder.mkdir()
         method = "fork" if hasattr(os, "fork") else "spawn"
-        torch.multiprocessing.start_processes(work, (size, place), nprocs=size, start_method=method)
+        torch.multiprocessing.start_processes(work, (size, size_folder), nprocs=size, start_method=method)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of every kind in sizes that are distinct primes, so that no transposed size and no forgotten factor hides."""
+"""Models of every kind with distinct primes as sizes, so that swapped sizes and missing factors are detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRANSFORMERS = {
         activation=SwiGLU(),
         positions=NoPositions(),
     ),
-    "decoder, grouped, rotary, own head width": DecoderConfig(
+    "decoder, grouped, rotary, head width": DecoderConfig(
         **TEXT | {"n_heads": 6},
         n_layers=2,
         n_kv_heads=2,
@@ -93,11 +93,11 @@ BASELINES = {
 SUBJECTS = TRANSFORMERS | BASELINES
 
 
-def reads_a_sequence(config) -> bool:
-    return hasattr(config, "vocab_size") or hasattr(config, "n_symbols")  # of text, or of speech
+def has_tokens(config) -> bool:
+    return hasattr(config, "vocab_size") or hasattr(config, "n_symbols")  # text or speech
 
 
-def reads_two(config) -> bool:
+def has_source(config) -> bool:
     return isinstance(config, (EncoderDecoderConfig, RecurrentSeq2SeqConfig)) or getattr(
         config, "cross_attention", False
     )

@@ -1,4 +1,4 @@
-"""`clearhead cost`, run as a person would."""
+"""`clearhead cost` in process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.cli.output import console
 from clearhead.costs import cost
 
 
-def test_one_layer(run):
+def test_command_attention_layer_prints_parts(run):
     status, out, error = run("--d-model", "512", "--n-heads", "8", "--tokens", "1000")
     assert status == 0, error
     assert "1,048,576" in out
@@ -21,31 +21,31 @@ def test_one_layer(run):
         assert any(name in line and f"{n:,}" in line for line in out.splitlines())
 
 
-def test_no_number_is_cut_in_a_narrow_terminal(run, monkeypatch):
+def test_command_narrow_terminal_prints_all_digits(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(console, "_width", 60)  # whatever width it was made with
+    monkeypatch.setattr(console, "_width", 60)  # the console may have another width
     status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
     assert status == 0, error
-    found = cost("gpt2", tokens=1024, batch=4, training=True)
+    prediction = cost("gpt2", tokens=1024, batch=4, training=True)
     assert "…" not in out
-    told = out[out.index("total") :].split()  # on lines of their own, where one is too narrow for them
-    assert {f"{found.forward.value:,}", f"{found.backward.value:,}"} <= set(told)
+    words = out[out.index("total") :].split()  # on separate lines if one line is too narrow
+    assert {f"{prediction.forward.value:,}", f"{prediction.backward.value:,}"} <= set(words)
 
 
-def test_json_is_the_prediction_with_what_fits_and_what_was_measured(run):
+def test_command_json_contains_prediction_limit_and_measurement(run):
     status, out, error = run(
-        "tiny-decoder", "--tokens", "13", "--batch", "3", "--train", "--json", "--fit", "1MiB", "--measure"
+        "tiny-decoder", "--tokens", "13", "--batch", "3", "--train", "--json", "--memory-limit", "1MiB", "--measure"
     )
     assert status == 0, error
     document = json.loads(out)
     predicted = cost("tiny-decoder", tokens=13, batch=3, training=True, device="cpu")
     assert document["parameters"]["value"] == predicted.parameters.value
     assert document["memory"]["peak"]["value"] == predicted.memory.peak.value
-    assert document["fit"]["largest_batch"] >= 1
-    assert document["measure"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+    assert document["memory_limit"]["max_batch"] >= 1
+    assert document["measured"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
 
 
-def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(run, tmp_path, monkeypatch):
+def test_command_measure_without_model_writes_row_per_case(run, tmp_path, monkeypatch):
     two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
     monkeypatch.setattr(catalogue, "cases", lambda scale: two)
     status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
@@ -70,14 +70,14 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
         ),
         ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
-        (("gpt2", "--tokens", "5", "--fit", "much"), "clearhead: 'much' is no size of memory"),
+        (("gpt2", "--tokens", "5", "--memory-limit", "much"), "clearhead: cannot parse memory size 'much'"),
         (("base", "--tokens", "5", "--n-kv-heads", "2"), "clearhead: got a model and the sizes of a layer"),
         (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
         (
-            ("gpt2", "--tokens", "5", "--source", "3"),
+            ("gpt2", "--tokens", "5", "--source-length", "3"),
             "clearhead: tokens is (3, 5); Decoder reads one sequence",
         ),
-        (("vit-small", "--source", "3"), "clearhead: --source is the length of what is read; give --tokens"),
+        (("vit-small", "--source-length", "3"), "clearhead: --source-length needs --tokens"),
         (
             ("--measure", "--train"),
             "clearhead: --measure without a model has its own sizes, dtypes, modes",
@@ -85,7 +85,7 @@ def test_measuring_without_a_model_measures_the_catalogue_and_keeps_every_row(ru
         (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has its own sizes"),
     ],
 )
-def test_one_line_for_an_error(run, arguments, message):
+def test_command_invalid_options_print_one_line(run, arguments, message):
     status, _, error = run(*arguments)
     assert status == 1
     assert error.startswith(message)

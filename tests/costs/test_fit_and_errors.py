@@ -1,4 +1,4 @@
-"""The largest that fits really is the largest; bad input is refused in words; the results file and its table."""
+"""Memory fits, invalid arguments, masks, output, and the results file with its table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from clearhead.bench.cost import Case, predict_again, read, row_of, summary, worst
 from clearhead.costs import AttentionSizes, cost, preset
-from clearhead.costs.fit import bytes_of, fit
+from clearhead.costs.fit import largest_fit, parse_bytes
 from clearhead.costs.machine import Machine
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError, StorageError
 from clearhead.masks import causal, padding, window
@@ -22,50 +22,52 @@ MACHINE = Machine("test", "cpu", {"float32": 1e10}, 1e10, 1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_largest_batch_fits_and_one_more_does_not(training):
+def test_largest_fit_batch_is_maximal(training):
     model = preset("gpt2").replace(n_layers=1)
-    found = fit(model, bytes_of("8GiB"), tokens=1000, training=training)
-    assert found.batch is not None
-    peaks = [cost(model, tokens=1000, batch=found.batch + more, training=training).memory.peak.value for more in (0, 1)]
+    best = largest_fit(model, parse_bytes("8GiB"), tokens=1000, training=training)
+    assert best.max_batch is not None
+    peaks = [
+        cost(model, tokens=1000, batch=best.max_batch + more, training=training).memory.peak.value for more in (0, 1)
+    ]
     assert peaks[0] <= 8 * 2**30 < peaks[1]
 
 
-def test_the_longest_fits_and_one_more_does_not():
+def test_largest_fit_length_is_maximal():
     model = preset("base").replace(n_encoder_layers=1, n_decoder_layers=1)
-    found = fit(model, bytes_of("4GiB"), tokens=100, batch=4, training=True)
-    assert found.tokens is not None
-    assert not found.at_end
-    peaks = [cost(model, tokens=found.tokens + more, batch=4, training=True).memory.peak.value for more in (0, 1)]
+    best = largest_fit(model, parse_bytes("4GiB"), tokens=100, batch=4, training=True)
+    assert best.max_tokens is not None
+    assert not best.is_model_limit
+    peaks = [cost(model, tokens=best.max_tokens + more, batch=4, training=True).memory.peak.value for more in (0, 1)]
     assert peaks[0] <= 4 * 2**30 < peaks[1]
 
 
-def test_the_longest_may_be_the_models():
-    found = fit(preset("gpt2").replace(n_layers=1), bytes_of("200GiB"), tokens=100)
-    assert (found.tokens, found.at_end) == (1024, True)
+def test_largest_fit_length_may_be_model_limit():
+    best = largest_fit(preset("gpt2").replace(n_layers=1), parse_bytes("200GiB"), tokens=100)
+    assert (best.max_tokens, best.is_model_limit) == (1024, True)
 
 
-def test_nothing_fits():
-    assert fit(preset("gpt2").replace(n_layers=1), bytes_of("1MiB"), tokens=10).batch == 0
+def test_largest_fit_too_little_memory_returns_zero():
+    assert largest_fit(preset("gpt2").replace(n_layers=1), parse_bytes("1MiB"), tokens=10).max_batch == 0
 
 
-def test_images_have_no_length_to_choose():
-    found = fit("vit-small", bytes_of("2GiB"))
-    assert found.tokens is None
-    assert found.batch is not None
-    assert found.batch > 1
+def test_largest_fit_vision_model_returns_no_length():
+    best = largest_fit("vit-small", parse_bytes("2GiB"))
+    assert best.max_tokens is None
+    assert best.max_batch is not None
+    assert best.max_batch > 1
 
 
 @pytest.mark.parametrize(
     ("text", "n"), [("24GiB", 24 * 2**30), ("1.5 kb", 1500), ("7", 7), ("2G", 2**31), ("512MB", 512 * 10**6)]
 )
-def test_sizes_of_memory(text, n):
-    assert bytes_of(text) == n
+def test_parse_bytes_valid_text_returns_bytes(text, n):
+    assert parse_bytes(text) == n
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "24 apples", "-3GiB", "0.1b"])
-def test_no_sizes_of_memory(text):
+def test_parse_bytes_invalid_text_raises_config_error(text):
     with pytest.raises(ConfigError, match="memory"):
-        bytes_of(text)
+        parse_bytes(text)
 
 
 @pytest.mark.bad_input
@@ -90,14 +92,14 @@ def test_no_sizes_of_memory(text):
         (
             lambda: cost("vit-small", tokens=5),
             ShapeError,
-            "reads 197 tokens, got tokens=5; change image_size",
+            "has 197 tokens per image, got tokens=5; change image_size",
         ),
         (
             lambda: cost("vit-small", mask=causal()),
             ConfigError,
             "VisionTransformer takes no mask|Vision takes no mask",
         ),
-        (lambda: cost(LogisticRegressionConfig(n_features=3), tokens=5), ShapeError, "takes no sequence"),
+        (lambda: cost(LogisticRegressionConfig(n_features=3), tokens=5), ShapeError, "does not take a sequence"),
         (lambda: cost("gpt2", tokens=5, dtype=torch.int64), DtypeError, "expected a floating-point dtype"),
         (
             lambda: cost("gpt2", tokens=5, impl="quick"),
@@ -115,16 +117,20 @@ def test_no_sizes_of_memory(text):
             "d_model is 10 and n_heads is 3; expected a width that the heads divide",
         ),
         (lambda: AttentionSizes(-8, 2), ConfigError, "d_model is -8"),
-        (lambda: cost("gpt2", tokens=5, recompute="all"), ConfigError, "recompute is 'all'; expected 'blocks'"),
         (
-            lambda: cost(LogisticRegressionConfig(n_features=3), training=True, recompute="blocks"),
+            lambda: cost("gpt2", tokens=5, activation_checkpointing="all"),
+            ConfigError,
+            "activation_checkpointing is 'all'",
+        ),
+        (
+            lambda: cost(LogisticRegressionConfig(n_features=3), training=True, activation_checkpointing=True),
             ConfigError,
             "needs repeated layers in a list, and LogisticRegression has none",
         ),
         (
             lambda: Machine.read("h900"),
             ConfigError,
-            "device is 'h900'; expected cpu, cuda, a machine that is known .h200.",
+            "device is 'h900'; expected cpu, cuda, a bundled machine .h200.",
         ),
         (
             lambda: cost("gpt2", tokens=5, dtype=torch.float16).time(Machine.read("h200")),
@@ -133,64 +139,64 @@ def test_no_sizes_of_memory(text):
         ),
     ],
 )
-def test_bad_input_is_refused(call, error, message):
+def test_cost_invalid_arguments_raise(call, error, message):
     with pytest.raises(error, match=message.replace("?", r"\?")):
         call()
 
 
-def test_a_model_is_its_configuration():
+def test_cost_of_model_equals_cost_of_config():
     config = tiny_decoder()
     assert cost(config.build(), tokens=13).to_dict() == cost(config, tokens=13).to_dict()
 
 
-def test_masks_count_over_the_batch():
+def test_cost_padding_mask_counts_pairs_of_the_batch():
     lengths = torch.tensor([3, 7, 11])
-    found = cost(tiny_decoder(), tokens=11, batch=3, mask=padding(lengths))
-    assert found.pairs is not None
-    assert found.pairs.allowed.value == int((causal() & padding(lengths)).dense(11).sum())
-    assert found.pairs.dense.value == 3 * 11 * 11
+    prediction = cost(tiny_decoder(), tokens=11, batch=3, mask=padding(lengths))
+    assert prediction.pairs is not None
+    assert prediction.pairs.allowed.value == int((causal() & padding(lengths)).dense(11).sum())
+    assert prediction.pairs.dense.value == 3 * 11 * 11
 
 
-def test_a_plan_is_charged_for_what_it_computes():
+def test_cost_sparse_impl_charges_computed_pairs():
     mask = causal() & window(16, 0)
-    found = cost("gpt2", tokens=1000, mask=window(16, 0), impl="gathered")
+    prediction = cost("gpt2", tokens=1000, mask=window(16, 0), impl="gathered")
     dense = cost("gpt2", tokens=1000, mask=window(16, 0), impl="fused")
-    assert found.pairs is not None
-    assert found.pairs.mask == mask
-    assert found.pairs.allowed.value == mask.count(1000) < found.pairs.computed.value < 1000 * 1000
-    saved = 4 * 768 * 12 * (1000 * 1000 - found.pairs.computed.value)
-    assert dense.forward.value - found.forward.value == saved
+    assert prediction.pairs is not None
+    assert prediction.pairs.mask == mask
+    assert prediction.pairs.allowed.value == mask.count(1000) < prediction.pairs.computed.value < 1000 * 1000
+    saved = 4 * 768 * 12 * (1000 * 1000 - prediction.pairs.computed.value)
+    assert dense.forward.value - prediction.forward.value == saved
 
 
-def test_auto_follows_the_plan_where_attend_does():
+def test_cost_auto_impl_follows_attend():
     sparse = cost("tiny-decoder", tokens=61, mask=window(3, 0))
     assert sparse.pairs is not None
-    assert not sparse.pairs.gathers  # too small to plan for
+    assert not sparse.pairs.runs_plan  # too small to plan for
     layer = AttentionSizes(64, 4)
     long = cost(layer, tokens=8192, mask=causal() & window(64, 0))
     assert long.pairs is not None
-    assert long.pairs.gathers
+    assert long.pairs.runs_plan
     assert long.pairs.computed.value == long.pairs.planned < long.pairs.dense.value / 10
 
 
 @pytest.mark.parametrize(("device", "dtype", "rows"), [("cpu", torch.float32, 64), ("cuda", torch.bfloat16, 64)])
-def test_a_sparse_mask_is_charged_for_the_plan_that_runs(device, dtype, rows):
+def test_cost_sparse_mask_charges_plan_of_device(device, dtype, rows):
     """A window of 3 before a block of `rows` queries: each block computes its rows and 3 more keys."""
-    found = cost(AttentionSizes(64, 1), tokens=8192, mask=causal() & window(3, 0), dtype=dtype, device=device)
-    assert found.pairs is not None
-    assert found.pairs.planned == 8192 * (rows + 3) - 3 * rows  # the first block has no keys before it
+    prediction = cost(AttentionSizes(64, 1), tokens=8192, mask=causal() & window(3, 0), dtype=dtype, device=device)
+    assert prediction.pairs is not None
+    assert prediction.pairs.planned == 8192 * (rows + 3) - 3 * rows  # the first block has no keys before it
 
 
-def test_a_prediction_in_words_and_in_json():
-    found = cost("tiny-decoder", tokens=13, training=True)
-    assert "blocks.*.feed_forward.up" in str(found)
-    assert json.loads(json.dumps(found.to_dict()))["parameters"]["value"] == 30752
-    assert found.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
-    assert "M" in found.formulas(latex=True)["parameters"]
-    shown = found._repr_html_()
-    assert "blocks.*.feed_forward.up</td>" in shown
-    assert ">30,752</td>" in shown  # the total, set to the right
-    assert ">peak</td>" in shown
+def test_cost_text_html_and_json():
+    prediction = cost("tiny-decoder", tokens=13, training=True)
+    assert "blocks.*.feed_forward.up" in str(prediction)
+    assert json.loads(json.dumps(prediction.to_dict()))["parameters"]["value"] == 30752
+    assert prediction.formulas()["parameters"] == "M*(12*L*M + 13*L + N + V + 2)"
+    assert "M" in prediction.formulas(latex=True)["parameters"]
+    html = prediction._repr_html_()
+    assert "blocks.*.feed_forward.up</td>" in html
+    assert ">30,752</td>" in html  # the total, right-aligned
+    assert ">peak</td>" in html
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +205,7 @@ def document():
     return {"format": 1, "machine": MACHINE.to_dict(), "versions": {"torch": torch.__version__}, "rows": rows}
 
 
-def test_the_table_is_made_from_the_file(document, tmp_path):
+def test_summary_contains_row_per_group(document, tmp_path):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(document))
     assert summary(read(path)).count("`tiny-vision` | float32, inference") == 1
@@ -209,20 +215,20 @@ def test_the_table_is_made_from_the_file(document, tmp_path):
     assert abs(row["ratio"]["memory"] - 1) < 0.05
 
 
-def test_predicting_again_changes_nothing(document):
+def test_predict_again_same_machine_is_unchanged(document):
     assert predict_again(document) == document
 
 
 @pytest.mark.measured
-def test_what_is_predicted_today_for_what_was_measured_on_a_gpu():
-    """The committed measurements hold today's formulas to their bounds."""
+def test_predict_again_gpu_results_stay_within_bounds():
+    """Today's predictions stay within the bounds of the stored measurements."""
     document = predict_again(read(RESULTS / "cost.json"))
-    off = worst(document)
-    assert off["memory"] <= 0.05
-    assert off["time"] <= 0.20
+    errors = worst(document)
+    assert errors["memory"] <= 0.05
+    assert errors["time"] <= 0.20
 
 
-def test_a_file_that_is_no_results(tmp_path):
+def test_read_invalid_results_raises_storage_error(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(StorageError, match="holds no cost results of format 1"):
         read(tmp_path / "bad.json")

@@ -1,4 +1,4 @@
-"""Other people's modules: parameters are theirs, operations are those that torch counts while they run with numbers."""
+"""Third-party modules: parameters and FLOPs equal those that torch counts in a real execution."""
 
 from __future__ import annotations
 
@@ -72,61 +72,61 @@ MODELS = {f.__name__: f for f in (gpt2, llama, bert, t5, vit, whisper, timm_vit)
 
 
 def counted(model, tokens, batch):
-    given = example(model, "it", tokens=tokens, batch=batch)
+    sample = example(model, "it", tokens=tokens, batch=batch)
     model.eval()
     with FlopCounterMode(display=False) as counter:
-        loss = given.loss(model)
+        loss = sample.loss(model)
         forward = counter.get_total_flops()
         loss.backward()
     return forward, counter.get_total_flops() - forward
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_and_operations(name):
+def test_cost_third_party_model_equals_counted_flops(name):
     model = MODELS[name]()
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
     for batch, source, target in SHAPES:
         tokens = None if name in FIXED else (source, target) if name in PAIRS else target
-        found = cost(model, tokens=tokens, batch=batch, training=True)
-        assert found.parameters.value == sum(p.numel() for p in model.parameters())
-        assert (found.forward.value, found.backward.value) == counted(model, tokens, batch)
-        assert not found.unknown
+        prediction = cost(model, tokens=tokens, batch=batch, training=True)
+        assert prediction.parameters.value == sum(p.numel() for p in model.parameters())
+        assert (prediction.forward.value, prediction.backward.value) == counted(model, tokens, batch)
+        assert not prediction.unknown_ops
         assert not any(p.grad is not None and type(p.grad).__name__ == "FakeTensor" for p in model.parameters())
 
 
-def test_an_encoder_of_torch():
+def test_cost_torch_encoder_equals_formula():
     model = encoder()
     for batch, _, tokens in SHAPES:
-        found = cost(model, tokens=tokens, batch=batch)
-        assert found.parameters.value == sum(p.numel() for p in model.parameters())
+        prediction = cost(model, tokens=tokens, batch=batch)
+        assert prediction.parameters.value == sum(p.numel() for p in model.parameters())
         # A layer: four projections and the feed-forward, and two products of the attention.
-        assert found.forward.value == 2 * (
+        assert prediction.forward.value == 2 * (
             8 * batch * tokens * 24**2 + 4 * batch * tokens * 24 * 37 + 4 * batch * tokens**2 * 24
         )
-        assert found.forward.formula.free_symbols  # B, L and T
+        assert prediction.forward.formula.free_symbols  # B, L and T
 
 
-def test_a_mixture_is_charged_for_the_experts_it_declares():
+def test_cost_mixture_of_experts_charges_experts_per_token():
     config = {**SMALL, "intermediate_size": 40, "num_key_value_heads": 2, "vocab_size": 101, "num_local_experts": 5}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**config, num_experts_per_tok=3))
     for batch, _, tokens in SHAPES:
-        found = cost(model, tokens=tokens, batch=batch, dtype=torch.bfloat16)
-        assert found.parameters.value == sum(p.numel() for p in model.parameters())
+        prediction = cost(model, tokens=tokens, batch=batch, dtype=torch.bfloat16)
+        assert prediction.parameters.value == sum(p.numel() for p in model.parameters())
         rows = batch * tokens
         layer = 2 * rows * 24 * (24 + 8 + 8 + 24) + 4 * batch * 24 * tokens**2 + 2 * rows * 24 * 5
         experts = 3 * rows * 3 * 2 * 24 * 40  # three of five, each of three matrices
         rotary = 4 * tokens  # angles: positions times frequencies
-        assert found.forward.value == 2 * (layer + experts) + 2 * rows * 24 * 101 + rotary
+        assert prediction.forward.value == 2 * (layer + experts) + 2 * rows * 24 * 101 + rotary
 
 
-def test_the_length_may_be_the_models():
+def test_cost_length_beyond_model_raises_shape_error():
     with pytest.raises(ShapeError, match="more than the 1024 learned positions"):
         cost(gpt2(), tokens=1025)
 
 
-# ---------------------------------------------------------------------- operators and files of a user's own
+# ---------------------------------------------------------------------- custom operators and user files
 
 
 @torch.library.custom_op("costs_test::twice", mutates_args=())
@@ -139,22 +139,22 @@ def _(x):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("costs_test::known", mutates_args=())
-def known(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("costs_test::with_formula", mutates_args=())
+def with_formula(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-@known.register_fake
+@with_formula.register_fake
 def _(x):
     return torch.empty_like(x)
 
 
-@register_flop_formula(torch.ops.costs_test.known)
+@register_flop_formula(torch.ops.costs_test.with_formula)
 def _(x_shape, *args, out_shape=None, **kwargs):
     return 7 * x_shape[0]
 
 
-class Own(nn.Module):
+class Custom(nn.Module):
     def __init__(self, operator):
         super().__init__()
         self.operator, self.linear = operator, nn.Linear(13, 7)
@@ -163,39 +163,39 @@ class Own(nn.Module):
         return self.linear(self.operator(x))
 
 
-def test_an_unknown_operator_is_named_and_its_bytes_are_counted():
-    found = cost(Own(lambda x: twice(x)), tokens=5, batch=3)
-    assert found.unknown == {"costs_test::twice": 1}
-    part = next(part for part in found.parts if part.name == "Own")
-    assert part.traffic.value == 2 * 3 * 5 * 13 * 4
-    assert found.forward.value == 2 * 3 * 5 * 13 * 7
-    assert found.to_dict()["unknown"] == {"costs_test::twice": 1}
+def test_cost_unknown_operator_is_reported_and_bytes_counted():
+    prediction = cost(Custom(lambda x: twice(x)), tokens=5, batch=3)
+    assert prediction.unknown_ops == {"costs_test::twice": 1}
+    part = next(part for part in prediction.parts if part.name == "Custom")
+    assert part.bytes_accessed.value == 2 * 3 * 5 * 13 * 4
+    assert prediction.forward.value == 2 * 3 * 5 * 13 * 7
+    assert prediction.to_dict()["unknown_ops"] == {"costs_test::twice": 1}
 
 
-def test_an_operator_with_a_formula_of_torchs_is_priced():
-    found = cost(Own(lambda x: known(x)), inputs=Embeddings(13), tokens=5, batch=3)
-    assert not found.unknown
-    assert found.forward.value == 2 * 3 * 5 * 13 * 7 + 7 * 3
+def test_cost_operator_with_torch_formula_is_counted():
+    prediction = cost(Custom(lambda x: with_formula(x)), inputs=Embeddings(13), tokens=5, batch=3)
+    assert not prediction.unknown_ops
+    assert prediction.forward.value == 2 * 3 * 5 * 13 * 7 + 7 * 3
 
 
-class Looks(nn.Module):
+class DataDependent(nn.Module):
     def forward(self, x):
         return x[x > 0].sum() if x.sum() > 1 else x.mean()
 
 
 @pytest.mark.bad_input
-def test_what_depends_on_numbers_is_refused_with_the_operator_and_the_line():
+def test_cost_data_dependent_module_raises_with_operator_and_line():
     with pytest.raises(ConfigError, match=r"_local_scalar_dense.*test_foreign\.py:\d+ \(return x\[x > 0\]"):
-        cost(Looks(), inputs=Values((3,)), batch=2)
+        cost(DataDependent(), inputs=Values((3,)), batch=2)
 
 
-def test_a_module_that_fails_says_where():
-    with pytest.raises(ConfigError, match=r"Linear cannot run so: .*reduction dim"):
+def test_cost_failing_module_raises_with_line():
+    with pytest.raises(ConfigError, match=r"Linear failed with these inputs: .*reduction dim"):
         cost(nn.Linear(5, 7), inputs=torch.randn(3, 4))
 
 
-def test_a_file_of_a_users_own(tmp_path, monkeypatch, run):
-    (tmp_path / "own_models.py").write_text(
+def test_command_factory_in_user_file(tmp_path, monkeypatch, run):
+    (tmp_path / "user_models.py").write_text(
         textwrap.dedent(
             """
             import torch
@@ -210,16 +210,16 @@ def test_a_file_of_a_users_own(tmp_path, monkeypatch, run):
         )
     )
     monkeypatch.syspath_prepend(tmp_path)
-    small = told(run("own_models:small", "--tokens", "11", "--batch", "2", "--json"))
+    small = parsed(run("user_models:small", "--tokens", "11", "--batch", "2", "--json"))
     assert small["parameters"]["value"] == 13 * 7 + 7 + 7 * 3 + 3
-    assert small["operations"]["forward"]["value"] == 2 * 2 * 11 * (13 * 7 + 7 * 3)
-    convolution = told(run("own_models:with_inputs", "--json"))
-    assert convolution["operations"]["forward"]["value"] == 2 * 2 * 25 * 3 * 5 * 7
-    assert run("own_models:none")[2].startswith("clearhead: own_models has no 'none'")
-    sys.modules.pop("own_models")
+    assert small["flops"]["forward"]["value"] == 2 * 2 * 11 * (13 * 7 + 7 * 3)
+    convolution = parsed(run("user_models:with_inputs", "--json"))
+    assert convolution["flops"]["forward"]["value"] == 2 * 2 * 25 * 3 * 5 * 7
+    assert run("user_models:none")[2].startswith("clearhead: user_models has no 'none'")
+    sys.modules.pop("user_models")
 
 
-def told(answer):
-    status, out, error = answer
+def parsed(result):
+    status, out, error = result
     assert status == 0, error
     return json.loads(out)

@@ -1,4 +1,4 @@
-"""A `Cost` is data: it can be stored, it does not keep the module alive, and nothing of this package is patched."""
+"""A `Cost` is data: it can be pickled, does not keep the module alive, and patches nothing of this package."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.attention import attend
 from clearhead.checks import Embeddings
 from clearhead.costs import cost, ways
 from clearhead.masks import causal, window
 
 
 class Net(nn.Module):
-    """A module without a configuration, so that its formulas are read off a second run of the module."""
+    """A module without a configuration, so that its formulas need a second execution of the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ def test_cost_of_a_module_does_not_keep_the_module_alive():
 )
 def test_pickled_cost_has_the_same_values_and_formulas(subject, options):
     prediction = cost(subject, **options)
-    assert prediction.parameters.value > 0  # a total that was asked for before is no obstacle
+    assert prediction.parameters.value > 0  # a cached count does not prevent pickling
     copy = pickle.loads(pickle.dumps(prediction))
     assert copy.to_dict() == prediction.to_dict()
     assert copy.memory.peak.latex == prediction.memory.peak.latex
@@ -65,12 +66,12 @@ def test_pickled_count_has_the_same_value_and_formula():
 
 
 def test_dispatch_patches_no_function_of_this_package():
-    assert not [name for name, *_ in ways._TOLD if name.startswith("clearhead")]
+    assert not [name for name, *_ in ways._PATCHES if name.startswith("clearhead")]
 
 
 def test_functions_that_dispatch_patches_exist():
     pytest.importorskip("transformers.masking_utils")
-    for module, function, _ in ways._TOLD:
+    for module, function, _ in ways._PATCHES:
         assert callable(getattr(__import__(module, fromlist=[function]), function)), f"{module}.{function} is gone"
 
 
@@ -78,12 +79,10 @@ class BiasedAttention(nn.Module):
     """An attention layer with a score bias, computed by the reference implementation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from clearhead.attention import attend
-
         heads = x.unsqueeze(1)
         return attend(heads, heads, heads, causal(), bias=heads @ heads.mT, impl="reference").squeeze(1)
 
 
 def test_cost_of_a_biased_reference_call_charges_the_path_without_hidden_keys():
-    names = [step.name for step in cost(BiasedAttention(), tokens=7, inputs=Embeddings(12), device="cpu").log.steps]
+    names = [record.name for record in cost(BiasedAttention(), tokens=7, inputs=Embeddings(12), device="cpu").log.ops]
     assert "ne" not in names  # the bias is not compared with −∞, as on the path of a bias that hides nothing

@@ -1,4 +1,4 @@
-"""What backward keeps, against autograd's own list; the peak, against every storage of a real step."""
+"""Saved activations against autograd's saved tensors, and the peak against every storage of a real step."""
 
 from __future__ import annotations
 
@@ -20,89 +20,87 @@ from tests.costs.test_operations import length
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1}
 
 
-def kept_for_backward(model, given) -> int:
-    """Bytes of all storages that autograd saves, but for parameters and inputs."""
-    there = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *given.tensors)}
-    kept = {}
+def saved_bytes(model, sample) -> int:
+    """Return the bytes of all storages that autograd saves, without parameters and inputs."""
+    excluded = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *sample.tensors)}
+    saved = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in there:
-            # Holding the tensor keeps its address from being reused.
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        if storage.data_ptr() not in excluded:
+            # A reference to the tensor prevents reuse of its address.
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = given.loss(model)
+        loss = sample.loss(model)
     assert loss.requires_grad
-    return sum(n for n, _ in kept.values())
+    return sum(n for n, _ in saved.values())
 
 
-def both(config, *, impl="auto", dtype=torch.float32, batch=3):
+def predicted_and_saved(config, *, impl="auto", dtype=torch.float32, batch=3):
     tokens = length(config, 13, 11)
     predicted = cost(config, tokens=tokens, batch=batch, training=True, impl=impl, dtype=dtype, device="cpu")
     model = set_impl(config.build(), impl).to(dtype)
-    given = example(model, "it", tokens=tokens, batch=batch, dtype=dtype)
-    return predicted.memory.activations.value, kept_for_backward(model, given)
+    sample = example(model, "it", tokens=tokens, batch=batch, dtype=dtype)
+    return predicted.memory.activations.value, saved_bytes(model, sample)
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_activations_are_what_autograd_keeps(name, impl):
-    predicted, kept = both(TRANSFORMERS[name], impl=impl)
-    assert predicted == pytest.approx(kept, rel=0.01)
+def test_activations_equal_autograd_saved_tensors(name, impl):
+    predicted, saved = predicted_and_saved(TRANSFORMERS[name], impl=impl)
+    assert predicted == pytest.approx(saved, rel=0.01)
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 @pytest.mark.parametrize("name", ["encoder", "decoder", "encoder-decoder", "vision", "decoder, untied, no bias, rms"])
-def test_activations_with_dropout(name, impl):
-    predicted, kept = both(TRANSFORMERS[name].replace(**DROPOUT), impl=impl)
-    assert predicted == pytest.approx(kept, rel=0.01)
+def test_activations_with_dropout_equal_saved_tensors(name, impl):
+    predicted, saved = predicted_and_saved(TRANSFORMERS[name].replace(**DROPOUT), impl=impl)
+    assert predicted == pytest.approx(saved, rel=0.01)
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 @pytest.mark.parametrize("name", ["decoder", "vision", "decoder, untied, no bias, rms"])
-def test_activations_in_half_precision(name, impl):
-    predicted, kept = both(TRANSFORMERS[name], impl=impl, dtype=torch.bfloat16)
-    assert predicted == pytest.approx(kept, rel=0.01)
+def test_activations_in_half_precision_equal_saved_tensors(name, impl):
+    predicted, saved = predicted_and_saved(TRANSFORMERS[name], impl=impl, dtype=torch.bfloat16)
+    assert predicted == pytest.approx(saved, rel=0.01)
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 @pytest.mark.parametrize("name", ["encoder", "encoder, window", "decoder", "decoder, sparse", "encoder-decoder"])
-def test_activations_with_a_learned_bias(name, impl):
-    """One sequence: what the bias is looked up by is kept once, whatever the batch."""
-    predicted, kept = both(TRANSFORMERS[name].replace(positions=RelativeBias()), impl=impl, batch=1)
-    assert predicted == kept
+def test_activations_with_learned_bias_equal_saved_tensors(name, impl):
+    """Use one sequence: the index of the bias is saved once, for any batch."""
+    predicted, saved = predicted_and_saved(TRANSFORMERS[name].replace(positions=RelativeBias()), impl=impl, batch=1)
+    assert predicted == saved
 
 
 @pytest.mark.parametrize("name", [n for n in BASELINES if "lstm" not in n and "seq2seq" not in n])
-def test_activations_of_baselines(name):
-    predicted, kept = both(BASELINES[name], batch=5)
-    assert predicted == pytest.approx(kept, rel=0.05 if "rnn" in name or "gru" in name else 0.01)
+def test_activations_of_baselines_equal_saved_tensors(name):
+    predicted, saved = predicted_and_saved(BASELINES[name], batch=5)
+    assert predicted == pytest.approx(saved, rel=0.05 if "rnn" in name or "gru" in name else 0.01)
 
 
 @pytest.mark.parametrize("mask", [None, causal(), window(3, 1)], ids=str)
 @pytest.mark.parametrize("impl", ["auto", "reference"])
-def test_activations_of_a_layer(mask, impl):
+def test_activations_of_layer_equal_saved_tensors(mask, impl):
     layer = MultiHeadAttention(35, 5, impl=impl)
     predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl=impl, device="cpu")
-    given = example(layer, "it", tokens=17, batch=2, mask=mask)
-    assert predicted.memory.activations.value == kept_for_backward(layer, given)
+    sample = example(layer, "it", tokens=17, batch=2, mask=mask)
+    assert predicted.memory.activations.value == saved_bytes(layer, sample)
 
 
-def test_activations_of_a_plan():
+def test_activations_of_plan_equal_saved_tensors():
     layer = MultiHeadAttention(35, 5, impl="gathered")
     mask = causal() & window(3, 0)
     predicted = cost(layer, tokens=17, batch=2, training=True, mask=mask, impl="gathered", device="cpu")
-    assert predicted.memory.activations.value == kept_for_backward(
-        layer, example(layer, "it", tokens=17, batch=2, mask=mask)
-    )
+    assert predicted.memory.activations.value == saved_bytes(layer, example(layer, "it", tokens=17, batch=2, mask=mask))
 
 
 @pytest.mark.measured
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_peak_is_that_of_a_real_step(name, training):
+def test_peak_equals_measured_peak(name, training):
     config = TRANSFORMERS[name]
     tokens = length(config, 37, 31)
     predicted = cost(config, tokens=tokens, batch=7, training=training, device="cpu").memory.peak.value
@@ -110,9 +108,9 @@ def test_peak_is_that_of_a_real_step(name, training):
     assert predicted == pytest.approx(measured, rel=0.02)
 
 
-def test_lstm_is_left_to_its_kernel():
-    """The CPU's LSTM keeps a workspace of its own making; the prediction is a lower bound there."""
+def test_activations_of_lstm_are_a_lower_bound():
+    """The CPU's fused LSTM allocates an additional workspace, so the prediction is a lower bound."""
     config = SUBJECTS["lstm, both ways"]
     assert config.cell == LSTM()
-    predicted, kept = both(config)
-    assert predicted < kept
+    predicted, saved = predicted_and_saved(config)
+    assert predicted < saved

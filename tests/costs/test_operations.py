@@ -1,5 +1,4 @@
-"""Predicted parameters against the modules' own, predicted operations against torch's counter: exactly, for
-every model."""
+"""Predicted parameters against the modules, and FLOPs against torch's counter: exactly, for every model."""
 
 from __future__ import annotations
 
@@ -13,23 +12,23 @@ from clearhead.costs import AttentionSizes, cost
 from clearhead.costs.predict import set_impl
 from clearhead.models import PRESETS
 from clearhead.models.recurrent import LSTM
-from tests.costs.subjects import SUBJECTS, TRANSFORMERS, reads_a_sequence, reads_two
+from tests.costs.subjects import SUBJECTS, TRANSFORMERS, has_source, has_tokens
 
 SHAPES = ((2, 5, 3), (3, 7, 5), (5, 11, 7))  # batch, source, target: primes
 
 
 def length(config, source, target):
-    if not reads_a_sequence(config):
+    if not has_tokens(config):
         return None
-    return (source, target) if reads_two(config) else target
+    return (source, target) if has_source(config) else target
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parameters_of_presets_are_the_modules(name):
+def test_parameters_of_presets_equal_module(name):
     config = PRESETS[name]()
     with torch.device("meta"):
         model = config.build()
-    predicted = cost(name, tokens=31 if reads_a_sequence(config) else None)
+    predicted = cost(name, tokens=31 if has_tokens(config) else None)
     assert predicted.parameters.value == sum(p.numel() for p in model.parameters())
     formula = predicted.parameters.formula
     values = {symbol: predicted.sizes[str(symbol)] for symbol in formula.free_symbols}
@@ -37,20 +36,20 @@ def test_parameters_of_presets_are_the_modules(name):
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_parameters_are_the_modules(name):
+def test_parameters_equal_module(name):
     config = SUBJECTS[name]
     predicted = cost(config, tokens=length(config, 7, 5)).parameters.value
     assert predicted == sum(p.numel() for p in config.build().parameters())
 
 
 def count(config, batch, tokens):
-    """Forward and backward operations, counted by torch while the reference runs."""
-    # torch counts nothing inside the CPU's fused LSTM; tensors without data take the plain way.
+    """Count forward and backward FLOPs with torch while the reference implementation runs."""
+    # torch counts nothing inside the CPU's fused LSTM; meta tensors use the unfused implementation.
     device = "meta" if getattr(config, "cell", None) == LSTM() else "cpu"
     model = set_impl(config.build(), "reference").to(device).eval()
-    given = example(model, "it", tokens=tokens, batch=batch, device=device)
+    sample = example(model, "it", tokens=tokens, batch=batch, device=device)
     with FlopCounterMode(display=False) as counter:
-        loss = given.loss(model)
+        loss = sample.loss(model)
         forward = counter.get_total_flops()
         loss.backward()
     return forward, counter.get_total_flops() - forward
@@ -58,7 +57,7 @@ def count(config, batch, tokens):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_operations_are_those_torch_counts(name, shape):
+def test_flops_equal_torch_counter(name, shape):
     config = SUBJECTS[name]
     batch, source, target = shape
     tokens = length(config, source, target)
@@ -67,19 +66,19 @@ def test_operations_are_those_torch_counts(name, shape):
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_every_formula_gives_its_number(name):
+def test_formulas_reproduce_values(name):
     config = TRANSFORMERS[name]
     predicted = cost(config, tokens=length(config, 13, 11), batch=3, training=True)
-    amounts = [predicted.parameters, predicted.forward, predicted.backward, predicted.traffic]
-    amounts += [amount for _, amount in predicted.memory.rows()]
-    amounts += [part.forward for part in predicted.parts] + [part.parameters for part in predicted.parts]
-    for amount in amounts:
-        formula = amount.formula
+    counts = [predicted.parameters, predicted.forward, predicted.backward, predicted.bytes_accessed]
+    counts += [count for _, count in predicted.memory.rows()]
+    counts += [part.forward for part in predicted.parts] + [part.parameters for part in predicted.parts]
+    for formula_count in counts:
+        formula = formula_count.formula
         values = {symbol: predicted.sizes[str(symbol)] for symbol in formula.free_symbols}
-        assert formula.subs(values) == amount.value
+        assert formula.subs(values) == formula_count.value
 
 
-def test_a_layer_by_its_sizes():
+def test_cost_attention_sizes_has_expected_counts_and_formulas():
     predicted = cost(AttentionSizes(512, 8, bias=False), tokens=1000)
     assert predicted.parameters.value == 1_048_576
     assert str(predicted.parameters.formula) == "4*M**2"
@@ -90,7 +89,7 @@ def test_a_layer_by_its_sizes():
     assert predicted.pairs.dense.value == 1_000_000  # for each head
 
 
-def test_a_layer_is_its_module():
+def test_cost_of_layer_equals_torch_counter():
     layer = MultiHeadAttention(33, 11, n_kv_heads=1, bias=False)
     predicted = cost(layer, tokens=(13, 7), batch=2, impl="reference")
     assert predicted.parameters.value == sum(p.numel() for p in layer.parameters())

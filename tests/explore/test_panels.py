@@ -106,13 +106,13 @@ def test_costs(page):
     model = sizes.config.build()
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
     direct = cost(sizes.config, tokens=32, batch=5, dtype=torch.bfloat16)
-    assert found["operations"]["forward"] == direct.forward.value
+    assert found["flops"]["forward"] == direct.forward.value
     assert found["fits"] is True
     *told, last = page.events("growth", ask)
     assert all("progress" in event for event in told)
     rows = last["done"]["rows"]
     assert [row["tokens"] for row in rows] == [4, 8, 16, 32, 64, 128, 256]
-    assert rows[3]["operations"] == direct.operations.value
+    assert rows[3]["flops"] == direct.flops.value
     room = page.post("fits", ask | {"memory": 0.001})
 
     def peak(tokens, batch):

@@ -8,7 +8,7 @@ const SLIDERS = [
   ["n_layers", "Layers", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128]], ["d_ff", "Feed-forward (d_ff)", powers(6, 16)],
   ["vocab_size", "Vocabulary", [64, 256, 1000, 4000, 8000, 16000, 32000, 50257, 64000, 100000, 128000, 200000, 256000]], ["memory", "Memory, GiB", [4, 8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192, 288]],
 ];
-const CEILINGS = { bandwidth: "memory traffic", launches: "launching kernels", ordinary: "matrix products", attention: "attention", odd: "products of an odd width" };
+const CEILINGS = { bandwidth: "memory traffic" };
 
 export function open(box, given, { signal, remember }) {
   const state = { ...DEFAULTS, ...given }, latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
@@ -42,21 +42,21 @@ export function open(box, given, { signal, remember }) {
     const { time, memory } = found, all = Object.entries(time.spent), whole = all.reduce((sum, [, s]) => sum + s, 0);
     out.replaceChildren(
       make("div", {}, table("Totals", ["", ""], [
-        ["Parameters", count(found.parameters)], ["Operations, forward", large(found.operations.forward)], ["Operations, backward", large(found.operations.backward)],
-        ["Bytes moved, forward", bytes(found.traffic)], ["Kernels", count(found.kernels)], [`Time on ${time.on}`, seconds(time.seconds)], ["Limited by", time.limit],
-        ["Peak memory", `${bytes(memory.peak)}, ${found.fits ? "fits" : "does not fit"}`], ["KV cache", bytes(memory["KV cache"])], ["Most operations in", found.bottleneck],
-      ]), bars("Where the time goes", all.map(([name, s]) => [{ traffic: "memory traffic", launches: "launching kernels", waiting: "waiting for the host" }[name] ?? name, s / (whole || 1), seconds(s)]))),
-      make("div", {}, bars(`Peak memory, ${memory.peak_when}`, Object.entries(memory.peak_made_of).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
-      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name]) => !name.startsWith("peak_")).map(([name, n]) => [name, bytes(n)]))),
-      make("div", { className: "scroll whole" }, table("Part by part", ["part", "parameters", "forward", "moved", "kept", "time", "limited by"], found.parts.map((part) => {
+        ["Parameters", count(found.parameters)], ["FLOPs, forward", large(found.flops.forward)], ["FLOPs, backward", large(found.flops.backward)],
+        ["Bytes accessed, forward", bytes(found.bytes_accessed)], ["Kernel launches", count(found.kernel_launches)], [`Time on ${time.on}`, seconds(time.seconds)], ["Limited by", time.bottleneck],
+        ["Peak memory", `${bytes(memory.peak)}, ${found.fits ? "fits" : "does not fit"}`], ["KV cache", bytes(memory.kv_cache)], ["Most FLOPs in", found.bottleneck],
+      ]), bars("Where the time goes", all.map(([name, s]) => [name.replaceAll("_", " "), s / (whole || 1), seconds(s)]))),
+      make("div", {}, bars(`Peak memory, ${memory.peak_op}`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
+      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name]) => !name.startsWith("peak_")).map(([name, n]) => [name.replaceAll("_", " "), bytes(n)]))),
+      make("div", { className: "scroll whole" }, table("Part by part", ["part", "parameters", "forward", "bytes accessed", "saved", "time", "limited by"], found.parts.map((part) => {
         const limit = found.ceilings[part.part];
-        return [part.part, count(part.parameters), large(part.forward), bytes(part.traffic), bytes(part.kept), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.by] ?? limit.by : ""];
+        return [part.part, count(part.parameters), large(part.forward), bytes(part.bytes_accessed), bytes(part.saved), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.by] ?? limit.by : ""];
       }))));
     ready(`cost ${found.parameters} ${state.tokens}`);
   }
 
   function grow(rows) {
-    const series = [["operations", "Operations", large], ["peak", "Peak memory", bytes], ["seconds", "Time", seconds]];
+    const series = [["flops", "FLOPs", large], ["peak", "Peak memory", bytes], ["seconds", "Time", seconds]];
     curves.replaceChildren(make("div", { className: "answer" }, ...series.map(([name, words, show]) => { const svg = curve(rows, name, words, show); return make("figure", {}, svg, make("figcaption", {}, `${words} `, saving(words, svg))); })));
     curves.dataset.ready = rows.length;
   }
