@@ -42,7 +42,7 @@ class Attention(nn.Module):
         if cache is not None:  # what was seen before is not computed again
             offset = cache.length
             k, v = cache.append(k, v)  # (B, H, S, D)
-        y = attend(q, k, v, causal(), offset=offset)  # softmax(q kᵀ / √D) v under the mask
+        y = attend(q, k, v, causal(), query_offset=offset)  # softmax(q kᵀ / √D) v under the mask
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, M)
 
     def heads(self, x: Tensor) -> Tensor:

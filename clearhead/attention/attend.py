@@ -42,7 +42,7 @@ def attend(
     scores: Scores = _SCALED_DOT,
     weights: Weights = _SOFTMAX,
     bias: Tensor | None = None,
-    offset: int | None = None,
+    query_offset: int | None = None,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*B H T E"]:
     """Each query's average of the values, weighted by how well it matches their keys.
@@ -51,8 +51,8 @@ def attend(
 
     H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
     to (B, H, T, S); −∞ in it hides a key. Gradients beside a bias beyond about 1e7 may be off, because the scores' own
-    digits are lost in it. `offset` is the position of the first query among the keys, needed where T ≠ S and the mask
-    speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
+    digits are lost in it. `query_offset` is the position of the first query among the keys, needed where T ≠ S and the
+    mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
     `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
@@ -61,7 +61,7 @@ def attend(
     looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
     beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "fused";
     derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
-    call = checked_call(q, k, v, mask, scores=scores, weights=weights, bias=bias, offset=offset)
+    call = checked_call(q, k, v, mask, scores=scores, weights=weights, bias=bias, query_offset=query_offset)
     return choose(call, impl).run(call)
 
 
@@ -74,7 +74,7 @@ def checked_call(
     scores: Scores = _SCALED_DOT,
     weights: Weights = _SOFTMAX,
     bias: Tensor | None = None,
-    offset: int | None = None,
+    query_offset: int | None = None,
 ) -> Call:
     """Return the validated arguments of one `attend`."""
     q, k, v = _autocast(q, k, v)
@@ -82,7 +82,7 @@ def checked_call(
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
         bias = _narrowed(bias, q.dtype)
-    mask, position = _resolve(mask, offset, q, k)
+    mask, position = _resolve(mask, query_offset, q, k)
     return Call(q, k, v, mask, scores, weights, bias, position)
 
 
@@ -122,12 +122,12 @@ def _autocast(*given: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _resolve(mask: Mask | None, offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
+def _resolve(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
     """The mask (None if it forbids nothing) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
-        return None, 0 if offset is None else offset
+        return None, 0 if query_offset is None else query_offset
     mask, front = as_mask(mask), q.shape[:-2]  # (B, H)
-    position = mask.check(q.shape[-2], k.shape[-2], offset)
+    position = mask.check(q.shape[-2], k.shape[-2], query_offset)
     if not _broadcasts(mask.batch_shape, front):
         own = f"the mask is made for (batch, heads) {mask.batch_shape}"
         raise ShapeError(f"{own} and the queries have {tuple(front)}; expected sizes that broadcast")
@@ -169,7 +169,7 @@ def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
     if not bias.is_floating_point():
         raise DtypeError(
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "
-            f"(a bool tensor is a mask: allow(tensor) or block(tensor))"
+            f"(a bool tensor is a mask: allow(tensor) or forbid(tensor))"
         )
     if not _broadcasts(bias.shape, wanted):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(wanted)}")

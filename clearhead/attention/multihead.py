@@ -158,32 +158,34 @@ class MultiHeadAttention(nn.Module):
         With a cache, self-attention adds its keys and values to those seen before, and the mask is read at the right
         place: pass plain `causal()`. Cross-attention computes its memory's keys and values once."""
         self._check(query, key, value)
-        offset = cache.length if cache is not None and key is None else None
-        if offset is not None and as_mask(mask).depends_on_length:
+        query_offset = cache.length if cache is not None and key is None else None
+        if query_offset is not None and as_mask(mask).depends_on_length:
             raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
         with nullcontext() if cache is None else cache.undone_on_error():
-            place = None if offset is None or cache is None else offset + cache.forgotten
+            place = None if query_offset is None or cache is None else query_offset + cache.forgotten
             q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, place)  # (B, H, T, D)
             k, v = self._keys_values(query, key, value, place, cache)  # (B, K, S, D)
             learns = q.requires_grad or (bias is not None and bias.requires_grad)
-            if offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
+            if query_offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
                 # Backward wants them as they are, and the cache will write on beside them.
                 k, v = k.clone(), v.clone()
             weigh = self.training_weights if self.training else self.weights
-            out = attend(q, k, v, mask, scores=self.scores, weights=weigh, bias=bias, offset=offset, impl=self.impl)
+            out = attend(
+                q, k, v, mask, scores=self.scores, weights=weigh, bias=bias, query_offset=query_offset, impl=self.impl
+            )
         return self.o_proj(out.transpose(-2, -3).flatten(-2))  # of (B, H, T, D)
 
-    def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, offset: int | None) -> Tensor:
+    def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, query_offset: int | None) -> Tensor:
         """Projected queries or keys (…, T, heads · D) as heads (…, heads, T, D), with norm and turned by position."""
         x = self._split(x, heads)
         x = x if norm is None else norm(x)
         if self.rotary is None:
             return x
-        start = 0 if offset is None else offset
+        start = 0 if query_offset is None else query_offset
         return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
 
     def _keys_values(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, offset: int | None, cache: KVCache | None
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, query_offset: int | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.holds_memory and key is not None:
             k, v = cache.recall()
@@ -194,7 +196,7 @@ class MultiHeadAttention(nn.Module):
                 )
             return k, v
         source = query if key is None else key
-        k = self._turned(self.k_proj(source), self.n_kv_heads, self.k_norm, offset)
+        k = self._turned(self.k_proj(source), self.n_kv_heads, self.k_norm, query_offset)
         v = self._split(self.v_proj(source if value is None else value), self.n_kv_heads)
         if cache is None:
             return k, v

@@ -23,7 +23,7 @@ from clearhead.attention.planning.build import build
 from clearhead.attention.planning.cost import Rates, rates_of
 from clearhead.attention.planning.lists import Lists, Pairs, Scatter, lists_of, pairs_of
 from clearhead.attention.planning.split import split, taken_out, view_of
-from clearhead.masks import Causal, Drawing, Mask, Scattered, Stride, as_mask, causal, leaves
+from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, causal, leaves
 from clearhead.masks.geometry import Grid
 
 KEPT = 64
@@ -53,7 +53,7 @@ class Plan:
     mask: Mask
     T: int
     S: int
-    offset: int
+    query_offset: int
     device: torch.device
     blocking: Blocking
     handle: int  # its number, by which a compiled graph finds it
@@ -86,7 +86,7 @@ class Plan:
             return ()
         n_rows = self.S if by_key else self.T
         M = self.blocking.keys if by_key else self.blocking.queries
-        grid, found = Grid(self.S, self.offset), list[Lists]()
+        grid, found = Grid(self.S, self.query_offset), list[Lists]()
         for part in split(self.rest, n_rows):
             if isinstance(part, Scatter):
                 if part not in self.memo:
@@ -105,7 +105,7 @@ class Plan:
     @cached_property
     def allowed(self) -> int:
         """How many pairs the mask allows, over its batch."""
-        return self.mask.count(self.T, self.S, offset=self.offset)
+        return self.mask.count(self.T, self.S, query_offset=self.query_offset)
 
     @property
     def dense_pairs(self) -> int:
@@ -179,7 +179,7 @@ class Plan:
             "leaves": len(parts),
             "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
             "moved": sum(leaf.device is not None and leaf.device.type != where for leaf in parts),
-            "remainders": each * sum(isinstance(leaf, Stride) for leaf in parts),
+            "remainders": each * sum(isinstance(leaf, Dilated) for leaf in parts),
         }
 
     # -- for people ---------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Plan:
                 counts += down.T @ _cells(across.cpu(), S, columns) / max(lists.batch, 1)
         shades = counts / _sizes(T, rows, S, columns) if counts.numel() else counts
         table = tuple([tuple(row) for row in shades.clamp(max=1.0).tolist()])
-        return Drawing(f"{self.mask}, as it is planned", T, S, self.offset, self.mask.batch_shape, table, T)
+        return Drawing(f"{self.mask}, as it is planned", T, S, self.query_offset, self.mask.batch_shape, table, T)
 
     def __str__(self) -> str:
         return self.explain()
@@ -236,7 +236,7 @@ def plan(
     T: int,
     S: int | None = None,
     *,
-    offset: int | None = None,
+    query_offset: int | None = None,
     device: torch.device | str = "cpu",
     blocking: Blocking | None = None,
 ) -> Plan:
@@ -246,7 +246,7 @@ def plan(
     bfloat16 elsewhere."""
     mask = as_mask(mask)
     S = T if S is None else S
-    position = mask.check(T, S, offset)
+    position = mask.check(T, S, query_offset)
     where = torch.device(device)
     blocking = usual_blocking(where) if blocking is None else blocking
     versions, what = mask.versions, (mask, T, S, position, where, blocking)
@@ -287,20 +287,20 @@ def _kept(versions: tuple[int, ...], *what: Any) -> Plan:
     return _make(*what)
 
 
-def _make(mask: Mask, T: int, S: int, offset: int, device: torch.device, blocking: Blocking) -> Plan:
+def _make(mask: Mask, T: int, S: int, query_offset: int, device: torch.device, blocking: Blocking) -> Plan:
     empty = not T or not S or 0 in mask.batch_shape
     columns: Tensor | None = None
     triangle, rest = False, None if empty else mask
-    if not empty and blocking.triangle and T == S and offset == 0:
+    if not empty and blocking.triangle and T == S and query_offset == 0:
         whole, rest = taken_out(mask, lambda part: isinstance(part, Causal))
         triangle = whole is not None
     if not empty and not triangle and blocking.dense_from is not None:
         whole, left = taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
         if whole is not None:
-            seen = whole.dense(1, S, offset=offset, device=device).reshape(S).nonzero().flatten()
+            seen = whole.dense(1, S, query_offset=query_offset, device=device).reshape(S).nonzero().flatten()
             if len(seen) >= blocking.dense_from:
                 columns, rest = seen, left
-    made = Plan(mask, T, S, offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
+    made = Plan(mask, T, S, query_offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
     _BY_HANDLE[made.handle] = made
     return made
 

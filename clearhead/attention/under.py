@@ -76,8 +76,8 @@ def under(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | None = 
 def attend_under(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, **how: Any) -> Tensor:
     """`attend`, with the mask that this thread's module is under, if any."""
     if _HERE.blocks:
-        if how.get("offset") is None:
-            how["offset"] = _offset(q.shape[-2], k.shape[-2], mask)
+        if how.get("query_offset") is None:
+            how["query_offset"] = _offset(q.shape[-2], k.shape[-2], mask)
         mask = _HERE.added(mask)
     _HERE.ours += 1
     try:
@@ -108,7 +108,12 @@ def from_sdpa(
         else:
             mask = allow(attn_mask)
     scores: Scores = ScaledDot() if scale is None else Scaled(scale)
-    how = {"scores": scores, "weights": Softmax(dropout=dropout_p), "bias": bias, "offset": 0 if is_causal else None}
+    how = {
+        "scores": scores,
+        "weights": Softmax(dropout=dropout_p),
+        "bias": bias,
+        "query_offset": 0 if is_causal else None,
+    }
     return {"q": q, "k": k, "v": v, "mask": mask} | how
 
 
@@ -222,7 +227,7 @@ def _offset(T: int, S: int, mask: Mask | None) -> int:
             f"{T} queries attend to {S} keys of another sequence, where a mask of positions has no meaning; "
             "name the layers that it is for, under(model, mask, layers=…)"
         )
-    if mask is not None and not mask.dense(T, S, offset=S - T)[..., -1, -1].all():
+    if mask is not None and not mask.dense(T, S, query_offset=S - T)[..., -1, -1].all():
         raise MaskError("the last query may not see the last key, so this cache has empty room; use one that grows")
     return S - T
 

@@ -55,7 +55,7 @@ def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:
             ids = leaf.ids.to(device)
             return lambda p, j: (ids[p] == ids[j]) & (ids[p] >= 0)
         if isinstance(leaf, Scattered):
-            chosen = leaf.listed(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
+            chosen = leaf.sampled_keys(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
             return reduce(either, [_one_of(chosen, place) for place in range(chosen.shape[1])])
         return lambda p, j: leaf.test(p, j, Grid(T, 0))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.masks import Mask, blocks, causal, documents, every, prefix, scattered, stride, window
+from clearhead.masks import Mask, blocks, causal, dilated, documents, every, prefix, scattered, window
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ CATALOGUE = (
     Pattern("prefix language model", lambda T: causal() | prefix(T // 8)),
     Pattern("Longformer", _fixed(window(256, 256) | prefix(64) | prefix(64).T)),
     Pattern("BigBird", _fixed(window(96, 96) | prefix(64) | prefix(64).T | scattered(3, seed=1))),
-    Pattern("Sparse Transformer, strided", _fixed(causal() & (window(128, 0) | stride(128)))),
-    Pattern("Sparse Transformer, fixed", _fixed(causal() & (blocks(128) | every(128, offset=127)))),
-    Pattern("dilated window", _fixed(window(1024, 1024) & stride(4))),
+    Pattern("Sparse Transformer, strided", _fixed(causal() & (window(128, 0) | dilated(128)))),
+    Pattern("Sparse Transformer, fixed", _fixed(causal() & (blocks(128) | every(128, start=127)))),
+    Pattern("dilated window", _fixed(window(1024, 1024) & dilated(4))),
     Pattern("sinks and a window", _fixed(causal() & (window(1024, 0) | prefix(4)))),
     Pattern("the landmarks look back", _fixed((window(128, 128) | every(64)).T)),
     Pattern("anti-causal window", _fixed((causal() & window(512, 0)).T)),

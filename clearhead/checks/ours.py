@@ -14,7 +14,7 @@ from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
 from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding, window
-from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
+from clearhead.masks.operators import is_causal, is_translation_invariant
 from clearhead.models.recurrent import NextToken, RecurrentCache
 from clearhead.positions import Learned, NoPositions
 
@@ -31,7 +31,7 @@ def guess(module: Any) -> Subject | None:
 
 def _hidden(keep: Tensor | None) -> Mask | None:
     """`padding(…)` for rows whose real tokens are one run."""
-    return None if keep is None else padding(keep.sum(1), before=keep.int().argmax(1))
+    return None if keep is None else padding(keep.sum(1), left_pad=keep.int().argmax(1))
 
 
 def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _room(config: Any) -> int | None:
 
 def _kept(mask: Mask, **how: Any) -> Caching | None:
     """A cache, where no layer looks ahead."""
-    return None if looks_ahead(mask, 1, 16) else Caching(new=KVCache, **how)
+    return None if not is_causal(mask, 1, 16) else Caching(new=KVCache, **how)
 
 
 def _encoder(model: models.Encoder | models.Decoder) -> Subject:
@@ -82,7 +82,7 @@ def _encoder(model: models.Encoder | models.Decoder) -> Subject:
     return Subject(
         model, inputs=Ids(config.vocab_size), run=_run_stack, sees=mask, layers=config.n_layers,
         in_turn=config.layer_masks, positions=not isinstance(config.positions, NoPositions), max_len=_room(config),
-        pads=not mask.depends_on_length, left=speaks_of_distance_only(mask),
+        pads=not mask.depends_on_length, left=is_translation_invariant(mask),
     )  # fmt: skip
 
 
@@ -101,8 +101,8 @@ def _encoder_decoder(model: models.EncoderDecoder) -> Subject:
         source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
         run=_run_encoder_decoder, sees=mask, layers=config.n_decoder_layers, in_turn=config.layer_masks,
         positions=not isinstance(config.positions, NoPositions), max_len=_room(config), caching=_kept(mask),
-        pads=reads and not source.depends_on_length, left=reads and speaks_of_distance_only(source),
-        pads_target=not mask.depends_on_length, left_target=speaks_of_distance_only(mask),
+        pads=reads and not source.depends_on_length, left=reads and is_translation_invariant(source),
+        pads_target=not mask.depends_on_length, left_target=is_translation_invariant(mask),
     )  # fmt: skip
 
 

@@ -31,15 +31,15 @@ def mask(
     """Draw a mask, count the pairs it allows, and say what it saves.
 
     Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
-    full() causal() window(before, after) every(stride, offset=0) stride(step) prefix(n) blocks(size)
+    full() causal() window(before, after) every(step, start=0) dilated(step) prefix(n) blocks(size)
     scattered(per_row, seed) padding(length), joined by & | ~ and .T"""
     parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
-    allowed = parsed.count(n, S, offset=offset)
-    density = parsed.density(n, S, offset=offset)
+    allowed = parsed.count(n, S, query_offset=offset)
+    density = parsed.density(n, S, query_offset=offset)
     if svg is not None:
         with writing(svg):
-            svg.write_text(parsed.draw(n, S, offset=offset).svg(), encoding="utf-8")
+            svg.write_text(parsed.draw(n, S, query_offset=offset).svg(), encoding="utf-8")
     made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
         document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
@@ -48,7 +48,7 @@ def mask(
             counts = {"dense": made.dense_pairs, "gathered": made.gathered_pairs, "computed": made.computed}
             document["plan"] = {**counts, "density": made.density, "words": words}
         return show_json(document)
-    show_picture(parsed.draw(n, S, offset=offset).text(console.width))
+    show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
     saving = 100 * (1 - density)
     saved = f"{saving:.4g}" if 99.95 <= saving < 100 else f"{saving:.1f}"  # what is allowed is never rounded away
     console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, saving {saved} %")
@@ -71,5 +71,5 @@ def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str |
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}; expected cpu or cuda")
     where = torch.device(name)
-    made = plan(mask, n, S, offset=offset, blocking=usual_blocking(where))
+    made = plan(mask, n, S, query_offset=offset, blocking=usual_blocking(where))
     return made, made.explain(rates_of(where))

@@ -66,7 +66,7 @@ def device_plan(device: str, mask: Mask, record: AttentionRecord, dtype: torch.d
     """Return the plan of a mask for a call of these sizes, in the blocks of the device's kernels."""
     with _disable_current_modes():
         blocking = blocking_on(torch.device(device), dtype, record.width, record.width)
-        return plan(mask, record.queries, record.keys, offset=_query_offset(mask, record), blocking=blocking)
+        return plan(mask, record.queries, record.keys, query_offset=_query_offset(mask, record), blocking=blocking)
 
 
 def _query_offset(mask: Mask, record: AttentionRecord) -> int | None:
@@ -166,7 +166,7 @@ class DeviceDispatch(TorchFunctionMode):
         else:
             call_plan = self._plan(record, mask, q, options)
             with _disable_current_modes():
-                pairs = mask.count(record.queries, record.keys, offset=_query_offset(mask, record))
+                pairs = mask.count(record.queries, record.keys, query_offset=_query_offset(mask, record))
                 allowed = record.mask_repeats * pairs
                 computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed
         return replace(record, allowed=allowed, computed=None if call_plan is None else computed, plan=call_plan)

@@ -20,7 +20,7 @@ from clearhead.values import Range
 _CELLS = 64
 _HEADS = 32  # of width 64, as everywhere that a plan is priced
 _SHOWN = 2048  # tokens at which the gallery is drawn
-_WORDS = ("full", "causal", "window", "every", "stride", "prefix", "blocks", "scattered")
+_WORDS = ("full", "causal", "window", "every", "dilated", "prefix", "blocks", "scattered")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def mask(given: Mask, context: RequestContext) -> dict[str, Any]:
     """Drawing, count, density, plan and price of one expression."""
     parsed, T = masks.parse(given.expression), given.n
     S = T if given.keys is None else given.keys
-    at: dict[str, Any] = {"offset": given.offset}
+    at: dict[str, Any] = {"query_offset": given.offset}
     drawing = parsed.draw(T, S, **at, cells=_CELLS)
     context.checkpoint()
     gpu = torch.device("cuda")  # it need not be here: a plan is made from structure

@@ -24,7 +24,7 @@ from clearhead.generation.prompts import Prompt, beside, frames_of, padded, rows
 from clearhead.generation.quiet import evaluating, parts_of
 from clearhead.generation.stepper import Grouped, Sliding, Stepper
 from clearhead.masks import padding
-from clearhead.masks.operators import looks_ahead, speaks_of_distance_only
+from clearhead.masks.operators import is_causal, is_translation_invariant
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
@@ -92,12 +92,12 @@ def _continuing(
     def continued(rows: Sequence[Tensor], max_new: int) -> Stepper:
         def stepper(own: Sequence[Tensor]) -> Stepper:
             longest = max(len(row) for row in own)
-            cached = use_cache and not (mask is not None and looks_ahead(mask, longest, longest + max_new))
+            cached = use_cache and (mask is None or is_causal(mask, longest, longest + max_new))
             if cached and isinstance(kind, Decoder) and why_not(kind) is None:
                 return Fast(kind, own, max_new)
             return _plain_continued(model, kind, own, _cache(kind, longest, max_new) if cached else None)
 
-        return _batched(rows, mask is None or speaks_of_distance_only(mask), stepper)
+        return _batched(rows, mask is None or is_translation_invariant(mask), stepper)
 
     table = getattr(kind, "positions", None)
     longest = max(len(row) for row in rows)
@@ -129,7 +129,7 @@ def _reading(
             _check_room(kind.encoder, len(row), 1, f"prompt {place}")
         _check_room(kind.decoder, len(first), max_new, "start")
         seen = kind.config.seen(kind.config.decoder_mask)
-        use_cache = use_cache and not looks_ahead(seen, len(first), len(first) + max_new)
+        use_cache = use_cache and is_causal(seen, len(first), len(first) + max_new)
         # Padding on the right moves nothing; only a pattern that is drawn anew for every length notices it.
         alike = not kind.config.seen(kind.config.encoder_mask).depends_on_length
     begun = [torch.tensor(first)] * len(rows)

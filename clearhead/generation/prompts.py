@@ -53,7 +53,7 @@ def padded(rows: Sequence[Tensor], *, left: bool = False, fill: int = 0) -> Tens
 def beside(before: Tensor, first: int, T: int, *, adds_positions: bool) -> dict[str, Any]:
     """How a model is given T ids from place `first` on with so much padding (B,) in front of each row: a mask hides it,
     and where the model adds positions, they leave it out of the count."""
-    given: dict[str, Any] = {"mask": padding(torch.full_like(before, EVERYTHING_AFTER), before=before)}
+    given: dict[str, Any] = {"mask": padding(torch.full_like(before, EVERYTHING_AFTER), left_pad=before)}
     if adds_positions:
         place = torch.arange(first, first + T, device=before.device)
         given["positions"] = (place - before[:, None]).clamp(min=0)  # (B, T); padding's are never seen

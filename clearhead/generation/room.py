@@ -22,7 +22,7 @@ from torch import Tensor
 from clearhead.attention.kernels.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
 from clearhead.generation.program import Attention, Memory, Program
 from clearhead.layers.few_rows import few_rows, few_rows_reference
-from clearhead.masks import Causal, reach
+from clearhead.masks import Causal, lookback
 from clearhead.masks.geometry import Region
 
 _WORTH_COMPILING = 128  # places from which on kernels for few rows are used: a short text is over before they are there
@@ -35,7 +35,7 @@ class Room:
 
     def __init__(self, program: Program, rows: int, limit: int, *, recordable: bool) -> None:
         self.program, self.rows, self.limit, self.recordable = program, rows, limit, recordable
-        window = reach(program.mask)
+        window = lookback(program.mask)
         self.places = limit if window is None else min(limit, window)
         self.rings = self.places < limit
         self.before: Tensor | None = None  # (R,) padding in front of each row
@@ -51,7 +51,7 @@ class Room:
         self.memory_bias: Tensor | None = None  # (B, 1, S)
         self._tables(program, limit)
         self._multiply = few_rows if limit >= _WORTH_COMPILING else few_rows_reference
-        self._sees_itself = program.mask.verdict(Region.nearest(0, limit - 1, limit)) is True
+        self._sees_itself = program.mask.classify(Region.nearest(0, limit - 1, limit)) is True
 
     def _empty(self, rows: int) -> Tensor:
         program = self.program

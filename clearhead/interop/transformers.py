@@ -55,7 +55,7 @@ def attention(
         mask = causal()
     scores = ScaledDot() if scaling is None else Scaled(float(scaling))
     how: dict[str, Any] = {"scores": scores, "weights": Softmax(dropout=dropout), "bias": bias}
-    out = attend_under(query, key, value, mask, **how, offset=offset)
+    out = attend_under(query, key, value, mask, **how, query_offset=offset)
     return out.transpose(1, 2).contiguous(), None
 
 

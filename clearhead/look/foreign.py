@@ -20,7 +20,7 @@ from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.kernels.call import Call
 from clearhead.attention.under import from_sdpa
 from clearhead.look.recompute import AttentionCall, VersionedRef, dropout_of
-from clearhead.masks import Mask, block
+from clearhead.masks import Mask, forbid
 
 
 def to_padded(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[Call, None]:
     """The arguments of `F.scaled_dot_product_attention` as ours; tensors without heads get one."""
     given: dict[str, Any] = from_sdpa(*args, **kwargs)
     given |= {name: x.detach() for name, x in given.items() if isinstance(x, Tensor)}
-    return Call(**given | {"offset": 0}), None
+    return Call(**given | {"query_offset": 0}), None
 
 
 class TorchLayerCall(AttentionCall):
@@ -153,7 +153,7 @@ class TorchLayerCall(AttentionCall):
             elif x.dim() == 3:
                 x = x.reshape(-1, self._layer.num_heads, T, S)  # (B·H, T, S)
             if x.dtype == torch.bool:
-                hidden = block(x.expand(*x.shape[:-2], T, S))
+                hidden = forbid(x.expand(*x.shape[:-2], T, S))
                 mask = hidden if mask is None else mask & hidden
             else:
                 bias = x if bias is None else bias + x

@@ -104,7 +104,7 @@ def attend_inputs(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **how: Any
 ) -> tuple[Call, str]:
     """The arguments of an `attend` that has run, with references to its tensors, and the implementation asked for."""
-    given = {**_USUAL, **how, "offset": how.get("offset") or 0}
+    given = {**_USUAL, **how, "query_offset": how.get("query_offset") or 0}
     if given["bias"] is not None:
         given["bias"] = given["bias"].detach()
     return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **given), impl
@@ -149,9 +149,9 @@ def recompute_scores(call: Call, heads: list[int], rows: list[int], wide: torch.
     """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
     scores, allowed = _scores(call, heads, rows, wide), None
     if call.mask is not None:
-        p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.offset  # (r, 1)
+        p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.query_offset  # (r, 1)
         j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
-        allowed = _of_heads(call.mask.allows(p, j, keys=call.S, offset=call.offset), heads)
+        allowed = _of_heads(call.mask.allows(p, j, keys=call.S, query_offset=call.query_offset), heads)
     if call.bias is not None:
         bias = select_indices(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
         bias = _of_heads(bias, heads)

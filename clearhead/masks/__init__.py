@@ -1,4 +1,4 @@
-"""What may attend to what: masks as expressions.
+"""Attention masks as expressions.
 
     from clearhead.masks import causal, every, window
 
@@ -11,32 +11,66 @@ True means may attend; rows are queries and columns are keys. `parse` reads the 
 from __future__ import annotations
 
 from clearhead.masks.base import Leaf, Mask, as_mask
-from clearhead.masks.data import Allow, Block, Documents, Padding, allow, block, documents, padding
+from clearhead.masks.data import Allow, Documents, Forbid, Padding, allow, documents, forbid, padding
 from clearhead.masks.drawing import Drawing, draw
-from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, reach
+from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, lookback
 from clearhead.masks.parse import parse
 from clearhead.masks.structural import (
     Blocks,
     Causal,
+    Dilated,
     Every,
     Full,
     Prefix,
     Scattered,
-    Stride,
     Window,
     blocks,
     causal,
+    dilated,
     every,
     full,
     prefix,
     scattered,
-    stride,
     window,
 )
 
 __all__ = [
-    "Allow", "And", "Atom", "Block", "Blocks", "Causal", "Documents", "Drawing", "Every", "Full", "Leaf", "Mask", "Not",
-    "Or", "Padding", "Prefix", "Scattered", "Stride", "Transposed", "Window", "allow", "as_mask", "block", "blocks",
-    "causal", "documents", "draw", "every", "fold", "full", "leaves", "padding", "parse", "prefix", "reach",
-    "scattered", "stride", "window",
+    "Allow",
+    "And",
+    "Atom",
+    "Blocks",
+    "Causal",
+    "Dilated",
+    "Documents",
+    "Drawing",
+    "Every",
+    "Forbid",
+    "Full",
+    "Leaf",
+    "Mask",
+    "Not",
+    "Or",
+    "Padding",
+    "Prefix",
+    "Scattered",
+    "Transposed",
+    "Window",
+    "allow",
+    "as_mask",
+    "blocks",
+    "causal",
+    "dilated",
+    "documents",
+    "draw",
+    "every",
+    "fold",
+    "forbid",
+    "full",
+    "leaves",
+    "lookback",
+    "padding",
+    "parse",
+    "prefix",
+    "scattered",
+    "window",
 ]  # fmt: skip

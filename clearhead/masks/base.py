@@ -1,12 +1,13 @@
-"""`Mask`: who may attend to whom, as an immutable expression and not as a tensor.
+"""`Mask`: which queries may attend to which keys, as an immutable expression instead of a tensor.
 
-A mask is a predicate over a query position p and a key position j; True means "may attend". Query row i stands at
-position p = i + offset, key column j at position j. Everything a mask can do (tests, dense tensors, counts, pictures,
-text) is declared here; the kinds of masks are in `structural.py`, `data.py` and `operators.py`."""
+A mask is a predicate over a query position p and a key position j; True means "may attend". Query row i has position
+p = i + query_offset, key column j at position j. Everything a mask can do (tests, dense tensors, counts,
+pictures, text) is declared here; the kinds of masks are in `structural.py`, `data.py` and `operators.py`."""
 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -22,143 +23,156 @@ if TYPE_CHECKING:
     from clearhead.masks.drawing import Drawing
 
 MAX_DEPTH = 100
-"""How deep an expression may nest: every walk over it is a recursion of at most this depth."""
+"""Maximum nesting of an expression: recursive functions over it are at most this deep."""
 MAX_NODES = 1000
-"""How many masks and operators one expression may hold."""
+"""Maximum number of masks and operators in one expression."""
 MAX_INTEGER = 2**31 - 1
-"""The largest size, position and argument: sums and products of two of them stay inside 64 bits."""
+"""Largest size, position and argument: sums and products of two of them fit into 64 bits."""
 
 
 class Mask(ABC):
-    """An immutable, hashable expression that says which queries may attend to which keys (True = may attend).
+    """An immutable, hashable expression for which queries may attend to which keys (True = may attend).
 
-    Compose with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal when
-    they are built the same way; masks made from tensors are equal when they hold the very same tensors."""
+    Compose masks with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal if
+    they are built the same way; masks of tensors are equal if they contain the same tensor objects."""
 
     depth: int = 1
     nodes: int = 1
 
-    # -- what it depends on -------------------------------------------------------------------------------------------
+    # -- dependencies ------------------------------------------------------------------------------------------------
 
     @property
     def uses_query_position(self) -> bool:
-        """Whether the query's position matters, so that T ≠ S needs an `offset`."""
-        return self._reads(False, place=True)
+        """Whether the query position matters, so that T ≠ S requires `query_offset`."""
+        return self._reads(False, position=True)
 
     @property
     def depends_on_query(self) -> bool:
-        """Whether queries may differ at all. If not, one row (…, 1, S) says all, as for `every` and `padding`."""
-        return self._reads(False, place=False)
+        """Whether queries can differ. If not, one row (…, 1, S) describes all, as for `every` and `padding`."""
+        return self._reads(False, position=False)
 
     @property
     def is_structural(self) -> bool:
-        """Whether it holds no tensor: then it is the same for every batch, and `parse` reads its text back."""
+        """Whether it contains no tensor, so that it is the same for every batch and `parse` reads its text."""
         return True
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether a pair's answer can change when keys are added at the end, as it does for `scattered`."""
+        """Whether adding keys at the end can change an existing pair, as for `scattered`."""
         return False
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The dimensions that `dense` has before (T, S): () for structural masks, (B, 1) for `padding` of B lengths."""
+        """Leading dimensions of `dense`: () for structural masks, (B, 1) for `padding` of B lengths."""
         return ()
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        """How often each tensor inside was changed in place, for those who keep what they made of it; None: unknown."""
+        """In-place modification count of each tensor, for caches of derived values; None if unknown."""
         return ()
 
     @property
     def device(self) -> torch.device | None:
-        """Where the mask's tensors are; None if it has none."""
+        """Device of the mask's tensors; None if it has none."""
         return None
 
     # -- tests and tensors --------------------------------------------------------------------------------------------
 
-    def check(self, T: int, S: int | None = None, offset: int | None = None) -> int:
-        """The position of the first query (0 where `offset` may be left out), or the error that these sizes deserve."""
+    def check(self, T: int, S: int | None = None, query_offset: int | None = None) -> int:
+        """Return the position of the first query (0 if `query_offset` is not needed).
+
+        Raises:
+            MaskError: A size is negative or too large, or the mask needs `query_offset`.
+            ShapeError: The tensors of the mask do not fit these sizes."""
         S = T if S is None else S
         _check_size("T (the number of queries)", T)
         _check_size("S (the number of keys)", S)
-        if offset is None:
-            if self.uses_query_position and T != S:  # in this order: sizes that do not matter leave no guard
-                hint = f"; offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
+        if query_offset is None:
+            if self.uses_query_position and T != S:  # in this order, torch.compile adds no guard for irrelevant sizes
+                hint = f"; query_offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
                 raise MaskError(
-                    f"{brief(self)} depends on where a query stands among the keys, and T={T} queries with S={S} keys "
-                    f"leave that open: give offset, the position of the first query among the keys{hint}"
+                    f"{short_str(self)} depends on query positions, and T={T} queries with S={S} keys do not "
+                    f"determine them; pass query_offset, the position of the first query among the keys{hint}"
                 )
-            offset = 0
-        _check_size("offset (the position of the first query among the keys)", offset)
-        self._check_data(T, S, offset, False)
-        return offset
+            query_offset = 0
+        _check_size("query_offset (the position of the first query among the keys)", query_offset)
+        self._check_data(T, S, query_offset, False)
+        return query_offset
 
     def allows(
-        self, p: Integer[Tensor, "..."], j: Integer[Tensor, "..."], *, keys: int, offset: int = 0
+        self, p: Integer[Tensor, "..."], j: Integer[Tensor, "..."], *, keys: int, query_offset: int = 0
     ) -> Bool[Tensor, "..."]:
-        """The definition: may the query at position p attend to the key at position j, when there are `keys` keys?
+        """Test pairs: may the query at position p attend to the key at position j, of `keys` keys?
 
-        p and j broadcast; the mask's `batch_shape` comes in front of their common shape. `offset` is the position of
-        query row 0; only `allow` and `block` need it, whose tensors are laid out by row."""
+        Args:
+            p: Query positions, integers.
+            j: Key positions, integers that broadcast with p.
+            keys: Number of keys S.
+            query_offset: Position of query row 0. Only `allow` and `forbid` need it, because their tensors are laid
+            out by
+                row.
+
+        Returns:
+            Bools of shape (*batch_shape, *common shape of p and j)."""
         for name, positions in (("p", p), ("j", j)):
             if positions.dtype.is_floating_point or positions.dtype == torch.bool:
-                raise DtypeError(f"{name} has dtype {positions.dtype}; positions are whole numbers (torch.int64)")
-        p, j = p.long(), j.long()  # narrower numbers would wrap around in differences and hashes
-        allowed = self.test(p, j, Grid(keys, offset))
+                raise DtypeError(f"{name} has dtype {positions.dtype}; expected integer positions (torch.int64)")
+        p, j = p.long(), j.long()  # narrower integers would overflow in differences and hashes
+        allowed = self.test(p, j, Grid(keys, query_offset))
         return allowed.broadcast_to((*self.batch_shape, *common_shape([tuple(p.shape), tuple(j.shape)])))
 
     def dense(
-        self, T: int, S: int | None = None, *, offset: int | None = None, device: torch.device | str | None = None
+        self, T: int, S: int | None = None, *, query_offset: int | None = None, device: torch.device | str | None = None
     ) -> Bool[Tensor, "..."]:
-        """The bool tensor (*batch_shape, T, S) itself. Without `device`, it is made where the mask's tensors are."""
+        """Return the bool tensor (*batch_shape, T, S), by default on the device of the mask's tensors."""
         S = T if S is None else S
-        start = self.check(T, S, offset)
+        start = self.check(T, S, query_offset)
         device = self.device if device is None else device
         p = torch.arange(T, device=device)[:, None] + start  # (T, 1)
         j = torch.arange(S, device=device)[None, :]  # (1, S)
-        allowed = self.test(p, j, Grid(S, start, whole=True))
+        allowed = self.test(p, j, Grid(S, start, is_full=True))
         return allowed.broadcast_to((*self.batch_shape, T, S)).contiguous()
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
-    def count(self, T: int, S: int | None = None, *, offset: int | None = None) -> int:
-        """How many pairs are allowed, over the batch too; exact, without building T × S wherever structure permits."""
+    def count(self, T: int, S: int | None = None, *, query_offset: int | None = None) -> int:
+        """Return the number of allowed pairs, summed over the batch; exact, usually without building T × S."""
         from clearhead.masks.count import count
 
-        return count(self, T, S, offset=offset)
+        return count(self, T, S, query_offset=query_offset)
 
-    def density(self, T: int, S: int | None = None, *, offset: int | None = None) -> float:
-        """The allowed fraction of all pairs; 0.0 where there are no pairs."""
+    def density(self, T: int, S: int | None = None, *, query_offset: int | None = None) -> float:
+        """Return the fraction of pairs that are allowed; 0.0 if there are no pairs."""
         S = T if S is None else S
-        allowed, pairs = self.count(T, S, offset=offset), T * S * math.prod(self.batch_shape)
+        allowed, pairs = self.count(T, S, query_offset=query_offset), T * S * math.prod(self.batch_shape)
         return allowed / pairs if pairs else 0.0
 
-    def may_be_empty(self, T: int, S: int | None = None, *, offset: int | None = None) -> bool:
-        """Could some query be left with no key? False is a proof that none is; True may only mean "not proved".
+    def may_be_empty(self, T: int, S: int | None = None, *, query_offset: int | None = None) -> bool:
+        """Return False if every query provably has a visible key, else True.
 
-        Costs a walk over the expression, whatever T and S are, and never looks into tensors."""
+        The cost depends on the expression only, not on T and S; tensor values are not read."""
         S = T if S is None else S
-        start = self.check(T, S, offset)
+        start = self.check(T, S, query_offset)
         if T == 0:
             return False
-        return S == 0 or not self._fills(start, start + T - 1, S)
+        return S == 0 or not self._proves_nonempty(start, start + T - 1, S)
 
-    def verdict(self, region: Region) -> bool | None:
-        """True: every pair of the region is allowed; False: none is; None: mixed, or not known from structure."""
+    def classify(self, region: Region) -> bool | None:
+        """Return True if every pair of the region is allowed, False if none is, None if mixed or undecided."""
         return None
 
-    # -- for people ---------------------------------------------------------------------------------------------------
+    # -- display ------------------------------------------------------------------------------------------------------
 
-    def draw(self, T: int, S: int | None = None, *, offset: int | None = None, cells: int = 32) -> Drawing:
-        """A picture for the terminal (`str`), a notebook, or a file (`.svg()`); beyond `cells` a side, shaded."""
+    def draw(self, T: int, S: int | None = None, *, query_offset: int | None = None, cells: int = 32) -> Drawing:
+        """Return a picture for the terminal (`str`), a notebook or a file (`.svg()`); shaded beyond `cells` per
+        side."""
         from clearhead.masks.drawing import draw
 
-        return draw(self, T, S, offset=offset, cells=cells)
+        return draw(self, T, S, query_offset=query_offset, cells=cells)
 
     @abstractmethod
     def __str__(self) -> str:
-        """The expression, as `parse` reads it, with no more parentheses than it needs."""
+        """Return the expression in the notation of `parse`, with the fewest parentheses."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -171,20 +185,20 @@ class Mask(ABC):
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def to_text(self) -> str:
-        """The expression as a configuration stores it; `from_text` is its inverse."""
+        """Return the text that a configuration stores; `from_text` is the inverse."""
         if not self.is_structural:
             raise MaskError(
-                f"{self} holds data (lengths, ids or a tensor), which a configuration cannot store; "
-                "keep the structural part here and pass the rest to forward as mask="
+                f"{self} contains data (lengths, ids or a tensor), which a configuration cannot store; "
+                "store the structural part and pass the other part to forward as mask="
             )
         return str(self)
 
     @classmethod
     def from_text(cls, text: str) -> Mask:
-        """The mask that a configuration stored."""
+        """Return the mask that a configuration stored, also in the notation of version 0.2."""
         from clearhead.masks.parse import parse
 
-        return parse(text)
+        return parse(re.sub(r"\boffset=", "start=", re.sub(r"\bstride\(", "dilated(", text)))
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
@@ -205,53 +219,55 @@ class Mask(ABC):
         return _operand(other, "|") | self
 
     def __invert__(self) -> Mask:
-        # torch.compile traces & | and .T of masks, but not yet ~ of any object: make such masks outside the graph.
-        from clearhead.masks.operators import Not, turned
+        # torch.compile traces & | and .T of masks, but not yet ~ of any object: build such masks outside the graph.
+        from clearhead.masks.operators import Not, wrap
 
-        return turned(Not, self)
+        return wrap(Not, self)
 
     @property
     def T(self) -> Mask:
-        """Queries and keys exchanged: m.T allows (p, j) where m allows (j, p)."""
-        from clearhead.masks.operators import Transposed, turned
+        """The mask with queries and keys exchanged: m.T allows (p, j) if m allows (j, p)."""
+        from clearhead.masks.operators import Transposed, wrap
 
-        return turned(Transposed, self)
+        return wrap(Transposed, self)
 
     def __bool__(self) -> NoReturn:
         raise MaskTypeError(
-            f"{brief(self)} is an expression and is neither true nor false: combine masks with & | ~ "
+            f"{short_str(self)} is an expression without a truth value: combine masks with & | ~ "
             "(not with and, or, not), and compare with None by `is`"
         )
 
-    # -- what each kind of mask defines -------------------------------------------------------------------------------
+    # -- methods of subclasses -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        """The predicate, in any shape that broadcasts to (*batch_shape, *common shape of p and j)."""
+        """Evaluate the predicate, in any shape that broadcasts to (*batch_shape, *common shape of p and j)."""
 
     @abstractmethod
-    def _reads(self, swapped: bool, *, place: bool) -> bool:
-        """Whether the answer depends on the first argument (on the second, if swapped): on its position, or at all."""
+    def _reads(self, swapped: bool, *, position: bool) -> bool:
+        """Return whether the predicate depends on its first argument (second if swapped): its position, or at all."""
 
-    def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
+    def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
         """Raise if the tensors inside do not fit these sizes."""
         return
 
-    def _fills(self, first: int, last: int, keys: int) -> bool:
-        """Proof that every query from position first to last has a key: one rule for a key that all rows accept."""
-        if self.verdict(Region.nearest(first, last, keys)):
+    def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
+        """Return whether each query from position first to last provably has a visible key."""
+        if self.classify(Region.nearest(first, last, keys)):
             return True
-        candidates = [key for key in {0, *self._landmarks()} if key < keys]
-        return any([self.verdict(Region.box(first, last, key, key)) for key in candidates])
+        candidates = [key for key in {0, *self._candidate_keys()} if key < keys]
+        return any([self.classify(Region.box(first, last, key, key)) for key in candidates])
 
-    def _landmarks(self) -> tuple[int, ...]:
-        """Keys worth trying as the one that every query sees."""
+    def _candidate_keys(self) -> tuple[int, ...]:
+        """Return keys that every query may see."""
         return ()
 
 
 class Leaf(Mask):
-    """A mask that is not made of other masks. `reads_query` and `reads_key` say which positions its predicate uses, and
-    `by_distance` that it is p − j alone that counts."""
+    """A mask that is not composed of other masks.
+
+    `reads_query` and `reads_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
+    only."""
 
     reads_query: ClassVar[bool] = True
     reads_key: ClassVar[bool] = True
@@ -259,16 +275,16 @@ class Leaf(Mask):
 
     @property
     def symmetric(self) -> bool:
-        """Whether `.T` changes nothing."""
+        """Whether `.T` leaves the mask unchanged."""
         return False
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
-        """The function from query positions (N,) to the `Keys` they see, or None where these are no such set.
+        """Return the function from query positions (N,) to their `Keys`, or None if they have another form.
 
         If swapped: from key positions to the queries that see them."""
         return None
 
-    def _reads(self, swapped: bool, *, place: bool) -> bool:
+    def _reads(self, swapped: bool, *, position: bool) -> bool:
         return self.reads_key if swapped else self.reads_query
 
     def __str__(self) -> str:
@@ -277,7 +293,7 @@ class Leaf(Mask):
 
 
 def as_mask(value: object) -> Mask:
-    """`value` itself if it is a mask, `full()` for None; anything else is refused with the way to say what is meant."""
+    """Return `value` if it is a mask and `full()` for None; raise a `MaskTypeError` with advice for anything else."""
     if value is None:
         from clearhead.masks.structural import Full
 
@@ -285,19 +301,19 @@ def as_mask(value: object) -> Mask:
     return _operand(value, None)
 
 
-def whole_number(value: Any, what: str, *, least: int = 0) -> int:
-    """`value` as an int between `least` and 2³¹ − 1, or a MaskError that names `what`."""
-    return whole(value, what, least=least, most=MAX_INTEGER, error=MaskError)
+def check_integer(value: Any, name: str, *, least: int = 0) -> int:
+    """Return `value` as an int between `least` and 2³¹ − 1, or raise a MaskError that contains `name`."""
+    return whole(value, name, least=least, most=MAX_INTEGER, error=MaskError)
 
 
-def brief(mask: Mask) -> str:
-    """The expression for a message: cut where it is long."""
+def short_str(mask: Mask) -> str:
+    """Return the expression for a message, truncated to 80 characters."""
     text = str(mask)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
 def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that these broadcast to, or a ShapeError."""
+    """Return the shape that these broadcast to, or raise a ShapeError."""
     common: tuple[int, ...] = ()
     for shape in [shape for shape in shapes if shape]:
         long, short = (common, shape) if len(common) >= len(shape) else (shape, common)
@@ -312,25 +328,25 @@ def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     return common
 
 
-def _check_size(what: str, value: Any) -> None:
+def _check_size(name: str, value: Any) -> None:
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         if 0 <= value <= MAX_INTEGER:
             return
-        raise MaskError(f"{what} is {value}; expected between 0 and {MAX_INTEGER}")
-    whole_number(value, what)
+        raise MaskError(f"{name} is {value}; expected between 0 and {MAX_INTEGER}")
+    check_integer(value, name)
 
 
 def _operand(value: object, sign: str | None) -> Mask:
     if isinstance(value, Mask):
         return value
-    place = "where a mask is wanted" if sign is None else f"beside {sign} of a mask"
+    context = "as a mask" if sign is None else f"as an operand of {sign} with a mask"
     if isinstance(value, Tensor):
         raise MaskTypeError(
-            f"got a tensor of {value.dtype} and shape {tuple(value.shape)} {place}; say what its True means: "
-            "allow(tensor) if True may attend, as in scaled_dot_product_attention, or block(tensor) if True is hidden, "
-            "as in nn.MultiheadAttention"
+            f"got a tensor of {value.dtype} and shape {tuple(value.shape)} {context}; use allow(tensor) "
+            "if True may attend, as in scaled_dot_product_attention, or forbid(tensor) if True is hidden, as in "
+            "nn.MultiheadAttention"
         )
     raise MaskTypeError(
-        f"got {type(value).__name__} {place}; expected a Mask such as causal() or window(2, 2), or a bool tensor "
-        "inside allow(tensor) (True may attend) or block(tensor) (True is hidden)"
+        f"got {type(value).__name__} {context}; expected a Mask such as causal() or window(2, 2), or a bool tensor "
+        "inside allow(tensor) (True may attend) or forbid(tensor) (True is hidden)"
     )

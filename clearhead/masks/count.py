@@ -1,9 +1,9 @@
-"""Exact counts of allowed pairs, without building T × S.
+"""Count allowed pairs exactly, without building T × S.
 
 An expression becomes a sum of products of atoms (`polynomial`): a & b is the product, a | b is a + b − ab, ~a is 1 − a.
-A product is an intersection, and for most masks what a query sees is an interval and a residue class, so an
-intersection is one too and its size is a formula. That leaves work for each row, not for each pair. What has no such
-form is listed (`scattered`) or, at worst, tested pair by pair in pieces of bounded memory."""
+A product is an intersection. For most masks the keys of a query are an interval and a residue class, so an intersection
+has the same form and its size is a formula. The work is then proportional to the rows, not to the pairs. Other masks
+are listed (`scattered`), tabulated, or, at worst, tested pair by pair in pieces of bounded memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TABLE_LIMIT = 1 << 24
 """The largest number of keys or distances that a table covers (64 MiB of cumulative sums)."""
 _TABLE_PIECE = 1 << 20
 MAX_TERMS = 4096
-"""The most products an expression is expanded into; beyond that its pairs are tested one by one."""
+"""The largest number of products of an expanded expression; beyond it the pairs are tested one by one."""
 _NUMBERS_AT_ONCE = 1 << 14
-"""How long the vectors of a formula are: they stay in the nearest cache, and below the length from which torch would
-split each short operation over threads, whose waiting for each other costs more than the work on a busy machine."""
+"""Vector length of a formula: fits the nearest cache, and stays below the length from which torch splits each operation
+over threads, whose synchronization costs more than the work on a busy machine."""
 _PAIRS_AT_ONCE = 1 << 21
 
 
@@ -49,10 +49,10 @@ Terms = dict[Term, int]
 
 
 def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
-    """The expression as Σ coefficient · Π atoms, an atom being 1 (allowed) or 0; None if it needs over `limit` terms.
+    """Return the expression as Σ coefficient · Π atoms, an atom being 1 (allowed) or 0; None beyond `limit` terms.
 
-    Like terms are collected and a·a = a, so that `full()`, repeated parts, `m | ~m` and `m & ~m` simplify by
-    themselves. The empty product is 1: every pair."""
+    Like terms are collected and a·a = a, so `full()`, repeated parts, `m | ~m` and `m & ~m` simplify automatically. The
+    empty product is 1: every pair."""
 
     def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
         return _complement(product(_complement(a), _complement(b)))
@@ -64,7 +64,7 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
         return None
 
 
-def worthwhile(mask: Mask, stop: int, S: int) -> Terms | None:
+def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
     """Return the polynomial with the least work, or None if testing all pairs one by one is cheaper.
 
     `stop` is the position after the last query. The union of n masks has 2ⁿ − 1 products. Beyond a few,
@@ -129,9 +129,9 @@ def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance
         return None
     if all([atom.leaf.by_distance for atom in atoms]):
         return "distance"
-    if not any([atom.leaf._reads(atom.swapped, place=True) for atom in atoms]):
+    if not any([atom.leaf._reads(atom.swapped, position=True) for atom in atoms]):
         return "key"
-    if not any([atom.leaf._reads(not atom.swapped, place=True) for atom in atoms]):
+    if not any([atom.leaf._reads(not atom.swapped, position=True) for atom in atoms]):
         return "query"
     return None
 
@@ -141,7 +141,7 @@ def _leaf_terms(atom: Atom) -> Terms:
 
 
 class _TooManyTermsError(Exception):
-    """Raised and caught in this file."""
+    """Internal: the polynomial exceeds its limit."""
 
 
 def _complement(terms: Terms) -> Terms:
@@ -165,40 +165,40 @@ def _product(a: Terms, b: Terms, limit: int) -> Terms:
     return result
 
 
-def count(mask: Mask, T: int, S: int | None = None, *, offset: int | None = None) -> int:
-    """How many pairs the mask allows, over the batch too: exactly `mask.dense(T, S).sum()`."""
+def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None = None) -> int:
+    """Return the number of allowed pairs, summed over the batch: exactly `mask.dense(T, S).sum()`."""
     S = T if S is None else S
-    start = mask.check(T, S, offset)
+    start = mask.check(T, S, query_offset)
     batch = math.prod(mask.batch_shape)
     if T == 0 or S == 0 or batch == 0:
         return 0
     grid = Grid(S, start)
     rows, columns = (start, start + T), (0, S)
-    terms = worthwhile(mask, start + T, S)
+    terms = cheapest_polynomial(mask, start + T, S)
     if terms is None:
         return _total(Counter(mask, grid, None), rows, columns)
-    # `scattered(…).T` is listed by key and not by query: such products are counted with both sides exchanged.
-    turned = {term: factor for term, factor in terms.items() if only_swapped_lists(term)}
-    straight = {term: factor for term, factor in terms.items() if term not in turned}
-    counter = Counter(mask, grid, straight, stop=start + T)
+    # `scattered(…).T` lists queries per key: such products are counted with queries and keys exchanged.
+    by_key = {term: factor for term, factor in terms.items() if is_counted_by_key(term)}
+    by_query = {term: factor for term, factor in terms.items() if term not in by_key}
+    counter = Counter(mask, grid, by_query, stop=start + T)
     total = _total(counter, rows, columns)
-    if turned and not counter.by_pairs:  # where every pair was tested, nothing is left to add
-        flipped = {frozenset([_flipped(factor) for factor in term]): number for term, number in turned.items()}
-        total += _total(Counter(mask.T, grid.flipped(), flipped, stop=S), columns, rows)
+    if by_key and not counter.by_pairs:  # a test of every pair includes these products already
+        transposed = {frozenset([_transpose(factor) for factor in term]): number for term, number in by_key.items()}
+        total += _total(Counter(mask.T, grid.transpose(), transposed, stop=S), columns, rows)
     return total
 
 
-def only_swapped_lists(term: Term) -> bool:
-    """Whether the product has a `scattered` under `.T` and none that lists its keys by query."""
+def is_counted_by_key(term: Term) -> bool:
+    """Return whether the product contains `scattered(…).T` and no plain `scattered(…)`."""
     lists = [factor for factor in term if isinstance(factor, Atom) and isinstance(factor.leaf, Scattered)]
     return bool(lists) and all(factor.swapped for factor in lists)
 
 
-def _flipped(factor: Atom | Table) -> Atom | Table:
+def _transpose(factor: Atom | Table) -> Atom | Table:
     """Return the factor with queries and keys exchanged."""
     if isinstance(factor, Atom):
-        return factor.flipped()
-    return Table(factor.mask.T, _FLIPPED[factor.variable])
+        return factor.transpose()
+    return Table(factor.mask.T, _TRANSPOSED_VARIABLE[factor.variable])
 
 
 def _keys_of(factor: Atom | Table) -> KeysOf | None:
@@ -211,7 +211,7 @@ def _keys_of(factor: Atom | Table) -> KeysOf | None:
     return lambda p: Keys(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
 
 
-_FLIPPED: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
+_TRANSPOSED_VARIABLE: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
 
 
 def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
@@ -224,10 +224,10 @@ def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) ->
 
 
 class Counter:
-    """Counts allowed pairs of chosen rows between column edges. `terms` None means: test every pair.
+    """Counts allowed pairs of selected rows between column edges.
 
-    The numbers are exact whatever the way, which decides only the cost: a formula a row for products of intervals, the
-    listed keys of a row for products with `scattered`, all pairs otherwise (`by_pairs`). `stop` is the
+    The counts are exact; `terms` decides only the cost: one formula per row for products of intervals, the listed keys
+    of a row for products with `scattered`, all pairs otherwise (`by_pairs`) and if `terms` is None. `stop` is the
     position after the last query."""
 
     def __init__(self, mask: Mask, grid: Grid, terms: Terms | None, *, stop: int = 0) -> None:
@@ -239,9 +239,9 @@ class Counter:
         self.formulas: list[tuple[list[KeysOf], list[Table], int]] = []
         self.lists: list[tuple[Scattered, list[Atom | Table], int]] = []
         self.sums: dict[tuple[frozenset[Table], int], tuple[int, Tensor]] = {}
-        self.by_pairs = terms is None or not self._sort_out(terms)
+        self.by_pairs = terms is None or not self._classify_terms(terms)
 
-    def _sort_out(self, terms: Terms) -> bool:
+    def _classify_terms(self, terms: Terms) -> bool:
         functions = {factor: _keys_of(factor) for term in terms for factor in term}
         for term, number in terms.items():
             atoms = [factor for factor in term if isinstance(factor, Atom)]
@@ -250,17 +250,17 @@ class Counter:
                 shortest = min(lists, key=lambda leaf: leaf.per_row)
                 self.lists.append((shortest, [factor for factor in term if factor != (shortest, False)], number))
                 continue
-            known = [function for factor in term if (function := functions[factor]) is not None]
+            intervals = [function for factor in term if (function := functions[factor]) is not None]
             tables = [factor for factor in term if isinstance(factor, Table) and factor.variable != "query"]
-            if len(known) + len(tables) < len(term):
+            if len(intervals) + len(tables) < len(term):
                 return False
-            self.formulas.append((known, tables, number))
+            self.formulas.append((intervals, tables, number))
         return True
 
     def cells(self, p: Tensor, edges: Tensor) -> Tensor:
-        """Allowed pairs of the rows p (N,) with the keys edges[c] ≤ j < edges[c + 1], for each c: (C,) integers.
+        """Count allowed pairs of the rows p (N,) with the keys edges[c] ≤ j < edges[c + 1], for each c: (C,) integers.
 
-        Sums over the batch as well."""
+        The counts are summed over the batch."""
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         if len(p) == 0 or math.prod(self.batch) == 0:
             return result
@@ -337,13 +337,13 @@ class Counter:
         if not others and cells == 1 and edges.tolist() == [0, self.grid.keys]:
             return result[1:-1] + len(p) * width * math.prod(self.batch)
         for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * width))):
-            listed = scattered.listed(rows[:, None], self.grid.keys)  # (N, width)
-            allowed = torch.ones((*self.batch, *listed.shape), dtype=torch.bool, device=self.device)
+            sampled_keys = scattered.sampled_keys(rows[:, None], self.grid.keys)  # (N, width)
+            allowed = torch.ones((*self.batch, *sampled_keys.shape), dtype=torch.bool, device=self.device)
             for other in others:
-                allowed = allowed & other.test(rows[:, None], listed, self.grid)
-            number = allowed.reshape(-1, listed.numel()).sum(0)
-            # Cell c gets index c + 1; what lies left or right of all edges falls into the two outer places.
-            result.index_add_(0, torch.bucketize(listed.flatten(), edges, right=True), number)
+                allowed = allowed & other.test(rows[:, None], sampled_keys, self.grid)
+            number = allowed.reshape(-1, sampled_keys.numel()).sum(0)
+            # Cell c has index c + 1; keys outside all edges fall into the first and the last entry.
+            result.index_add_(0, torch.bucketize(sampled_keys.flatten(), edges, right=True), number)
         return result[1:-1]
 
     def _by_pairs(self, p: Tensor, edges: Tensor) -> Tensor:
@@ -352,8 +352,8 @@ class Counter:
         first, stop = int(edges[0]), int(edges[-1])
         width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
         height = max(1, _PAIRS_AT_ONCE // (batch * width))
-        for rows, left in itertools.product(p.split(height), range(first, stop, width)):
-            columns = torch.arange(left, min(left + width, stop), device=p.device)
+        for rows, column in itertools.product(p.split(height), range(first, stop, width)):
+            columns = torch.arange(column, min(column + width, stop), device=p.device)
             allowed = self.mask.test(rows[:, None], columns[None, :], self.grid)
             allowed = allowed.broadcast_to((*self.batch, len(rows), len(columns)))
             number = allowed.reshape(-1, len(columns)).sum(0)

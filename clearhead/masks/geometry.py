@@ -1,7 +1,7 @@
-"""The few plain values that masks are reasoned about with: a grid of pairs, a region of it, and the keys of one row.
+"""Plain values for reasoning about masks: a grid of pairs, a region of it, and the keys of one row.
 
-None of them holds a tensor of T × S. `Grid` says where a test of single pairs takes place, `Region` is a set of pairs
-that a mask can judge at once, and `Keys` describes what one query may see as an interval and a residue class."""
+None of them contains a tensor of T × S. `Grid` describes the pairs of a test, `Region` is a set of pairs that a mask
+can classify at once, and `Keys` describes the visible keys of a query as an interval and a residue class."""
 
 from __future__ import annotations
 
@@ -11,60 +11,63 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 UNBOUNDED = 1 << 40
-"""Stands for "no end" in an interval: larger than any position (positions are below 2³¹), and far from overflow."""
+"""The end of an unbounded interval: larger than any position (positions are below 2³¹), and far from overflow."""
 
 
 class Grid(NamedTuple):
-    """Where pairs are tested: how many keys there are, and at which position the first query stands.
+    """Number of keys and position of the first query, for a test of pairs.
 
-    `swapped` is set inside `.T`, where queries and keys have changed places. `whole` says that the positions given are
-    all T × S pairs in order, which lets a mask that owns such a tensor give it back as it is."""
+    `swapped` is set inside `.T`, where queries and keys are exchanged. `is_full` means that the positions are all T × S
+    pairs in order, so a mask that contains such a tensor can return it unchanged."""
 
     keys: int
-    offset: int = 0
+    query_offset: int = 0
     swapped: bool = False
-    whole: bool = False
+    is_full: bool = False
 
-    def flipped(self) -> Grid:
-        return Grid(self.keys, self.offset, not self.swapped, self.whole)
+    def transpose(self) -> Grid:
+        """Return the grid with queries and keys exchanged."""
+        return Grid(self.keys, self.query_offset, not self.swapped, self.is_full)
 
 
 class Region(NamedTuple):
     """All pairs (p, j) with p, j and the distance p − j each between two bounds, both ends included.
 
-    A mask's `verdict` on a region is True (it allows every pair), False (it allows none) or None (not known, or mixed).
+    `Mask.classify` of a region is True (every pair is allowed), False (no pair is) or None (mixed or undecided).
     """
 
     first_query: int
     last_query: int
     first_key: int
     last_key: int
-    least: int
-    most: int
+    min_distance: int
+    max_distance: int
 
     @staticmethod
     def box(first_query: int, last_query: int, first_key: int, last_key: int) -> Region:
-        """The rectangle of these queries and these keys."""
-        least, most = first_query - last_key, last_query - first_key
-        return Region(first_query, last_query, first_key, last_key, least, most)
+        """Return the rectangle of these queries and keys."""
+        min_distance, max_distance = first_query - last_key, last_query - first_key
+        return Region(first_query, last_query, first_key, last_key, min_distance, max_distance)
 
     @staticmethod
     def nearest(first_query: int, last_query: int, keys: int) -> Region:
-        """Each query with the key at its own position, or with the last key where it stands beyond the keys."""
+        """Pair each query with the key at its position, or with the last key if the query follows all keys."""
         end = keys - 1
         near = min(first_query, end), min(last_query, end)
         return Region(first_query, last_query, *near, max(first_query - end, 0), max(last_query - end, 0))
 
-    def flipped(self) -> Region:
-        """The same pairs with queries and keys exchanged."""
-        return Region(self.first_key, self.last_key, self.first_query, self.last_query, -self.most, -self.least)
+    def transpose(self) -> Region:
+        """Return the same pairs with queries and keys exchanged."""
+        return Region(
+            self.first_key, self.last_key, self.first_query, self.last_query, -self.max_distance, -self.min_distance
+        )
 
 
 class Keys(NamedTuple):
-    """What each of some queries may see: start ≤ j < stop and j ≡ residue (mod modulus).
+    """The visible keys of several queries: start ≤ j < stop and j ≡ residue (mod modulus).
 
     `start`, `stop` and `residue` are numbers, or tensors whose last dimension runs over the queries and whose leading
-    dimensions are the mask's batch. Bounds may lie outside the keys; whoever counts clips them."""
+    dimensions are the mask's batch. Bounds may be outside the keys; the caller clips them."""
 
     start: Tensor | int
     stop: Tensor | int
@@ -72,9 +75,9 @@ class Keys(NamedTuple):
     residue: Tensor | int = 0
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
-        """The same with every tensor changed, and numbers as they are."""
+        """Apply `change` to every tensor; numbers are unchanged."""
         return Keys._make(change(x) if isinstance(x, Tensor) else x for x in self)
 
 
 KeysOf: TypeAlias = Callable[[Tensor], Keys]
-"""From the positions of queries (N,) to what they see."""
+"""Function from query positions (N,) to their visible keys."""

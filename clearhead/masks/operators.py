@@ -1,11 +1,11 @@
-"""The four ways to make a mask from masks, `&`, `|`, `~` and `.T`, and the one walk over what they make.
+"""The operators of masks, `&`, `|`, `~` and `.T`, and traversal of the expressions.
 
-`a & b & c` is one node with three parts, however it is bracketed, and likewise for `|`; `~~m` and `m.T.T` are m again.
+`a & b & c` is one node with three parts for any bracketing, and likewise for `|`; `~~m` and `m.T.T` are m again.
 Nothing else is rewritten, so an expression prints as it was written.
 
-`fold` works out a value from the leaves up, `leaves` lists what an expression is made of. Whoever asks something of a
-mask that it cannot answer itself (a formula, a plan, a proof) says what a leaf, `&`, `|` and `~` mean there, and need
-not know how expressions are built."""
+`fold` computes a value bottom-up, `leaves` lists the leaves of an expression. Code that derives something else from a
+mask (a formula, a plan, a proof) passes the meaning of a leaf, `&`, `|` and `~` to `fold`, independent of how
+expressions are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, repr=False)
 class _Compound(Mask):
-    """What And, Or, Not and Transposed share: the parts, and how questions are handed on to them."""
+    """Base of And, Or, Not and Transposed: the parts, and properties derived from them."""
 
     parts: tuple[Mask, ...]
     depth: int = field(default=1, compare=False)
@@ -48,118 +48,125 @@ class _Compound(Mask):
 
     @property
     def versions(self) -> tuple[int, ...] | None:
-        found = [part.versions for part in self.parts]  # asked once: a part may be as deep as this one
-        return None if None in found else tuple([version for part in found for version in part or ()])
+        versions = [part.versions for part in self.parts]  # computed once: a part may be as deep as this one
+        return None if None in versions else tuple([version for part in versions for version in part or ()])
 
     @property
     def device(self) -> torch.device | None:
-        found = [part.device for part in self.parts]
-        return next((device for device in found if device is not None), None)
+        devices = [part.device for part in self.parts]
+        return next((device for device in devices if device is not None), None)
 
-    def _reads(self, swapped: bool, *, place: bool) -> bool:
-        return any([part._reads(swapped, place=place) for part in self.parts])
+    def _reads(self, swapped: bool, *, position: bool) -> bool:
+        return any([part._reads(swapped, position=position) for part in self.parts])
 
-    def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
+    def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
         for part in self.parts:
-            part._check_data(T, S, offset, swapped)
+            part._check_data(T, S, query_offset, swapped)
 
-    def _landmarks(self) -> tuple[int, ...]:
-        return tuple([key for part in self.parts for key in part._landmarks()])
+    def _candidate_keys(self) -> tuple[int, ...]:
+        return tuple([key for part in self.parts for key in part._candidate_keys()])
 
 
-class _Joined(_Compound):
-    """What And and Or share: two answers become one by `both`, and one part that `settles` it is enough."""
+class _Binary(_Compound):
+    """Base of And and Or: results are combined by `operator`, and one part with the result `decisive` suffices."""
 
-    both: ClassVar[Callable[[Tensor, Tensor], Tensor]]
-    settles: ClassVar[bool]
+    operator: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+    decisive: ClassVar[bool]
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        both, result = type(self).both, self.parts[0].test(p, j, grid)
+        operator = type(self).operator
+        result = self.parts[0].test(p, j, grid)
         for part in self.parts[1:]:
-            result = both(result, part.test(p, j, grid))
+            result = operator(result, part.test(p, j, grid))
         return result
 
-    def verdict(self, region: Region) -> bool | None:
-        verdicts = [part.verdict(region) for part in self.parts]
-        if self.settles in verdicts:
-            return self.settles
-        return None if None in verdicts else not self.settles
+    def classify(self, region: Region) -> bool | None:
+        results = [part.classify(region) for part in self.parts]
+        if self.decisive in results:
+            return self.decisive
+        return None if None in results else not self.decisive
 
 
-class And(_Joined):
+class And(_Binary):
     """Allowed by every part."""
 
-    both, settles = and_, False
+    operator = and_
+    decisive = False
 
-    def _fills(self, first: int, last: int, keys: int) -> bool:
-        # Parts that allow every pair hide nothing: if one part is left, it decides alone.
+    def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
+        # Parts that allow every pair can be ignored: a single other part decides alone.
         everything = Region.box(first, last, 0, keys - 1)
-        hiding = [part for part in self.parts if not part.verdict(everything)]
-        return hiding[0]._fills(first, last, keys) if len(hiding) == 1 else super()._fills(first, last, keys)
+        hiding = [part for part in self.parts if not part.classify(everything)]
+        return (
+            hiding[0]._proves_nonempty(first, last, keys)
+            if len(hiding) == 1
+            else super()._proves_nonempty(first, last, keys)
+        )
 
     def __str__(self) -> str:
-        return " & ".join([_inside(part, Or) for part in self.parts])
+        return " & ".join([_parenthesize(part, Or) for part in self.parts])
 
 
-class Or(_Joined):
+class Or(_Binary):
     """Allowed by some part."""
 
-    both, settles = or_, True
+    operator = or_
+    decisive = True
 
-    def _fills(self, first: int, last: int, keys: int) -> bool:
+    def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
         for part in self.parts:
-            if part._fills(first, last, keys):
+            if part._proves_nonempty(first, last, keys):
                 return True
-        return super()._fills(first, last, keys)
+        return super()._proves_nonempty(first, last, keys)
 
     def __str__(self) -> str:
         return " | ".join([str(part) for part in self.parts])
 
 
 class Not(_Compound):
-    """Allowed where its one part is not."""
+    """Allowed if its part is not."""
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return ~self.parts[0].test(p, j, grid)
 
-    def verdict(self, region: Region) -> bool | None:
-        inner = self.parts[0].verdict(region)
+    def classify(self, region: Region) -> bool | None:
+        inner = self.parts[0].classify(region)
         return None if inner is None else not inner
 
     def __str__(self) -> str:
-        return "~" + _inside(self.parts[0], And, Or)
+        return "~" + _parenthesize(self.parts[0], And, Or)
 
 
 class Transposed(_Compound):
-    """Allows (p, j) where its one part allows (j, p)."""
+    """Allows (p, j) if its part allows (j, p)."""
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        return self.parts[0].test(j, p, grid.flipped())
+        return self.parts[0].test(j, p, grid.transpose())
 
-    def _reads(self, swapped: bool, *, place: bool) -> bool:
-        return self.parts[0]._reads(not swapped, place=place)
+    def _reads(self, swapped: bool, *, position: bool) -> bool:
+        return self.parts[0]._reads(not swapped, position=position)
 
-    def _check_data(self, T: int, S: int, offset: int, swapped: bool) -> None:
-        self.parts[0]._check_data(T, S, offset, not swapped)
+    def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
+        self.parts[0]._check_data(T, S, query_offset, not swapped)
 
-    def verdict(self, region: Region) -> bool | None:
-        return self.parts[0].verdict(region.flipped())
+    def classify(self, region: Region) -> bool | None:
+        return self.parts[0].classify(region.transpose())
 
     def __str__(self) -> str:
-        return _inside(self.parts[0], And, Or, Not) + ".T"
+        return _parenthesize(self.parts[0], And, Or, Not) + ".T"
 
 
 def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
-    """`&` or `|` of all these masks as one node; a single mask stays itself."""
+    """Return `&` or `|` of all these masks as one node; a single mask is returned unchanged."""
     parts = [part for mask in masks for part in (mask.parts if type(mask) is kind else (mask,))]
     if len(parts) == 1:
         return parts[0]
-    common_shape([part.batch_shape for part in parts])  # or refuses them
+    common_shape([part.batch_shape for part in parts])  # raises if they do not broadcast
     return _build(kind, tuple(parts))
 
 
-def turned(kind: type[Not] | type[Transposed], mask: Mask) -> Mask:
-    """`~mask` or `mask.T`; and m for `~~m` and `m.T.T`."""
+def wrap(kind: type[Not] | type[Transposed], mask: Mask) -> Mask:
+    """Return `~mask` or `mask.T`; m for `~~m` and `m.T.T`."""
     return mask.parts[0] if isinstance(mask, kind) else _build(kind, (mask,))
 
 
@@ -168,13 +175,13 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
     nodes = 1 + sum([part.nodes for part in parts])
     if depth > MAX_DEPTH or nodes > MAX_NODES:
         raise MaskError(
-            f"the expression is {depth} deep and holds {nodes} masks and operators; at most {MAX_DEPTH} and "
-            f"{MAX_NODES} are allowed. For a pattern this irregular, make a bool tensor and use allow(tensor)"
+            f"the expression is {depth} deep and has {nodes} masks and operators; expected at most {MAX_DEPTH} and "
+            f"{MAX_NODES}: for a pattern this irregular, use allow(tensor) with a bool tensor"
         )
     return kind(parts, depth, nodes)
 
 
-def _inside(mask: Mask, *brackets: type[Mask]) -> str:
+def _parenthesize(mask: Mask, *brackets: type[Mask]) -> str:
     return f"({mask})" if isinstance(mask, brackets) else str(mask)
 
 
@@ -185,20 +192,20 @@ class Atom(NamedTuple):
     swapped: bool = False
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        """The predicate itself, for any positions that broadcast."""
-        return self.leaf.test(j, p, grid.flipped()) if self.swapped else self.leaf.test(p, j, grid)
+        """Evaluate the predicate for positions that broadcast."""
+        return self.leaf.test(j, p, grid.transpose()) if self.swapped else self.leaf.test(p, j, grid)
 
     def keys(self) -> KeysOf | None:
-        """The function from query positions to what they see (interval and residue), or None where there is none."""
+        """Return the function from query positions to visible keys (interval and residue), or None if there is none."""
         return self.leaf.keys_of(self.swapped)
 
-    def flipped(self) -> Atom:
-        """The same of queries and keys exchanged."""
+    def transpose(self) -> Atom:
+        """Return the atom with queries and keys exchanged."""
         return atom(self.leaf, not self.swapped)
 
 
 def atom(leaf: Leaf, swapped: bool) -> Atom:
-    """The atom of a leaf; a symmetric leaf has only one."""
+    """Return the atom of a leaf; a symmetric leaf has only one."""
     return Atom(leaf, swapped and not leaf.symmetric)
 
 
@@ -212,10 +219,19 @@ def fold(
     transposed: Callable[[V], V] | None = None,
     swapped: bool = False,
 ) -> V:
-    """The value of an expression, from the values of its leaves, joined two by two from the left.
+    """Compute a value of an expression from the values of its leaves, combining two at a time from the left.
 
-    `.T` is pushed down to the leaves, with `swapped` as if one stood around the whole; or it is a step of its own where
-    `transposed` says what it does."""
+    Args:
+        mask: The expression.
+        leaf: Value of an atom.
+        both: Value of `a & b`.
+        either: Value of `a | b`.
+        inverse: Value of `~a`.
+        transposed: Value of `a.T`. By default, `.T` is pushed down to the leaves.
+        swapped: Fold `mask.T` instead.
+
+    Example:
+        fold(mask, leaf=str, both="({} & {})".format, either="({} | {})".format, inverse="~{}".format)"""
 
     def value(node: Mask, swapped: bool) -> V:
         if isinstance(node, (And, Or)):
@@ -233,35 +249,37 @@ def fold(
 
 
 def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
-    """The different atoms of an expression (of its `.T`, if swapped), in the order of reading."""
-    found = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
-    return list(dict.fromkeys(found))
+    """Return the distinct atoms of an expression (of its `.T`, if swapped), in reading order."""
+    atoms = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
+    return list(dict.fromkeys(atoms))
 
 
-def speaks_of_distance_only(mask: Mask) -> bool:
-    """Whether moving a sequence to the right, as padding on its left does, leaves its pattern as it was.
+def is_translation_invariant(mask: Mask) -> bool:
+    """Return whether shifting a sequence to the right, as left padding does, leaves its pattern unchanged.
 
-    True for `causal() & window(256, 0)`; not for `every(64)` or `blocks(16)`, which count from position 0, and not
-    proved for what may happen to look so."""
+    True for `causal() & window(256, 0)`. False for `every(64)` or `blocks(16)`, which count from position 0, and for
+    masks whose invariance does not follow from their parts."""
     return all(atom.leaf.by_distance for atom in leaves(mask))
 
 
-def looks_ahead(mask: Mask, prompt: int, total: int) -> bool:
-    """Whether some token may attend to a later one that is generated, and so changes after it has been computed.
+def is_causal(mask: Mask, prompt: int, total: int) -> bool:
+    """Return whether no token attends to a later generated token, so that cached states never change.
 
-    `prompt` of the `total` tokens are there from the start, where looking ahead is harmless: `causal() | prefix(n)`."""
-    if mask.verdict(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
-        return False
+    The first `prompt` of the `total` tokens are the prompt, within which attention to later tokens is harmless, as in
+    `causal() | prefix(n)`."""
+    if mask.classify(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
+        return True
     p, j = torch.arange(total)[:, None], torch.arange(prompt, total)
-    return bool((mask.allows(p, j, keys=total) & (j > p)).any())
+    return not bool((mask.allows(p, j, keys=total) & (j > p)).any())
 
 
-def reach(mask: Mask) -> int | None:
-    """How far back a token sees at most, itself counted; None: to the beginning."""
+def lookback(mask: Mask) -> int | None:
+    """Return the largest number of keys up to the query, itself included, that a token attends to; None if
+    unbounded."""
     if isinstance(mask, (And, Or)):
-        found = [reach(part) for part in mask.parts]
-        known = [n for n in found if n is not None]
+        lookbacks = [lookback(part) for part in mask.parts]
+        bounded = [n for n in lookbacks if n is not None]
         if isinstance(mask, And):
-            return min(known, default=None)
-        return max(known) if len(known) == len(found) else None
+            return min(bounded, default=None)
+        return max(bounded) if len(bounded) == len(lookbacks) else None
     return mask.before + 1 if isinstance(mask, Window) else None

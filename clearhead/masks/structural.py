@@ -1,8 +1,8 @@
-"""Masks that follow from positions alone: full, causal, window, every, stride, prefix, blocks, scattered.
+"""Masks that depend on positions only: full, causal, window, every, dilated, prefix, blocks, scattered.
 
-Each kind is a small frozen class with its predicate (`test`), its judgement of whole regions (`verdict`) and its keys
-as an interval and a residue class (`keys_of`), and a function that checks the arguments and makes one. In the drawings
-rows are queries, columns are keys, and ■ may attend."""
+Each kind is a small frozen class with a predicate (`test`), a classification of regions (`classify`) and the visible
+keys as an interval and a residue class (`keys_of`), and a function that validates the arguments. In the drawings rows
+are queries, columns are keys, and ■ may attend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Leaf, Mask, whole_number
+from clearhead.masks.base import Leaf, Mask, check_integer
 from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf, Region
 from clearhead.masks.hashing import shuffle
 
@@ -26,7 +26,7 @@ class Full(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=p.device)
 
-    def verdict(self, region: Region) -> bool | None:
+    def classify(self, region: Region) -> bool | None:
         return True
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
@@ -42,8 +42,8 @@ class Causal(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j <= p
 
-    def verdict(self, region: Region) -> bool | None:
-        return _decide(region.least >= 0, region.most < 0)
+    def classify(self, region: Region) -> bool | None:
+        return _decide(region.min_distance >= 0, region.max_distance < 0)
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
         return (lambda p: Keys(p, UNBOUNDED)) if swapped else (lambda p: Keys(0, p + 1))
@@ -60,9 +60,9 @@ class Window(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - self.before <= j) & (j <= p + self.after)
 
-    def verdict(self, region: Region) -> bool | None:
-        inside = -self.after <= region.least and region.most <= self.before
-        return _decide(inside, region.least > self.before or region.most < -self.after)
+    def classify(self, region: Region) -> bool | None:
+        always = -self.after <= region.min_distance and region.max_distance <= self.before
+        return _decide(always, region.min_distance > self.before or region.max_distance < -self.after)
 
     @property
     def symmetric(self) -> bool:
@@ -75,38 +75,38 @@ class Window(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class Every(Leaf):
-    """j = offset, offset + stride, …; see `every`."""
+    """j = start, start + step, …; see `every`."""
 
-    stride: int
-    offset: int
+    step: int
+    start: int
     reads_query = False
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        return ((j - self.offset) % self.stride == 0) & (j >= self.offset)
+        return ((j - self.start) % self.step == 0) & (j >= self.start)
 
-    def verdict(self, region: Region) -> bool | None:
-        start = max(region.first_key, self.offset)
-        following = start + (self.offset - start) % self.stride
+    def classify(self, region: Region) -> bool | None:
+        first = max(region.first_key, self.start)
+        following = first + (self.start - first) % self.step
         if following > region.last_key:
             return False
-        alone = region.first_key == region.last_key  # and not passed over by the line above
-        return _decide(alone or (self.stride == 1 and region.first_key >= self.offset), False)
+        is_single = region.first_key == region.last_key  # and it is a selected key, by the check above
+        return _decide(is_single or (self.step == 1 and region.first_key >= self.start), False)
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
         if swapped:
-            return lambda p: _all_or_none((p >= self.offset) & ((p - self.offset) % self.stride == 0))
-        return lambda p: Keys(self.offset, UNBOUNDED, self.stride, self.offset % self.stride)
+            return lambda p: _all_or_none((p >= self.start) & ((p - self.start) % self.step == 0))
+        return lambda p: Keys(self.start, UNBOUNDED, self.step, self.start % self.step)
 
-    def _landmarks(self) -> tuple[int, ...]:
-        return (self.offset,)
+    def _candidate_keys(self) -> tuple[int, ...]:
+        return (self.start,)
 
     def __str__(self) -> str:
-        return f"every({self.stride}, offset={self.offset})" if self.offset else f"every({self.stride})"
+        return f"every({self.step}, start={self.start})" if self.start else f"every({self.step})"
 
 
 @dataclass(frozen=True, repr=False)
-class Stride(Leaf):
-    """p − j is a multiple of step; see `stride`."""
+class Dilated(Leaf):
+    """p − j is a multiple of step; see `dilated`."""
 
     step: int
     symmetric = by_distance = True
@@ -114,11 +114,11 @@ class Stride(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return (p - j) % self.step == 0
 
-    def verdict(self, region: Region) -> bool | None:
-        following = region.least + (-region.least) % self.step
-        if following > region.most:
+    def classify(self, region: Region) -> bool | None:
+        following = region.min_distance + (-region.min_distance) % self.step
+        if following > region.max_distance:
             return False
-        return _decide(self.step == 1 or region.least == region.most, False)
+        return _decide(self.step == 1 or region.min_distance == region.max_distance, False)
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
         return lambda p: Keys(0, UNBOUNDED, self.step, p % self.step)
@@ -134,7 +134,7 @@ class Prefix(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return j < self.n
 
-    def verdict(self, region: Region) -> bool | None:
+    def classify(self, region: Region) -> bool | None:
         return _decide(region.last_key < self.n, region.first_key >= self.n)
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
@@ -151,13 +151,13 @@ class Blocks(Leaf):
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
         return p // self.size == j // self.size
 
-    def verdict(self, region: Region) -> bool | None:
+    def classify(self, region: Region) -> bool | None:
         queries = region.first_query // self.size, region.last_query // self.size
         keys = region.first_key // self.size, region.last_key // self.size
-        together = queries == keys and queries[0] == queries[1]
-        apart = queries[1] < keys[0] or keys[1] < queries[0]
-        far = region.least >= self.size or region.most <= -self.size
-        return _decide(together or region.least == region.most == 0, apart or far)
+        same_block = queries == keys and queries[0] == queries[1]
+        different_blocks = queries[1] < keys[0] or keys[1] < queries[0]
+        far = region.min_distance >= self.size or region.max_distance <= -self.size
+        return _decide(same_block or region.min_distance == region.max_distance == 0, different_blocks or far)
 
     def keys_of(self, swapped: bool) -> KeysOf | None:
         def keys(p: Tensor) -> Keys:
@@ -169,26 +169,26 @@ class Blocks(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class Scattered(Leaf):
-    """A hashed choice of `per_row` keys for each query; see `scattered`."""
+    """A hashed selection of `per_row` keys for each query; see `scattered`."""
 
     per_row: int
     seed: int
     depends_on_length = True
 
     def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
-        if grid.whole and not grid.swapped:
-            chosen = self.listed(p, grid.keys)  # (T, per_row)
-            nothing = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)
-            return nothing.scatter(1, chosen, True)
+        if grid.is_full and not grid.swapped:
+            selected = self.sampled_keys(p, grid.keys)  # (T, per_row)
+            empty = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)
+            return empty.scatter(1, selected, True)
         rank = shuffle(p, j, grid.keys, self.seed, True)
         return (rank < self.per_row) & (j >= 0) & (j < grid.keys)
 
-    def listed(self, p: Tensor, keys: int) -> Tensor:
-        """The chosen keys of the queries p (N, 1), each once and in no order: (N, min(per_row, keys))."""
+    def sampled_keys(self, p: Tensor, keys: int) -> Tensor:
+        """Return the selected keys of the queries p (N, 1), without repetition or order: (N, min(per_row, keys))."""
         order = torch.arange(min(self.per_row, keys), device=p.device)
         return shuffle(p, order, keys, self.seed, False)
 
-    def _fills(self, first: int, last: int, keys: int) -> bool:
+    def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
         return True
 
 
@@ -201,12 +201,12 @@ def full() -> Mask:
         ■ ■ ■ ■
         ■ ■ ■ ■
 
-    `~full()` allows nothing. T ≠ S needs no offset."""
+    `~full()` allows nothing. T ≠ S needs no `query_offset`."""
     return Full()
 
 
 def causal() -> Mask:
-    """A query sees itself and what stands before it: j ≤ p.
+    """A query sees itself and the preceding keys: j ≤ p.
 
         causal()
         ■ · · · · · · ·
@@ -218,8 +218,8 @@ def causal() -> Mask:
         ■ ■ ■ ■ ■ ■ ■ ·
         ■ ■ ■ ■ ■ ■ ■ ■
 
-    T ≠ S needs `offset`: one new token after 7 cached ones is T=1, S=8, offset=7, and sees all 8 keys. A query that
-    stands beyond the keys sees all of them. No query is ever left without a key, unless there are no keys."""
+    T ≠ S needs `query_offset`: one new token after 7 cached tokens is T=1, S=8, query_offset=7, and sees all 8 keys. A
+    query after the last key sees all keys. Every query has a visible key, unless there are no keys."""
     return Causal()
 
 
@@ -236,15 +236,19 @@ def window(before: int, after: int) -> Mask:
         · · · · ■ ■ ■ ■
         · · · · · ■ ■ ■
 
-    `window(2, 2)` is five keys, `window(0, 0)` the diagonal; at the ends there are fewer. Both numbers are at least 0;
-    for "everything before" use `causal()`. T ≠ S needs `offset`; a query far beyond the keys sees none."""
-    return Window(whole_number(before, "window's before"), whole_number(after, "window's after"))
+    `window(2, 2)` is five keys, `window(0, 0)` the diagonal; the first and last queries see fewer keys. For an
+    unlimited `before` use `causal()`. T ≠ S needs `query_offset`; a query far after the last key sees none.
+
+    Args:
+        before: Number of visible keys before the query, at least 0.
+        after: Number of visible keys after the query, at least 0."""
+    return Window(check_integer(before, "window's before"), check_integer(after, "window's after"))
 
 
-def every(stride: int, offset: int = 0) -> Mask:
-    """All queries see the same keys: offset, offset + stride, offset + 2·stride, …
+def every(step: int, start: int = 0) -> Mask:
+    """All queries see the same keys: start, start + step, start + 2·step, …
 
-        every(4, offset=1)
+        every(4, start=1)
         · ■ · · · ■ · ·
         · ■ · · · ■ · ·
         · ■ · · · ■ · ·
@@ -254,15 +258,18 @@ def every(stride: int, offset: int = 0) -> Mask:
         · ■ · · · ■ · ·
         · ■ · · · ■ · ·
 
-    `offset` is the first of these keys (not the position of a query) and may exceed `stride`; where it is S or more, no
-    key is seen. `every(k).T` lets every k-th query see all keys. T ≠ S needs no offset, except under `.T`."""
-    return Every(whole_number(stride, "the stride of every", least=1), whole_number(offset, "the offset of every"))
+    Args:
+        step: Distance between neighboring visible keys, at least 1.
+        start: The first visible key. It may exceed `step`; if it is S or more, no key is visible.
+
+    `every(k).T` lets every k-th query see all keys. T ≠ S needs no `query_offset`, except under `.T`."""
+    return Every(check_integer(step, "the step of every", least=1), check_integer(start, "the start of every"))
 
 
-def stride(step: int) -> Mask:
-    """A query sees the keys whose distance from it is a multiple of `step`, on both sides and itself.
+def dilated(step: int) -> Mask:
+    """A query sees the keys whose distance from it is a multiple of `step`, on both sides, and itself.
 
-        stride(3)
+        dilated(3)
         ■ · · ■ · · ■ ·
         · ■ · · ■ · · ■
         · · ■ · · ■ · ·
@@ -272,8 +279,11 @@ def stride(step: int) -> Mask:
         ■ · · ■ · · ■ ·
         · ■ · · ■ · · ■
 
-    `stride(1)` is `full()` in effect; a step of S or more leaves the diagonal. T ≠ S needs `offset`."""
-    return Stride(whole_number(step, "the step of stride", least=1))
+    `dilated(1)` allows the same pairs as `full()`; a step of S or more only the diagonal. T ≠ S needs `query_offset`.
+
+    Args:
+        step: Distance between neighboring visible keys, at least 1."""
+    return Dilated(check_integer(step, "the step of dilated", least=1))
 
 
 def prefix(n: int) -> Mask:
@@ -290,12 +300,12 @@ def prefix(n: int) -> Mask:
         ■ ■ ■ · · · · ·
 
     `prefix(0)` allows nothing; n of S or more allows everything. `causal() | prefix(n)` is the prefix language model.
-    T ≠ S needs no offset, except under `.T`, which lets the first n queries see all keys."""
-    return Prefix(whole_number(n, "the n of prefix"))
+    T ≠ S needs no `query_offset`, except under `.T`, which lets the first n queries see all keys."""
+    return Prefix(check_integer(n, "the n of prefix"))
 
 
 def blocks(size: int) -> Mask:
-    """A query sees the keys of its own block, where the positions are cut into blocks of `size`: p // size = j // size.
+    """A query sees the keys of its own block of `size` positions: p // size = j // size.
 
         blocks(3)
         ■ ■ ■ · · · · ·
@@ -307,13 +317,13 @@ def blocks(size: int) -> Mask:
         · · · · · · ■ ■
         · · · · · · ■ ■
 
-    The last block is smaller where `size` does not divide the length. T ≠ S needs `offset`; a query in a block beyond
-    the keys sees none."""
-    return Blocks(whole_number(size, "the size of blocks", least=1))
+    The last block is smaller if `size` does not divide the length. T ≠ S needs `query_offset`; a query in a block
+    after the last key sees none."""
+    return Blocks(check_integer(size, "the size of blocks", least=1))
 
 
 def scattered(per_row: int, seed: int) -> Mask:
-    """Each query sees min(per_row, S) different keys, chosen as if at random by a hash of (seed, p, S).
+    """Each query sees min(per_row, S) distinct keys, selected by a hash of (seed, p, S).
 
         scattered(2, 7)
         · ■ · ■ · · · ·
@@ -325,13 +335,16 @@ def scattered(per_row: int, seed: int) -> Mask:
         ■ ■ · · · · · ·
         · ■ · ■ · · · ·
 
-    The choice is the same on every device and in every version of torch, and uses no random generator. It depends on
-    the number of keys S: with one key more, the rows are drawn anew (`depends_on_length` is True), so it suits a fixed
-    length and does not suit decoding with a growing cache. The keys may lie after the query: add `causal() &` where
-    that matters; rows can then be empty. T ≠ S needs `offset`. Under `.T` each key is seen by min(per_row, S) of the
-    positions below S."""
+    The selection is the same on every device and in every version of torch, and uses no random generator. It depends
+    on the number of keys S: one more key changes all rows (`depends_on_length` is True), so it suits a fixed length
+    and not a growing cache. The keys may follow the query: combine it with `causal() &` if necessary; rows can then be
+    empty. T ≠ S needs `query_offset`. Under `.T` each key is seen by min(per_row, S) of the positions below S.
+
+    Args:
+        per_row: Number of keys per query, at least 1.
+        seed: Seed of the hash."""
     return Scattered(
-        whole_number(per_row, "the per_row of scattered", least=1), whole_number(seed, "the seed of scattered")
+        check_integer(per_row, "the per_row of scattered", least=1), check_integer(seed, "the seed of scattered")
     )
 
 
@@ -342,5 +355,5 @@ def _decide(always: bool, never: bool) -> bool | None:
 
 
 def _all_or_none(condition: Tensor) -> Keys:
-    """All keys for the queries that meet a condition, none for the others."""
+    """Return all keys for the queries that meet a condition, no keys for the other queries."""
     return Keys(0, torch.where(condition, UNBOUNDED, 0))

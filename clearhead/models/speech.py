@@ -23,7 +23,7 @@ from clearhead.attention import KVCache
 from clearhead.audio import Mel
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.layers import FrameEmbedding, SoundEmbedding
-from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, padding, reach, window
+from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, lookback, padding, window
 from clearhead.models.stack import Stack, TransformerConfig, both
 from clearhead.positions import ALiBi, NoPositions, Positions, RelativeBias, Sinusoidal
 from clearhead.values import Count, Natural, Positive
@@ -87,7 +87,7 @@ class Pace:
                 f"the mask {mask} cannot be run on a stream, because of {why}; train a model under causal(), "
                 "causal() & window(64, 0) or (causal() | blocks(16)) & window(64, 15), or give it the whole recording"
             )
-        far = reach(mask)
+        far = lookback(mask)
         return cls(step, None if far is None else -(-(far - 1) // step) * step)
 
 

@@ -97,11 +97,11 @@ class BucketedBias(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(
-        self, T: int, S: int, offset: int = 0, device: torch.device | str | None = None
+        self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
     ) -> Float[Tensor, "H T S"]:
         """The bias (H, T, S) of queries at offset … offset + T − 1 on keys 0 … S − 1."""
         # Entry (i, j) depends on j − i alone, so T + S distances are sorted into buckets, not T · S.
-        relative = torch.arange(T + S, device=self.weight.device) - (T - 1) - offset
+        relative = torch.arange(T + S, device=self.weight.device) - (T - 1) - query_offset
         values = self.weight[_buckets(relative, self.choice, self._edges)].T  # (H, T + S)
         i, j = torch.arange(T, device=values.device), torch.arange(S, device=values.device)
         bias = values[:, j - i[:, None] + (T - 1)]  # (H, T, S)
@@ -144,10 +144,10 @@ class LinearBias(nn.Module):
         return torch.exp2(-torch.where(head < n, regular, between))
 
     def forward(
-        self, T: int, S: int, offset: int = 0, device: torch.device | str | None = None
+        self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
     ) -> Float[Tensor, "H T S"]:
         """The bias (H, T, S), float32, of queries at offset … offset + T − 1 on keys 0 … S − 1."""
-        query = torch.arange(T, device=device) + offset
+        query = torch.arange(T, device=device) + query_offset
         key = torch.arange(S, device=device)
         distance = (query[:, None] - key[None, :]).abs().to(torch.float32)  # (T, S)
         return -self.slopes(device)[:, None, None] * distance

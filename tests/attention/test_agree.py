@@ -18,16 +18,16 @@ from clearhead.attention import Bilinear, Dot, Gumbel, Hard, ScaledDot, Softmax,
 from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 
@@ -38,7 +38,7 @@ STRUCTURAL = [
     causal(),
     window(2, 1),
     every(3),
-    stride(2),
+    dilated(2),
     prefix(4),
     blocks(3),
     causal() & (window(1, 0) | every(4)),
@@ -112,11 +112,11 @@ def test_every_mask(mask, dtype):
     "mask",
     [
         padding([7, 0]),
-        padding([3, 5], before=[4, 1]),
+        padding([3, 5], left_pad=[4, 1]),
         documents([0, 0, 1, 1, 1, -1, 2]),
         causal() & padding([4, 7]),
         allow(torch.rand(2, 1, 7, 7, generator=torch.Generator().manual_seed(1)) < 0.4),
-        block(torch.rand(3, 7, 7, generator=torch.Generator().manual_seed(2)) < 0.4),
+        forbid(torch.rand(3, 7, 7, generator=torch.Generator().manual_seed(2)) < 0.4),
     ],
     ids=str,
 )
@@ -131,10 +131,10 @@ def test_grouped_heads(K, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("offset", [0, 3, 6])
-def test_a_window_of_queries(offset, dtype):
-    compare((2, 3, 3, 5, 11, 7, 7), dtype, mask=causal(), offset=offset)
-    compare((2, 3, 3, 1, 11, 7, 7), dtype, mask=causal(), offset=offset)
+@pytest.mark.parametrize("query_offset", [0, 3, 6])
+def test_a_window_of_queries(query_offset, dtype):
+    compare((2, 3, 3, 5, 11, 7, 7), dtype, mask=causal(), query_offset=query_offset)
+    compare((2, 3, 3, 1, 11, 7, 7), dtype, mask=causal(), query_offset=query_offset)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -267,11 +267,11 @@ MASKS = st.deferred(
     S=st.integers(0, 9),
     D=st.integers(1, 9),
     E=st.integers(1, 9),
-    offset=st.integers(0, 4),
+    query_offset=st.integers(0, 4),
     magnitude=st.sampled_from([0.0, 1e-30, 1.0, 1e4, 1e18, 1e38]),
     dtype=st.sampled_from(DTYPES),
 )
-def test_never_nan_and_the_same_whatever_the_shape(mask, B, heads, T, S, D, E, offset, magnitude, dtype):
+def test_never_nan_and_the_same_whatever_the_shape(mask, B, heads, T, S, D, E, query_offset, magnitude, dtype):
     """Auto equals the reference; nothing finite becomes NaN; rows that see nothing are zeros with zero gradient."""
     H, K = heads
     largest = torch.finfo(dtype).max
@@ -281,14 +281,14 @@ def test_never_nan_and_the_same_whatever_the_shape(mask, B, heads, T, S, D, E, o
         for size in ((B, H, T, D), (B, K, S, D))
     )
     v = torch.randn(B, K, S, E).to(dtype).requires_grad_()
-    out = attend(q, k, v, mask, offset=offset)
-    plain = attend(q, k, v, mask, offset=offset, impl="reference")
+    out = attend(q, k, v, mask, query_offset=query_offset)
+    plain = attend(q, k, v, mask, query_offset=query_offset, impl="reference")
     assert out.isfinite().all()
     assert plain.isfinite().all()
     if magnitude <= 1.0:  # beyond it, ties and rounding decide which key wins
         tolerance = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(out, plain, rtol=tolerance, atol=4 * tolerance)
-    empty = ~mask.dense(T, S, offset=offset).any(-1)  # (T,)
+    empty = ~mask.dense(T, S, query_offset=query_offset).any(-1)  # (T,)
     assert (out[..., empty, :] == 0).all()
     if magnitude <= 1e4:
         out.sum().backward()

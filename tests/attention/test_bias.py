@@ -74,7 +74,7 @@ def test_the_least_number_beside_scores_that_are_huge_hides_no_row(way, temperat
 )
 def test_any_dtype_size_and_temperature(mask, shape, dtype, bias_dtype, size, temperature, way):
     bias = drawn(*shape, size=size).clamp(-65504, 65504).to(bias_dtype)
-    how = {"mask": mask, "bias": bias, "weights": Softmax(temperature), "offset": 4}
+    how = {"mask": mask, "bias": bias, "weights": Softmax(temperature), "query_offset": 4}
     exact, plain, fast = in_ways(("reference", way), (2, 4, 2, 19, 23, 5, 7), dtype, **how)
     cooled = largest_score(bias, temperature)
     assert_errs_at_most_twice(fast, plain, exact, terms=28 * max(1.0, cooled), largest_score=cooled)

@@ -48,10 +48,10 @@ def q(*shape, dtype=torch.float32):
         (
             lambda: attend(q(), q(), q(), torch.ones(5, 5, dtype=torch.bool)),
             MaskTypeError,
-            r"allow.*True.*block.*True",
+            r"allow.*True.*forbid.*True",
         ),
         (lambda: attend(q(), q(), q(), allow(torch.ones(5, 3, dtype=torch.bool))), ClearheadError, "5"),
-        (lambda: attend(q(), q(2, 3, 11, 7), q(2, 3, 11, 7), causal()), MaskError, "offset"),
+        (lambda: attend(q(), q(2, 3, 11, 7), q(2, 3, 11, 7), causal()), MaskError, "query_offset"),
         (
             lambda: attend(q(), q(), q(), padding([1, 2, 3])),
             ShapeError,

@@ -23,14 +23,14 @@ from clearhead.errors import ImplementationError
 from clearhead.masks import (
     Full,
     allow,
-    block,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
-    stride,
     window,
 )
 from clearhead.models import tiny_decoder
@@ -38,13 +38,13 @@ from clearhead.positions import NoPositions, RelativeBias
 from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward, in_ways
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-LENGTH = 211  # more than one block, and a multiple of nothing
+LENGTH = 211  # more than one forbid, and a multiple of nothing
 SMALL = [
     window(2, 2) | every(4),
     causal() & (window(9, 0) | every(8)),
     causal() | prefix(11),
-    causal() & (window(3, 0) | stride(4)),
-    window(20, 20) & stride(3),
+    causal() & (window(3, 0) | dilated(4)),
+    window(20, 20) & dilated(3),
     every(5).T | window(2, 1),
     ~full(),
     ~(window(3, 3) | every(5)),
@@ -79,11 +79,11 @@ IDS = torch.repeat_interleave(torch.arange(5), torch.tensor([5, 30, 41, 60, 1]))
     "mask",
     [
         padding([101, 0]),
-        causal() & padding([40, 137], before=[11, 0]),
+        causal() & padding([40, 137], left_pad=[11, 0]),
         documents(IDS),
         causal() & documents(torch.stack([IDS, IDS.flip(0)])),
         allow(torch.rand(2, 1, 137, 137, generator=torch.Generator().manual_seed(1)) < 0.1),
-        block(torch.rand(4, 137, 137, generator=torch.Generator().manual_seed(2)) < 0.4),
+        forbid(torch.rand(4, 137, 137, generator=torch.Generator().manual_seed(2)) < 0.4),
     ],
     ids=str,
 )
@@ -91,10 +91,10 @@ def test_data_masks_with_grouped_heads(mask):
     compare((2, 4, 2, 137, 137, 7, 5), torch.float32, mask=mask)
 
 
-@pytest.mark.parametrize("offset", [0, 30, 90])
-def test_a_window_of_queries(offset):
+@pytest.mark.parametrize("query_offset", [0, 30, 90])
+def test_a_window_of_queries(query_offset):
     for mask in SMALL[:5]:
-        compare((1, 3, 1, 71, 139, 5, 5), torch.float32, mask=mask, offset=offset)
+        compare((1, 3, 1, 71, 139, 5, 5), torch.float32, mask=mask, query_offset=query_offset)
 
 
 @pytest.mark.parametrize("shape", [(3, 139, 139), (1, 139, 1), (2, 3, 1, 139)], ids=str)
@@ -133,12 +133,12 @@ def test_the_gradient_of_a_bias(shape, dtype):
 )
 def test_any_expression_at_any_size(mask, sizes, heads, widths, dtype):
     assume(not isinstance(mask, Full))  # no mask at all is not gathered
-    T, S, offset = sizes
-    compare((2, *heads, T, S, *widths), dtype, mask=mask, offset=offset)
+    T, S, query_offset = sizes
+    compare((2, *heads, T, S, *widths), dtype, mask=mask, query_offset=query_offset)
 
 
 @pytest.mark.parametrize("impl", ["auto", "gathered"])
-@pytest.mark.parametrize("make", [allow, block])
+@pytest.mark.parametrize("make", [allow, forbid])
 def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
     """2,048 tokens, so that "auto" plans for them."""
     q = torch.randn(0, 2, 2048, 4, requires_grad=True)
@@ -217,14 +217,14 @@ def test_empty_rows_are_zero_and_pass_no_gradient():
     assert (q.grad[:, :, empty] == 0).all()
 
 
-@pytest.mark.parametrize("mask", [stride(3), stride(3).T | every(7).T, causal() & stride(5)], ids=str)
+@pytest.mark.parametrize("mask", [dilated(3), dilated(3).T | every(7).T, causal() & dilated(5)], ids=str)
 def test_large_scores_in_blocks_that_are_not_full(mask):
     """Rows brought together by their remainder leave places without a query, whose scores are nobody's."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 1, generator=generator) * size for n, size in ((251, 30), (1021, 30), (1021, 1)))
     cotangent = torch.randn(1, 1, 251, 1, generator=generator)
     fast, plain = (
-        forward_backward((q, k, v), cotangent, way, mask=mask, offset=0) for way in ("gathered", "reference")
+        forward_backward((q, k, v), cotangent, way, mask=mask, query_offset=0) for way in ("gathered", "reference")
     )
     assert all(x.isfinite().all() for x in fast)
     torch.testing.assert_close(fast[3], plain[3], rtol=1e-2, atol=1e-2)

@@ -30,16 +30,16 @@ from clearhead.masks import (
     Full,
     Mask,
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 from clearhead.positions import ALiBi, RelativeBias
@@ -62,7 +62,7 @@ class Case:
     mask: Mask | str
     shape: tuple[int, int, int, int, int, int, int]
     dtype: torch.dtype = BRAIN
-    offset: int = 0
+    query_offset: int = 0
     bias: str | None = None
     deterministic: bool = False
     temperature: float = 1.0
@@ -84,9 +84,9 @@ LEAVES = [
     window(9, 5),
     window(70, 70),
     every(7),
-    every(32, offset=5),
-    stride(3),
-    stride(8),
+    every(32, start=5),
+    dilated(3),
+    dilated(8),
     prefix(40),
     prefix(150),
     blocks(48),
@@ -121,8 +121,8 @@ def expressions(count: int) -> list[Case]:
         mask = expression(random_, 3)
         if isinstance(mask, Full):
             continue
-        shape, offset = SHAPES[len(found) % len(SHAPES)]
-        found.append(Case(mask, shape, (BRAIN, HALF, SINGLE)[len(found) // 4 % 3], offset))
+        shape, query_offset = SHAPES[len(found) % len(SHAPES)]
+        found.append(Case(mask, shape, (BRAIN, HALF, SINGLE)[len(found) // 4 % 3], query_offset))
     return found
 
 
@@ -153,7 +153,7 @@ CASES = [
     ),
     *(Case(mask, (1, 4, 2, 1031, 1031, 64, 64), bias="ALiBi", way="auto") for mask in (causal(), full())),
     Case(full(), (1, 2, 2, 397, 397, 64, 64), bias="ALiBi", way="gathered"),
-    *(Case(name, (2, 4, 2, 397, 397, 64, 64)) for name in ("padding", "documents", "allow by batch", "block by head")),
+    *(Case(name, (2, 4, 2, 397, 397, 64, 64)) for name in ("padding", "documents", "allow by batch", "forbid by head")),
     Case(window(3, 0) & every(16), square(331), SINGLE),  # most rows see nothing
     Case(~full(), square(331)),
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
@@ -174,12 +174,12 @@ def mask_of(case: Case) -> Mask:
     if case.mask == "padding alone":
         return padding([T // 3, T])
     if case.mask == "padding":
-        return causal() & padding([T // 3, T], before=[11, 0])
+        return causal() & padding([T // 3, T], left_pad=[11, 0])
     if case.mask == "documents":
         return documents((torch.rand(B, T, generator=generator) < 0.02).cumsum(-1))
     size = (B, 1, T, S) if case.mask == "allow by batch" else (H, T, S)
     chosen = torch.rand(size, generator=generator) < 0.1
-    return allow(chosen) if case.mask == "allow by batch" else block(~chosen)
+    return allow(chosen) if case.mask == "allow by batch" else forbid(~chosen)
 
 
 def bias_of(case: Case, device: str) -> torch.Tensor | None:
@@ -195,7 +195,7 @@ def bias_of(case: Case, device: str) -> torch.Tensor | None:
     torch.manual_seed(7)
     module = (ALiBi() if case.bias == "ALiBi" else RelativeBias()).build(H).to(device)
     with torch.no_grad():
-        return module(T, S, case.offset, device)
+        return module(T, S, case.query_offset, device)
 
 
 def errors(case: Case, device: str) -> list[dict[str, float]]:
@@ -207,7 +207,7 @@ def errors(case: Case, device: str) -> list[dict[str, float]]:
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
     bias = bias_of(case, device)
-    arguments = {"mask": mask_of(case), "offset": case.offset, "weights": Softmax(case.temperature)}
+    arguments = {"mask": mask_of(case), "query_offset": case.query_offset, "weights": Softmax(case.temperature)}
     wide = None if bias is None else bias.double()
     exact = forward_backward([x.double() for x in inputs], cotangent, "reference", bias=wide, **arguments)
     plain = forward_backward(inputs, cotangent, "reference", bias=bias, **arguments)
@@ -353,7 +353,7 @@ def test_a_mask_hides_whatever_the_scores_are(dtype):
     q = torch.full((1, 1, 1, 16), 30.0, device="cuda", dtype=dtype)
     k = torch.cat((q, -q), dim=-2)
     v = torch.arange(16.0, device="cuda", dtype=dtype).view(1, 1, 2, 8)
-    out = attend(q, k, v, every(1, offset=1), weights=Softmax(temperature=0.01))
+    out = attend(q, k, v, every(1, start=1), weights=Softmax(temperature=0.01))
     torch.testing.assert_close(out, v[:, :, 1:])
 
 

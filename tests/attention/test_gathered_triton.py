@@ -20,7 +20,7 @@ CASES = [
     ("window(12, 9) | every(8)", (1, 1, 1, 37, 71, 16, 16), 30, "float16", None, False, False),
     ("causal() & (window(19, 0) | every(12))", (1, 2, 1, 71, 71, 5, 11), 0, "float32", None, False, True),
     ("causal() | prefix(11)", (1, 1, 1, 67, 67, 16, 16), 0, "float32", None, True, False),
-    ("causal() & (window(3, 0) | stride(2))", (1, 1, 1, 71, 71, 16, 16), 0, "float32", None, False, False),
+    ("causal() & (window(3, 0) | dilated(2))", (1, 1, 1, 71, 71, 16, 16), 0, "float32", None, False, False),
     ("every(2).T | window(2, 1)", (1, 1, 1, 71, 71, 16, 16), 0, "float32", None, False, True),
     ("~(window(3, 3) | every(5)) & scattered(9, 1)", (1, 1, 1, 41, 41, 16, 16), 0, "float16", None, False, False),
     ("window(3, 1) | scattered(4, 1)", (1, 1, 1, 41, 41, 16, 16), 0, "float32", None, False, False),
@@ -55,7 +55,7 @@ def mask_of(text, shape, generator):
     return parse(text)
 
 
-def bias_of(kind, shape, offset, generator):
+def bias_of(kind, shape, query_offset, generator):
     import torch
 
     from clearhead.positions import ALiBi, RelativeBias
@@ -72,10 +72,10 @@ def bias_of(kind, shape, offset, generator):
     torch.manual_seed(7)  # a learned bias begins with drawn numbers
     module = (ALiBi() if kind == "ALiBi" else RelativeBias(n_buckets=8)).build(H)
     with torch.no_grad():
-        return module(T, S, offset, "cpu")[None]
+        return module(T, S, query_offset, "cpu")[None]
 
 
-def errors(mask, shape, offset, dtype, bias, dense, generator, long=None):
+def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
     """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
     import torch
 
@@ -88,7 +88,7 @@ def errors(mask, shape, offset, dtype, bias, dense, generator, long=None):
         torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
-    made = plan(mask, T, S, offset=offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long))
+    made = plan(mask, T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long))
 
     def run(way, inputs, grad):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -98,7 +98,7 @@ def errors(mask, shape, offset, dtype, bias, dense, generator, long=None):
 
     def reference(q, k, v):
         low = None if bias is None else bias.to(q.dtype if q.dtype == torch.float64 else torch.float32)
-        return attend(q, k, v, mask, offset=offset, bias=low, impl="reference")
+        return attend(q, k, v, mask, query_offset=query_offset, bias=low, impl="reference")
 
     exact = run(reference, [x.double() for x in (q, k, v)], g.double())
     plain = run(reference, [q, k, v], g)
@@ -140,12 +140,12 @@ def case(number):
 
     from clearhead.attention.kernels import gathered_launch
 
-    text, shape, offset, name, kind, dense, split = CASES[number]
+    text, shape, query_offset, name, kind, dense, split = CASES[number]
     gathered_launch.SHORTEST, gathered_launch.PROGRAMS = (2, 1) if split else (16, 400)
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
-    bias = bias_of(kind, shape, offset, generator)
-    return errors(mask, shape, offset, getattr(torch, name), bias, dense, generator)
+    bias = bias_of(kind, shape, query_offset, generator)
+    return errors(mask, shape, query_offset, getattr(torch, name), bias, dense, generator)
 
 
 def any_expression():
@@ -165,9 +165,9 @@ def any_expression():
     )
     def check(mask, sizes, heads):
         assume(not isinstance(mask, Full))
-        T, S, offset = sizes
+        T, S, query_offset = sizes
         generator = torch.Generator().manual_seed(T + S)
-        assert_small(errors(mask, (1, *heads, T, S, 16, 16), offset, torch.float32, None, False, generator))
+        assert_small(errors(mask, (1, *heads, T, S, 16, 16), query_offset, torch.float32, None, False, generator))
 
     try:
         check()

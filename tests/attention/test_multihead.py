@@ -9,7 +9,7 @@ from torch import nn
 from clearhead.attention import Additive, Biases, Hard, KVCache, MultiHeadAttention, Softmax, attend
 from clearhead.errors import ClearheadError, ShapeError
 from clearhead.layers import LayerNorm, RMSNorm
-from clearhead.masks import allow, block, causal, documents, every, padding, scattered, window
+from clearhead.masks import allow, causal, documents, every, forbid, padding, scattered, window
 from clearhead.positions import Rotary
 
 F64 = torch.float64
@@ -72,7 +72,7 @@ def test_block_reads_torchs_polarity():
     hidden = torch.rand(5, 5) < 0.4
     hidden.fill_diagonal_(False)
     theirs, _ = peer(x, x, x, attn_mask=hidden)
-    torch.testing.assert_close(ours(x, mask=block(hidden)), theirs)
+    torch.testing.assert_close(ours(x, mask=forbid(hidden)), theirs)
     torch.testing.assert_close(ours(x, mask=allow(~hidden)), theirs)
 
 

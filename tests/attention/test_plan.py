@@ -11,17 +11,17 @@ from clearhead.attention import plan as planning
 from clearhead.attention.plan import Blocking, forget, plan
 from clearhead.masks import (
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     parse,
     prefix,
     scattered,
-    stride,
     window,
 )
 
@@ -33,9 +33,9 @@ LEAVES = [
     window(2, 1),
     window(23, 29),
     every(3),
-    every(4, offset=5),
-    stride(2),
-    stride(3),
+    every(4, start=5),
+    dilated(2),
+    dilated(3),
     prefix(11),
     prefix(70),
     blocks(7),
@@ -51,7 +51,7 @@ BATCHED = [
     padding([100, 31]) & causal(),
     documents(torch.stack([IDS, IDS.flip(0)])) | every(5),
     allow(torch.rand(2, 1, S, S, generator=torch.Generator().manual_seed(1)) < 0.1),
-    block(torch.rand(3, S, S, generator=torch.Generator().manual_seed(2)) < 0.4) & window(9, 9),
+    forbid(torch.rand(3, S, S, generator=torch.Generator().manual_seed(2)) < 0.4) & window(9, 9),
     padding([9, 130]).T | window(1, 1),
 ]
 MASKS = st.deferred(
@@ -94,9 +94,9 @@ def computed(made, lists, by_key):
     return total + torch.ones(made.T, made.S, dtype=torch.int32).tril() if made.triangle else total
 
 
-def assert_covers(mask, T, S, offset=0, blocking=SMALL):
-    made = plan(mask, T, S, offset=offset, blocking=blocking)
-    wanted = mask.dense(T, S, offset=offset).int()
+def assert_covers(mask, T, S, query_offset=0, blocking=SMALL):
+    made = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
+    wanted = mask.dense(T, S, query_offset=query_offset).int()
     wanted = wanted[None] if wanted.dim() == 2 else wanted.flatten(0, -3)
     for lists, by_key in ((made.queries, False), (made.keys, True)):
         assert torch.equal(computed(made, lists, by_key).expand_as(wanted), wanted), (mask, by_key)
@@ -105,9 +105,9 @@ def assert_covers(mask, T, S, offset=0, blocking=SMALL):
 
 
 @settings(max_examples=80)
-@given(mask=MASKS, offset=st.sampled_from([0, 5]), M=st.sampled_from([16, 32, 64]))
-def test_each_pair_once(mask, offset, M):
-    assert_covers(mask, T, S, offset, Blocking(M, M, 16, True))
+@given(mask=MASKS, query_offset=st.sampled_from([0, 5]), M=st.sampled_from([16, 32, 64]))
+def test_each_pair_once(mask, query_offset, M):
+    assert_covers(mask, T, S, query_offset, Blocking(M, M, 16, True))
 
 
 @settings(max_examples=40)
@@ -129,14 +129,14 @@ def test_a_leaf_that_stands_both_ways(expression):
     assert_covers(parse(expression), S, S)
 
 
-@pytest.mark.parametrize(("T", "S", "offset"), [(40, 61, 0), (40, 61, 30), (61, 40, 3)])
-def test_a_scattered_under_t_meets_a_tensor_where_there_are_queries_only(T, S, offset):
+@pytest.mark.parametrize(("T", "S", "query_offset"), [(40, 61, 0), (40, 61, 30), (61, 40, 3)])
+def test_a_scattered_under_t_meets_a_tensor_where_there_are_queries_only(T, S, query_offset):
     chosen = torch.rand(T, S, generator=torch.Generator().manual_seed(3)) < 0.5
-    assert_covers(scattered(5, 1).T & allow(chosen), T, S, offset)
+    assert_covers(scattered(5, 1).T & allow(chosen), T, S, query_offset)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 0), (0, 3, 0), (3, 0, 0), (1, 137, 136), (3, 2, 7)])
-@pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), stride(2), ~full()], ids=str)
+@pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), dilated(2), ~full()], ids=str)
 def test_sizes_at_the_edge(mask, sizes):
     assert_covers(mask, *sizes)
 
@@ -157,10 +157,10 @@ def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
         ("window(128, 128) | every(64)", 1.5),
         ("causal() & (window(256, 0) | every(128))", 1.9),
         ("window(256, 256)", 1.3),
-        ("causal() & (window(128, 0) | stride(128))", 2.7),
-        ("window(512, 512) & stride(4)", 1.6),
+        ("causal() & (window(128, 0) | dilated(128))", 2.7),
+        ("window(512, 512) & dilated(4)", 1.6),
         ("every(64).T | window(64, 64)", 1.9),
-        ("causal() & (blocks(128) | every(128, offset=127))", 1.9),
+        ("causal() & (blocks(128) | every(128, start=127))", 1.9),
     ],
 )
 def test_little_is_computed_that_is_not_allowed(expression, most):
@@ -177,7 +177,7 @@ def test_little_is_computed_that_is_not_allowed(expression, most):
         ("causal() & blocks(16384)", 128),
         ("blocks(2048)", 64),  # lists are too short
         ("window(256, 256)", 64),
-        ("blocks(16384) & ~stride(2)", 64),  # too much of them needs a test
+        ("blocks(16384) & ~dilated(2)", 64),  # too much of them needs a test
     ],
 )
 def test_long_lists_are_cut_into_larger_blocks(expression, rows):
@@ -228,7 +228,7 @@ def test_explain_counts_what_it_names():
 
 def test_draw_shows_what_is_computed():
     made = plan(causal() & window(40, 0), 128, blocking=Blocking(32, 32, None, False))
-    # The last block sees 8 keys of the second 32, and so does the third of the first.
+    # The last forbid sees 8 keys of the second 32, and so does the third of the first.
     assert made.draw(4).cells == (
         (1.0, 0.0, 0.0, 0.0),
         (1.0, 1.0, 0.0, 0.0),
@@ -242,13 +242,13 @@ def test_draw_shows_what_is_computed():
 )
 @pytest.mark.parametrize("sizes", [(331, 331, 0), (97, 211, 90)])
 def test_the_cells_of_a_drawing_add_up_to_what_is_computed(expression, sizes):
-    T, S, offset = sizes
-    made = plan(parse(expression), T, S, offset=offset, blocking=Blocking(32, 32, 16, True))
+    T, S, query_offset = sizes
+    made = plan(parse(expression), T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16, True))
     shades = torch.tensor(made.draw(20).cells, dtype=torch.float64)
     heights, widths = ((torch.arange(21) * n // 20).diff().double() for n in (T, S))
     wanted = made.dense_pairs
     for lists in made.queries:
-        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(1)  # the last block may have few rows
+        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(1)  # the last forbid may have few rows
         wanted += int((there * lists.total).sum())
     assert float(heights @ shades @ widths) == pytest.approx(wanted)
 

@@ -78,7 +78,7 @@ def test_data_that_lies_elsewhere_is_copied_for_the_fused_kernel():
 
 def test_training_counts_the_lists_of_keys_too():
     """Each landmark is seen by all: a block of keys lists more queries than a block of queries lists keys."""
-    made = plan(causal() & (blocks(128) | every(128, offset=127)), 512, blocking=Blocking(64, 64, None, False))
+    made = plan(causal() & (blocks(128) | every(128, start=127)), 512, blocking=Blocking(64, 64, None, False))
     (queries,), (keys,) = made.queries, made.keys
     assert keys.pairs > 1.5 * queries.pairs
     forward, training = (made.work(3, H200, backward) for backward in (False, True))

@@ -37,8 +37,8 @@ def test_equals_the_definition(H, K, mask):
 def test_bias_temperature_and_unequal_lengths():
     q, k, v = qkv(T=3, S=5)
     bias = torch.randn(3, 3, 5, dtype=F64)
-    out = attend(q, k, v, causal(), offset=2, bias=bias, weights=Softmax(0.3), scores=Dot(), impl="reference")
-    allowed = causal().dense(3, 5, offset=2)
+    out = attend(q, k, v, causal(), query_offset=2, bias=bias, weights=Softmax(0.3), scores=Dot(), impl="reference")
+    allowed = causal().dense(3, 5, query_offset=2)
     for b in range(2):
         expected = attention_by_hand(q[b], k[b], v[b], allowed, scale=1.0, temperature=0.3, bias=bias)
         torch.testing.assert_close(out[b], expected, rtol=1e-12, atol=1e-12)

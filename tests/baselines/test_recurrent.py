@@ -262,10 +262,10 @@ def test_a_ragged_batch_of_prompts_continues_as_each_does_alone():
     lengths = torch.tensor([7, 3])
     prompts, more = ids(2, 7), ids(2, 1)
     prompts = torch.stack((prompts[0], prompts[1].roll(4)))  # the second stands at the right end
-    mask = padding(lengths, before=7 - lengths)
+    mask = padding(lengths, left_pad=7 - lengths)
     cache = RecurrentCache()
     model(prompts, mask=mask, cache=cache)
-    longer = padding(lengths + 1, before=7 - lengths)
+    longer = padding(lengths + 1, left_pad=7 - lengths)
     out = model(more, mask=longer, cache=cache)
     for row, start in enumerate((0, 4)):
         alone = torch.cat((prompts[row : row + 1, start:], more[row : row + 1]), 1)
@@ -297,7 +297,7 @@ def test_padding_changes_nothing_for_real_tokens(cell, side, task, bidirectional
     model = build(cell=cell, n_layers=2, task=task, bidirectional=bidirectional)
     lengths = torch.tensor([11, 5, 1])
     before = torch.zeros(3, dtype=torch.long) if side == "right" else 11 - lengths
-    mask = padding(lengths, before=before)
+    mask = padding(lengths, left_pad=before)
     tokens, other = ids(3, 11), ids(3, 11)
     place = torch.arange(11)
     real = (place >= before[:, None]) & (place < (before + lengths)[:, None])

@@ -102,7 +102,7 @@ def test_left_padding_too(order):
     model = build(attention=order)
     source, target = pair(B=2)
     lengths = torch.tensor([7, 11])
-    out = model(source, target, source_mask=padding(lengths, before=11 - lengths))
+    out = model(source, target, source_mask=padding(lengths, left_pad=11 - lengths))
     torch.testing.assert_close(out[:1], model(source[:1, 4:], target[:1]))
 
 

@@ -279,7 +279,7 @@ def test_a_batch_calls_its_model_with_a_padding_mask():
     seen = {}
 
     def model(source, target, *, source_mask):
-        seen.update(source=source, target=target, mask=source_mask.dense(2, 3, offset=0))
+        seen.update(source=source, target=target, mask=source_mask.dense(2, 3, query_offset=0))
         return torch.zeros(1, 2, 11)
 
     batch = _pair_batch()

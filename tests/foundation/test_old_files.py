@@ -14,6 +14,7 @@ import torch
 from clearhead.config import Config
 from clearhead.data import ByCount, ByTokens, ConsecutiveWindows, RandomWindows
 from clearhead.errors import ConfigError
+from clearhead.masks import Mask, causal, dilated, every, prefix
 from clearhead.models import VisionConfig, load
 from clearhead.pretrained.box import BOX, names
 from clearhead.training import EMA, Constant, InverseRoot, Recipe, TrainConfig, WarmupCosine, checkpoints, train
@@ -184,3 +185,8 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     assert train(resume=half).steps == 6
     ended, began = load(half / "model").state_dict(), load(tmp_path / "run" / "model").state_dict()
     assert all(torch.equal(ended[name], began[name]) for name in began)
+
+
+def test_from_text_of_an_earlier_mask_notation_returns_the_same_mask():
+    text = "causal() & (stride(3) | every(4, offset=1)) | prefix(2)"
+    assert Mask.from_text(text) == causal() & (dilated(3) | every(4, start=1)) | prefix(2)

@@ -19,7 +19,7 @@ from clearhead.generation import Beam, adapters, fast, generate, stream
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.fast import Fast, bucket, kept_of
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
-from clearhead.masks import blocks, causal, every, full, prefix, reach, stride, window
+from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
 from tests.generation.test_models import CONTINUING, READING, STRATEGIES, assert_equal
@@ -38,7 +38,7 @@ FURTHER = {
     "ring-learned": lambda: decoder(mask=window(3, 0)),
     "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
     "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
-    "sometimes-nothing": lambda: decoder(mask=causal() & stride(3) & every(2)),
+    "sometimes-nothing": lambda: decoder(mask=causal() & dilated(3) & every(2)),
     "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
     "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
     "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
@@ -181,7 +181,7 @@ def test_a_window_keeps_the_window_only():
     ],
 )
 def test_how_far_back_a_mask_reaches(mask, wanted):
-    assert reach(mask) == wanted
+    assert lookback(mask) == wanted
 
 
 def test_buckets():

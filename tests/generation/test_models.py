@@ -10,7 +10,7 @@ from clearhead.generation import Beam, Greedy, Sample, generate, stream
 from clearhead.generation.adapters import stepper_for
 from clearhead.generation.pick import draw, probabilities
 from clearhead.generation.stepper import Grouped
-from clearhead.masks import blocks, causal, every, prefix, scattered, stride, window
+from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
 from clearhead.models.recurrent import GRU, LSTM, NextToken, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
 from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
@@ -42,7 +42,7 @@ CONTINUING = {
     "relative": lambda: decoder(positions=RelativeBias(bidirectional=False)),
     "none": lambda: decoder(positions=NoPositions()),
     "grouped-query": lambda: decoder(n_heads=4, n_kv_heads=2, tied=False),
-    "window": lambda: decoder(mask=causal() & (window(3, 0) | stride(5))),
+    "window": lambda: decoder(mask=causal() & (window(3, 0) | dilated(5))),
     "every": lambda: decoder(mask=causal() & (window(2, 0) | every(4))),
     "blocks": lambda: decoder(mask=causal() & blocks(5)),
     "prefix": lambda: decoder(mask=causal() | prefix(4)),

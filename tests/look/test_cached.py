@@ -63,7 +63,7 @@ def test_steps_make_one_picture(positions):
 def test_steps_under_a_sparse_mask_and_padding(mask):
     model = decoder(mask=mask)
     ids = torch.randint(31, (2, 11))
-    hidden = padding([11, 9], before=[0, 2])
+    hidden = padding([11, 9], left_pad=[0, 2])
     assert_same(in_steps(model, ids, [4, 1, 6], mask=hidden), at_once(model, ids, mask=hidden))
 
 

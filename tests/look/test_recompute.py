@@ -23,16 +23,16 @@ from clearhead.attention import (
 from clearhead.errors import ConfigError
 from clearhead.masks import (
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 from clearhead.models import Decoder, DecoderConfig
@@ -43,15 +43,15 @@ MASKS = [
     causal(),
     window(2, 1),
     every(3).T & causal(),
-    causal() & (window(1, 0) | stride(4)),
+    causal() & (window(1, 0) | dilated(4)),
     ~causal(),
     prefix(4) | blocks(3),
     scattered(2, seed=5),
     padding([3, 11]),
-    padding([3, 7], before=[2, 4]) & causal(),
+    padding([3, 7], left_pad=[2, 4]) & causal(),
     documents([[0] * 4 + [1] * 7, [2] * 9 + [-1] * 2]),
     allow(torch.rand(6, 11, 11, generator=torch.Generator().manual_seed(1)) < 0.4),
-    block(torch.rand(2, 1, 11, 11, generator=torch.Generator().manual_seed(2)) < 0.4),
+    forbid(torch.rand(2, 1, 11, 11, generator=torch.Generator().manual_seed(2)) < 0.4),
 ]
 
 

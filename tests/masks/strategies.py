@@ -12,22 +12,22 @@ from clearhead.masks import (
     And,
     Blocks,
     Causal,
+    Dilated,
     Every,
     Full,
     Mask,
     Not,
     Or,
     Prefix,
-    Stride,
     Transposed,
     Window,
     blocks,
     causal,
+    dilated,
     every,
     full,
     prefix,
     scattered,
-    stride,
     window,
 )
 
@@ -39,7 +39,7 @@ plain_leaves = st.one_of(
     st.just(causal()),
     st.builds(window, small, small),
     st.builds(every, positive, small),
-    st.builds(stride, positive),
+    st.builds(dilated, positive),
     st.builds(prefix, st.integers(0, 20)),
     st.builds(blocks, positive),
 )
@@ -69,9 +69,9 @@ def allowed(mask: Mask, p: int, j: int) -> bool:
             return j <= p
         case Window(before=before, after=after):
             return j in range(p - before, p + after + 1)
-        case Every(stride=step, offset=offset):
-            return j in range(offset, 10**6, step)
-        case Stride(step=step):
+        case Every(step=step, start=start):
+            return j in range(start, 10**6, step)
+        case Dilated(step=step):
             return abs(p - j) % step == 0
         case Prefix(n=n):
             return j in range(n)
@@ -88,7 +88,7 @@ def allowed(mask: Mask, p: int, j: int) -> bool:
     raise AssertionError(f"no definition for {mask}")
 
 
-def table(mask: Mask, T: int, S: int, offset: int) -> torch.Tensor:
+def table(mask: Mask, T: int, S: int, query_offset: int) -> torch.Tensor:
     """The dense mask, pair by pair from `allowed`: (T, S)."""
-    rows = [[allowed(mask, i + offset, j) for j in range(S)] for i in range(T)]
+    rows = [[allowed(mask, i + query_offset, j) for j in range(S)] for i in range(T)]
     return torch.tensor(rows, dtype=torch.bool).reshape(T, S)

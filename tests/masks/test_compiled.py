@@ -7,22 +7,22 @@ import torch
 
 from clearhead.masks import (
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 
 pytestmark = pytest.mark.compiled
 
-STRUCTURE = causal() & (window(3, 0) | every(4)) | ~stride(3).T & blocks(5) | prefix(2).T & full() | scattered(2, 7).T
+STRUCTURE = causal() & (window(3, 0) | every(4)) | ~dilated(3).T & blocks(5) | prefix(2).T & full() | scattered(2, 7).T
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +33,16 @@ def _fresh():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_dense_traces_whole(dynamic):
     def use(x, mask):
-        return mask.dense(x.shape[0], x.shape[1], offset=3), mask.may_be_empty(x.shape[0], x.shape[1], offset=3)
+        return mask.dense(x.shape[0], x.shape[1], query_offset=3), mask.may_be_empty(
+            x.shape[0], x.shape[1], query_offset=3
+        )
 
     compiled = torch.compile(use, fullgraph=True, dynamic=dynamic, backend="eager")
     for mask in (STRUCTURE, scattered(3, 5)):
         for T, S in ((5, 11), (7, 13)):
             dense, empty = compiled(torch.zeros(T, S), mask)
-            assert torch.equal(dense, mask.dense(T, S, offset=3))
-            assert empty is mask.may_be_empty(T, S, offset=3)
+            assert torch.equal(dense, mask.dense(T, S, query_offset=3))
+            assert empty is mask.may_be_empty(T, S, query_offset=3)
 
 
 never = ~full()  # `~` itself is not traced by torch.compile: such masks are made outside the graph
@@ -50,7 +52,7 @@ never = ~full()  # `~` itself is not traced by torch.compile: such masks are mad
 def test_masks_made_inside_the_graph(dynamic):
     def use(lengths, ids, table):
         S = ids.shape[-1]
-        mask = causal() & padding(lengths) & documents(ids) | allow(table).T & block(table) | never
+        mask = causal() & padding(lengths) & documents(ids) | allow(table).T & forbid(table) | never
         return mask.dense(S, S), mask.allows(torch.arange(S)[:, None], torch.arange(S), keys=S)
 
     compiled = torch.compile(use, fullgraph=True, dynamic=dynamic, backend="eager")
@@ -64,5 +66,5 @@ def test_masks_made_inside_the_graph(dynamic):
 
 def test_generated_code_scatters_the_same():
     """The hash must survive a compiler that is free to reorder integer arithmetic."""
-    compiled = torch.compile(lambda n: scattered(5, 2**31 - 1).dense(n, 101, offset=10**6), fullgraph=True)
-    assert torch.equal(compiled(29), scattered(5, 2**31 - 1).dense(29, 101, offset=10**6))
+    compiled = torch.compile(lambda n: scattered(5, 2**31 - 1).dense(n, 101, query_offset=10**6), fullgraph=True)
+    assert torch.equal(compiled(29), scattered(5, 2**31 - 1).dense(29, 101, query_offset=10**6))

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from clearhead.masks import (
     Atom,
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     leaves,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
-from clearhead.masks.count import Counter, polynomial, worthwhile
+from clearhead.masks.count import Counter, cheapest_polynomial, polynomial
 from clearhead.masks.geometry import Grid, Region
 from tests.effort import Effort
 from tests.masks.strategies import masks, plain_masks, sizes, small
@@ -38,12 +38,12 @@ PATTERN = causal() & (window(256, 0) | every(64))
 @given(masks, sizes)
 @settings(max_examples=250)
 def test_count_is_the_sum_of_dense(mask, size):
-    T, S, offset = size
-    assert mask.count(T, S, offset=offset) == int(mask.dense(T, S, offset=offset).sum())
+    T, S, query_offset = size
+    assert mask.count(T, S, query_offset=query_offset) == int(mask.dense(T, S, query_offset=query_offset).sum())
 
 
 @st.composite
-def data_masks(draw, T=7, S=11, offset=3):
+def data_masks(draw, T=7, S=11, query_offset=3):
     """Masks with tensors for T = 7, S = 11, offset = 3, with batches that broadcast to (2, 3)."""
     numbers = st.integers(-1, 12)
     batch = draw(st.sampled_from([(2,), (1,), ()]))
@@ -58,18 +58,18 @@ def data_masks(draw, T=7, S=11, offset=3):
     table = torch.rand(2, 3, T, S, generator=random) < 0.5
     leaves = [
         padding(lengths),
-        padding(lengths, before=torch.full_like(lengths, 2)),
+        padding(lengths, left_pad=torch.full_like(lengths, 2)),
         padding(lengths).T,
         documents(packed),
         documents(packed[0]),
         allow(table[:, :1]),
-        block(table[0]),
+        forbid(table[0]),
         allow(table.mT).T,
         scattered(2, seed),
         scattered(3, seed).T,
         causal(),
         every(3).T,
-        stride(2),
+        dilated(2),
     ]
     parts = draw(st.lists(st.sampled_from(leaves), min_size=1, max_size=4))
     mask = parts[0]
@@ -81,21 +81,21 @@ def data_masks(draw, T=7, S=11, offset=3):
 @given(data_masks())
 @settings(max_examples=150)
 def test_count_with_tensors_sums_over_the_batch(mask):
-    dense = mask.dense(7, 11, offset=3)
+    dense = mask.dense(7, 11, query_offset=3)
     assert dense.shape == (*mask.batch_shape, 7, 11)
-    assert mask.count(7, 11, offset=3) == int(dense.sum())
-    assert mask.density(7, 11, offset=3) == pytest.approx(float(dense.double().mean()))
+    assert mask.count(7, 11, query_offset=3) == int(dense.sum())
+    assert mask.density(7, 11, query_offset=3) == pytest.approx(float(dense.double().mean()))
 
 
 @given(plain_masks, sizes)
 def test_testing_pairs_in_pieces_gives_the_same(mask, size):
-    T, S, offset = size
-    p, edges = torch.arange(offset, offset + T), torch.tensor([0, S // 3, S // 2, S])
-    cells = Counter(mask, Grid(S, offset), None).cells(p, edges)
-    dense = mask.dense(T, S, offset=offset)
+    T, S, query_offset = size
+    p, edges = torch.arange(query_offset, query_offset + T), torch.tensor([0, S // 3, S // 2, S])
+    cells = Counter(mask, Grid(S, query_offset), None).cells(p, edges)
+    dense = mask.dense(T, S, query_offset=query_offset)
     expected = [int(dense[:, a:b].sum()) for a, b in itertools.pairwise(edges.tolist())]
     assert cells.tolist() == expected
-    assert Counter(mask, Grid(S, offset), polynomial(mask)).cells(p, edges).tolist() == expected
+    assert Counter(mask, Grid(S, query_offset), polynomial(mask)).cells(p, edges).tolist() == expected
 
 
 def test_pieces_of_many_rows_and_columns(monkeypatch):
@@ -103,34 +103,34 @@ def test_pieces_of_many_rows_and_columns(monkeypatch):
     monkeypatch.setattr("clearhead.masks.count._NUMBERS_AT_ONCE", 29)
     table = torch.rand(3, 1, 67, 101) < 0.3
     mask = allow(table) & causal() | scattered(3, 5) & every(2)
-    assert mask.count(67, 101, offset=5) == int(mask.dense(67, 101, offset=5).sum())
+    assert mask.count(67, 101, query_offset=5) == int(mask.dense(67, 101, query_offset=5).sum())
     mask = padding(torch.tensor([5, 70, 101])) & (causal() | scattered(3, 5).T)
-    assert mask.count(67, 101, offset=5) == int(mask.dense(67, 101, offset=5).sum())
+    assert mask.count(67, 101, query_offset=5) == int(mask.dense(67, 101, query_offset=5).sum())
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), small), min_size=1, max_size=4), st.integers(1, 60))
 def test_residue_classes_meet_as_the_chinese_remainder_theorem_says(classes, n):
     mask = full()
     for index, (step, start) in enumerate(classes):
-        mask = mask & (every(step, start) if index % 2 else stride(step))
+        mask = mask & (every(step, start) if index % 2 else dilated(step))
     assert mask.count(n) == int(mask.dense(n).sum())
 
 
 def test_enormous_moduli_do_not_overflow():
     a, b, c = 2**31 - 1, 2**31 - 19, 2**31 - 61  # primes, whose product has 93 bits
-    assert (stride(a) & stride(b) & stride(c)).count(997) == 997  # the diagonal
-    assert (every(a) & stride(b) & every(c)).count(997) == 1  # the pair (0, 0)
+    assert (dilated(a) & dilated(b) & dilated(c)).count(997) == 997  # the diagonal
+    assert (every(a) & dilated(b) & every(c)).count(997) == 1  # the pair (0, 0)
     assert (every(a, 5) & every(b, 5) & every(c, 6)).count(997) == 0
 
 
 def test_many_parts_are_expanded_or_tested_and_exact():
     few = [window(k, 0) | every(k + 2) for k in range(1, 3)]
-    many = [stride(k) & every(k + 1, k) for k in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)]
+    many = [dilated(k) & every(k + 1, k) for k in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)]
     for parts, expanded in ((few, True), (many, False)):
         mask = parts[0]
         for part in parts[1:]:
             mask = mask | part.T | part
-        assert (worthwhile(mask, 83, 83) is not None) is expanded
+        assert (cheapest_polynomial(mask, 83, 83) is not None) is expanded
         assert mask.count(83) == int(mask.dense(83).sum())
 
 
@@ -146,17 +146,17 @@ def test_polynomials_simplify_by_themselves():
         frozenset([b]): 1,
         frozenset([a, b]): -1,
     }
-    assert polynomial(stride(3).T | ~stride(3)) == {one: 1}
+    assert polynomial(dilated(3).T | ~dilated(3)) == {one: 1}
     assert len(polynomial(prefix(1) | prefix(2) | prefix(3) | prefix(4))) == 15
     assert polynomial(prefix(1) | prefix(2) | prefix(3), limit=6) is None
 
 
 def test_atoms_push_transposition_to_the_leaves():
-    mask = (causal() & every(2).T).T | ~(stride(3) | blocks(2)).T | causal()
+    mask = (causal() & every(2).T).T | ~(dilated(3) | blocks(2)).T | causal()
     assert leaves(mask) == [
         Atom(causal(), True),
         Atom(every(2)),
-        Atom(stride(3)),
+        Atom(dilated(3)),
         Atom(blocks(2)),
         Atom(causal()),
     ]
@@ -164,13 +164,13 @@ def test_atoms_push_transposition_to_the_leaves():
 
 @given(plain_masks, sizes)
 def test_keys_of_an_atom_are_what_it_allows(mask, size):
-    T, S, offset = size
-    p = torch.arange(offset, offset + T)
+    T, S, query_offset = size
+    p = torch.arange(query_offset, query_offset + T)
     for each in leaves(mask):
         keys = each.keys()(p)
         j = torch.arange(S)[:, None]
         inside = (keys.start <= j) & (j < keys.stop) & ((j - keys.residue) % keys.modulus == 0)
-        assert torch.equal(inside.expand(S, T).mT, each.test(p[:, None], j.mT, Grid(S, offset)).expand(T, S))
+        assert torch.equal(inside.expand(S, T).mT, each.test(p[:, None], j.mT, Grid(S, query_offset)).expand(T, S))
 
 
 def test_the_pattern_of_the_design():
@@ -239,19 +239,19 @@ def test_large_counts_with_other_ways():
 @given(masks, sizes)
 @settings(max_examples=200)
 def test_not_empty_is_a_proof(mask, size):
-    T, S, offset = size
-    if not mask.may_be_empty(T, S, offset=offset):
-        assert mask.dense(T, S, offset=offset).any(1).all()
+    T, S, query_offset = size
+    if not mask.may_be_empty(T, S, query_offset=query_offset):
+        assert mask.dense(T, S, query_offset=query_offset).any(1).all()
 
 
 @given(data_masks())
 def test_not_empty_is_a_proof_with_tensors(mask):
-    if not mask.may_be_empty(7, 11, offset=3):
-        assert mask.dense(7, 11, offset=3).any(-1).all()
+    if not mask.may_be_empty(7, 11, query_offset=3):
+        assert mask.dense(7, 11, query_offset=3).any(-1).all()
 
 
 @pytest.mark.parametrize(
-    ("mask", "T", "S", "offset", "expected"),
+    ("mask", "T", "S", "query_offset", "expected"),
     [
         (full(), 3, 5, 0, False),
         (full(), 3, 0, 0, True),
@@ -267,7 +267,7 @@ def test_not_empty_is_a_proof_with_tensors(mask):
         (every(4, 6), 7, 7, 0, False),
         (every(4, 7), 7, 7, 0, True),
         (every(2).T, 7, 7, 0, True),
-        (blocks(3) & stride(2) & causal(), 7, 7, 0, False),
+        (blocks(3) & dilated(2) & causal(), 7, 7, 0, False),
         (blocks(3), 1, 7, 9, True),
         (PATTERN, 1000, 1000, 0, False),
         (PATTERN & full(), 1000, 1000, 0, False),
@@ -284,10 +284,10 @@ def test_not_empty_is_a_proof_with_tensors(mask):
     ],
     ids=str,
 )
-def test_which_masks_may_leave_a_query_without_keys(mask, T, S, offset, expected):
-    assert mask.may_be_empty(T, S, offset=offset) is expected
+def test_which_masks_may_leave_a_query_without_keys(mask, T, S, query_offset, expected):
+    assert mask.may_be_empty(T, S, query_offset=query_offset) is expected
     if not mask.batch_shape and T and S:
-        assert bool((~mask.dense(T, S, offset=offset).any(1)).any()) is expected
+        assert bool((~mask.dense(T, S, query_offset=query_offset).any(1)).any()) is expected
 
 
 def test_what_is_not_proved_may_be_empty():
@@ -302,18 +302,18 @@ def test_a_verdict_on_a_region_is_true_of_each_pair(mask, corner):
     region = Region.box(first, first + height, left, left + width)
     p, j = torch.arange(first, first + height + 1)[:, None], torch.arange(left, left + width + 1)
     allowed = mask.allows(p, j, keys=20)
-    verdict = mask.verdict(region)
-    if verdict is not None:
-        assert (allowed == verdict).all()
+    classify = mask.classify(region)
+    if classify is not None:
+        assert (allowed == classify).all()
     if height == width == 0:
-        assert verdict is bool(allowed)  # a single pair is always decided
+        assert classify is bool(allowed)  # a single pair is always decided
 
 
 @pytest.mark.parametrize(
     "mask",
     [
         *[full(), causal(), window(2, 1), window(0, 3), every(3), every(1, 2), every(4, 5)],
-        *[stride(1), stride(3), prefix(0), prefix(4), blocks(1), blocks(2), blocks(5)],
+        *[dilated(1), dilated(3), prefix(0), prefix(4), blocks(1), blocks(2), blocks(5)],
     ],
     ids=str,
 )
@@ -326,7 +326,7 @@ def test_single_masks_decide_every_rectangle_exactly(mask):
                 cells = [x for row in dense[top : bottom + 1] for x in row[left : right + 1]]
                 if bottom < n and right < n:
                     expected = cells[0] if len(set(cells)) == 1 else None
-                    assert each.verdict(Region.box(top, bottom, left, right)) is expected
+                    assert each.classify(Region.box(top, bottom, left, right)) is expected
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_single_masks_decide_every_rectangle_exactly(mask):
     ids=str,
 )
 def test_verdicts_that_let_a_planner_skip(mask, expected):
-    assert mask.verdict(Region.box(0, 7, 16, 23)) is expected
+    assert mask.classify(Region.box(0, 7, 16, 23)) is expected
 
 
 @pytest.mark.parametrize("change", [lambda m: m.T, lambda m: ~m, lambda m: m.T & causal()], ids=["T", "not", "and"])
@@ -345,11 +345,11 @@ def test_scattered_beside_documents_in_pieces_is_counted_once(change):
     assert mask.count(13) == mask.dense(13).sum()
 
 
-@pytest.mark.parametrize(("T", "S", "offset"), [(5, 13, 0), (5, 13, 4), (13, 5, 2)])
-def test_scattered_under_t_is_counted_with_a_tensor_that_has_rows_for_queries_only(T, S, offset):
+@pytest.mark.parametrize(("T", "S", "query_offset"), [(5, 13, 0), (5, 13, 4), (13, 5, 2)])
+def test_scattered_under_t_is_counted_with_a_tensor_that_has_rows_for_queries_only(T, S, query_offset):
     table = torch.rand(2, 1, T, S, generator=torch.Generator().manual_seed(1)) < 0.5
-    for mask in (scattered(3, 1).T & allow(table), scattered(3, 1).T & block(table)):
-        assert mask.count(T, S, offset=offset) == mask.dense(T, S, offset=offset).sum()
+    for mask in (scattered(3, 1).T & allow(table), scattered(3, 1).T & forbid(table)):
+        assert mask.count(T, S, query_offset=query_offset) == mask.dense(T, S, query_offset=query_offset).sum()
 
 
 def union(parts):
@@ -367,8 +367,8 @@ def union(parts):
         lambda m: ~m,
         lambda m: causal() & m,
         lambda m: ~window(3, 5) & m.T & blocks(7),
-        lambda m: stride(4) & m & prefix(70),
-        lambda m: stride(2**31 - 1) & m | m.T,
+        lambda m: dilated(4) & m & prefix(70),
+        lambda m: dilated(2**31 - 1) & m | m.T,
         lambda m: scattered(3, 1) & m,
         lambda m: padding(torch.tensor([[5], [71]])) & m,
     ],
@@ -378,19 +378,19 @@ def union(parts):
     "parts",
     [
         [every(n, n % 5) for n in range(2, 22)],
-        [stride(n) for n in range(5, 25)],
-        [window(n, 2 * n) & stride(n) for n in range(1, 21)],
+        [dilated(n) for n in range(5, 25)],
+        [window(n, 2 * n) & dilated(n) for n in range(1, 21)],
     ],
     ids=["every", "dilated", "windows"],
 )
 def test_count_of_a_union_of_20_masks_is_the_sum_of_dense(parts, wrap):
     mask = wrap(union(parts))
-    for T, S, offset in ((83, 83, 0), (13, 97, 40), (97, 13, 7)):
-        expected = int(mask.dense(T, S, offset=offset).sum())
-        assert mask.count(T, S, offset=offset) == expected
+    for T, S, query_offset in ((83, 83, 0), (13, 97, 40), (97, 13, 7)):
+        expected = int(mask.dense(T, S, query_offset=query_offset).sum())
+        assert mask.count(T, S, query_offset=query_offset) == expected
 
 
-@pytest.mark.parametrize("build", [every, stride], ids=["every", "dilated"])
+@pytest.mark.parametrize("build", [every, dilated], ids=["every", "dilated"])
 def test_count_of_a_long_union_takes_work_proportional_to_the_length(build):
     with Effort() as took:
         allowed = (causal() & union([build(n) for n in range(2, 32)])).count(100_000)
@@ -403,5 +403,5 @@ def test_count_of_a_long_union_takes_work_proportional_to_the_length(build):
 
 def test_draw_of_a_long_union_shades_by_exact_counts():
     mask = union([every(n) for n in range(2, 32)])
-    drawing = mask.draw(997, 991, offset=0, cells=1)
+    drawing = mask.draw(997, 991, query_offset=0, cells=1)
     assert drawing.cells[0][0] == pytest.approx(mask.density(997, 991))

@@ -15,6 +15,7 @@ from clearhead.masks import (
     allow,
     blocks,
     causal,
+    dilated,
     documents,
     draw,
     every,
@@ -22,7 +23,6 @@ from clearhead.masks import (
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 from tests.effort import Effort
@@ -32,7 +32,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_small_drawing_reads_like_the_matrix():
-    assert str((causal() & window(3, 0)).draw(5, 7, offset=2)) == "\n".join(
+    assert str((causal() & window(3, 0)).draw(5, 7, query_offset=2)) == "\n".join(
         [
             "causal() & window(3, 0)",
             "queries 2 to 6 down, keys 0 to 6 across; ■ may attend, · may not",
@@ -48,12 +48,12 @@ def test_a_small_drawing_reads_like_the_matrix():
 
 @given(masks, sizes)
 def test_small_drawings_show_every_pair(mask, size):
-    T, S, offset = size
-    drawing = mask.draw(T, S, offset=offset)
-    dense = mask.dense(T, S, offset=offset)
+    T, S, query_offset = size
+    drawing = mask.draw(T, S, query_offset=query_offset)
+    dense = mask.dense(T, S, query_offset=query_offset)
     expected = [" ".join("■" if x else "·" for x in row) for row in dense.tolist()] if S else []
     assert drawing.body() == expected
-    assert drawing == draw(mask, T, S, offset=offset)
+    assert drawing == draw(mask, T, S, query_offset=query_offset)
     picture = ElementTree.fromstring(drawing.svg())
     squares = sum(path.get("d").count("M") for path in picture.iter(SVG + "path"))
     assert squares == int(dense.sum())
@@ -69,7 +69,7 @@ def test_a_drawing_of_32_fits_a_terminal_of_80_columns():
 
 def test_large_drawings_shade_by_density():
     drawing = (causal() & blocks(500)).draw(1000)
-    assert drawing.shaded
+    assert drawing.is_shaded
     body = drawing.body()
     assert body[31] == "  " * 16 + "██" * 15 + body[31][-2:]
     assert body[31][-1] in "░▒▓"
@@ -81,9 +81,9 @@ def test_large_drawings_shade_by_density():
 
 @given(masks, st.integers(1, 60), st.integers(1, 60), st.integers(0, 9), st.integers(1, 13))
 @settings(max_examples=60)
-def test_shades_are_the_mean_of_their_cell(mask, T, S, offset, cells):
-    drawing = mask.draw(T, S, offset=offset, cells=cells)
-    dense = mask.dense(T, S, offset=offset).double()
+def test_shades_are_the_mean_of_their_cell(mask, T, S, query_offset, cells):
+    drawing = mask.draw(T, S, query_offset=query_offset, cells=cells)
+    dense = mask.dense(T, S, query_offset=query_offset).double()
     rows, columns = min(T, cells), min(S, cells)
     for r in range(rows):
         for c in range(columns):
@@ -94,7 +94,7 @@ def test_shades_are_the_mean_of_their_cell(mask, T, S, offset, cells):
 def test_batches_are_averaged_and_said_to_be():
     drawing = padding(torch.tensor([2, 3])).draw(2, 5)
     assert drawing.cells == ((1.0, 1.0, 0.5, 0.0, 0.0),) * 2
-    assert drawing.shaded
+    assert drawing.is_shaded
     assert drawing.body() == ["████▒▒    "] * 2
     assert "averaged over a batch of shape (2, 1)" in drawing.caption
     table = torch.rand(3, 97, 89) < 0.3
@@ -108,8 +108,8 @@ def test_millions_of_tokens_are_drawn_from_a_sample_that_does_not_fall_in_step()
         drawing = (every(64).T | prefix(n // 32)).draw(n)
     assert took.nbytes < 256 * n  # of n · n pairs
     assert took.calls < n // 8
-    assert drawing.rows_seen < n
-    assert f"a sample of {drawing.rows_seen:,} queries" in drawing.caption
+    assert drawing.n_sampled < n
+    assert f"a sample of {drawing.n_sampled:,} queries" in drawing.caption
     for row in drawing.cells:
         assert row[0] == 1.0
         assert row[1] == pytest.approx(1 / 64, abs=5 * (1 / 64 / 4096) ** 0.5)
@@ -117,12 +117,12 @@ def test_millions_of_tokens_are_drawn_from_a_sample_that_does_not_fall_in_step()
 
 @pytest.mark.parametrize(
     "mask",
-    [scattered(3, 1).T & causal(), scattered(3, 1) | stride(101), ~scattered(2, 5) & scattered(9, 5).T],
+    [scattered(3, 1).T & causal(), scattered(3, 1) | dilated(101), ~scattered(2, 5) & scattered(9, 5).T],
     ids=str,
 )
 def test_scattered_masks_are_drawn_large(mask):
-    drawing = mask.draw(211, 307, offset=5, cells=1)
-    assert drawing.cells[0][0] == pytest.approx(mask.density(211, 307, offset=5))
+    drawing = mask.draw(211, 307, query_offset=5, cells=1)
+    assert drawing.cells[0][0] == pytest.approx(mask.density(211, 307, query_offset=5))
 
 
 def test_nothing_is_drawn_as_nothing():
@@ -130,7 +130,7 @@ def test_nothing_is_drawn_as_nothing():
     assert text.startswith("full()\nno queries down, keys 0 to 4 across")
     assert full().draw(5, 0).body() == []
     ElementTree.fromstring(full().draw(0).svg())
-    assert "query 3 down, key 0 across" in full().draw(1, 1, offset=3).caption
+    assert "query 3 down, key 0 across" in full().draw(1, 1, query_offset=3).caption
 
 
 def test_svg_is_self_contained_and_escaped():

@@ -14,49 +14,49 @@ from clearhead import masks
 from clearhead.masks import (
     allow,
     as_mask,
-    block,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 from tests.masks.strategies import masks as any_masks
 from tests.masks.strategies import plain_masks, sizes, table
 
-NAMES = "full causal window every stride prefix blocks scattered padding documents allow block"
+NAMES = "full causal window every dilated prefix blocks scattered padding documents allow forbid"
 
 
 @given(plain_masks, sizes)
 @settings(max_examples=150)
 def test_dense_is_the_definition_pair_by_pair(mask, size):
-    T, S, offset = size
-    dense = mask.dense(T, S, offset=offset)
+    T, S, query_offset = size
+    dense = mask.dense(T, S, query_offset=query_offset)
     assert dense.dtype == torch.bool
     assert dense.is_contiguous()
-    assert torch.equal(dense, table(mask, T, S, offset))
+    assert torch.equal(dense, table(mask, T, S, query_offset))
 
 
 @given(any_masks, sizes)
 def test_allows_agrees_with_dense_for_scrambled_positions(mask, size):
-    T, S, offset = size
-    dense = mask.dense(T, S, offset=offset)
+    T, S, query_offset = size
+    dense = mask.dense(T, S, query_offset=query_offset)
     rows, columns = torch.randperm(T), torch.randperm(S)
-    one_by_one = mask.allows(rows[:, None] + offset, columns, keys=S, offset=offset)
+    one_by_one = mask.allows(rows[:, None] + query_offset, columns, keys=S, query_offset=query_offset)
     assert torch.equal(one_by_one, dense[rows][:, columns])
 
 
 @given(any_masks, any_masks, sizes)
 def test_operators_are_boolean_algebra(a, b, size):
-    T, S, offset = size
-    x, y = a.dense(T, S, offset=offset), b.dense(T, S, offset=offset)
-    assert torch.equal((a & b).dense(T, S, offset=offset), x & y)
-    assert torch.equal((a | b).dense(T, S, offset=offset), x | y)
-    assert torch.equal((~a).dense(T, S, offset=offset), ~x)
+    T, S, query_offset = size
+    x, y = a.dense(T, S, query_offset=query_offset), b.dense(T, S, query_offset=query_offset)
+    assert torch.equal((a & b).dense(T, S, query_offset=query_offset), x & y)
+    assert torch.equal((a | b).dense(T, S, query_offset=query_offset), x | y)
+    assert torch.equal((~a).dense(T, S, query_offset=query_offset), ~x)
 
 
 @given(any_masks, st.integers(0, 13))
@@ -107,10 +107,10 @@ def test_window_of_two_and_two_is_five_keys():
 
 
 def test_offset_places_the_queries_among_the_keys():
-    whole = (causal() & window(3, 0) | stride(5)).dense(13)
-    part = (causal() & window(3, 0) | stride(5)).dense(3, 13, offset=7)
+    whole = (causal() & window(3, 0) | dilated(5)).dense(13)
+    part = (causal() & window(3, 0) | dilated(5)).dense(3, 13, query_offset=7)
     assert torch.equal(part, whole[7:10])
-    assert causal().dense(1, 8, offset=7).all()
+    assert causal().dense(1, 8, query_offset=7).all()
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_offset_places_the_queries_among_the_keys():
         (prefix(2), False, False),
         (prefix(2).T, True, True),
         (~every(2) & prefix(5), False, False),
-        (every(2) | stride(3), True, True),
+        (every(2) | dilated(3), True, True),
         (scattered(2, 0), True, True),
         (padding([3]), False, False),
         (padding([3]).T, True, True),
         (documents([0, 1]), True, True),
         (allow(torch.ones(2, 3, dtype=torch.bool)), False, True),
-        (block(torch.ones(2, 3, dtype=torch.bool)).T, False, True),
+        (forbid(torch.ones(2, 3, dtype=torch.bool)).T, False, True),
     ],
     ids=str,
 )
@@ -155,8 +155,8 @@ def test_structural_and_length_dependence():
     st.integers(0, 13),
     st.integers(0, 2**30),
 )
-def test_scattered_gives_every_query_the_same_number_of_keys(per_row, seed, T, S, offset):
-    dense = scattered(per_row, seed).dense(T, S, offset=offset)
+def test_scattered_gives_every_query_the_same_number_of_keys(per_row, seed, T, S, query_offset):
+    dense = scattered(per_row, seed).dense(T, S, query_offset=query_offset)
     assert (dense.sum(1) == min(per_row, S)).all()
 
 
@@ -184,15 +184,15 @@ def plain_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 20), st.integers(1, 13))
-def test_scattered_chooses_as_written_in_plain_integers(per_row, seed, offset, S):
-    dense = scattered(per_row, seed).dense(3, S, offset=offset)
+def test_scattered_chooses_as_written_in_plain_integers(per_row, seed, query_offset, S):
+    dense = scattered(per_row, seed).dense(3, S, query_offset=query_offset)
     for i, row in enumerate(dense):
-        assert set(row.nonzero()[:, 0].tolist()) == plain_choice(per_row, seed, i + offset, S)
+        assert set(row.nonzero()[:, 0].tolist()) == plain_choice(per_row, seed, i + query_offset, S)
 
 
 def test_scattered_never_changes_and_touches_no_generator():
     before = torch.random.get_rng_state()
-    rows = scattered(3, 42).dense(5, 17, offset=1000).nonzero()[:, 1].reshape(5, 3).tolist()
+    rows = scattered(3, 42).dense(5, 17, query_offset=1000).nonzero()[:, 1].reshape(5, 3).tolist()
     assert torch.equal(torch.random.get_rng_state(), before)
     # Written down once: a stored model must find the same choice in every later version.
     assert rows == [[3, 11, 13], [7, 15, 16], [10, 15, 16], [7, 11, 12], [0, 3, 16]]
@@ -200,13 +200,13 @@ def test_scattered_never_changes_and_touches_no_generator():
 
 def test_scattered_depends_on_seed_and_length():
     assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 43).dense(17))
-    assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 42).dense(17, 19, offset=0)[:, :17])
+    assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 42).dense(17, 19, query_offset=0)[:, :17])
 
 
 def test_scattered_is_well_spread():
     # 4,001 rows choose 5 of 101 keys: each key is chosen about 198 times (standard deviation 13.7), and a pair of
     # neighbours about as often as any other pair (4001·C(5,2)/C(101,2)·100 = 792 over the 100 pairs, deviation 28).
-    chosen = scattered(5, 1).dense(4001, 101, offset=0)
+    chosen = scattered(5, 1).dense(4001, 101, query_offset=0)
     assert (chosen.sum(0) - 4001 * 5 / 101).abs().max() < 5 * 13.7
     neighbours = (chosen[:, 1:] & chosen[:, :-1]).sum()
     assert abs(neighbours - 792) < 5 * 28
@@ -224,7 +224,7 @@ def test_padding_hides_keys_outside_each_sequence(rows, T):
     before = torch.tensor([start for _, start in rows], dtype=torch.int64)
     S = 11
     right = padding(lengths).dense(T, S)
-    left = padding(lengths, before=before).dense(T, S)
+    left = padding(lengths, left_pad=before).dense(T, S)
     assert right.shape == left.shape == (len(rows), 1, T, S)
     for b, (length, start) in enumerate(rows):
         assert right[b, 0].tolist() == [[j < length for j in range(S)]] * T
@@ -241,21 +241,21 @@ def test_padding_of_any_batch_shape():
 
 @given(st.lists(st.integers(-2, 3), min_size=11, max_size=11), st.integers(0, 5), st.integers(0, 11))
 def test_documents_see_themselves(ids, T, S):
-    dense = documents(ids).dense(T, S, offset=3)
+    dense = documents(ids).dense(T, S, query_offset=3)
     expected = [[ids[i + 3] == ids[j] and ids[j] >= 0 for j in range(S)] for i in range(T)]
     assert dense.tolist() == (expected if S else [[]] * T)
-    batched = documents(torch.tensor([ids, ids[::-1]])).dense(T, S, offset=3)
+    batched = documents(torch.tensor([ids, ids[::-1]])).dense(T, S, query_offset=3)
     assert batched.shape == (2, 1, T, S)
     assert torch.equal(batched[0, 0], dense)
 
 
 def test_allow_and_block_keep_the_tensor_and_its_leading_dimensions():
     tensor = torch.rand(2, 3, 5, 7) < 0.5
-    assert torch.equal(allow(tensor).dense(5, 7, offset=4), tensor)
-    assert torch.equal(block(tensor).dense(5, 7), ~tensor)
+    assert torch.equal(allow(tensor).dense(5, 7, query_offset=4), tensor)
+    assert torch.equal(forbid(tensor).dense(5, 7), ~tensor)
     assert torch.equal(allow(tensor).T.dense(7, 5), tensor.mT)
     p, j = torch.tensor([[6], [8]]), torch.tensor([[0, 3, 6]])
-    assert torch.equal(allow(tensor).allows(p, j, keys=7, offset=4), tensor[..., [2, 4], :][..., [0, 3, 6]])
+    assert torch.equal(allow(tensor).allows(p, j, keys=7, query_offset=4), tensor[..., [2, 4], :][..., [0, 3, 6]])
     assert torch.equal(
         allow(tensor).T.allows(j, torch.tensor([[1], [4]]), keys=5),
         tensor.mT[..., [0, 3, 6], :][..., [1, 4]].mT,
@@ -282,9 +282,9 @@ def test_data_masks_are_equal_by_identity():
     assert padding(lengths) == padding(lengths)
     assert hash(padding(lengths)) == hash(padding(lengths))
     assert padding(lengths) != padding(lengths.clone())
-    assert padding(lengths) != padding(lengths, before=lengths)
+    assert padding(lengths) != padding(lengths, left_pad=lengths)
     tensor = torch.ones(2, 2, dtype=torch.bool)
-    assert allow(tensor) != block(tensor)
+    assert allow(tensor) != forbid(tensor)
     assert documents(lengths) != padding(lengths)
 
 
@@ -315,7 +315,7 @@ def test_a_cuda_device_gives_the_same():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
 @pytest.mark.parametrize(
-    "mask", [window(2, 1), ~window(1, 0).T, stride(4), scattered(2, 1), documents([0, 0, 1, 1, 2])], ids=str
+    "mask", [window(2, 1), ~window(1, 0).T, dilated(4), scattered(2, 1), documents([0, 0, 1, 1, 2])], ids=str
 )
 def test_positions_may_be_whole_numbers_of_any_width(mask, dtype):
     p = torch.arange(5)

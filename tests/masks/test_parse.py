@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from clearhead.errors import MaskError, ParseError
 from clearhead.masks import (
     allow,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     parse,
     prefix,
     scattered,
-    stride,
     window,
 )
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES
@@ -42,7 +42,7 @@ def test_what_is_printed_is_read_back(mask):
 @given(masks)
 def test_python_reads_the_same_as_parse(mask):
     # Python's own precedence is the oracle: the notation is Python's.
-    names = {f.__name__: f for f in (full, causal, window, every, stride, prefix, blocks, scattered)}
+    names = {f.__name__: f for f in (full, causal, window, every, dilated, prefix, blocks, scattered)}
     assert eval(str(mask), {"__builtins__": {}}, names) == mask
 
 
@@ -69,12 +69,12 @@ def test_no_parenthesis_could_be_left_out(mask):
         ("window(before=2, after=1)", window(2, 1)),
         ("window(2, after=1)", window(2, 1)),
         ("every(4)", every(4, 0)),
-        ("every(4, 1)", every(4, offset=1)),
-        ("every(offset=1, stride=4)", every(4, offset=1)),
+        ("every(4, 1)", every(4, start=1)),
+        ("every(start=1, step=4)", every(4, start=1)),
         ("prefix(1_000)", prefix(1000)),
         ("scattered(3, seed=7)", scattered(3, 7)),
-        ("full() | causal() & stride(2)", full() | (causal() & stride(2))),
-        ("(full() | causal()) & stride(2)", (full() | causal()) & stride(2)),
+        ("full() | causal() & dilated(2)", full() | (causal() & dilated(2))),
+        ("(full() | causal()) & dilated(2)", (full() | causal()) & dilated(2)),
         ("~causal() & full()", (~causal()) & full()),
         ("~causal().T", ~(causal().T)),
         ("(~causal()).T", (~causal()).T),
@@ -83,7 +83,7 @@ def test_no_parenthesis_could_be_left_out(mask):
         ("causal().T.T.T", causal().T),
         ("causal()\n  & (window(256, 0)\n  | every(64))", causal() & (window(256, 0) | every(64))),
         ("((((blocks(3)))))", blocks(3)),
-        ("causal() & (full() & stride(2))", causal() & full() & stride(2)),
+        ("causal() & (full() & dilated(2))", causal() & full() & dilated(2)),
     ],
 )
 def test_reading(text, mask):
@@ -93,14 +93,14 @@ def test_reading(text, mask):
 def test_data_is_bound_by_name():
     lengths, starts = torch.tensor([3, 5]), torch.tensor([1, 0])
     ids, table = torch.tensor([0, 0, 1]), torch.ones(3, 3, dtype=torch.bool)
-    text = "causal() & padding(lengths) & padding(l, before=starts) & documents(ids) & ~allow(a) | block(a)"
+    text = "causal() & padding(lengths) & padding(l, left_pad=starts) & documents(ids) & ~allow(a) | forbid(a)"
     mask = parse(text, lengths=lengths, l=lengths, starts=starts, ids=ids, a=table)
-    expected = (causal() & padding(lengths) & padding(lengths, before=starts) & documents(ids) & ~allow(table)) | block(
-        table
-    )
+    expected = (
+        causal() & padding(lengths) & padding(lengths, left_pad=starts) & documents(ids) & ~allow(table)
+    ) | forbid(table)
     assert mask == expected
     assert str(mask) == text
-    assert str(padding(lengths, before=starts)) == "padding(lengths, before=before)"
+    assert str(padding(lengths, left_pad=starts)) == "padding(lengths, left_pad=left_pad)"
     assert parse("padding(text)", text=lengths) == padding(lengths)
 
 
@@ -111,43 +111,43 @@ def test_data_is_bound_by_name():
         ("", 1, "the text ends"),
         ("   ", 4, "the text ends"),
         ("causal() &", 11, "the text ends"),
-        ("causal() & & full()", 12, "found '&'"),
-        ("| full()", 1, "found '|'"),
+        ("causal() & & full()", 12, "got '&'"),
+        ("| full()", 1, "got '|'"),
         ("causal() full()", 10, "expected &, | or .T before 'full'"),
         ("causal", 7, "expected ( after causal"),
         ("(causal()", 1, "never closed"),
-        ("causal())", 9, "closes nothing"),
-        ("()", 2, "found ')'"),
+        ("causal())", 9, "no opening parenthesis"),
+        ("()", 2, "got ')'"),
         ("cuasal() | full()", 1, "there is no mask 'cuasal'; did you mean 'causal'?"),
-        ("full() | block()", 10, "block needs tensor: block(tensor)"),
+        ("full() | forbid()", 10, "forbid needs tensor: forbid(tensor)"),
         ("window(2)", 1, "window needs after: window(before, after)"),
         ("window(2, 3, 4)", 14, "too many arguments: window(before, after)"),
-        ("window(2, before=3)", 11, "before is given twice"),
-        ("every(4, ofset=1)", 10, "no argument 'ofset'; did you mean 'offset'?: every(stride, offset=…)"),
-        ("every()", 1, "every needs stride"),
-        ("every(0)", 1, "the stride of every is 0; expected a whole number of at least 1"),
+        ("window(2, before=3)", 11, "before is repeated"),
+        ("every(4, strat=1)", 10, "no argument 'strat'; did you mean 'start'?: every(step, start=…)"),
+        ("every()", 1, "every needs step"),
+        ("every(0)", 1, "the step of every is 0; expected a whole number of at least 1"),
         ("full() & window(-1, 2)", 10, "window's before is -1; expected a whole number of at least 0"),
         ("prefix(99999999999)", 1, "at most 2147483647"),
-        (f"prefix({'9' * 50})", 8, "too large a number for n"),
+        (f"prefix({'9' * 50})", 8, "too large for n"),
         ("prefix(1.5)", 9, "expected , or )"),
-        ("prefix(x)", 8, "expected a whole number for n"),
+        ("prefix(x)", 8, "expected an integer for n"),
         ("prefix(1 2)", 10, "expected , or )"),
         ("prefix(1", 9, "the bracket of prefix( is not closed"),
         ("prefix(", 8, "the bracket of prefix( is not closed: prefix(n)"),
         ("causal(", 8, "the bracket of causal( is not closed"),
-        ("prefix(,)", 8, "expected a whole number"),
+        ("prefix(,)", 8, "expected an integer"),
         ("prefix(1,)", 10, "too many arguments"),
         ("causal().U", 10, "expected T after the dot"),
         ("causal().", 10, "expected T after the dot"),
         ("causal()..T", 10, "expected T after the dot"),
-        ("causal() && full()", 11, "found '&'"),
+        ("causal() && full()", 11, "got '&'"),
         ("causal() and full()", 10, "expected &, | or .T before 'and'"),
-        ("causal() ^ full()", 10, "'^' has no meaning here"),
-        ("__import__('os')", 12, "has no meaning here"),
-        ("padding(lengths)", 9, "nothing named 'lengths' was given"),
+        ("causal() ^ full()", 10, "'^' is unexpected here"),
+        ("__import__('os')", 12, "is unexpected here"),
+        ("padding(lengths)", 9, "no tensor named 'lengths'"),
         ("documents(3)", 11, "expected the name of a tensor for ids"),
-        ("кausal()", 1, "has no meaning here"),
-        ("prefix(٣)", 8, "has no meaning here"),
+        ("кausal()", 1, "is unexpected here"),
+        ("prefix(٣)", 8, "is unexpected here"),
     ],
 )
 def test_errors_name_the_column(text, column, message):
@@ -251,9 +251,9 @@ def test_what_is_too_deep_or_too_large_is_refused():
         parse("(" * 5000 + "full()" + ")" * 5000)
     with pytest.raises(ParseError, match="deep"):
         parse("~(full() & " * 99 + "full()" + ")" * 99)
-    with pytest.raises(ParseError, match="holds 1001 masks"):
+    with pytest.raises(ParseError, match="has 1001 masks"):
         parse("|".join(["full()"] * 1000))
-    with pytest.raises(ParseError, match="at most 65536 are read"):
+    with pytest.raises(ParseError, match="expected at most 65536"):
         parse(" " * (MAX_TEXT + 1))
     assert parse("~" * 20_000 + "full()") == full()
     assert parse("full()" + ".T" * 20_001) == full().T
@@ -284,7 +284,7 @@ CALLS = [
     "causal()",
     "window(1, 2)",
     "every(",
-    "offset=",
+    "start=",
     "window",
     "padding(",
     "allow",

@@ -9,16 +9,16 @@ from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks import (
     allow,
     as_mask,
-    block,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    stride,
     window,
 )
 
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.bad_input
         (lambda: window(0, None), "window's after is None; expected a whole number of at least 0"),
         (lambda: window(1.5, 0), "window's before is 1.5; expected a whole number"),
         (lambda: window(True, 0), "window's before is True; expected a whole number"),
-        (lambda: every(0), "the stride of every is 0; expected a whole number of at least 1"),
-        (lambda: every(3, -1), "the offset of every is -1; expected a whole number of at least 0"),
-        (lambda: stride(0), "the step of stride is 0; expected a whole number of at least 1"),
+        (lambda: every(0), "the step of every is 0; expected a whole number of at least 1"),
+        (lambda: every(3, -1), "the start of every is -1; expected a whole number of at least 0"),
+        (lambda: dilated(0), "the step of dilated is 0; expected a whole number of at least 1"),
         (lambda: prefix(-1), "the n of prefix is -1; expected a whole number of at least 0"),
         (lambda: prefix(2**31), "the n of prefix is 2147483648; expected a whole number of at most 2147483647"),
         (lambda: prefix([3]), r"the n of prefix is \[3\]; expected a whole number"),
@@ -60,7 +60,7 @@ def test_numbers_of_other_libraries_are_welcome():
     [
         causal(),
         window(2, 2),
-        stride(3),
+        dilated(3),
         blocks(4),
         scattered(2, 0),
         documents([0] * 9),
@@ -73,10 +73,12 @@ def test_numbers_of_other_libraries_are_welcome():
 )
 def test_unequal_lengths_need_an_offset(mask):
     for use in (mask.dense, mask.count, mask.density, mask.draw, mask.check, mask.may_be_empty):
-        with pytest.raises(MaskError, match="T=3 queries with S=7 keys leave that open: give offset") as caught:
+        with pytest.raises(
+            MaskError, match="T=3 queries with S=7 keys do not determine them; pass query_offset"
+        ) as caught:
             use(3, 7)
-        assert "offset=4 if the queries are the last 3 of the 7 keys" in str(caught.value)
-    with pytest.raises(MaskError, match=r"give offset, the position of the first query among the keys$"):
+        assert "query_offset=4 if the queries are the last 3 of the 7 keys" in str(caught.value)
+    with pytest.raises(MaskError, match=r"pass query_offset, the position of the first query among the keys$"):
         mask.check(7, 3)
     assert mask.check(3, 7, 4) == 4
     assert mask.check(7) == mask.check(7, 7) == 0
@@ -85,7 +87,7 @@ def test_unequal_lengths_need_an_offset(mask):
 @pytest.mark.parametrize("mask", [full(), every(3), prefix(2), padding([3]), every(2) | ~prefix(3)], ids=str)
 def test_masks_of_keys_alone_need_none(mask):
     assert mask.check(3, 7) == 0
-    assert torch.equal(mask.dense(3, 7), mask.dense(3, 7, offset=11))
+    assert torch.equal(mask.dense(3, 7), mask.dense(3, 7, query_offset=11))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_masks_of_keys_alone_need_none(mask):
     [
         ((-1,), r"T \(the number of queries\) is -1; expected between 0 and 2147483647"),
         ((3, -7), r"S \(the number of keys\) is -7"),
-        ((3, 7, -1), r"offset \(the position of the first query among the keys\) is -1"),
+        ((3, 7, -1), r"query_offset \(the position of the first query among the keys\) is -1"),
         ((2**31,), "is 2147483648; expected between 0 and 2147483647"),
         ((2.0,), r"T \(the number of queries\) is 2.0; expected a whole number"),
         ((True,), "is True; expected a whole number"),
@@ -119,7 +121,7 @@ def test_bare_tensors_are_refused_with_the_two_readings(value):
         message = str(caught.value)
         assert f"a tensor of {value.dtype} and shape (3, 3)" in message
         assert "allow(tensor) if True may attend, as in scaled_dot_product_attention" in message
-        assert "block(tensor) if True is hidden, as in nn.MultiheadAttention" in message
+        assert "forbid(tensor) if True is hidden, as in nn.MultiheadAttention" in message
         assert isinstance(caught.value, TypeError)
 
 
@@ -137,7 +139,7 @@ def test_masks_have_no_truth_value():
 
 
 def test_tensors_of_the_wrong_kind():
-    for make, what in ((allow, "may attend"), (block, "is hidden")):
+    for make, what in ((allow, "may attend"), (forbid, "is hidden")):
         name = make.__name__
         with pytest.raises(DtypeError, match=rf"{name} got a tensor of torch.float32.*whose True {what}"):
             make(torch.zeros(3, 3))
@@ -151,27 +153,27 @@ def test_tensors_of_the_wrong_kind():
         padding(torch.tensor([True]))
     with pytest.raises(DtypeError, match=r"the lengths of padding is 5; .* use prefix\(n\)"):
         padding(5)
-    with pytest.raises(DtypeError, match="the ids of documents cannot be made a tensor"):
+    with pytest.raises(DtypeError, match="the ids of documents cannot be converted to a tensor"):
         documents([[1, 2], [3]])
-    with pytest.raises(DtypeError, match=r"the before of padding have dtype torch.float32"):
-        padding([1, 2], before=[0.5, 1.0])
-    with pytest.raises(ShapeError, match=r"lengths of shape \(2,\) and before of shape \(3,\)"):
-        padding([1, 2], before=[1, 2, 3])
-    with pytest.raises(ShapeError, match="documents got a single number"):
+    with pytest.raises(DtypeError, match=r"the left_pad of padding have dtype torch.float32"):
+        padding([1, 2], left_pad=[0.5, 1.0])
+    with pytest.raises(ShapeError, match=r"lengths of shape \(2,\) and left_pad of shape \(3,\)"):
+        padding([1, 2], left_pad=[1, 2, 3])
+    with pytest.raises(ShapeError, match="documents got a scalar"):
         documents(torch.tensor(3))
-    with pytest.raises(DtypeError, match=r"p has dtype torch.float32; positions are whole numbers"):
+    with pytest.raises(DtypeError, match=r"p has dtype torch.float32; expected integer positions"):
         causal().allows(torch.zeros(3), torch.arange(3), keys=3)
 
 
 def test_tensors_of_the_wrong_size():
     mask = allow(torch.ones(3, 5, dtype=torch.bool))
-    with pytest.raises(ShapeError, match=r"allow\(tensor\) holds a tensor of 3 × 5 and is used where 5 × 3 is needed"):
+    with pytest.raises(ShapeError, match=r"allow\(tensor\) contains a tensor of 3 × 5, but 5 × 3 is expected"):
         mask.dense(5, 3)
-    with pytest.raises(ShapeError, match=r"3 × 5 and is used where 5 × 3 is needed \(it stands under .T\)"):
-        (causal() & mask.T).count(3, 5, offset=0)
-    with pytest.raises(ShapeError, match=r"documents\(ids\) knows 5 positions, and S=7 keys with T=7 .* need 7"):
+    with pytest.raises(ShapeError, match=r"3 × 5, but 5 × 3 is expected \(the mask is under .T\)"):
+        (causal() & mask.T).count(3, 5, query_offset=0)
+    with pytest.raises(ShapeError, match=r"documents\(ids\) has ids for 5 positions, but S=7 keys with T=7 .* need 7"):
         documents([0] * 5).dense(7)
-    with pytest.raises(ShapeError, match=r"knows 5 positions, and S=5 keys with T=2 queries from position 4 need 6"):
-        documents([0] * 5).dense(2, 5, offset=4)
+    with pytest.raises(ShapeError, match=r"has ids for 5 positions, but S=5 keys with T=2 queries from .* 4 need 6"):
+        documents([0] * 5).dense(2, 5, query_offset=4)
     with pytest.raises(ShapeError, match=r"shapes \(2, 1\) and \(3, 1\) do not broadcast \(2 against 3\)"):
         padding([1, 2]) & padding([1, 2, 3])

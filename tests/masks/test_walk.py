@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from clearhead.masks import Leaf, Mask, blocks, causal, every, fold, leaves, stride, window
+from clearhead.masks import Leaf, Mask, blocks, causal, dilated, every, fold, leaves, window
 from clearhead.masks.geometry import Grid
 from tests.masks.strategies import masks, sizes
 
@@ -19,13 +19,13 @@ def folded(mask, leaf, **how):
 
 @given(masks, sizes)
 def test_a_fold_of_the_leaves_tests_is_the_mask(mask, size):
-    T, S, offset = size
-    p, j = torch.arange(offset, offset + T)[:, None], torch.arange(S)[None]
-    grid = Grid(S, offset)
-    wanted = mask.dense(T, S, offset=offset)
+    T, S, query_offset = size
+    p, j = torch.arange(query_offset, query_offset + T)[:, None], torch.arange(S)[None]
+    grid = Grid(S, query_offset)
+    wanted = mask.dense(T, S, query_offset=query_offset)
     assert torch.equal(folded(mask, lambda atom: atom.test(p, j, grid)).expand(T, S), wanted)
-    turned = folded(mask, lambda atom: atom.test(j, p, grid.flipped()), swapped=True)  # seen from the keys' side
-    assert torch.equal(turned.expand(T, S), wanted)
+    wrap = folded(mask, lambda atom: atom.test(j, p, grid.transpose()), swapped=True)  # seen from the keys' side
+    assert torch.equal(wrap.expand(T, S), wanted)
 
 
 @given(masks)
@@ -34,8 +34,8 @@ def test_a_fold_with_a_step_for_transposition_builds_the_mask_again(mask):
 
 
 def test_leaves_are_named_once_and_from_either_side():
-    mask = (causal() & window(2, 1)).T | window(2, 1).T | ~(stride(3) & every(4))
-    assert leaves(mask) == [(causal(), True), (window(2, 1), True), (stride(3), False), (every(4), False)]
+    mask = (causal() & window(2, 1)).T | window(2, 1).T | ~(dilated(3) & every(4))
+    assert leaves(mask) == [(causal(), True), (window(2, 1), True), (dilated(3), False), (every(4), False)]
     assert leaves(mask, swapped=True) == leaves(mask.T)
     assert leaves(blocks(3).T | blocks(3)) == [(blocks(3), False)]  # symmetric
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention import KVCache
-from clearhead.masks import block, causal, padding, window
+from clearhead.masks import causal, forbid, padding, window
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
 from tests.models.conftest import SIZES
@@ -155,7 +155,7 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
         cache = KVCache()
         parts = []
         for start, stop in [(0, 7), *((i, i + 1) for i in range(7, 11))]:
-            hidden = block(~real[:, None, None, :stop].expand(2, 1, stop - start, stop))
+            hidden = forbid(~real[:, None, None, :stop].expand(2, 1, stop - start, stop))
             parts.append(model(ids[:, start:stop], mask=hidden, positions=positions[:, start:stop], cache=cache))
         out = torch.cat(parts, 1)
         assert_close(out[:1, 4:], model(ids[:1, 4:]))

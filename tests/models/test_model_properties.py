@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.masks import block, causal, documents, every, padding, window
+from clearhead.masks import causal, documents, every, forbid, padding, window
 from clearhead.models import DecoderConfig, Mean, VisionConfig
 from clearhead.positions import Learned, Rotary, Sinusoidal
 
@@ -107,7 +107,7 @@ def test_left_padding_is_a_matter_of_positions(decoder, assert_close):
     ids = random_ids(2, 7)
     skip = torch.tensor([3, 0])
     real = torch.arange(7) >= skip[:, None]  # (B, S)
-    hidden = block(~real[:, None, None, :].expand(2, 1, 7, 7))
+    hidden = forbid(~real[:, None, None, :].expand(2, 1, 7, 7))
     added = decoder.config.positions.kind == "added"
     positions = (torch.arange(7) - skip[:, None]).clamp(min=0) if added else None
     out = decoder(ids, mask=hidden, positions=positions)

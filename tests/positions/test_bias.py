@@ -83,15 +83,17 @@ def test_t5_module_gives_the_same_bias():
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("T", "S", "offset"), [(5, 7, 0), (7, 5, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)])
-def test_relative_bias_entry_by_entry(bidirectional, T, S, offset):
+@pytest.mark.parametrize(
+    ("T", "S", "query_offset"), [(5, 7, 0), (7, 5, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)]
+)
+def test_relative_bias_entry_by_entry(bidirectional, T, S, query_offset):
     choice = RelativeBias(8, 19, bidirectional)
     module = choice.build(n_heads=3)
-    got = module(T, S, offset)
+    got = module(T, S, query_offset)
     assert got.shape == (3, T, S)
     for i in range(T):
         for j in range(S):
-            bucket = choice.buckets(torch.tensor(j - (i + offset)))
+            bucket = choice.buckets(torch.tensor(j - (i + query_offset)))
             assert torch.equal(got[:, i, j], module.weight[bucket])
 
 
@@ -151,14 +153,14 @@ def test_alibi_slopes_of_eight_heads_are_the_papers():
 
 
 @pytest.mark.parametrize("H", [2, 3])
-@pytest.mark.parametrize(("T", "S", "offset"), [(5, 7, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)])
-def test_alibi_entry_by_entry(H, T, S, offset):
-    got = ALiBi().build(H)(T, S, offset)
+@pytest.mark.parametrize(("T", "S", "query_offset"), [(5, 7, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)])
+def test_alibi_entry_by_entry(H, T, S, query_offset):
+    got = ALiBi().build(H)(T, S, query_offset)
     assert got.shape == (H, T, S)
     for h, slope in enumerate(alibi_slopes(H)):
         for i in range(T):
             for j in range(S):
-                assert got[h, i, j].item() == pytest.approx(-slope * abs(i + offset - j), rel=1e-6)
+                assert got[h, i, j].item() == pytest.approx(-slope * abs(i + query_offset - j), rel=1e-6)
 
 
 def test_alibi_holds_nothing_and_casting_rounds_nothing():
@@ -180,5 +182,5 @@ def test_no_heads_are_refused(choice):
 def test_biases_compile_whole(choice):
     module = choice.build(3)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
-    for T, S, offset in ((5, 7, 0), (2, 13, 11), (3, 17, 14)):
-        torch.testing.assert_close(compiled(T, S, offset), module(T, S, offset), rtol=1e-6, atol=0)
+    for T, S, query_offset in ((5, 7, 0), (2, 13, 11), (3, 17, 14)):
+        torch.testing.assert_close(compiled(T, S, query_offset), module(T, S, query_offset), rtol=1e-6, atol=0)

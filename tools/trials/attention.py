@@ -143,7 +143,7 @@ def _run(case: Case, inputs: dict[str, Tensor], at: Sizes, way: str) -> dict[str
         scores=ScaledDot() if case["scores"] == "ScaledDot" else Dot(),
         weights=Softmax(temperature=case["temperature"]),
         bias=leaves.get("bias"),
-        offset=at.offset,
+        query_offset=at.offset,
         impl=typing.cast(Any, way),
     )
     if out.shape != leaves["up"].shape or out.dtype != leaves["q"].dtype:

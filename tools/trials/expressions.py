@@ -17,8 +17,8 @@ from clearhead import masks
 from clearhead.masks import Mask
 
 Spec = list[Any]
-POSITIONAL = {"causal", "window", "stride", "blocks", "documents"}
-DATA = {"padding", "documents", "allow", "block"}
+POSITIONAL = {"causal", "window", "dilated", "blocks", "documents"}
+DATA = {"padding", "documents", "allow", "forbid"}
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ def draw(chance: random.Random, *, data: bool, depth: int = 3) -> Spec:
         operator = chance.choice(["and", "or", "not", "T", "and", "or"])
         n = 1 if operator in ("not", "T") else 2
         return [operator, *(draw(chance, data=data, depth=depth - 1) for _ in range(n))]
-    names = ["full", "causal", "window", "every", "stride", "prefix", "blocks", "scattered"]
+    names = ["full", "causal", "window", "every", "dilated", "prefix", "blocks", "scattered"]
     name = chance.choice(names + sorted(DATA) * data)
     small, positive = chance.randint(0, 7), chance.randint(1, 7)
     arguments: dict[str, list[int]] = {
         "window": [small, chance.randint(0, 7)],
         "every": [positive, small],
-        "stride": [positive],
+        "dilated": [positive],
         "prefix": [chance.randint(0, 20)],
         "blocks": [positive],
         "scattered": [positive, chance.randint(0, 3)],
         "padding": [chance.randint(0, 99), chance.randint(0, 1), chance.randint(0, 1)],  # seed, in a batch, on the left
         "documents": [chance.randint(0, 99), chance.randint(0, 1)],  # seed, in a batch
         "allow": [chance.randint(0, 99), chance.randint(0, 3)],  # seed, shape
-        "block": [chance.randint(0, 99), chance.randint(0, 3)],
+        "forbid": [chance.randint(0, 99), chance.randint(0, 3)],
     }
     return [name, *arguments.get(name, [])]
 
@@ -77,10 +77,10 @@ def build(spec: Spec, at: Sizes, device: str = "cpu", *, swapped: bool = False) 
         return build(rest[0], at, device, swapped=not swapped).T
     if name == "padding":
         lengths, before = (torch.tensor(x, dtype=torch.int64, device=device) for x in _padding(rest, at))
-        return masks.padding(lengths, before=before) if rest[2] else masks.padding(lengths)
+        return masks.padding(lengths, left_pad=before) if rest[2] else masks.padding(lengths)
     if name == "documents":
         return masks.documents(torch.tensor(_documents(rest, at), dtype=torch.int64, device=device))
-    if name in ("allow", "block"):
+    if name in ("allow", "forbid"):
         return getattr(masks, name)(torch.tensor(_pairs(rest, at, swapped), device=device))
     made: Mask = getattr(masks, name)(*rest)
     return made
@@ -99,8 +99,8 @@ def table(spec: Spec, at: Sizes, *, swapped: bool = False) -> np.ndarray:
         return table(rest[0], at, swapped=not swapped)
     if name == "scattered":
         mask = masks.scattered(*rest)
-        return (mask.T if swapped else mask).dense(at.T, at.S, offset=at.offset).numpy()
-    if name in ("allow", "block"):
+        return (mask.T if swapped else mask).dense(at.T, at.S, query_offset=at.offset).numpy()
+    if name in ("allow", "forbid"):
         pairs = _pairs(rest, at, swapped)
         pairs = np.swapaxes(pairs, -1, -2) if swapped else pairs
         return pairs if name == "allow" else ~pairs
@@ -129,9 +129,9 @@ def _by_position(name: str, arguments: list[int], p: np.ndarray, j: np.ndarray) 
             return j <= p
         case "window", [before, after]:
             return (p - before <= j) & (j <= p + after)
-        case "every", [stride, offset]:
-            return (j >= offset) & ((j - offset) % stride == 0)
-        case "stride", [step]:
+        case "every", [step, start]:
+            return (j >= start) & ((j - start) % step == 0)
+        case "dilated", [step]:
             return abs(p - j) % step == 0
         case "prefix", [n]:
             return j < n

@@ -30,14 +30,14 @@ def check(case: Case) -> list[str]:
     at = Sizes(lead, case["H"], case["T"], case["S"], case["offset"])
     spec, T, S, offset = case["spec"], case["T"], case["S"], case["offset"]
     mask, wanted = expressions.build(spec, at), expressions.table(spec, at)
-    dense = mask.dense(T, S, offset=offset).numpy()
+    dense = mask.dense(T, S, query_offset=offset).numpy()
     if np.broadcast_shapes(dense.shape, wanted.shape) != dense.shape or not (dense == wanted).all():
         raise Broken(f"dense is not what the definition says | {mask}.dense({T}, {S}, offset={offset})")
     n = int(dense.sum())
-    if (found := mask.count(T, S, offset=offset)) != n:
+    if (found := mask.count(T, S, query_offset=offset)) != n:
         raise Broken(f"count gives {found}, by pairs {n} | {mask}.count({T}, {S}, offset={offset})")
     share = n / dense.size if dense.size else 0.0
-    if abs(mask.density(T, S, offset=offset) - share) > 1e-12:
+    if abs(mask.density(T, S, query_offset=offset) - share) > 1e-12:
         raise Broken(f"density is not {share} | {mask}.density({T}, {S}, offset={offset})")
     tried = [*sorted(expressions.leaves(spec)), "dense", "count"]
     if mask.is_structural:
@@ -45,7 +45,7 @@ def check(case: Case) -> list[str]:
             raise Broken(f"parse reads another mask | parse({str(mask)!r}) is {parse(str(mask))}")
         tried.append("parse")
     if T and S and dense.size:
-        _check_drawing(case, mask.draw(T, S, offset=offset, cells=case["cells"]).cells, dense)
+        _check_drawing(case, mask.draw(T, S, query_offset=offset, cells=case["cells"]).cells, dense)
         tried.append("draw")
     if T != S and expressions.leaves(spec) & expressions.POSITIONAL:
         _check_refused(mask, T, S)

@@ -29,7 +29,7 @@ class Call:
     scores: Scores
     weights: Weights
     bias: Tensor | None  # broadcastable to (B, H, T, S)
-    offset: int  # position of the first query among the keys
+    query_offset: int  # position of the first query among the keys
     reads_bias: bool = True  # False: assume that no key is hidden by a bias of −∞, for tensors without data
 
     @property
@@ -81,7 +81,7 @@ class Call:
         if self.mask is None:
             return None
         rows = self.T if self.mask.depends_on_query else 1
-        return self.mask.dense(rows, self.S, offset=self.offset, device=self.q.device)
+        return self.mask.dense(rows, self.S, query_offset=self.query_offset, device=self.q.device)
 
 
 def four(x: Tensor) -> Tensor:

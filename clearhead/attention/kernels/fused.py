@@ -116,7 +116,7 @@ def _is_plain_causal(call: Call) -> bool:
     if not isinstance(call.mask, Causal) or call.bias is not None:
         return False
     # Sizes are symbols under torch.compile, and only a branch makes a plain bool of a comparison between them.
-    if call.offset == 0 and call.T == call.S:  # noqa: SIM103
+    if call.query_offset == 0 and call.T == call.S:  # noqa: SIM103
         return True
     return False
 
@@ -144,7 +144,7 @@ _ROWS: WeakKeyDictionary[Mask, tuple[object, tuple[Tensor | None, Tensor | None]
 def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
     allowed = call.allowed()
     assert allowed is not None
-    if not mask.may_be_empty(call.T, call.S, offset=call.offset):
+    if not mask.may_be_empty(call.T, call.S, query_offset=call.query_offset):
         return _as_bias(call, allowed), None
     seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
     # Asked where the answer is at hand: on a GPU it would have to be waited for.
@@ -155,7 +155,7 @@ def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
 
 def _sees_everything(call: Call) -> bool:
     """Decoding one token at a time: the newest query may see every key that is there."""
-    return isinstance(call.mask, Causal) and call.T == 1 and call.offset >= call.S - 1
+    return isinstance(call.mask, Causal) and call.T == 1 and call.query_offset >= call.S - 1
 
 
 def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:

@@ -68,7 +68,9 @@ class Gathered(Implementation):
             assert recipe is not None  # why_not has said so
             handle = constant_handle(recipe)
         else:
-            made = plan(mask, call.T, call.S, offset=call.offset, device=q.device, blocking=blocking_for(call))
+            made = plan(
+                mask, call.T, call.S, query_offset=call.query_offset, device=q.device, blocking=blocking_for(call)
+            )
             handle = made.handle
         bias = None if call.bias is None else call.cooled()
         if bias is not None and len(lead) != 1 and bias.requires_grad:
@@ -160,7 +162,9 @@ def saves(
 
 def plan_for(call: Call) -> Plan:
     """The plan that `run` would follow."""
-    return plan(call.mask, call.T, call.S, offset=call.offset, device=call.q.device, blocking=blocking_for(call))
+    return plan(
+        call.mask, call.T, call.S, query_offset=call.query_offset, device=call.q.device, blocking=blocking_for(call)
+    )
 
 
 def blocking_for(call: Call) -> Blocking:
@@ -191,7 +195,7 @@ def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool
 
 def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
-    return allow(four_mask(mask.dense(call.T, call.S, offset=call.offset, device=call.q.device), lead))
+    return allow(four_mask(mask.dense(call.T, call.S, query_offset=call.query_offset, device=call.q.device), lead))
 
 
 # -- plans of a graph that is being compiled --------------------------------------------------------------------------
@@ -199,19 +203,28 @@ def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
 # Dynamo hands only constants to a function that runs at compile time. A mask that was put together inside the traced
 # code is none, but its text is; of an object made there, such as a `Blocking`, only the defaults would be handed on.
 
-_OURS = (kinds.Full, kinds.Causal, kinds.Window, kinds.Every, kinds.Stride, kinds.Prefix, kinds.Blocks, kinds.Scattered)
+_OURS = (
+    kinds.Full,
+    kinds.Causal,
+    kinds.Window,
+    kinds.Every,
+    kinds.Dilated,
+    kinds.Prefix,
+    kinds.Blocks,
+    kinds.Scattered,
+)
 _FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _OURS}
 _Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
 
 
 def _recipe(call: Call) -> tuple[Any, ...] | None:
     """What a plan is made of (see `gathered_ops.Recipe`), where mask and sizes are constants of the graph."""
-    text = spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.offset)]) else None
+    text = spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.query_offset)]) else None
     if text is None:
         return None
     cut = blocking_for(call)
     blocking = (cut.queries, cut.keys, cut.dense_from, cut.triangle, cut.long)
-    return call.q.device, text, call.T, call.S, call.offset, *blocking
+    return call.q.device, text, call.T, call.S, call.query_offset, *blocking
 
 
 def spell(mask: Mask) -> str | None:

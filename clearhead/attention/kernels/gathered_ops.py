@@ -42,8 +42,8 @@ def constant_saves(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work
 
 
 def _follow(recipe: Recipe) -> Plan:
-    device, mask, T, S, offset, *blocking = recipe
-    return plan(parse(mask), T, S, offset=offset, device=device, blocking=Blocking(*blocking))
+    device, mask, T, S, query_offset, *blocking = recipe
+    return plan(parse(mask), T, S, query_offset=query_offset, device=device, blocking=Blocking(*blocking))
 
 
 # The schemas are written out: torch would read them off the signatures, which a type checker may have wrapped.

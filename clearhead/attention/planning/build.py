@@ -196,7 +196,7 @@ def _signature(view: View, spans: Spans, stretches: Stretches, partial: Tensor) 
         if isinstance(leaf, Blocks):
             phases.append(anchor % leaf.size)
         elif isinstance(leaf, Every) and not swapped:
-            phases.append(anchor % leaf.stride)
+            phases.append(anchor % leaf.step)
         elif not leaf.by_distance:
             phases.append(_alone(span, len(anchor), anchor.device))
     low, high = stretches.edges[:, :-1], stretches.edges[:, 1:]

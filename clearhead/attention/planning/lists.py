@@ -244,16 +244,16 @@ Pairs = tuple[Tensor, Tensor]
 def pairs_of(scatter: Scatter, T: int, grid: Grid, device: torch.device) -> Pairs:
     """The pairs of T queries that the leaf names and that meet the rest. Nearly all of the time goes into the hash that
     names them; both sides of a plan share them."""
-    first, count = (0, grid.keys) if scatter.swapped else (grid.offset, T)
+    first, count = (0, grid.keys) if scatter.swapped else (grid.query_offset, T)
     named = torch.arange(first, first + count, device=device)[:, None]
-    found = scatter.leaf.listed(named, grid.keys)  # (count, per_row)
+    found = scatter.leaf.sampled_keys(named, grid.keys)  # (count, per_row)
     p, j = named.expand_as(found).flatten(), found.flatten()
     if scatter.swapped:
         p, j = j, p
-    kept = (p >= grid.offset) & (p < grid.offset + T)
+    kept = (p >= grid.query_offset) & (p < grid.query_offset + T)
     if scatter.also is not None:
         kept = kept & scatter.also.test(p, j, grid)
-    return (p[kept] - grid.offset).int(), j[kept].int()  # kept for long: half the memory
+    return (p[kept] - grid.query_offset).int(), j[kept].int()  # kept for long: half the memory
 
 
 def lists_of(pairs: Pairs, shape: tuple[int, int], M: int, by_key: bool) -> Lists:

@@ -16,7 +16,7 @@ import torch
 
 from clearhead.attention.planning.lists import Scatter
 from clearhead.attention.planning.spans import View
-from clearhead.masks import Every, Leaf, Mask, Or, Scattered, Stride, fold, leaves
+from clearhead.masks import Dilated, Every, Leaf, Mask, Or, Scattered, fold, leaves
 from clearhead.masks.geometry import Grid
 
 MIN_ROWS = 16
@@ -51,7 +51,7 @@ def split(mask: Mask, n_rows: int) -> list[Part | Scatter]:
         also = within if without is None else ~without if within is None else within & ~without
         if isinstance(leaf, Scattered):
             parts.append(Scatter(leaf, swapped, also))
-        elif isinstance(leaf, Stride):
+        elif isinstance(leaf, Dilated):
             parts.append(Part(leaf if also is None else leaf & also, leaf.step))
         rest = without
     return parts if rest is None else [Part(rest), *parts]
@@ -61,7 +61,7 @@ def _stands_apart(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
     """Whether what this leaf allows is worth a piece of its own."""
     if isinstance(leaf, Scattered):
         return not mask.batch_shape  # its pairs are listed once, for all
-    return isinstance(leaf, Stride) and leaf.step >= 2 and n_rows >= MIN_ROWS * leaf.step
+    return isinstance(leaf, Dilated) and leaf.step >= 2 and n_rows >= MIN_ROWS * leaf.step
 
 
 def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
@@ -103,7 +103,7 @@ def taken_out(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, 
 
 def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, device: torch.device) -> View:
     """The part seen from blocks of M rows: rows that look alike together, in their order."""
-    queries, keys = (grid.offset, T), (0, grid.keys)
+    queries, keys = (grid.query_offset, T), (0, grid.keys)
     (first, n_rows), (start, n_columns) = (keys, queries) if by_key else (queries, keys)
     if part.mask.is_structural and n_rows <= _ON_CPU:
         device = torch.device("cpu")
@@ -111,8 +111,8 @@ def view_of(part: Part, T: int, grid: Grid, M: int, by_key: bool, device: torch.
     position = index + first
     kind = position % part.step if part.step > 1 else torch.zeros_like(index)
     for leaf, swapped in leaves(part.mask, swapped=by_key):
-        if isinstance(leaf, Every) and swapped and leaf.stride > 1 and n_rows >= MIN_CHOSEN * leaf.stride:
-            chosen = (position >= leaf.offset) & ((position - leaf.offset) % leaf.stride == 0)
+        if isinstance(leaf, Every) and swapped and leaf.step > 1 and n_rows >= MIN_CHOSEN * leaf.step:
+            chosen = (position >= leaf.start) & ((position - leaf.start) % leaf.step == 0)
             kind = kind * 2 + chosen
     in_order = not bool((kind != kind[:1]).any())
     if in_order:

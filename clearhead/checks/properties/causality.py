@@ -75,7 +75,7 @@ def _influence_once(lab: Lab, case: Batch) -> Tensor:
     return lab.once("influence", case, lambda: influence(lab, case))
 
 
-def reach(lab: Lab, T: int) -> Tensor:
+def lookback(lab: Lab, T: int) -> Tensor:
     """(T, T) bool: which inputs an output may depend on, through all layers; itself always.
 
     Where nobody said what the module may see: not the future."""
@@ -97,7 +97,7 @@ class FutureLeak(Property):
     def why_not(self, lab: Lab) -> str | None:
         if not lab.per_token:
             return "there is no output for each token"
-        if lab.subject.sees is not None and bool(reach(lab, lab.length).all()):
+        if lab.subject.sees is not None and bool(lookback(lab, lab.length).all()):
             return f"its mask {lab.subject.sees} hides nothing"
         return None
 
@@ -110,7 +110,7 @@ class FutureLeak(Property):
         )
 
     def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        hidden = ~reach(lab, case.length)
+        hidden = ~lookback(lab, case.length)
         yield _largest(_influence_once(lab, case), hidden, lab.tolerance, "by change")
         slope = gradient(lab, case)
         if slope is not None:
@@ -126,7 +126,7 @@ class FutureLeak(Property):
                 capped = "soft-capped scores and then a bool mask" if lab.facts.soft_capped else "a 0/1 mask"
                 return SEEN[fact].replace("a 0/1 mask", capped)
         i, j = torch.arange(T)[:, None], torch.arange(T)
-        leaks = (_influence_once(lab, case) > lab.tolerance) & ~reach(lab, T)
+        leaks = (_influence_once(lab, case) > lab.tolerance) & ~lookback(lab, T)
         ahead = int((j - i)[leaks].max()) if bool(leaks.any()) else T
         if 0 < ahead <= (lab.subject.layers or T // 2) and ahead < T - 1:
             return (
@@ -176,7 +176,7 @@ def _blind(lab: Lab, case: Batch) -> Tensor:
     """(T, T) bool: output i may depend on the token at j, and does not."""
 
     def look() -> Tensor:
-        blind = (_influence_once(lab, case) == 0) & reach(lab, case.length)
+        blind = (_influence_once(lab, case) == 0) & lookback(lab, case.length)
         if bool(blind.any()) and not case.x.is_floating_point():
             blind &= influence(lab, case) == 0  # two ids may share an effect; two pairs of them hardly
         return blind

@@ -15,7 +15,7 @@ from clearhead.interop.families.words import FULL, SLIDING
 from clearhead.interop.family import Family, Field, Keys, Part
 from clearhead.interop.table import SPLIT, TURN, Row, block, split_heads
 from clearhead.layers import Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, Sandwich, SwiGLU
-from clearhead.masks import Mask, Window, causal, full, reach, window
+from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.models import DecoderConfig
 
 
@@ -151,7 +151,7 @@ def _read_window(width: int | None) -> Mask:
 
 
 def _window(default: int | None) -> Field:
-    return Field("mask", default, _read_window, reach)
+    return Field("mask", default, _read_window, lookback)
 
 
 # Mistral 7B (Jiang et al., 2023).
@@ -224,7 +224,7 @@ def _read_mask(keys: Keys) -> dict[str, Any]:
 
 
 def _write_mask(config: DecoderConfig) -> dict[str, Any]:
-    width = reach(config.mask)
+    width = lookback(config.mask)
     kind = FULL if width is None else SLIDING
     window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
     return window | {"max_window_layers": config.n_layers if width is None else 0}

@@ -2,7 +2,7 @@ import torch
 from clearhead import masks
 from clearhead.masks import (
     allow,
-    block,
+    forbid,
     blocks,
     causal,
     documents,
@@ -11,7 +11,7 @@ from clearhead.masks import (
     padding,
     prefix,
     scattered,
-    stride,
+    dilated,
     window,
 )
 
@@ -22,7 +22,7 @@ print(window(2, 2).draw(8))  # a Drawing
 
 full().density(5)  # → 1.0
 
-masks.parse("causal() & ~stride(2)") == causal() & ~stride(2)  # → True
+masks.parse("causal() & ~dilated(2)") == causal() & ~dilated(2)  # → True
 
 padding(torch.tensor([3, 5])).dense(5).shape  # → torch.Size([2, 1, 5, 5])
 
@@ -36,7 +36,7 @@ scattered(per_row=2, seed=7).count(10)  # → 20
 
 allow(torch.eye(3, dtype=torch.bool)).count(3)  # → 3
 
-block(torch.eye(3, dtype=torch.bool)).count(3)  # → 6
+forbid(torch.eye(3, dtype=torch.bool)).count(3)  # → 6
 
 masks.as_mask(None) == full()  # → True
 
@@ -54,4 +54,4 @@ isinstance(causal() & full().T, masks.Mask)  # → True
 
 (masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Block)
 
-masks.reach(causal() & window(3, 0))  # → 4
+masks.lookback(causal() & window(3, 0))  # → 4
