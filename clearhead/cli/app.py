@@ -112,7 +112,17 @@ def run() -> None:
     except Exception as error:
         from clearhead.errors import ClearheadError
 
-        # What the system refuses (a folder that cannot be made, a disk that is full) is not a fault of the program.
-        if not isinstance(error, ClearheadError | OSError):
-            raise
-        fail(str(error).partition("\n")[0])
+        # Errors of the system, such as a full disk, are not defects of the program.
+        if isinstance(error, ClearheadError | OSError):
+            fail(str(error).partition("\n")[0])
+        if _is_out_of_memory(error):
+            fail("the requested sizes need more memory than there is; choose smaller ones")
+        raise
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error means that a tensor is too large for the memory or for an index."""
+    messages = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
+    return isinstance(error, MemoryError | OverflowError) or (
+        isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
+    )

@@ -13,14 +13,29 @@ if TYPE_CHECKING:
     from clearhead.generation import How
 
 
-def option(says: str, *names: str, **how: Any) -> Any:
-    """An option, by what its help says."""
-    return typer.Option(*names, help=says, **how)
+_INT64 = range(-(1 << 63), 1 << 63)
 
 
-def argument(says: str, **how: Any) -> Any:
-    """An argument, by what its help says."""
-    return typer.Argument(help=says, **how)
+def _require_int64(value: Any) -> Any:
+    """Reject integers beyond 64 bits, which no library that receives them can represent."""
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, int) and item not in _INT64:
+            digits = str(abs(item)) if abs(item) < 10**100 else ""
+            size = f"an integer of {len(digits)} digits" if digits else "an integer of more than 100 digits"
+            raise typer.BadParameter(f"got {size}; expected an integer of at most 64 bits")
+    return value
+
+
+def option(help: str, *names: str, **kwargs: Any) -> Any:
+    """Return an option with this help."""
+    kwargs.setdefault("callback", _require_int64)
+    return typer.Option(*names, help=help, **kwargs)
+
+
+def argument(help: str, **kwargs: Any) -> Any:
+    """Return an argument with this help."""
+    kwargs.setdefault("callback", _require_int64)
+    return typer.Argument(help=help, **kwargs)
 
 
 # The names that every command takes for a model.

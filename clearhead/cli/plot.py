@@ -24,7 +24,7 @@ def growth(
     out: Annotated[Path, option("The picture to write: png, svg or pdf.", "--out", "-o")] = Path("growth.png"),
     d: Annotated[int, option("Width of the layers.", "--d")] = 64,
     k: Annotated[int, option("Kernel of the convolution.", "--k")] = 3,
-    longest: Annotated[int, option("Greatest length; shorter ones are powers of two.")] = 2048,
+    longest: Annotated[int, option("Greatest length; shorter ones are powers of two.", min=1, max=1 << 24)] = 2048,
     batch: Annotated[int, option("Sequences at a time.", "--batch", "-b")] = 1,
     device: Annotated[str, option("Where to measure: cpu or cuda.")] = "cpu",
     json: Json = False,
@@ -79,8 +79,8 @@ def run_(
 
 @plot.command()
 def positions(
-    length: Annotated[int, option("How many positions.", min=1)] = 100,
-    width: Annotated[int, option("The model's width.", min=2)] = 128,
+    length: Annotated[int, option("How many positions.", min=1, max=1 << 16)] = 100,
+    width: Annotated[int, option("The model's width.", min=2, max=1 << 16)] = 128,
     out: Out = Path("positions.png"),
 ) -> None:
     """Sinusoidal positions, and how alike two positions are by their distance."""

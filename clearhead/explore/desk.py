@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -161,8 +163,10 @@ class WorkerPool:
 
     async def _kill(self, process: Process) -> None:
         """Kill a worker process and wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:
+            # Not process.kill(): it polls the child, and asyncio's watcher would then miss its exit status.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         self._processes.discard(process)
 
