@@ -57,7 +57,7 @@ COMMANDS = {
     "generate": "generate ROMEO: --max-new 20",
     "look": "look sort-dedup 'D A A'",
     "walk": "walk sort-dedup 'D A'",
-    "work": "work attention-by-hand",
+    "exercise solve": "exercise solve attention-by-hand",
     "exam": "exam --from 000 --seed 7 --out {folder}/exam.pdf",
     "mask": "mask 'causal() & (window(3, 0) | every(4))' --n 12",
     "cost": "cost tiny-decoder --tokens 32",
@@ -66,7 +66,7 @@ COMMANDS = {
     "claims show": "claims show scale-key-weight",
     "claims coverage": "claims coverage",
     "claims quiz": "claims quiz -n 1",
-    "documents": "documents",
+    "course list": "course list",
     "models": "models",
     "data": "data",
     "train-tokenizer": "train-tokenizer {folder}/book.txt --out {folder}/tokenizer --vocab-size 300",
@@ -257,7 +257,7 @@ def files() -> tuple[str, str]:
     parts += ["The first preset as it is written:", fence(presets.recipe(training.TASKS[-1]).to_toml(), "toml")]
     for kind in (training.TrainConfig, *_subclasses(DataConfig)):
         parts += [f"### `{kind.__name__}`", prose(inspect.getdoc(kind) or ""), _field_table(kind)]
-    parts += ["## Sheets: `problem.toml`", "`clearhead work new my.toml KIND` writes a commented template."]
+    parts += ["## Sheets: `problem.toml`", "`clearhead exercise new my.toml KIND` writes a commented template."]
     for one in (None, *schema.KINDS):
         says, keys = schema.schema(one)
         rows = [(f"`{k.name}`", "optional" if k.optional else "", prose(k.says), f"`{k.example}`") for k in keys]

@@ -28,8 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order that `--help` shows them, but for those with commands of their own, which it shows last. Each module
-# registers its command on import.
+# Modules of clearhead.cli, each of which registers its commands on import. `--help` shows the commands in this order,
+# groups last.
 _COMMANDS = (
     *("translate", "train", "evaluate", "generate", "embed", "transcribe", "listen", "look", "walk", "explore", "work"),
     *("exam", "mask", "cost", "check", "claims", "documents", "plot", "bench", "models", "data", "export", "demo"),

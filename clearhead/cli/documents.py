@@ -1,33 +1,46 @@
-"""`clearhead documents`: the five documents, and what answers each of their questions here."""
+"""`clearhead course`: the course documents, and the commands that answer their questions."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument
 from clearhead.cli.output import answer, console, say, show_json, show_picture, table
 
+course = typer.Typer(
+    help="The exams and exercises of five course documents, with the commands that answer each question.",
+    no_args_is_help=True,
+)
+app.add_typer(course, name="course")
 
-@app.command()
-def documents(
-    number: Annotated[str | None, argument("One of them, from 000 to 004; none lists them.")] = None, json: Json = False
+
+@course.command("list")
+def list_documents(json: Json = False) -> None:
+    """List the course documents."""
+    from clearhead.documents import documents
+
+    known = documents().values()
+    rows = [(entry.number, entry.name, len(entry.questions), entry.about) for entry in known]
+    answer(json, [entry.to_dict() for entry in known], table(("number", "document", "questions", "description"), rows))
+
+
+@course.command("show")
+def show_document(
+    number: Annotated[str, argument("Number of a course document, 000 to 004.", metavar="NUMBER")], json: Json = False
 ) -> None:
-    """List the exams and exercises that clearhead answers, or every question of one with the commands that do."""
+    """Print every question of a course document and the commands that answer it."""
     from clearhead.documents import document
-    from clearhead.documents import documents as known
 
-    if number is None:
-        rows = [(one.number, one.name, len(one.questions), one.about) for one in known().values()]
-        shown = table(("number", "document", "questions", "what it is"), rows)
-        return answer(json, [one.to_dict() for one in known().values()], shown)
-    chosen = document(number)
+    entry = document(number)
     if json:
-        return show_json(chosen.to_dict())
-    console.print(f"{chosen.name}. {chosen.about}", markup=False, style="bold")
-    for question in chosen.questions:
+        return show_json(entry.to_dict())
+    console.print(f"{entry.name}. {entry.about}", markup=False, style="bold")
+    for question in entry.questions:
         points = f" ({question.points} points)" if question.points else ""
         say(f"\n{question.place}{points}: {question.asks}")
         for part in question.answers:
-            show_picture(f"   clearhead {part.command.format(folder='.')}")  # to be copied, so never cut or wrapped
+            show_picture(f"   clearhead {part.command.format(folder='.')}")  # not wrapped, so that it can be copied
             say(part.shows, indent=5, hang=0)

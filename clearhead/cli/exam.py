@@ -27,7 +27,7 @@ def exam(
     """Write an exam: a question paper and a solution booklet for each variant.
 
     A file of one's own has a title and a table question for each sheet, with the keys sheet (a shipped one or a problem
-    file), points and, where not all steps are asked, steps. Answers are marked by clearhead work."""
+    file), points and, where not all steps are asked, steps. Answers are graded by clearhead exercise grade."""
     from clearhead.work.exam import exam_from, read_exam, write_exam
 
     with writing(out):

@@ -1,11 +1,10 @@
-"""`clearhead work`: every step of a small example, in exact numbers; blank sheets, and marks for answers."""
+"""`clearhead exercise`: worksheets with exact solutions, grading of answers, and starter code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -14,95 +13,144 @@ from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import answer, console, say, show_json, show_picture, table, tell
 
-Format = StrEnum("Format", "terminal markdown latex html json")  # how a sheet is written
+exercise = typer.Typer(
+    help="Exercises with exact solutions: worksheets with new numbers per seed, grading, and starter code.",
+    no_args_is_help=True,
+)
+app.add_typer(exercise, name="exercise")
+
+Format = StrEnum("Format", "terminal markdown latex html json")
+
+Name = Annotated[str, argument("A bundled exercise or a problem file (.toml).", metavar="NAME")]
+Seed = Annotated[int | None, option("New numbers of the same difficulty; the same seed gives the same numbers.", min=0)]
 
 
-@app.command()
-def work(
-    problem: Annotated[
-        str | None,
-        argument("A problem file (.toml) or the name of a shipped one; none lists them. Or new, schema, skeleton."),
-    ] = None,
-    files: Annotated[
-        list[str] | None, argument("With --check: further answer files; or what new, schema, skeleton take.")
-    ] = None,
+@exercise.command("list")
+def list_exercises(json: Json = False) -> None:
+    """List the bundled exercises."""
+    titles = ch.work.shipped()
+    document = [{"name": name, "title": title} for name, title in titles.items()]
+    answer(json, document, table(("exercise", "title"), titles.items()))
+
+
+@exercise.command()
+def solve(
+    name: Name,
     format: Annotated[
-        Format, option(f"How the sheet is written: {', '.join(Format)}.", "--format", "-f", metavar="FORMAT")
+        Format, option(f"Output format: {', '.join(Format)}.", "--format", "-f", metavar="FORMAT")
     ] = Format.terminal,
-    digits: Annotated[int, option("Decimals after the point.", min=1, max=50)] = 4,
-    seed: Annotated[
-        int | None, option("New numbers of the same difficulty; the same seed, the same sheet.", min=0)
-    ] = None,
-    blank: Annotated[bool, option("The question sheet, with empty matrices.", "--blank")] = False,
-    check: Annotated[
-        Path | None,
-        option("Mark the answers in this file (.toml, .json, .csv) or folder; status 1 if a cell is wrong."),
-    ] = None,
+    digits: Annotated[int, option("Digits after the decimal point.", min=1, max=50)] = 4,
+    seed: Seed = None,
+    questions_only: Annotated[
+        bool, option("Print the question sheet, with empty answers.", "--questions-only")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Work a small problem step by step, in exact numbers beside decimals.
+    """Solve an exercise step by step, in exact numbers and in decimals.
 
-    Each step has a name in square brackets: an answer file gives them as name = number, list or matrix, where a cell
-    may be 3, "1/3", 0.3333 or "e^3/(2*e^3 + 4)". A cell that follows from a wrong one before it has its credit (→), and
-    known mistakes are named. Several files (--check answers/*.json) give a table of marks.
-
-    clearhead work new my.toml [KIND] writes a commented template of a problem of your own, clearhead work schema [KIND]
-    says what such a file may hold, and clearhead work skeleton NAME prints a program to fill in, which
-    clearhead work skeleton NAME --check mine.py runs and grades."""
+    The name of each step is in square brackets; answer files use it (see clearhead exercise grade)."""
     from clearhead.work import show
 
     if json:
         format = Format.json
-
-    if problem in _WORDS:
-        return _WORDS[problem](files or [], check, json)
-    if files and check is None:
-        raise typer.BadParameter(f"{files[0]!r} is left over; answer files need --check")
-    if problem is None:
-        document = [{"name": name, "title": title} for name, title in ch.work.shipped().items()]
-        return answer(format is Format.json, document, table(("problem", "what it works"), ch.work.shipped().items()))
-    solved = ch.work.solve(problem if seed is None else ch.work.variant(problem, seed))
-    if check is not None:
-        _mark(solved, ch.work.answer_files([check, *map(Path, files or [])]), format)
-    style = show.Style(digits, blank, max(24, min(console.width, 120)))
+    worksheet = _worksheet(name, seed)
+    style = show.Style(digits, questions_only, max(24, min(console.width, 120)))
     if format is Format.json:
-        show_json(show.to_dict(solved, style))
+        show_json(show.to_dict(worksheet, style))
     else:
-        show_picture(getattr(show, format)(solved, style))
-    raise typer.Exit(0 if solved.agrees else 1)
+        show_picture(getattr(show, format)(worksheet, style))
+    raise typer.Exit(0 if worksheet.agrees else 1)
 
 
-def _new(words: list[str], check: Path | None, json: bool) -> None:
-    from clearhead.work import schema
+@exercise.command()
+def grade(
+    name: Annotated[str, argument("An exercise or a problem file; for a .py file, a starter.", metavar="NAME")],
+    files: Annotated[
+        list[Path], argument("Answer files (.toml, .json, .csv), folders of them, or one .py file.", metavar="FILES...")
+    ],
+    seed: Seed = None,
+    json: Json = False,
+) -> None:
+    """Grade answers; the exit status is 1 if any cell is wrong.
 
-    if not 1 <= len(words) <= 2 or check:
-        raise typer.BadParameter("write clearhead work new FILE.toml, and perhaps a kind after it")
-    schema.write_template(Path(words[0]), *words[1:])
-    tell(f"{words[0]} is written; work it with: clearhead work {words[0]}")
+    An answer file has an entry for each step: name = number, list or matrix. A cell may be 3, "1/3", 0.3333 or
+    "e^3/(2*e^3 + 4)". A wrong cell that follows from an earlier mistake gets credit (→), and common errors are named.
+    Several files (answers/*.json) give a table of grades.
+
+    A .py file contains a completed starter; it is executed and its output is compared with the reference solution."""
+    if any(file.suffix == ".py" for file in files):
+        if len(files) > 1 or seed is not None:
+            raise typer.BadParameter("a program is graded alone: give one .py file, and no --seed")
+        _grade_program(name, files[0], json)
+    else:
+        _grade_answers(_worksheet(name, seed), ch.work.answer_files(files), json)
 
 
-def _schema(words: list[str], check: Path | None, json: bool) -> None:
-    from clearhead.work import schema
+@exercise.command()
+def starter(
+    name: Annotated[str | None, argument("A starter; without it, all are listed.", metavar="[NAME]")] = None,
+    json: Json = False,
+) -> None:
+    """Print starter code to complete; clearhead exercise grade NAME mine.py grades it."""
+    from clearhead.work import skeleton
 
-    kinds = [None, *schema.KINDS] if not words else [schema.known(word) for word in words]
-    found = {kind or "every kind": schema.schema(kind) for kind in kinds}
+    if name is None:
+        titles = skeleton.skeletons()
+        document = [{"name": key, "title": title} for key, title in titles.items()]
+        return answer(json, document, table(("starter", "title"), titles.items()))
+    code = skeleton.skeleton(name)
     if json:
-        document = {kind: {"is": says, "keys": [vars(key) for key in keys]} for kind, (says, keys) in found.items()}
+        return show_json({"name": name, "code": code})
+    show_picture(code)
+
+
+@exercise.command()
+def new(
+    file: Annotated[Path, argument("The problem file to write (.toml).", metavar="FILE")],
+    problem_type: Annotated[
+        str | None, argument("The problem type; without it, one template of each type.", metavar="[TYPE]")
+    ] = None,
+) -> None:
+    """Write a commented template of a problem file."""
+    from clearhead.work import schema
+
+    schema.write_template(file, problem_type)
+    tell(f"wrote {file}; solve it with: clearhead exercise solve {file}")
+
+
+@exercise.command("schema")
+def show_schema(
+    problem_types: Annotated[
+        list[str] | None, argument("Problem types; all if none is named.", metavar="[TYPE]...")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the keys of a problem file."""
+    from clearhead.work import schema
+
+    types = [schema.known(word) for word in problem_types] if problem_types else [None, *schema.KINDS]
+    schemas = {problem_type or "every type": schema.schema(problem_type) for problem_type in types}
+    if json:
+        document = {
+            problem_type: {"is": description, "keys": [vars(key) for key in keys]}
+            for problem_type, (description, keys) in schemas.items()
+        }
         return show_json(document)
-    for kind, (says, keys) in found.items():
+    for problem_type, (description, keys) in schemas.items():
         rows = [(key.name, "optional" if key.optional else "", key.says, key.example) for key in keys]
-        console.print(table(("key", "", "what it is", "example"), rows, title=f"{kind}: {says}"))
+        title = f"{problem_type}: {description}"
+        console.print(table(("key", "", "description", "example"), rows, title=title))
         console.print()
 
 
-def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
+def _worksheet(name: str, seed: int | None) -> ch.work.Work:
+    return ch.work.solve(name if seed is None else ch.work.variant(name, seed))
+
+
+def _grade_program(name: str, file: Path, json: bool) -> None:
     from clearhead.work import skeleton
 
-    if not words:
-        return console.print(table(("skeleton", "what is to be filled in"), skeleton.skeletons().items()))
-    if check is None:
-        return show_picture(skeleton.skeleton(words[0]))
-    graded = skeleton.grade(words[0], check)
+    graded = skeleton.grade(name, file)
     if json:
         show_json(graded.to_dict())
     else:
@@ -110,26 +158,22 @@ def _skeleton(words: list[str], check: Path | None, json: bool) -> None:
     raise typer.Exit(0 if graded.is_right else 1)
 
 
-_WORDS: dict[str, Callable[[list[str], Path | None, bool], None]] = {
-    "new": _new, "schema": _schema, "skeleton": _skeleton
-}  # fmt: skip
-
-
-def _mark(solved: ch.work.Work, answers: list[Path], format: Format) -> NoReturn:
-    """One student's marks cell by cell, or a table of a class; status 1 where something is wrong."""
-    marks = ch.work.mark_class(solved, answers)
-    one = marks.students[0] if len(answers) == len(marks.students) == 1 else None
-    if one is None and len(answers) == 1 and marks.unread:
-        ch.work.mark(solved, answers[0])  # raises, and says why
-    if format is Format.json:
-        show_json((one or marks).to_dict())
-    elif one is not None:
-        show_picture(str(one))
+def _grade_answers(worksheet: ch.work.Work, files: list[Path], json: bool) -> None:
+    """Print one student's grades cell by cell, or a table of a class."""
+    grades = ch.work.mark_class(worksheet, files)
+    student = grades.students[0] if len(files) == len(grades.students) == 1 else None
+    if student is None and len(files) == 1 and grades.unread:
+        ch.work.mark(worksheet, files[0])  # raises with the reason
+    if json:
+        show_json((student or grades).to_dict())
+    elif student is not None:
+        show_picture(str(student))
     else:
-        heads = [f"{key}/{cells}" for key, cells in zip(marks.keys, marks.cells, strict=True)]
-        console.print(table(["student", *heads, f"all/{sum(marks.cells)}", ""], marks.rows, title=solved.title))
-        for count, key, because in marks.mistakes:
+        headings = [f"{key}/{cells}" for key, cells in zip(grades.keys, grades.cells, strict=True)]
+        columns = ["student", *headings, f"all/{sum(grades.cells)}", ""]
+        console.print(table(columns, grades.rows, title=worksheet.title))
+        for count, key, because in grades.mistakes:
             say(f"{count} student{'' if count == 1 else 's'}, {key}: {because}")
-        for name, why in marks.unread:
-            say(f"not marked: {name}: {why}")
-    raise typer.Exit(0 if marks.is_right else 1)
+        for name, why in grades.unread:
+            say(f"not graded: {name}: {why}")
+    raise typer.Exit(0 if grades.is_right else 1)

@@ -22,8 +22,8 @@ class Answer:
     @property
     def kind(self) -> str:
         """sheet, program, claim, page or command."""
-        if self.command.startswith("work "):
-            return "program" if self.command.startswith("work skeleton ") else "sheet"
+        if self.command.startswith("exercise "):
+            return "program" if self.command.startswith("exercise starter ") else "sheet"
         return "claim" if self.command.startswith("claims show ") else "page" if "--html" in self.command else "command"
 
 
@@ -54,7 +54,7 @@ class Document:
     questions: tuple[Question, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead documents NUMBER --json` prints it."""
+        """As `clearhead course show NUMBER --json` prints it."""
         questions = [question.to_dict() for question in self.questions]
         return {"number": self.number, "name": self.name, "about": self.about, "questions": questions}
 

@@ -63,7 +63,7 @@ def exam_from(number: str) -> Exam:
     tasks: dict[str, Task] = {}
     for question in known.questions:
         if question.answers[0].kind == "sheet":
-            sheet = question.answers[0].command.split()[1]
+            sheet = question.answers[0].command.split()[2]
             before = tasks.get(sheet, Task(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
             tasks[sheet] = Task(sheet, before.points + question.points, steps)
@@ -166,7 +166,7 @@ def _question(number: int, work: Work, task: Task, seed: int | None, solutions: 
     return {
         "number": number, "title": work.title, "points": task.points, "text": " ".join(work.question.split()),
         "given": given, "steps": asked, "remarks": list(work.remarks),
-        "command": f"clearhead work {task.sheet}" + (f" --seed {seed}" if seed is not None else "") + " --check FILES",
+        "command": f"clearhead exercise grade {task.sheet} FILES" + (f" --seed {seed}" if seed is not None else ""),
     }  # fmt: skip
 
 

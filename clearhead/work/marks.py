@@ -104,7 +104,7 @@ class Marks:
         return sum(step.credit for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead work NAME --check FILE --json` prints it."""
+        """As `clearhead exercise grade NAME FILE --json` prints it."""
         steps = [
             {name: getattr(step, name) for name in ("key", "right", "credit", "cells")}
             | {"problem": step.problem or None, "because": step.because or None, "marks": list(map(list, step.marks))}
@@ -247,7 +247,7 @@ class ClassMarks:
         return [(count, key, because) for (key, because), count in found.most_common()]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead work NAME --check FILES --json` prints it."""
+        """As `clearhead exercise grade NAME FILES --json` prints it."""
         return {
             "problem": self.name,
             "right": self.is_right,
@@ -304,7 +304,7 @@ def _json(text: str, name: str) -> Source:
     if not isinstance(values, dict):
         raise ProblemError(f"{name}: this is a list or a single value; expected an object of steps and answers")
     steps = values.get("steps")
-    if isinstance(steps, list):  # a sheet of `--blank --format json`, filled in
+    if isinstance(steps, list):  # a sheet of `--questions-only --format json`, filled in
         whose = {"student": values["student"]} if "student" in values else {}
         filled = {s.get("key"): s.get("exact") for s in steps if isinstance(s, dict) and not s.get("given")}
         values = whose | {key: cells for key, cells in filled.items() if _has_something(cells)}

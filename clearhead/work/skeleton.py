@@ -1,4 +1,4 @@
-"""Programs to fill in: `clearhead work skeleton multi-head` prints one, and with --check a filled one is graded.
+"""Programs to fill in: `clearhead exercise starter multi-head` prints one, `clearhead exercise grade` grades it filled.
 
 Each is a text in `skeletons/`: the solution, with typical mistakes beneath the lines that they replace
 (`#~ line :: what is wrong`). The skeleton is that text without its code; a program that goes wrong is compared with the

@@ -9,8 +9,8 @@ import pytest
 from clearhead.cli.output import console
 
 TABLES = [
-    "work attention-by-hand",
-    "work",
+    "exercise solve attention-by-hand",
+    "exercise list",
     "cost tiny-encoder-decoder --tokens 16",
     "cost --d-model 512 --n-heads 8 --tokens 1000 --formulas",
     "check sort-dedup --only determinism",
@@ -19,7 +19,7 @@ TABLES = [
     "models",
     "models en-es",
     "data",
-    "documents",
+    "course list",
 ]
 PICTURES = ["mask causal()&(window(256,0)|every(64)) --n 5000 --plan --device cuda", "mask causal() -n 64"]
 
@@ -62,7 +62,7 @@ def test_pictures(at, command):
         assert shown.count("causal() & (window(256, 0) | every(64))\n") <= 1, "its expression is said once"
 
 
-@pytest.mark.parametrize("command", ["look", "check", "cost", "work"])
+@pytest.mark.parametrize("command", ["look", "check", "cost", "exercise solve"])
 def test_help_breaks_no_word(at, command):
     shown = at(80, f"{command} --help")
     assert max(map(len, shown.splitlines())) <= 80
@@ -71,5 +71,5 @@ def test_help_breaks_no_word(at, command):
 
 
 def test_only_commands_that_are_to_be_copied_are_longer_than_the_terminal(at):
-    long = [line for line in at(80, "documents 000").splitlines() if len(line) > 80]
+    long = [line for line in at(80, "course show 000").splitlines() if len(line) > 80]
     assert [line for line in long if not line.startswith("   clearhead ")] == []

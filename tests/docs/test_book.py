@@ -67,9 +67,9 @@ def test_what_a_page_names_exists(page, command_line):
             continue
         if called == ["claims", "show"]:
             assert arguments[0] in known, line
-        elif called == ["work"] and arguments[0] == "skeleton":
-            assert len(arguments) == 1 or arguments[1] in skeletons(), line
-        elif called == ["work"] and arguments[0] not in ("new", "schema") and not arguments[0].endswith(".toml"):
+        elif called == ["exercise", "starter"] or (called == ["exercise", "grade"] and line.endswith(".py")):
+            assert arguments[0] in skeletons(), line
+        elif called in (["exercise", "solve"], ["exercise", "grade"]) and not arguments[0].endswith(".toml"):
             assert arguments[0] in shipped(), line
         elif called == ["bench", "study"]:
             assert arguments[0] in STUDIES, line
@@ -79,7 +79,7 @@ def test_what_a_page_names_exists(page, command_line):
 
 def test_a_name_that_does_not_exist_is_seen(command_line):
     with pytest.raises(Exception, match="No such option: --sead"):
-        parsed(command_line, ["work", "sort-dedup", "--sead", "7"])
+        parsed(command_line, ["exercise", "solve", "sort-dedup", "--sead", "7"])
     with pytest.raises(Exception, match="No such command 'wrok'"):
         parsed(command_line, ["wrok", "sort-dedup"])
 
@@ -89,7 +89,7 @@ def test_a_chapter_ends_in_exercises_and_claims(page):
     headings = re.findall(r"^## (.+)$", page.text, re.MULTILINE)
     assert headings[-3:] == ["Summary", "Exercises", "What was run"]
     called = [words[1:3] for words in page.commands]
-    assert any(words[0] == "work" for words in called), "an exercise is a sheet"
+    assert ["exercise", "solve"] in called, "an exercise is a sheet"
     assert ["claims", "show"] in called
 
 

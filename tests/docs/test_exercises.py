@@ -291,7 +291,7 @@ def know():
 @pytest.mark.parametrize("name", [name for name in SHEETS if WHOLE or name not in SLOW])
 def test_the_chapter_is_enough_for_its_exercise(name, know):
     chapter, solution = SHEETS[name]
-    assert f"clearhead work {name} --seed 7" in page_of(f"book/{chapter}.md").text
+    assert f"clearhead exercise solve {name} --seed 7" in page_of(f"book/{chapter}.md").text
     sheet = work.solve(work.variant(name, 7))
     answers = solution(know(chapter), **given_by(sheet))
     marks = work.mark_text(sheet, "\n".join(f"{key} = {written(answer)}" for key, answer in answers.items()))
@@ -303,6 +303,6 @@ def test_every_sheet_of_the_first_four_chapters_is_solved():
     named = {}
     for chapter in ("01-lookup", "02-scores", "03-masks", "04-heads"):
         for words in page_of(f"book/{chapter}.md").commands:
-            if words[1] == "work" and "--seed" in words:
-                named[words[2]] = chapter
+            if words[1:3] == ["exercise", "solve"] and "--seed" in words:
+                named[words[3]] = chapter
     assert named == {name: chapter for name, (chapter, _) in SHEETS.items()}

@@ -58,7 +58,7 @@ def test_a_command_that_answers_a_question_runs(command, cli, tmp_path, monkeypa
 
 def test_claims_are_in_the_ledger_and_each_shipped_sheet_answers_a_question():
     named = {kind: {c.split()[-1] for c in COMMANDS if KINDS[c] == kind} for kind in ("claim", "sheet")}
-    assert all(re.fullmatch(r"claims show [\w-]+|work [\w-]+", c) for c in COMMANDS if KINDS[c] in named)
+    assert all(re.fullmatch(r"claims show [\w-]+|exercise solve [\w-]+", c) for c in COMMANDS if KINDS[c] in named)
     assert named["claim"] <= set(claims())
     assert named["sheet"] == set(shipped())
 
@@ -67,26 +67,28 @@ def test_the_steps_that_an_exam_asks_for_are_those_of_the_sheet():
     for known in KNOWN.values():
         for question in known.questions:
             if question.steps:
-                sheet = next(a.command.split()[1] for a in question.answers if a.kind == "sheet")
+                sheet = next(a.command.split()[2] for a in question.answers if a.kind == "sheet")
                 assert set(question.steps) <= {step.key for step in solve(sheet).steps if not step.given}
 
 
 def test_the_command(cli):
-    listed = cli("documents").out
+    listed = cli("course", "list").out
     assert all(number in listed for number in KNOWN)
-    shown = cli("documents", "002").out
+    shown = cli("course", "show", "002").out
     assert "   clearhead claims show attention-as-convolution\n" in shown
     assert all(question.place in shown for question in KNOWN["002"].questions)
-    assert [d["number"] for d in cli("documents", "--json").json] == list(KNOWN)
-    one = cli("documents", "004", "--json").json["questions"][3]
+    assert [d["number"] for d in cli("course", "list", "--json").json] == list(KNOWN)
+    one = cli("course", "show", "004", "--json").json["questions"][3]
     assert one["answers"][0]["kind"] == "sheet"
-    assert one["answers"][0]["command"] == "clearhead work convolution-128"
-    assert cli("documents", "005").err == "clearhead: there is no document '005'; there are 000, 001, 002, 003, 004\n"
+    assert one["answers"][0]["command"] == "clearhead exercise solve convolution-128"
+    assert (
+        cli("course", "show", "005").err == "clearhead: there is no document '005'; there are 000, 001, 002, 003, 004\n"
+    )
     with pytest.raises(ClearheadError):
         document("5")
 
 
-@pytest.mark.parametrize("line", ["documents", "documents 002 --json", "--help"])
+@pytest.mark.parametrize("line", ["course list", "course show 002 --json", "--help"])
 def test_it_answers_without_torch_and_sympy(line):
     code = (
         "import sys, atexit\n"

@@ -1,4 +1,4 @@
-"""`clearhead work`, run as a person would."""
+"""`clearhead exercise`, run in this process."""
 
 from __future__ import annotations
 
@@ -13,82 +13,86 @@ from clearhead.work import shipped
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs the command in this process: exit status, standard output, standard error."""
+    """Run the command; return the exit status, standard output and standard error."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["clearhead", "work", *arguments])
-        with pytest.raises(SystemExit) as ending:
+        monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *arguments])
+        with pytest.raises(SystemExit) as stop:
             run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
 
     return call
 
 
-def test_without_an_argument_it_lists_the_problems(run):
-    status, out, _ = run()
+def test_list_names_every_exercise(run):
+    status, out, _ = run("list")
     assert status == 0
     assert all(name in out for name in shipped())
-    assert {row["name"] for row in json.loads(run("--format", "json")[1])} == set(shipped())
+    assert {row["name"] for row in json.loads(run("list", "--json")[1])} == set(shipped())
 
 
-def test_a_sheet_in_each_format(run):
-    begins = {
+def test_solve_writes_each_format(run):
+    openings = {
         "terminal": "The length",
         "markdown": "# The length",
         "latex": "\\documentclass",
         "html": "<!doctype html>",
     }
-    for way, begin in begins.items():
-        status, out, error = run("layer-norm-identity", "--format", way, "--digits", "7")
+    for format, opening in openings.items():
+        status, out, error = run("solve", "layer-norm-identity", "--format", format, "--digits", "7")
         assert (status, error) == (0, "")
-        assert out.startswith(begin)
+        assert out.startswith(opening)
         assert "5.2500000" in out
-    document = json.loads(run("layer-norm-identity", "--format", "json")[1])
+    document = json.loads(run("solve", "layer-norm-identity", "--format", "json")[1])
     assert document["steps"][7]["exact"] == [["21/4"]] or any(s["exact"] == [["21/4"]] for s in document["steps"])
 
 
-def test_a_seed_gives_new_numbers_and_the_same_seed_the_same(run, tmp_path):
-    first, again, other = (run("layer-norm-identity", "--seed", seed, "--format", "json")[1] for seed in "778")
-    assert first == again != other
+def test_solve_with_same_seed_gives_same_numbers(run, tmp_path):
+    first, again, different = (
+        run("solve", "layer-norm-identity", "--seed", seed, "--format", "json")[1] for seed in "778"
+    )
+    assert first == again != different
     assert json.loads(first)["name"] == "layer-norm-identity-seed-7"
     mean = next(step for step in json.loads(first)["steps"] if step["key"] == "mean")["exact"][0][0]
     (tmp_path / "a.toml").write_text(f'mean = "{mean}"\n')
-    assert run("layer-norm-identity", "--seed", "7", "--check", str(tmp_path / "a.toml"))[0] == 0
-    assert run("layer-norm-identity", "--seed", "-1")[0] == 2
+    assert run("grade", "layer-norm-identity", "--seed", "7", str(tmp_path / "a.toml"))[0] == 0
+    assert run("solve", "layer-norm-identity", "--seed", "-1")[0] == 2
 
 
-def test_blank(run):
-    status, out, _ = run("layer-norm-identity", "--blank")
+def test_solve_questions_only_hides_answers(run):
+    status, out, _ = run("solve", "layer-norm-identity", "--questions-only")
     assert status == 0
     assert "21/4" not in out
     assert "________" in out
 
 
-def test_a_file_of_ones_own_and_its_answers(run, tmp_path):
+def test_grade_with_problem_file_reports_wrong_cells(run, tmp_path):
     problem, answers = tmp_path / "mine.toml", tmp_path / "answers.toml"
     problem.write_text('kind = "layer-norm"\ntitle = "Mine"\nx = [1, 3, 5]\n')
-    assert run(str(problem))[0] == 0
+    assert run("solve", str(problem))[0] == 0
     answers.write_text('mean = 3\nvariance = "8/3"\nz = ["-sqrt(6)/2", 0, 1.2247]\n')
-    status, out, _ = run(str(problem), "--check", str(answers))
+    status, out, _ = run("grade", str(problem), str(answers))
     assert status == 0
     assert "5 of 5 cells right" in out
     answers.write_text("mean = 3\nvariance = 4\n")  # divided by d − 1
-    status, out, _ = run(str(problem), "--check", str(answers))
+    status, out, _ = run("grade", str(problem), str(answers))
     assert status == 1
     assert "got 4, expected 8/3" in out
-    status, out, _ = run(str(problem), "--check", str(answers), "--format", "json")
+    status, out, _ = run("grade", str(problem), str(answers), "--json")
     assert status == 1
     assert json.loads(out)["right"] is False
 
 
-def test_a_bad_file_is_one_line_and_status_1(run, tmp_path):
+def test_invalid_problem_file_prints_one_line_and_exits_with_1(run, tmp_path):
     problem = tmp_path / "bad.toml"
     problem.write_text('kind = "attention"\nx = [[1, 2],\n [3]]\n')
-    status, out, error = run(str(problem))
+    status, out, error = run("solve", str(problem))
     assert (status, out) == (1, "")
     assert error == ("clearhead: bad.toml, line 3: row 2 of x has 1 numbers and row 1 has 2; give each row as many\n")
 
 
-def test_wrong_usage_is_status_2(run):
-    assert run("sort-dedup", "--format", "pdf")[0] == 2
+def test_wrong_usage_exits_with_2(run, tmp_path):
+    assert run("solve", "sort-dedup", "--format", "pdf")[0] == 2
+    assert run("grade", "sort-dedup")[0] == 2
+    assert run("grade", "multi-head", "a.py", "b.py")[0] == 2

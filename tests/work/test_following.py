@@ -152,7 +152,7 @@ def test_what_nothing_follows_from_is_wrong_and_no_error():
 @pytest.fixture
 def run(monkeypatch, capsys):
     def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["clearhead", "work", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:
             run_command()
         shown = capsys.readouterr()
@@ -163,7 +163,7 @@ def run(monkeypatch, capsys):
 
 def test_the_same_answers_as_toml_json_csv_and_a_filled_sheet(tmp_path, run):
     norm = solve("layer-norm-identity")
-    sheet = json.loads(run("layer-norm-identity", "--blank", "--json")[1])
+    sheet = json.loads(run("solve", "layer-norm-identity", "--questions-only", "--json")[1])
     for step in sheet["steps"]:
         if step["key"] in ("mean", "z"):
             step["exact"] = {"mean": [["7/2"]], "z": [["-5/sqrt(21)", "-3/sqrt(21)", "0.2182", ""]]}[step["key"]]
@@ -196,12 +196,12 @@ def test_a_class_has_a_table_its_common_mistakes_and_nothing_lost(tmp_path, run)
     assert {m.student: m.credit for m in marks.students} == {"ada": 1, "bob": 2, "cyd": 4, "dan": 1}
     assert [(n, key) for n, key, _ in marks.mistakes] == [(2, "variance")]
     assert [name for name, _ in marks.unread] == ["eve.toml"]
-    for arguments in (("--check", *names), ("--check", tmp_path)):
-        status, out, _ = run("layer-norm-identity", *arguments)
+    for arguments in (names, [tmp_path]):
+        status, out, _ = run("grade", "layer-norm-identity", *arguments)
         assert status == 1
         assert "2 students, variance: The variance was divided by d − 1" in out
-        assert "not marked: eve.toml" in out
-    document = json.loads(run("layer-norm-identity", "--check", tmp_path, "--json")[1])
+        assert "not graded: eve.toml" in out
+    document = json.loads(run("grade", "layer-norm-identity", tmp_path, "--json")[1])
     assert [s["student"] for s in document["students"]] == ["ada", "cyd", "dan", "bob"]
     assert document["unread"][0]["file"] == "eve.toml"
 
@@ -219,11 +219,11 @@ def test_answer_files_that_cannot_be_read(tmp_path, run):
         (tmp_path / name).write_text(content)
         with pytest.raises(ProblemError, match=why):
             mark(norm, tmp_path / name)
-    status, out, error = run("layer-norm-identity", "--check", tmp_path / "c.json")
+    status, out, error = run("grade", "layer-norm-identity", tmp_path / "c.json")
     assert (status, out) == (1, "")
     assert "c.json: the key 'zz' is unknown" in error
     (tmp_path / "none").mkdir()
-    assert "has no answer files" in run("layer-norm-identity", "--check", tmp_path / "none")[2]
+    assert "has no answer files" in run("grade", "layer-norm-identity", tmp_path / "none")[2]
 
 
 def test_infinity_of_the_wrong_sign_is_marked_and_explained():

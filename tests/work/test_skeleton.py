@@ -153,19 +153,19 @@ def test_programs_that_cannot_be_graded(tmp_path):
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["clearhead", "work", "skeleton", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:
             run_command()
         return int(ending.value.code or 0), capsys.readouterr().out
 
-    assert all(name in run()[1] for name in NAMES)
-    assert run("attention")[1] == skeleton("attention")
+    assert all(name in run("starter")[1] for name in NAMES)
+    assert run("starter", "attention")[1] == skeleton("attention")
     mine = tmp_path / "mine.py"
     mine.write_text(OWN.replace(" / width ** 0.5", ""))
-    status, out = run("multi-head", "--check", mine)
+    status, out = run("grade", "multi-head", mine)
     assert status == 1
     assert "The scores are not scaled" in out
-    assert json.loads(run("multi-head", "--check", mine, "--json")[1])["because"]
+    assert json.loads(run("grade", "multi-head", mine, "--json")[1])["because"]
     mine.write_text(OWN)
-    status, out = run("multi-head", "--check", mine)
+    status, out = run("grade", "multi-head", mine)
     assert (status, out.splitlines()[-1]) == (0, "5 of 5 cases right")
