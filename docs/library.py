@@ -57,7 +57,11 @@ COMMANDS = {
     "generate": "generate ROMEO: --max-new 20",
     "look": "look sort-dedup 'D A A'",
     "walk": "walk sort-dedup 'D A'",
+    "exercise list": "exercise list",
     "exercise solve": "exercise solve attention-by-hand",
+    "exercise grade": "exercise grade layer-norm-identity {folder}/answers.toml",
+    "exercise starter": "exercise starter layer-norm",
+    "exercise schema": "exercise schema layer-norm",
     "exam": "exam --from 000 --seed 7 --out {folder}/exam.pdf",
     "mask": "mask 'causal() & (window(3, 0) | every(4))' --n 12",
     "cost": "cost tiny-decoder --tokens 32",
@@ -67,6 +71,7 @@ COMMANDS = {
     "claims coverage": "claims coverage",
     "claims quiz": "claims quiz -n 1",
     "course list": "course list",
+    "course show": "course show 001",
     "models": "models",
     "data": "data",
     "train-tokenizer": "train-tokenizer {folder}/book.txt --out {folder}/tokenizer --vocab-size 300",
@@ -295,6 +300,7 @@ def commands() -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as people, tempfile.TemporaryDirectory() as programs:
         for folder in (people, programs):
             Path(folder, "book.txt").write_text("To be, or not to be, that is the question.\n" * 40, encoding="utf-8")
+            Path(folder, "answers.toml").write_text('mean = 3.5\nvariance = "21/4"\n', encoding="utf-8")
         for name, line in COMMANDS.items():
             document = ran(*shlex.split(line.format(folder=programs)), "--json") if "--json" in helps[name] else "null"
             told = ran(*shlex.split(line.format(folder=people))).replace(f"{people}/", "")
