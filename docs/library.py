@@ -263,9 +263,9 @@ def files() -> tuple[str, str]:
     for kind in (training.TrainConfig, *_subclasses(DataConfig)):
         parts += [f"### `{kind.__name__}`", prose(inspect.getdoc(kind) or ""), _field_table(kind)]
     parts += ["## Sheets: `problem.toml`", "`clearhead exercise new my.toml KIND` writes a commented template."]
-    for one in (None, *schema.KINDS):
+    for one in (None, *schema.PROBLEM_TYPES):
         says, keys = schema.schema(one)
-        rows = [(f"`{k.name}`", "optional" if k.optional else "", prose(k.says), f"`{k.example}`") for k in keys]
+        rows = [(f"`{k.name}`", "optional" if k.optional else "", prose(k.description), f"`{k.example}`") for k in keys]
         parts += [f"### {one or 'every kind'}", prose(says), table(("key", "", "what it is", "example"), rows)]
     return "files", "\n\n".join(parts)
 

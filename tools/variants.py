@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from clearhead.work import Work, mark_text, shipped, solve, variant
+from clearhead.work import Worksheet, bundled_problems, grade_text, solve, variant
 from clearhead.work.grading import numeric_columns
 from clearhead.work.numbers import decimal, text
 
@@ -20,12 +20,12 @@ LONGEST = 300
 PLACES = 12
 
 
-def answers(work: Work) -> str:
+def answers(work: Worksheet) -> str:
     """An answer file with every cell of every question: exact where that is short, else rounded to twelve places."""
 
     lines = []
     for step in work.steps:
-        if not step.given:
+        if not step.is_given:
             rows = [[_written(x) for x in row] for row in numeric_columns(step).cells]
             lines.append(f"{step.key} = {json.dumps(rows, ensure_ascii=False)}\n")
     return "".join(lines)
@@ -49,7 +49,7 @@ def _parts(x: Any) -> int:
     return number
 
 
-def content(work: Work) -> str:
+def content(work: Worksheet) -> str:
     """What a student sees of a sheet, without its name."""
     return repr([(step.key, step.grid.rows, step.grid.cells) for step in work.steps])
 
@@ -62,12 +62,12 @@ def faults(name: str, seeds: range) -> list[str]:
         work = solve(variant(name, seed))
         if not work.agrees:
             found.append(f"seed {seed}: " + "; ".join(check.sentence for check in work.checks))
-        marks = mark_text(work, answers(work))
+        marks = grade_text(work, answers(work))
         if not marks.is_right or marks.unanswered:
             found.append(f"seed {seed}: its own answers are not all right: {marks}")
-        same = seen.setdefault(content(work), f"seed {seed}")
-        if same != f"seed {seed}":
-            found.append(f"seed {seed}: the same sheet as {same}")
+        is_equal = seen.setdefault(content(work), f"seed {seed}")
+        if is_equal != f"seed {seed}":
+            found.append(f"seed {seed}: the same sheet as {is_equal}")
     return found
 
 
@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", type=int, default=100)
     wanted = parser.parse_args()
     wrong = 0
-    for name in [wanted.sheet] if wanted.sheet else shipped():
+    for name in [wanted.sheet] if wanted.sheet else bundled_problems():
         begun = time.monotonic()
         found = faults(name, range(wanted.seeds))
         wrong += len(found)

@@ -20,16 +20,16 @@ E = [*exact.eye(4), *exact.matrix("0 0 0 0; 0 0 0 0")]
 NAMES = ["A", "B", "C", "D", "<START>", "<STOP>"]
 SEQUENCE = ["D", "A", "A", "<START>", "A", "D", "<STOP>"]
 X = [E[NAMES.index(s)] for s in SEQUENCE]
-Q = exact.times(X, W)
-SCORES = exact.times(Q, exact.transpose(Q))
+Q = exact.matmul(X, W)
+SCORES = exact.matmul(Q, exact.transpose(Q))
 
 
 P = exact.attention(Q, Q, exact.eye(7), causal=True, by=exact.hardest)  # causal argmax attention
 
 
 def logits(w_o: exact.Matrix | None = None, heads: int = 1) -> exact.Matrix:
-    z = [row * heads for row in exact.times(P, Q)]
-    return exact.times(exact.times(z, W_O if w_o is None else w_o), exact.transpose(E))
+    z = [row * heads for row in exact.matmul(P, Q)]
+    return exact.matmul(exact.matmul(z, W_O if w_o is None else w_o), exact.transpose(E))
 
 
 def loss(rows: exact.Matrix, first: int) -> sp.Expr:
@@ -68,7 +68,7 @@ def dedup_attention_printed(t: Trial) -> None:
 
     Row sums of the printed matrix, in fractions, and comparison with the computed one."""
     t.equal("sum of the last printed row", sum([sp.Rational(1, 7)] * 8), 1)
-    t.draw(Grid("Causal argmax attention", exact.tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
+    t.draw(Grid("Causal argmax attention", exact.to_tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
     t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [sp.Rational(1, 7)] * 7)
 
 
@@ -82,8 +82,8 @@ def dedup_attention(t: Trial) -> None:
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
     t.equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
-    ours = one_head(exact.tensor(Q), exact.tensor(Q), mask=causal(), weights=Hard())
-    t.below("attend with Hard()", apart(ours, exact.tensor(expected)), 1e-15, "largest difference {:.1e}")
+    ours = one_head(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
+    t.below("attend with Hard()", apart(ours, exact.to_tensor(expected)), 1e-15, "largest difference {:.1e}")
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -91,7 +91,7 @@ def dedup_values(t: Trial) -> None:
     """Z = PV is the printed 7 × 2 matrix.
 
     PV in fractions."""
-    t.equal("PV", exact.times(P, Q), exact.matrix("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7"), exact.show)
+    t.equal("PV", exact.matmul(P, Q), exact.matrix("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7"), exact.show)
 
 
 @claim(FINAL, f"{PLACE}.3")
@@ -99,7 +99,7 @@ def dedup_representations(t: Trial) -> None:
     """R = Z W_O is the printed matrix.
 
     Z W_O in fractions against the printed rows."""
-    r = exact.times(exact.times(P, Q), W_O)
+    r = exact.matmul(exact.matmul(P, Q), W_O)
     p = exact.matrix("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
     t.case("rows", f"{len(r)}, printed {len(p)}", r == p)
     correct = "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right."
@@ -166,8 +166,8 @@ def dedup_two_heads(t: Trial) -> None:
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
-    x, e, w_o = (exact.tensor(m) for m in (X, E, W_O))
-    parts = {name: exact.tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
+    x, e, w_o = (exact.to_tensor(m) for m in (X, E, W_O))
+    parts = {name: exact.to_tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = (x @ w for w in parts.values())
     out = one_head(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])

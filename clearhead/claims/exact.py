@@ -13,11 +13,23 @@ from typing import Any
 
 import sympy as sp
 
-from clearhead.work.algebra import Matrix, eye, masked, softmax, tensor, times, transpose
+from clearhead.work.algebra import Matrix, eye, mask_scores, matmul, softmax, to_tensor, transpose
 
 __all__ = [
-    "Matrix", "attention", "expectation", "eye", "hardest", "matrix", "pair", "show", "simplex", "softmax", "tensor",
-    "times", "transpose", "weights",
+    "Matrix",
+    "attention",
+    "expectation",
+    "eye",
+    "hardest",
+    "matmul",
+    "matrix",
+    "pair",
+    "show",
+    "simplex",
+    "softmax",
+    "to_tensor",
+    "transpose",
+    "weights",
 ]  # fmt: skip
 
 
@@ -41,10 +53,10 @@ def attention(
     q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Any]] = weights
 ) -> Matrix:
     """Attention of every query over every key, or over the keys up to its own place."""
-    scores = times(q, transpose(k))
+    scores = matmul(q, transpose(k))
     if causal:
-        scores = masked(scores, [[j <= i for j in range(len(k))] for i in range(len(q))])
-    return times([by(row) for row in scores], v)
+        scores = mask_scores(scores, [[j <= i for j in range(len(k))] for i in range(len(q))])
+    return matmul([by(row) for row in scores], v)
 
 
 def show(a: Sequence[Any]) -> str:

@@ -21,7 +21,7 @@ def attention_linear(t: Trial) -> None:
     f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.
     Holds when the weights are held fixed (linear in the values); as a function of its input it is not linear."""
     x, double = exact.eye(2), exact.matrix("2 0; 0 2")
-    twice = exact.times(exact.attention(x, x, x), double)
+    twice = exact.matmul(exact.attention(x, x, x), double)
     t.equal("values doubled", exact.attention(x, x, double), twice, exact.show)
     found = exact.attention(double, double, double)
     t.case("input doubled", exact.pair(found, twice, ", not "), found == twice, inside=False)
@@ -63,7 +63,7 @@ def ffn_mixes_features(t: Trial) -> None:
         ("attention, weights fixed, W_V = (1 2; 0 1)", "1 2; 0 1", True),
         ("attention, weights of the tokens, W_V = 1", "1 0; 0 1", False),
     ):
-        values = [exact.times(tokens, exact.matrix(w_v)) for tokens in (x, moved)]
+        values = [exact.matmul(tokens, exact.matrix(w_v)) for tokens in (x, moved)]
         matched = [exact.matrix("0; 0; 0")] * 2 if fixed else [x, moved]
         shown = touched(*(exact.attention(m, m, v) for m, v in zip(matched, values, strict=True)))
         t.case(name, shown, "positions [1, 2, 3]" in shown)
@@ -72,7 +72,7 @@ def ffn_mixes_features(t: Trial) -> None:
     with torch.no_grad():
         for weight in (ffn.up.weight, ffn.down.weight):
             weight.fill_(1.0)
-        before, after = (ffn(exact.tensor(tokens)).tolist() for tokens in (x, moved))
+        before, after = (ffn(exact.to_tensor(tokens)).tolist() for tokens in (x, moved))
     t.equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
 
 

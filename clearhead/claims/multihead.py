@@ -11,7 +11,7 @@ from clearhead.attention import MultiHeadAttention, attend
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import ANSWERED, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, n_parameters, slope
-from clearhead.work.kinds.counts import reached
+from clearhead.work.kinds.counts import count_reachable
 
 n = sp.symbols("n", positive=True)  # tokens
 
@@ -133,7 +133,7 @@ def not_one_average(t: Trial) -> None:
     """Multi-head attention is not a single weighted average of the values.
 
     Two values (1, 0) and (0, 1), hard heads that choose different tokens, W_O = I, in fractions."""
-    first, second = (exact.times([exact.hardest(scores)], exact.eye(2))[0] for scores in ([1, 0], [0, 1]))
+    first, second = (exact.matmul([exact.hardest(scores)], exact.eye(2))[0] for scores in ([1, 0], [0, 1]))
     out, same = [first[0], second[1]], [first[0], first[1]]
     t.case("output; an average of the values would sum to 1", f"{exact.show(out)}, sum {sum(out)}", sum(out) != 1)
     t.note(f"heads that choose alike give {exact.show(same)}, which is an average")
@@ -147,10 +147,12 @@ def receptive_field(t: Trial) -> None:
     The set of inputs that reach a node, built layer by layer: choices without overlap, and choices with it.
     Holds when no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an upper bound."""
     for k, n in ((1, 3), (2, 3), (3, 2)):
-        t.equal(f"k = {k}, n = {n}, {(k + 1) ** n} tokens, no overlap", reached(k, n, (k + 1) ** n), (k + 1) ** n)
-    t.equal("k = 1, n = 1, one token", reached(1, 1, 1), 2, "{}, not 2", inside=False)
-    t.equal("k = 1, n = 3, 5 tokens", reached(1, 3, 5), 8, "{}, not 8", inside=False)
-    curves = {f"{k} head{'s' if k > 1 else ''}": [reached(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)}
+        t.equal(
+            f"k = {k}, n = {n}, {(k + 1) ** n} tokens, no overlap", count_reachable(k, n, (k + 1) ** n), (k + 1) ** n
+        )
+    t.equal("k = 1, n = 1, one token", count_reachable(1, 1, 1), 2, "{}, not 2", inside=False)
+    t.equal("k = 1, n = 3, 5 tokens", count_reachable(1, 3, 5), 8, "{}, not 8", inside=False)
+    curves = {f"{k} head{'s' if k > 1 else ''}": [count_reachable(k, n, 20) for n in range(1, 6)] for k in (1, 2, 3)}
     t.draw(Lines("Inputs reached, 20 tokens", "layers", "tokens", (1, 2, 3, 4, 5), curves))
 
 
@@ -221,7 +223,7 @@ def heads_redundancy(t: Trial) -> None:
     silenced, and what is left says which tokens can still be told apart."""
     # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
     alike, other = (
-        [[0, *exact.times([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
+        [[0, *exact.matmul([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
         for scores in ([1, 0], [0, 1])
     )
     what = "heads that look at the same token: outputs for a first value of 3 and of 4"

@@ -18,7 +18,7 @@ WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
 
 def self_attention(x: exact.Matrix, *, causal: bool = False) -> exact.Matrix:
     """One layer, projections that are neither symmetric nor the identity, in fractions."""
-    q, k, v = (exact.times(x, exact.matrix(w)) for w in ("1 0; 1 1", "0 1; 1 0", "1 2; 0 1"))
+    q, k, v = (exact.matmul(x, exact.matrix(w)) for w in ("1 0; 1 1", "0 1; 1 0", "1 2; 0 1"))
     return exact.attention(q, k, v, causal=causal)
 
 
@@ -157,9 +157,9 @@ def weights_from_dot_products(t: Trial) -> None:
     identity, and with two other matrices.
     Holds when W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys."""
     x = exact.matrix("1 0; 0 1; 2 1")
-    turned, unit = exact.times(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
+    turned, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
     for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
-        sides = [[exact.times(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, turned)]
+        sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, turned)]
         before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
         what = f"{name}: first row before and after"
         t.case(what, exact.pair(before[0], after[0]), before == after, inside=wq == unit)

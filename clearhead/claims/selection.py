@@ -46,7 +46,7 @@ def selected_value(t: Trial) -> None:
 
     Column 1 of V·A in fractions, with the homework's columns as queries."""
     v, a = exact.matrix("1 4 7; 2 5 8"), exact.matrix("0 1 0; 1 0 0; 0 0 1")
-    first, second = [row[0] for row in exact.times(v, a)], [row[1] for row in v]
+    first, second = [row[0] for row in exact.matmul(v, a)], [row[1] for row in v]
     t.case("h₁ and v₂", exact.pair(first, second), first == second)
 
 
@@ -89,7 +89,7 @@ def cats_to_mask(t: Trial) -> None:
     v = exact.matrix("1 0; 0 1; 0 0; 2 2")  # The, cats, [MASK], running
     flat, to_mask, to_cats = exact.matrix("1/4 1/4 1/4 1/4; 0 0 1 0; 0 1 0 0")
     rows = [flat] * 4, [flat, to_mask, flat, flat], [flat, flat, to_cats, flat]
-    base, one, other = (exact.times(weights, v)[2] for weights in rows)
+    base, one, other = (exact.matmul(weights, v)[2] for weights in rows)
     shown = f"{exact.pair(base, other, ' → ')}, the value of 'cats'"
     t.case("the query at [MASK] looks at 'cats': output at [MASK]", shown, other != base and other == v[1])
     what = "the query at 'cats' looks at [MASK]: output at [MASK]"

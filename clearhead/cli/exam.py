@@ -28,10 +28,10 @@ def exam(
 
     A file of one's own has a title and a table question for each sheet, with the keys sheet (a shipped one or a problem
     file), points and, where not all steps are asked, steps. Answers are graded by clearhead exercise grade."""
-    from clearhead.work.exam import exam_from, read_exam, write_exam
+    from clearhead.work.exam import exam_from_document, read_exam, write_exam
 
     with writing(out):
-        chosen = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from(questions)
+        chosen = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
         written = write_exam(chosen, out, seed=seed, variants=variants)
     sheets, files = [{"sheet": task.sheet, "points": task.points} for task in chosen.tasks], list(map(str, written))
     answer(json, {"title": chosen.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")

@@ -28,7 +28,7 @@ Seed = Annotated[int | None, option("New numbers of the same difficulty; the sam
 @exercise.command("list")
 def list_exercises(json: Json = False) -> None:
     """List the bundled exercises."""
-    titles = ch.work.shipped()
+    titles = ch.work.bundled_problems()
     document = [{"name": name, "title": title} for name, title in titles.items()]
     answer(json, document, table(("exercise", "title"), titles.items()))
 
@@ -95,10 +95,10 @@ def starter(
     from clearhead.work import skeleton
 
     if name is None:
-        titles = skeleton.skeletons()
+        titles = skeleton.starters()
         document = [{"name": key, "title": title} for key, title in titles.items()]
         return answer(json, document, table(("starter", "title"), titles.items()))
-    code = skeleton.skeleton(name)
+    code = skeleton.starter_code(name)
     if json:
         return show_json({"name": name, "code": code})
     show_picture(code)
@@ -128,7 +128,7 @@ def show_schema(
     """List the keys of a problem file."""
     from clearhead.work import schema
 
-    types = [schema.known(word) for word in problem_types] if problem_types else [None, *schema.KINDS]
+    types = [schema.require_type(word) for word in problem_types] if problem_types else [None, *schema.PROBLEM_TYPES]
     schemas = {problem_type or "every type": schema.schema(problem_type) for problem_type in types}
     if json:
         document = {
@@ -137,20 +137,20 @@ def show_schema(
         }
         return show_json(document)
     for problem_type, (description, keys) in schemas.items():
-        rows = [(key.name, "optional" if key.optional else "", key.says, key.example) for key in keys]
+        rows = [(key.name, "optional" if key.optional else "", key.description, key.example) for key in keys]
         title = f"{problem_type}: {description}"
         console.print(table(("key", "", "description", "example"), rows, title=title))
         console.print()
 
 
-def _worksheet(name: str, seed: int | None) -> ch.work.Work:
+def _worksheet(name: str, seed: int | None) -> ch.work.Worksheet:
     return ch.work.solve(name if seed is None else ch.work.variant(name, seed))
 
 
 def _grade_program(name: str, file: Path, json: bool) -> None:
     from clearhead.work import skeleton
 
-    graded = skeleton.grade(name, file)
+    graded = skeleton.grade_program(name, file)
     if json:
         show_json(graded.to_dict())
     else:
@@ -158,12 +158,12 @@ def _grade_program(name: str, file: Path, json: bool) -> None:
     raise typer.Exit(0 if graded.is_right else 1)
 
 
-def _grade_answers(worksheet: ch.work.Work, files: list[Path], json: bool) -> None:
+def _grade_answers(worksheet: ch.work.Worksheet, files: list[Path], json: bool) -> None:
     """Print one student's grades cell by cell, or a table of a class."""
-    grades = ch.work.mark_class(worksheet, files)
+    grades = ch.work.grade_class(worksheet, files)
     student = grades.students[0] if len(files) == len(grades.students) == 1 else None
     if student is None and len(files) == 1 and grades.unread:
-        ch.work.mark(worksheet, files[0])  # raises with the reason
+        ch.work.grade_file(worksheet, files[0])  # raises with the reason
     if json:
         show_json((student or grades).to_dict())
     elif student is not None:

@@ -17,7 +17,7 @@ from clearhead.config import Value
 from clearhead.errors import ConfigError
 from clearhead.explore.run import RequestContext
 from clearhead.values import Natural, require
-from clearhead.work.algebra import Matrix, floats, masked, softmax, times, transpose
+from clearhead.work.algebra import Matrix, mask_scores, matmul, softmax, to_floats, transpose
 from clearhead.work.numbers import Number, as_float, read_number, text
 
 _MOST_TEXT = 40
@@ -67,20 +67,20 @@ def hand(given: Hand, context: RequestContext) -> dict[str, Any]:
     context.checkpoint()
     over = [[sympy.Add(*map(sympy.Mul, row, column)) for column in transpose(x)] for row in tops]
     exact = {"x": x, "queries": queries, "keys": keys, "scores": scores}
-    answer: dict[str, Any] = {name: {"exact": _texts(m), "values": floats(m)} for name, m in exact.items()}
+    answer: dict[str, Any] = {name: {"exact": _texts(m), "values": to_floats(m)} for name, m in exact.items()}
     answer["weights"] = {"exact": _texts(tops), "values": weights}
     answer["outputs"] = {"exact": _texts(over), "values": _shares(over, sums)}
     if beta != 0 and not beta.is_infinite:
-        answer["sums"] = {"exact": _texts([[Z] for Z in sums]), "values": floats([[Z] for Z in sums])}
+        answer["sums"] = {"exact": _texts([[Z] for Z in sums]), "values": to_floats([[Z] for Z in sums])}
     return answer | {"allowed": allowed, "moved": moved, "kind": _kind(tops, allowed, beta)}
 
 
 def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) -> tuple[Matrix, Matrix]:
     """Scores, and of each weight what stands over the sum of its row: the weight itself in the limits of β."""
-    scores = times(q, transpose(k))
+    scores = matmul(q, transpose(k))
     if beta == 0 or beta.is_infinite:
         limit = sympy.oo if beta == 0 else sympy.Integer(0)
-        return scores, [softmax(row, limit) for row in masked(scores, allowed)]
+        return scores, [softmax(row, limit) for row in mask_scores(scores, allowed)]
     most = as_float(beta) * max(abs(as_float(score)) for row in scores for score in row)
     require(most <= 500, f"β times a score is {most:.4g}; expected at most 500, or β = inf")
     return scores, [
@@ -90,7 +90,7 @@ def _attention(q: Matrix, k: Matrix, allowed: list[list[bool]], beta: Number) ->
 
 
 def _shares(tops: Matrix, sums: list[Number]) -> list[list[float]]:
-    return [[top / (as_float(Z) or 1.0) for top in row] for row, Z in zip(floats(tops), sums, strict=True)]
+    return [[top / (as_float(Z) or 1.0) for top in row] for row, Z in zip(to_floats(tops), sums, strict=True)]
 
 
 def _number(cell: str, what: str, *, infinite: bool = False) -> Number:

@@ -12,7 +12,7 @@ from clearhead.claims.ledger import THEMES, VERDICTS
 from clearhead.config import Value
 from clearhead.explore.run import EmptyRequest, RequestContext, Seed
 from clearhead.values import UNFIT, fit, require
-from clearhead.work.show.layout import Style, blocks, closing
+from clearhead.work.show.layout import Style, closing_sections, step_blocks
 
 _MOST_CELLS = 2000
 Matrix = tuple[tuple[str, ...], ...]
@@ -47,22 +47,28 @@ def claim(given: Named, context: RequestContext) -> dict[str, Any]:
 
 def sheets(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """The problems that can be worked."""
-    return {"sheets": [{"name": name, "title": words} for name, words in work.shipped().items()]}
+    return {"sheets": [{"name": name, "title": words} for name, words in work.bundled_problems().items()]}
 
 
 def sheet(given: Named, context: RequestContext) -> dict[str, Any]:
     """A sheet with empty boxes, and its solution beside it for when it is asked for."""
     solved = _solved(given)
     context.checkpoint()
-    asked, shown = blocks(solved, Style(blank=True)), blocks(solved, Style())
+    asked, shown = step_blocks(solved, Style(questions_only=True)), step_blocks(solved, Style())
     steps = [
-        _told(one.step, "key", "title", "formula", "symbol", "given")
-        | {"single": one.step.grid.is_one, "rows": one.rows, "columns": one.columns, "cells": one.exact}
+        _told(one.step, "key", "title", "formula", "symbol")
+        | {
+            "given": one.step.is_given,
+            "single": one.step.grid.is_scalar,
+            "rows": one.rows,
+            "columns": one.columns,
+            "cells": one.exact,
+        }
         | _told(full, "exact", "decimals", "legend", "note")
         for one, full in zip(asked, shown, strict=True)
     ]
     about = _told(solved, "name", "title", "source") | {"question": " ".join(solved.question.split())}
-    return about | {"steps": steps, "closing": closing(solved, Style())}
+    return about | {"steps": steps, "closing": closing_sections(solved, Style())}
 
 
 def marks(given: Answers, context: RequestContext) -> dict[str, Any]:
@@ -74,14 +80,14 @@ def marks(given: Answers, context: RequestContext) -> dict[str, Any]:
         require(fits, f"the answer to {key[:40]!r} is no matrix; expected rows of cells, each a text")
     # The file that `work` marks; cells are text, which it reads as numbers.
     lines = [f"{json.dumps(key)} = {json.dumps(rows)}" for key, rows in given.answers.items()]
-    return work.mark_text(_solved(given), "\n".join(lines)).to_dict()
+    return work.grade_text(_solved(given), "\n".join(lines)).to_dict()
 
 
 def _told(thing: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _solved(given: Named) -> work.Work:
-    known = work.shipped()
+def _solved(given: Named) -> work.Worksheet:
+    known = work.bundled_problems()
     require(given.name in known, f"there is no sheet {given.name[:40]!r}; there are {', '.join(known)}")
     return work.solve(work.variant(given.name, given.seed) if given.seed else given.name)

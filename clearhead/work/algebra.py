@@ -16,17 +16,17 @@ from torch import Tensor
 
 from clearhead import masks
 from clearhead.errors import ConfigError
-from clearhead.work.numbers import Number, as_float, close_to, same
+from clearhead.work.numbers import Number, as_float, evaluate, is_equal
 
 V = TypeVar("V")
 Matrix = list[list[Number]]
 DIGITS = 60
 _MOST_NODES = 400
-_NOTHING = sympy.Float("1e-45")
+_EPSILON = sympy.Float("1e-45")
 _TIE = 1e-9
 
 
-class LanguageError(ConfigError):
+class ExpressionError(ConfigError):
     """Text that is no expression of the language of derivations, or one that cannot be worked."""
 
 
@@ -37,14 +37,14 @@ class Algebra(Generic[V]):
     number: Callable[[int], V]
     table: Callable[[list[list[V]]], V]
     jacobian: Callable[[Callable[[V], V], V], V]
-    signs: Mapping[str, Callable[..., V]]
+    operators: Mapping[str, Callable[..., V]]
     functions: Mapping[str, Callable[..., V]]
 
 
 # ---------------------------------------------------------------------- exact numbers
 
 
-def tidy(x: Number) -> Number:
+def simplify(x: Number) -> Number:
     """Roots are multiplied out; fractions of exponentials get one denominator. Long expressions are left alone."""
     if x.is_Rational or x.is_Atom or x.has(sympy.Float, sympy.tanh) or sympy.count_ops(x) > 150:
         return x
@@ -53,30 +53,30 @@ def tidy(x: Number) -> Number:
     return sympy.radsimp(sympy.expand(x))
 
 
-def kept(x: Number) -> Number:
+def simplify_or_round(x: Number) -> Number:
     """The number in a form that people can read, or sixty digits of it; digits that cancel are nothing. What holds
     letters is left as it came: it is compared or differentiated, and tidying it takes longest."""
     if x.is_Float:
-        return sympy.S.Zero if abs(x) < _NOTHING else x
+        return sympy.S.Zero if abs(x) < _EPSILON else x
     if x.is_Rational or x.free_symbols:
         return x
-    return close_to(x, DIGITS) if _is_long(x := tidy(x)) else x
+    return evaluate(x, DIGITS) if _is_long(x := simplify(x)) else x
 
 
 def _is_long(x: Number) -> bool:
     """Whether a form has many parts, or a root of what is itself no fraction."""
-    nodes, waiting = 0, [x]
-    while waiting and nodes <= _MOST_NODES:
+    nodes, pending = 0, [x]
+    while pending and nodes <= _MOST_NODES:
         nodes += 1
-        part = waiting.pop()
+        part = pending.pop()
         if part.is_Float or (part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and not part.base.is_Rational):
             return not (part.is_Pow and part.base == sympy.E)
-        waiting += part.args
+        pending += part.args
     return nodes > _MOST_NODES
 
 
-def is_above(a: Number, b: Number) -> bool:
-    return a != b and bool(close_to(a - b, 40) > 0)
+def is_greater(a: Number, b: Number) -> bool:
+    return a != b and bool(evaluate(a - b, 40) > 0)
 
 
 def _largest(values: Sequence[Number]) -> Number:
@@ -84,31 +84,31 @@ def _largest(values: Sequence[Number]) -> Number:
         return sympy.Max(*values)
     best = values[0]
     for value in values[1:]:
-        best = value if is_above(value, best) else best
+        best = value if is_greater(value, best) else best
     return best
 
 
-def times(a: Matrix, b: Matrix, form: Callable[[Number], Number] = tidy) -> Matrix:
+def matmul(a: Matrix, b: Matrix, form: Callable[[Number], Number] = simplify) -> Matrix:
     columns = transpose(b)
     return [[form(sympy.Add(*[x * y for x, y in zip(row, column, strict=True)])) for column in columns] for row in a]
 
 
 def eye(size: int) -> Matrix:
-    return _where(lambda i, j: i == j, size, size)
+    return _indicator(lambda i, j: i == j, size, size)
 
 
 def transpose(a: Matrix) -> Matrix:
     return [list(column) for column in zip(*a, strict=True)]
 
 
-def beside(*parts: Matrix) -> Matrix:
+def hstack(*parts: Matrix) -> Matrix:
     """Matrices with as many rows each, one to the right of the other."""
     if len({len(part) for part in parts}) > 1:
-        raise LanguageError("matrices side by side need as many rows each")
+        raise ExpressionError("matrices side by side need as many rows each")
     return [[x for row in rows for x in row] for rows in zip(*parts, strict=True)]
 
 
-def masked(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
+def mask_scores(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
     """The scores, and −∞ where a query may not attend."""
     pairs = zip(scores, allowed, strict=True)
     return [[score if may else -sympy.oo for score, may in zip(*row, strict=True)] for row in pairs]
@@ -117,100 +117,103 @@ def masked(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
 def softmax(values: Sequence[Number], temperature: Number = sympy.S.One) -> list[Number]:
     """One row of weights, 0 where a score is −∞, also where all are; both limits of the temperature are exact. Ties are
     found exactly, not to rounding."""
-    open_ = [i for i, value in enumerate(values) if value != -sympy.oo]
-    if not open_:
+    allowed = [i for i, value in enumerate(values) if value != -sympy.oo]
+    if not allowed:
         return [sympy.S.Zero for _ in values]
     if temperature == 0 or temperature.is_infinite:
         if temperature == 0:
-            best = _largest([values[i] for i in open_])
-            open_ = [i for i in open_ if same(values[i], best)]
-        return [sympy.Rational(int(i in open_), len(open_)) for i in range(len(values))]
-    powers = {i: sympy.exp(values[i] if temperature == 1 else tidy(values[i] / temperature)) for i in open_}
-    whole = sympy.Add(*powers.values())
-    return [powers[i] / whole if i in powers else sympy.S.Zero for i in range(len(values))]
+            best = _largest([values[i] for i in allowed])
+            allowed = [i for i in allowed if is_equal(values[i], best)]
+        return [sympy.Rational(int(i in allowed), len(allowed)) for i in range(len(values))]
+    powers = {i: sympy.exp(values[i] if temperature == 1 else simplify(values[i] / temperature)) for i in allowed}
+    total = sympy.Add(*powers.values())
+    return [powers[i] / total if i in powers else sympy.S.Zero for i in range(len(values))]
 
 
-def floats(a: Sequence[Sequence[Number]]) -> list[list[float]]:
+def to_floats(a: Sequence[Sequence[Number]]) -> list[list[float]]:
     return [[as_float(x) for x in row] for row in a]
 
 
-def tensor(a: Matrix) -> Tensor:
-    return torch.tensor(floats(a), dtype=torch.float64)
+def to_tensor(a: Matrix) -> Tensor:
+    return torch.tensor(to_floats(a), dtype=torch.float64)
 
 
 def difference(exact: Sequence[Sequence[Number]], computed: Tensor | Sequence[Sequence[float]]) -> float:
     """The largest difference, relative to the largest number where that is above 1."""
-    numbers, others = floats(exact), computed.tolist() if isinstance(computed, Tensor) else computed
+    numbers, computed_values = to_floats(exact), computed.tolist() if isinstance(computed, Tensor) else computed
     size = max([1.0, *[abs(x) for row in numbers for x in row]])
-    pairs = [pair for rows in zip(numbers, others, strict=True) for pair in zip(*rows, strict=True)]
+    pairs = [pair for rows in zip(numbers, computed_values, strict=True) for pair in zip(*rows, strict=True)]
     worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
     return worst if worst == worst else float("inf")  # NaN agrees with nothing
 
 
 def scalar(a: Matrix) -> Number:
     if len(a) != 1 or len(a[0]) != 1:
-        raise LanguageError(f"a number is wanted where there is a {len(a)}×{len(a[0])} matrix")
+        raise ExpressionError(f"a number is wanted where there is a {len(a)}×{len(a[0])} matrix")
     return a[0][0]
 
 
 def _size(a: Matrix) -> int:
     number = scalar(a)
     if not number.is_Integer or not 0 < number <= 64:
-        raise LanguageError(f"a size is {number}; expected a whole number from 1 to 64")
+        raise ExpressionError(f"a size is {number}; expected a whole number from 1 to 64")
     return int(number)
 
 
-def _cells(a: Matrix) -> list[Number]:
+def _flatten(a: Matrix) -> list[Number]:
     return [x for row in a for x in row]
 
 
-def _cellwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
+def _elementwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
     """Cell by cell; numbers, rows and columns are stretched to the largest part."""
 
-    def each(*parts: Matrix) -> Matrix:
-        high, wide = max(len(a) for a in parts), max(len(a[0]) for a in parts)
-        if any(len(a) not in (1, high) or len(a[0]) not in (1, wide) for a in parts):
+    def apply(*parts: Matrix) -> Matrix:
+        n_rows, n_columns = max(len(a) for a in parts), max(len(a[0]) for a in parts)
+        if any(len(a) not in (1, n_rows) or len(a[0]) not in (1, n_columns) for a in parts):
             sizes = " and ".join(f"{len(a)}×{len(a[0])}" for a in parts)
-            raise LanguageError(f"{sizes} do not fit cell by cell")
-        cells = [[[a[i % len(a)][j % len(a[0])] for a in parts] for j in range(wide)] for i in range(high)]
-        return [[kept(function(*cell)) for cell in row] for row in cells]
+            raise ExpressionError(f"{sizes} do not fit cell by cell")
+        cells = [[[a[i % len(a)][j % len(a[0])] for a in parts] for j in range(n_columns)] for i in range(n_rows)]
+        return [[simplify_or_round(function(*cell)) for cell in row] for row in cells]
 
-    return each
+    return apply
 
 
 def _power(a: Number, b: Number) -> Number:
     if a == 0 and b.is_negative:
-        raise LanguageError("it divides by zero")
+        raise ExpressionError("it divides by zero")
     return a**b
 
 
 def _divide(a: Number, b: Number) -> Number:
-    if b == 0 or (not b.is_Rational and not b.free_symbols and same(b, sympy.S.Zero)):
-        raise LanguageError("it divides by zero")
+    if b == 0 or (not b.is_Rational and not b.free_symbols and is_equal(b, sympy.S.Zero)):
+        raise ExpressionError("it divides by zero")
     return a / b
 
 
 def _product(a: Matrix, b: Matrix) -> Matrix:
     if len(a[0]) != len(b):
-        raise LanguageError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
-    return times(a, b, kept)
+        raise ExpressionError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
+    return matmul(a, b, simplify_or_round)
 
 
 def _table(rows: list[list[Matrix]]) -> Matrix:
     if any(len(row) != len(rows[0]) for row in rows):
-        raise LanguageError("the rows of a table differ in length")
+        raise ExpressionError("the rows of a table differ in length")
     return [[scalar(cell) for cell in row] for row in rows]
 
 
-def _shaped(a: Matrix, like: Matrix) -> Matrix:
-    cells = iter(_cells(a))
+def _reshape_like(a: Matrix, like: Matrix) -> Matrix:
+    cells = iter(_flatten(a))
     return [[next(cells) for _ in row] for row in like]
 
 
 def _jacobian(function: Callable[[Matrix], Matrix], x: Matrix) -> Matrix:
-    letters = [[sympy.Dummy(real=True) for _ in row] for row in x]
-    back = dict(zip(_cells(letters), _cells(x), strict=True))
-    return [[kept(y.diff(letter).subs(back)) for letter in back] for y in _cells(function(letters))]
+    symbols = [[sympy.Dummy(real=True) for _ in row] for row in x]
+    substitution = dict(zip(_flatten(symbols), _flatten(x), strict=True))
+    return [
+        [simplify_or_round(y.diff(letter).subs(substitution)) for letter in substitution]
+        for y in _flatten(function(symbols))
+    ]
 
 
 def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
@@ -222,68 +225,70 @@ def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
 
 def _layer_norm(a: Matrix) -> Matrix:
     """Rows with mean 0 and mean square 1. Scale does not matter, so roots that a whole row shares are divided out."""
-    made: Matrix = []
+    rows: Matrix = []
     for row in a:
         lead = next((x for x in row if x != 0), sympy.S.One)
         if not lead.is_Rational and not any(x.has(sympy.Float, sympy.exp) or x.free_symbols for x in row):
-            sign = 1 if is_above(lead, sympy.S.Zero) else -1
+            sign = 1 if is_greater(lead, sympy.S.Zero) else -1
             row = [sign * sympy.radsimp(x / lead) for x in row]
-        mean = kept(sympy.Add(*row) / len(row))
-        centred = [kept(x - mean) for x in row]
-        variance = kept(sympy.Add(*[x**2 for x in centred]) / len(row))
-        if same(variance, sympy.S.Zero):
-            raise LanguageError("a row's entries are all the same; its norm divides by zero")
-        made.append([kept(x / sympy.sqrt(variance)) for x in centred])
-    return made
+        mean = simplify_or_round(sympy.Add(*row) / len(row))
+        centred = [simplify_or_round(x - mean) for x in row]
+        variance = simplify_or_round(sympy.Add(*[x**2 for x in centred]) / len(row))
+        if is_equal(variance, sympy.S.Zero):
+            raise ExpressionError("a row's entries are all the same; its norm divides by zero")
+        rows.append([simplify_or_round(x / sympy.sqrt(variance)) for x in centred])
+    return rows
 
 
-def _rows(a: Matrix, places: Matrix) -> Matrix:
+def _select_rows(a: Matrix, positions: Matrix) -> Matrix:
     """The rows with these numbers, counted from 1."""
-    if any(not i.is_Integer or not 1 <= i <= len(a) for i in _cells(places)):
-        raise LanguageError(f"rows are asked for by {_cells(places)}; expected numbers from 1 to {len(a)}")
-    return [a[int(i) - 1] for i in _cells(places)]
+    if any(not i.is_Integer or not 1 <= i <= len(a) for i in _flatten(positions)):
+        raise ExpressionError(f"rows are asked for by {_flatten(positions)}; expected numbers from 1 to {len(a)}")
+    return [a[int(i) - 1] for i in _flatten(positions)]
 
 
-def _where(test: Callable[[int, int], bool], high: int, wide: int) -> Matrix:
-    return [[sympy.Integer(int(test(i, j))) for j in range(wide)] for i in range(high)]
+def _indicator(test: Callable[[int, int], bool], n_rows: int, n_columns: int) -> Matrix:
+    return [[sympy.Integer(int(test(i, j))) for j in range(n_columns)] for i in range(n_rows)]
 
 
 def _band(n: Matrix, weights: Matrix) -> Matrix:
     """n×n, with these numbers on the diagonals around the main one and −∞ elsewhere: position j at distance j − i."""
-    size, known = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
-    return [[known.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
+    size, diagonals = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
+    return [[diagonals.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
 
 
 EXACT: Algebra[Matrix] = Algebra(
     number=lambda value: [[sympy.Integer(value)]],
     table=_table,
     jacobian=_jacobian,
-    signs={
-        "+": _cellwise(lambda x, y: x + y), "-": _cellwise(lambda x, y: x - y), "*": _cellwise(lambda x, y: x * y),
-        "/": _cellwise(_divide), "**": _cellwise(_power), "@": _product, ".T": transpose,
+    operators={
+        "+": _elementwise(lambda x, y: x + y), "-": _elementwise(lambda x, y: x - y),
+        "*": _elementwise(lambda x, y: x * y),
+        "/": _elementwise(_divide), "**": _elementwise(_power), "@": _product, ".T": transpose,
     },
     functions={
-        "exp": _cellwise(sympy.exp), "log": _cellwise(sympy.log), "sqrt": _cellwise(sympy.sqrt),
-        "abs": _cellwise(sympy.Abs), "tanh": _cellwise(sympy.tanh), "ceil": _cellwise(sympy.ceiling),
-        "floor": _cellwise(sympy.floor), "relu": _cellwise(lambda x: _largest([sympy.S.Zero, x])),
-        "sigmoid": _cellwise(lambda x: 1 / (1 + sympy.exp(-x))),
-        "nonzero": _cellwise(lambda x: sympy.Integer(int(not same(x, sympy.S.Zero)))),
-        "sign": _cellwise(lambda x: sympy.Integer(is_above(x, sympy.S.Zero) - is_above(-x, sympy.S.Zero))),
-        "flat": lambda a: [[x] for x in _cells(a)], "shaped": _shaped,
-        "masked": _cellwise(lambda score, may: score if may != 0 else -sympy.oo),
-        "softmax": _softmax, "layer_norm": _layer_norm, "max": lambda a: [[_largest(_cells(a))]],
-        "sum": lambda a: [[kept(sympy.Add(*_cells(a)))]],
-        "mean": lambda a: [[kept(sympy.Add(*_cells(a)) / len(_cells(a)))]],
-        "row_sums": lambda a: [[kept(sympy.Add(*row))] for row in a],
-        "row_means": lambda a: [[kept(sympy.Add(*row) / len(row))] for row in a],
+        "exp": _elementwise(sympy.exp), "log": _elementwise(sympy.log), "sqrt": _elementwise(sympy.sqrt),
+        "abs": _elementwise(sympy.Abs), "tanh": _elementwise(sympy.tanh), "ceil": _elementwise(sympy.ceiling),
+        "floor": _elementwise(sympy.floor), "relu": _elementwise(lambda x: _largest([sympy.S.Zero, x])),
+        "sigmoid": _elementwise(lambda x: 1 / (1 + sympy.exp(-x))),
+        "nonzero": _elementwise(lambda x: sympy.Integer(int(not is_equal(x, sympy.S.Zero)))),
+        "sign": _elementwise(lambda x: sympy.Integer(is_greater(x, sympy.S.Zero) - is_greater(-x, sympy.S.Zero))),
+        "flat": lambda a: [[x] for x in _flatten(a)], "shaped": _reshape_like,
+        "masked": _elementwise(lambda score, may: score if may != 0 else -sympy.oo),
+        "softmax": _softmax, "layer_norm": _layer_norm, "max": lambda a: [[_largest(_flatten(a))]],
+        "sum": lambda a: [[simplify_or_round(sympy.Add(*_flatten(a)))]],
+        "mean": lambda a: [[simplify_or_round(sympy.Add(*_flatten(a)) / len(_flatten(a)))]],
+        "row_sums": lambda a: [[simplify_or_round(sympy.Add(*row))] for row in a],
+        "row_means": lambda a: [[simplify_or_round(sympy.Add(*row) / len(row))] for row in a],
         "diag": lambda a: [[x if i == j else sympy.S.Zero for j in range(len(a[0]))] for i, x in enumerate(a[0])],
         "eye": lambda n: eye(_size(n)),
-        "ones": lambda t, s: _where(lambda i, j: True, _size(t), _size(s)),
-        "causal": lambda n: _where(lambda i, j: j <= i, _size(n), _size(n)),
-        "padding": lambda t, s, kept_: _where(lambda i, j: j < int(scalar(kept_)), _size(t), _size(s)),
-        "band": _band, "rows": _rows, "columns": lambda a, places: transpose(_rows(transpose(a), places)),
-        "beside": beside, "below": lambda *parts: [row for part in parts for row in part],
-        "pick": lambda a, places: [[row[int(i) - 1]] for row, i in zip(a, _cells(places), strict=True)],
+        "ones": lambda t, s: _indicator(lambda i, j: True, _size(t), _size(s)),
+        "causal": lambda n: _indicator(lambda i, j: j <= i, _size(n), _size(n)),
+        "padding": lambda t, s, length: _indicator(lambda i, j: j < int(scalar(length)), _size(t), _size(s)),
+        "band": _band, "rows": _select_rows,
+        "columns": lambda a, positions: transpose(_select_rows(transpose(a), positions)),
+        "beside": hstack, "below": lambda *parts: [row for part in parts for row in part],
+        "pick": lambda a, positions: [[row[int(i) - 1]] for row, i in zip(a, _flatten(positions), strict=True)],
     },
 )  # fmt: skip
 
@@ -291,7 +296,7 @@ EXACT: Algebra[Matrix] = Algebra(
 # ---------------------------------------------------------------------- float64
 
 
-def _softmax_in_float64(scores: Tensor, temperature: Tensor | None = None) -> Tensor:
+def _softmax_float64(scores: Tensor, temperature: Tensor | None = None) -> Tensor:
     T = torch.ones(1, 1, dtype=scores.dtype) if temperature is None else temperature
     scores, T = torch.broadcast_tensors(scores, T[:, :1])
     hard = (scores >= scores.amax(-1, keepdim=True) - _TIE).to(scores.dtype)
@@ -299,21 +304,21 @@ def _softmax_in_float64(scores: Tensor, temperature: Tensor | None = None) -> Te
     return torch.where(T > 0, soft, hard / hard.sum(-1, keepdim=True))
 
 
-def _band_in_float64(n: Tensor, weights: Tensor) -> Tensor:
-    places, most = torch.arange(int(n)), weights.shape[1]
-    which = places - places[:, None] + most // 2
-    return weights[0][which.clamp(0, most - 1)].masked_fill((which < 0) | (which >= most), -torch.inf)
+def _band_float64(n: Tensor, weights: Tensor) -> Tensor:
+    positions, n_diagonals = torch.arange(int(n)), weights.shape[1]
+    index = positions - positions[:, None] + n_diagonals // 2
+    return weights[0][index.clamp(0, n_diagonals - 1)].masked_fill((index < 0) | (index >= n_diagonals), -torch.inf)
 
 
-def _picked(a: Tensor, places: Tensor) -> Tensor:
-    return a[places.flatten().long() - 1]
+def _select_rows_float64(a: Tensor, positions: Tensor) -> Tensor:
+    return a[positions.flatten().long() - 1]
 
 
-DOUBLES: Algebra[Tensor] = Algebra(
+FLOAT64: Algebra[Tensor] = Algebra(
     number=lambda value: torch.tensor([[float(value)]], dtype=torch.float64),
     table=lambda rows: torch.cat([torch.cat(row, 1) for row in rows]),
     jacobian=lambda function, x: torch.autograd.functional.jacobian(function, x).reshape(-1, x.numel()),
-    signs={
+    operators={
         "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "**": torch.pow, "@": torch.matmul,
         ".T": torch.t,
     },
@@ -322,7 +327,7 @@ DOUBLES: Algebra[Tensor] = Algebra(
         "relu": torch.relu, "sigmoid": torch.sigmoid, "ceil": torch.ceil, "floor": torch.floor,
         "nonzero": lambda a: (a.abs() > _TIE).to(a.dtype), "sign": lambda a: a.where(a.abs() > _TIE, 0.0).sign(),
         "flat": lambda a: a.reshape(-1, 1), "shaped": lambda a, like: a.reshape(like.shape),
-        "masked": lambda scores, may: scores.masked_fill(may == 0, -torch.inf), "softmax": _softmax_in_float64,
+        "masked": lambda scores, may: scores.masked_fill(may == 0, -torch.inf), "softmax": _softmax_float64,
         "layer_norm": lambda a: torch.nn.functional.layer_norm(a, a.shape[-1:], eps=0.0),
         "max": lambda a: a.max().reshape(1, 1), "sum": lambda a: a.sum().reshape(1, 1),
         "mean": lambda a: a.mean().reshape(1, 1), "row_sums": lambda a: a.sum(1, keepdim=True),
@@ -330,9 +335,10 @@ DOUBLES: Algebra[Tensor] = Algebra(
         "eye": lambda n: torch.eye(int(n), dtype=torch.float64),
         "ones": lambda t, s: torch.ones(int(t), int(s), dtype=torch.float64),
         "causal": lambda n: masks.causal().dense(int(n)).double(),
-        "padding": lambda t, s, kept: masks.padding(torch.tensor([int(kept)])).dense(int(t), int(s))[0, 0].double(),
-        "band": _band_in_float64, "rows": _picked, "columns": lambda a, places: _picked(a.T, places).T,
+        "padding": lambda t, s, length: masks.padding(torch.tensor([int(length)])).dense(int(t), int(s))[0, 0].double(),
+        "band": _band_float64, "rows": _select_rows_float64,
+        "columns": lambda a, positions: _select_rows_float64(a.T, positions).T,
         "beside": lambda *parts: torch.cat(parts, 1), "below": lambda *parts: torch.cat(parts),
-        "pick": lambda a, places: a.gather(1, places.flatten().long()[:, None] - 1),
+        "pick": lambda a, positions: a.gather(1, positions.flatten().long()[:, None] - 1),
     },
 )  # fmt: skip

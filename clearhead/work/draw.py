@@ -15,73 +15,75 @@ import sympy
 from clearhead.work.numbers import Number, read_number
 
 T = TypeVar("T")
-Written = Any  # a cell as a problem file writes it: 3, "1/2", 0.5
+CellValue = Any  # a cell as a problem file writes it: 3, "1/2", 0.5
 
 
-class Draw:
+class RandomValues:
     """One draw; `like` remembers what it gave, so that equal things stay equal."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
         self._drawn: dict[str, Any] = {}
 
-    def whole(self, low: int, high: int) -> int:
+    def randint(self, low: int, high: int) -> int:
         """A whole number from low to high, both included."""
         return low + int(self._random.random() * (high - low + 1))
 
-    def pick(self, options: Sequence[T]) -> T:
-        return options[self.whole(0, len(options) - 1)]
+    def choice(self, options: Sequence[T]) -> T:
+        return options[self.randint(0, len(options) - 1)]
 
-    def some(self, options: Sequence[T], count: int) -> list[T]:
+    def sample(self, options: Sequence[T], count: int) -> list[T]:
         """That many of the options, none twice, in their order."""
-        chosen = self.shuffled(range(len(options)))[:count]
+        chosen = self.permutation(range(len(options)))[:count]
         return [options[i] for i in sorted(chosen)]
 
-    def shuffled(self, values: Sequence[T]) -> list[T]:
-        left = list(values)
-        return [left.pop(self.whole(0, len(left) - 1)) for _ in values]
+    def permutation(self, values: Sequence[T]) -> list[T]:
+        remaining = list(values)
+        return [remaining.pop(self.randint(0, len(remaining) - 1)) for _ in values]
 
-    def like(self, value: Written) -> Written:
+    def similar(self, value: CellValue) -> CellValue:
         """A number, vector or matrix of the same difficulty. Zeros and ones alone are a pattern whose places change;
         where no row and no column has two ones, as in the identity, it stays."""
         if not isinstance(value, list):
-            return self._once([value], lambda: self._cells([value], _near))[0]
+            return self._memoize([value], lambda: self._cells([value], _range_around))[0]
         if not value or not isinstance(value[0], list):
-            return self._once(value, lambda: self._cells(value, _among))
+            return self._memoize(value, lambda: self._cells(value, _range_of))
         flat, columns = [cell for row in value for cell in row], [list(column) for column in zip(*value, strict=True)]
         if _is_pattern(flat):
             one_hot = all(sum(line) <= 1 for line in (*value, *columns))
-            return value if one_hot else self._once(value, lambda: self._moved(value))
-        limits = _among([read_number(cell) for cell in flat])
-        drawn = [self._once(one, lambda one=one: self._cells(one, lambda _: limits)) for one in columns]
+            return value if one_hot else self._memoize(value, lambda: self._shuffle_cells(value))
+        limits = _range_of([read_number(cell) for cell in flat])
+        drawn = [
+            self._memoize(column, lambda column=column: self._cells(column, lambda _: limits)) for column in columns
+        ]
         return [list(row) for row in zip(*drawn, strict=True)]
 
-    def _once(self, key: object, make: Any) -> Any:
+    def _memoize(self, key: object, make: Any) -> Any:
         if repr(key) not in self._drawn:
             self._drawn[repr(key)] = make()
         return self._drawn[repr(key)]
 
-    def _moved(self, matrix: list[list[Written]]) -> list[list[Written]]:
-        cells = iter(self.shuffled([cell for row in matrix for cell in row]))
+    def _shuffle_cells(self, matrix: list[list[CellValue]]) -> list[list[CellValue]]:
+        cells = iter(self.permutation([cell for row in matrix for cell in row]))
         return [[next(cells) for _ in row] for row in matrix]
 
-    def _cells(self, cells: list[Written], limits: Any) -> list[Written]:
+    def _cells(self, cells: list[CellValue], limits: Any) -> list[CellValue]:
         exact = [read_number(cell) for cell in cells]
         if _is_pattern(cells) and len(cells) > 1:
-            return cells if len(set(cells)) == 1 else self.shuffled(cells)
+            return cells if len(set(cells)) == 1 else self.permutation(cells)
         low, high = limits(exact)
         return [self._cell(cell, number, low, high) for cell, number in zip(cells, exact, strict=True)]
 
-    def _cell(self, cell: Written, number: Number, low: Number, high: Number) -> Written:
+    def _cell(self, cell: CellValue, number: Number, low: Number, high: Number) -> CellValue:
         if not number.is_Rational:
             return cell
         below, above = int(sympy.ceiling(low * number.q)), int(sympy.floor(high * number.q))
-        while (made := sympy.Rational(self.whole(below, above), number.q)).q != number.q:
+        while (number := sympy.Rational(self.randint(below, above), number.q)).q != number.q:
             pass  # a fraction keeps its denominator
-        return int(made) if made.is_Integer else f"{made.p}/{made.q}"
+        return int(number) if number.is_Integer else f"{number.p}/{number.q}"
 
 
-def _near(exact: list[Number]) -> tuple[Number, Number]:
+def _range_around(exact: list[Number]) -> tuple[Number, Number]:
     """The limits of a single number: it keeps its sign and its size."""
     (x,) = exact
     if x == 0 or not x.is_Rational:
@@ -90,12 +92,12 @@ def _near(exact: list[Number]) -> tuple[Number, Number]:
     return (least, most) if x > 0 else (-most, -least)
 
 
-def _among(exact: list[Number]) -> tuple[Number, Number]:
+def _range_of(exact: list[Number]) -> tuple[Number, Number]:
     """The limits of numbers that belong together: from the least to the greatest, or some way above."""
     rational = [x for x in exact if x.is_Rational] or [sympy.S.Zero]
     low, high = min(rational), max(rational)
     return low, max(high, low + 3 if low >= 0 and high <= 3 else low + 6)
 
 
-def _is_pattern(cells: Sequence[Written]) -> bool:
+def _is_pattern(cells: Sequence[CellValue]) -> bool:
     return all(cell in (0, 1) for cell in cells)

@@ -24,11 +24,11 @@ import sympy
 from clearhead.documents import document
 from clearhead.errors import ConfigError, needing
 from clearhead.work.problem import read_text, solve
-from clearhead.work.sheet import Work
+from clearhead.work.sheet import Worksheet
 from clearhead.work.show import Style, latex, markdown
 from clearhead.work.show.latex import math, number_in_latex, symbol_in_latex, words
-from clearhead.work.show.layout import TOO_LONG, Block, blocks
-from clearhead.work.source import Source
+from clearhead.work.show.layout import TOO_LONG, StepBlock, step_blocks
+from clearhead.work.source import ProblemSource
 from clearhead.work.variants import variant
 
 FORMATS = (".pdf", ".typ", ".tex", ".md")
@@ -40,7 +40,7 @@ _RULES = (
 
 
 @dataclass(frozen=True)
-class Task:
+class ExamTask:
     """A sheet of an exam: how many points it has, and which of its steps are asked."""
 
     sheet: str
@@ -53,40 +53,40 @@ class Exam:
     """A title and its questions."""
 
     title: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[ExamTask, ...]
     about: str = ""
 
 
-def exam_from(number: str) -> Exam:
+def exam_from_document(number: str) -> Exam:
     """The questions of a document that a sheet answers first of all; questions about the same sheet are one."""
     known = document(number)
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, ExamTask] = {}
     for question in known.questions:
         if question.answers[0].kind == "sheet":
             sheet = question.answers[0].command.split()[2]
-            before = tasks.get(sheet, Task(sheet))
+            before = tasks.get(sheet, ExamTask(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
-            tasks[sheet] = Task(sheet, before.points + question.points, steps)
+            tasks[sheet] = ExamTask(sheet, before.points + question.points, steps)
     return Exam("Exam", tuple(tasks.values()), f"After {known.name}")
 
 
 def read_exam(path: Path) -> Exam:
     """An exam of one's own; sheets that are files stand beside it."""
-    source = Source.parse(read_text(path), path.name)
-    source.only("title", "about", "question")
-    source.need("title", "question")
+    source = ProblemSource.parse(read_text(path), path.name)
+    source.allow_keys("title", "about", "question")
+    source.require_keys("title", "question")
     tasks = []
     for block in source.tables("question"):
-        block.only("sheet", "points", "steps")
-        block.need("sheet")
+        block.allow_keys("sheet", "points", "steps")
+        block.require_keys("sheet")
         sheet = block.text("sheet")
         sheet = str(path.parent / sheet) if sheet.endswith(".toml") else sheet
-        asked = {step.key for step in solve(sheet).steps if not step.given}
+        questions = {step.key for step in solve(sheet).steps if not step.is_given}
         steps = block.names("steps")
         for i, step in enumerate(steps):
-            if step not in asked:
-                block.fail(("steps", i), f"{sheet} has no step {step!r}; it asks {', '.join(sorted(asked))}")
-        tasks.append(Task(sheet, block.whole("points", 0, least=0, most=1000), tuple(steps)))
+            if step not in questions:
+                block.fail(("steps", i), f"{sheet} has no step {step!r}; it asks {', '.join(sorted(questions))}")
+        tasks.append(ExamTask(sheet, block.integer("points", 0, least=0, most=1000), tuple(steps)))
     return Exam(source.text("title"), tuple(tasks), source.text("about"))
 
 
@@ -96,28 +96,30 @@ def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int 
         raise ConfigError(f"{out.name or out} is no name for an exam; end it in {', '.join(FORMATS)}")
     if not exam.tasks:
         raise ConfigError(f"{exam.title} has no question with a sheet, so there is nothing to write")
-    written = []
+    paths = []
     for i in range(variants):
         name = ascii_uppercase[i] if variants > 1 else ""
         # Each exam has a row of seeds of its own, so that variants of two seeds are never the same.
-        own = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
-        works = [_chosen(task, own) for task in exam.tasks]
+        variant_seed = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
+        worksheets = [_select_steps(task, variant_seed) for task in exam.tasks]
         for solutions in (False, True):
             end = "".join(f"-{part}" for part in (name, "solutions" if solutions else "") if part)
             path = out.with_name(f"{out.stem}{end}{out.suffix}")
-            path.write_bytes(_paper(exam, works, own, name, solutions, out.suffix))
-            written.append(path)
-    return written
+            path.write_bytes(_paper(exam, worksheets, variant_seed, name, solutions, out.suffix))
+            paths.append(path)
+    return paths
 
 
-def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions: bool, ending: str) -> bytes:
-    pairs, running = list(zip(works, exam.tasks, strict=True)), exam.title + (f", variant {name}" if name else "")
+def _paper(exam: Exam, worksheets: list[Worksheet], seed: int | None, name: str, solutions: bool, ending: str) -> bytes:
+    pairs, running = list(zip(worksheets, exam.tasks, strict=True)), exam.title + (f", variant {name}" if name else "")
     if ending in (".md", ".tex"):
-        return _text(pairs, running + (", solutions" if solutions else ""), Style(blank=not solutions), ending).encode()
+        return _text(
+            pairs, running + (", solutions" if solutions else ""), Style(questions_only=not solutions), ending
+        ).encode()
     data = {
         "title": exam.title, "about": exam.about, "variant": name, "solutions": solutions, "rules": _RULES,
         "running": running, "total": sum(task.points for task in exam.tasks),
-        "questions": [_question(i, work, task, seed, solutions) for i, (work, task) in enumerate(pairs, 1)],
+        "questions": [_question(i, worksheet, task, seed, solutions) for i, (worksheet, task) in enumerate(pairs, 1)],
     }  # fmt: skip
     template = (resources.files("clearhead.work.show") / "exam.typ").read_text(encoding="utf-8")
     document = json.dumps(data, ensure_ascii=False)
@@ -128,55 +130,58 @@ def _paper(exam: Exam, works: list[Work], seed: int | None, name: str, solutions
     return bytes(typst.compile(template.encode(), sys_inputs={"data": document}))
 
 
-def _chosen(task: Task, seed: int | None) -> Work:
+def _select_steps(task: ExamTask, seed: int | None) -> Worksheet:
     """The sheet with what is given and the steps that are asked."""
-    work = solve(task.sheet if seed is None else variant(task.sheet, seed))
-    keep = [step for step in work.steps if step.given or not task.steps or step.key in task.steps]
-    return replace(work, steps=tuple(keep), comparisons=(), remarks=() if task.steps else work.remarks)
+    worksheet = solve(task.sheet if seed is None else variant(task.sheet, seed))
+    steps = [step for step in worksheet.steps if step.is_given or not task.steps or step.key in task.steps]
+    return replace(worksheet, steps=tuple(steps), comparisons=(), remarks=() if task.steps else worksheet.remarks)
 
 
-def _text(pairs: list[tuple[Work, Task]], title: str, style: Style, ending: str) -> str:
+def _text(pairs: list[tuple[Worksheet, ExamTask]], title: str, style: Style, ending: str) -> str:
     """The sheets one after the other, as Markdown or LaTeX has them."""
     headed = [
-        replace(work, title=f"{i}. {work.title}" + (f" ({task.points} points)" if task.points else ""))
-        for i, (work, task) in enumerate(pairs, 1)
+        replace(worksheet, title=f"{i}. {worksheet.title}" + (f" ({task.points} points)" if task.points else ""))
+        for i, (worksheet, task) in enumerate(pairs, 1)
     ]
     if ending == ".md":
-        return f"# {title}\n\n" + "\n".join(re.sub(r"(?m)^#", "##", markdown(work, style)) for work in headed)
+        return f"# {title}\n\n" + "\n".join(re.sub(r"(?m)^#", "##", markdown(worksheet, style)) for worksheet in headed)
     begin, end = r"\begin{document}", r"\end{document}"
-    parts = [latex(work, style).partition(begin) for work in headed]
+    parts = [latex(worksheet, style).partition(begin) for worksheet in headed]
     sheets = "\\newpage\n".join(part[2].partition(end)[0] for part in parts)
     return f"{parts[0][0]}{begin}\n\\title{{{words(title)}}}\\date{{}}\\maketitle\n{sheets}{end}\n"
 
 
-def _question(number: int, work: Work, task: Task, seed: int | None, solutions: bool) -> dict[str, Any]:
-    made = [(block, _shown(block)) for block in blocks(work, Style(blank=not solutions), number_in_latex)]
-    given = [one for block, shown in made if block.step.given for one in _singles(block, shown)]
-    steps = [(block, shown) for block, shown in made if not block.step.given]
-    each = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
-    asked = [
-        shown | {
-            "label": ascii_lowercase[i], "title": block.step.title, "points": each[i] if min(each) > 0 else 0,
+def _question(number: int, worksheet: Worksheet, task: ExamTask, seed: int | None, solutions: bool) -> dict[str, Any]:
+    blocks = [
+        (block, _cell_table(block))
+        for block in step_blocks(worksheet, Style(questions_only=not solutions), number_in_latex)
+    ]
+    inputs = [single for block, table in blocks if block.step.is_given for single in _as_equations(block, table)]
+    steps = [(block, table) for block, table in blocks if not block.step.is_given]
+    points = [task.points // len(steps) + (i >= len(steps) - task.points % len(steps)) for i in range(len(steps))]
+    questions = [
+        table | {
+            "label": ascii_lowercase[i], "title": block.step.title, "points": points[i] if min(points) > 0 else 0,
             "formula": None if block.step.latex.startswith(r"\text{") else _math(block.step.latex),
             "words": block.step.formula, "note": block.step.note if solutions else "",
-            "legend": [[letter, _math(value)] for letter, value in block.legend if shown["decimals"]],
+            "legend": [[letter, _math(value)] for letter, value in block.legend if table["decimals"]],
         }
-        for i, (block, shown) in enumerate(steps)
+        for i, (block, table) in enumerate(steps)
     ]  # fmt: skip
     return {
-        "number": number, "title": work.title, "points": task.points, "text": " ".join(work.question.split()),
-        "given": given, "steps": asked, "remarks": list(work.remarks),
+        "number": number, "title": worksheet.title, "points": task.points, "text": " ".join(worksheet.question.split()),
+        "given": inputs, "steps": questions, "remarks": list(worksheet.remarks),
         "command": f"clearhead exercise grade {task.sheet} FILES" + (f" --seed {seed}" if seed is not None else ""),
     }  # fmt: skip
 
 
-def _singles(block: Block, shown: dict[str, Any]) -> list[dict[str, Any]]:
+def _as_equations(block: StepBlock, table: dict[str, Any]) -> list[dict[str, Any]]:
     """A list of single numbers as so many equations; other tables as they are."""
     if block.step.key != "given":
-        return [shown]
+        return [table]
     return [
-        shown | {"symbol": _math(symbol_in_latex(name)) or f'"{name}"', "one": True, "cells": [row], "decimals": None}
-        for name, row in zip(block.rows, shown["cells"], strict=True)
+        table | {"symbol": _math(symbol_in_latex(name)) or f'"{name}"', "one": True, "cells": [row], "decimals": None}
+        for name, row in zip(block.rows, table["cells"], strict=True)
     ]
 
 
@@ -188,18 +193,18 @@ def _math(latex: str) -> str | None:
         return None
 
 
-def _shown(block: Block) -> dict[str, Any]:
+def _cell_table(block: StepBlock) -> dict[str, Any]:
     """A table as the template takes it: cells are mathematics, words, or nothing where an answer belongs."""
     step = block.step
     digits = any(not isinstance(x, str) and x.has(sympy.Float) for x in step.grid.flat)
     words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
 
-    def cell(written: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
-        written = written or (value if column in words else "")  # words are not asked
-        if not written:
+    def cell(content: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
+        content = content or (value if column in words else "")  # words are not asked
+        if not content:
             return None
-        plain = isinstance(value, str) or written == TOO_LONG or not exact
-        return {"math": None if plain else _math(written), "text": written}
+        plain = isinstance(value, str) or content == TOO_LONG or not exact
+        return {"math": None if plain else _math(content), "text": content}
 
     def table(rows: list[list[str]] | None, exact: bool) -> Any:
         if rows is None:
@@ -209,7 +214,7 @@ def _shown(block: Block) -> dict[str, Any]:
 
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if step.symbol else None,
-        "rows": list(block.rows), "columns": list(block.columns), "one": step.grid.is_one,
+        "rows": list(block.rows), "columns": list(block.columns), "one": step.grid.is_scalar,
         "cells": table(block.decimals if digits and block.decimals else block.exact, not digits),
         "decimals": None if digits else table(block.decimals, False),
     }  # fmt: skip

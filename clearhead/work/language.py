@@ -16,43 +16,43 @@ from collections.abc import Mapping
 from typing import Generic
 
 from clearhead.values import did_you_mean
-from clearhead.work.algebra import EXACT, Algebra, LanguageError, V
+from clearhead.work.algebra import EXACT, Algebra, ExpressionError, V
 from clearhead.work.show.latex import symbol_in_latex
 
 MAX_TEXT = 1000
 FORMS = {"jacobian": 2, "grad": 2, "at": 3}
-_CALLED = sorted({*EXACT.functions, *FORMS})
+_FUNCTION_NAMES = sorted({*EXACT.functions, *FORMS})
 _OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
 
 
-def parse(text: str, known: set[str]) -> ast.expr:
+def parse_expression(text: str, names: set[str]) -> ast.expr:
     """The tree of an expression whose names are all known."""
     if len(text) > MAX_TEXT:
-        raise LanguageError(f"the expression has {len(text)} characters; at most {MAX_TEXT} are read")
+        raise ExpressionError(f"the expression has {len(text)} characters; at most {MAX_TEXT} are read")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise LanguageError(f"cannot read {text!r} as an expression") from None
-    _check(tree, text, known)
+        raise ExpressionError(f"cannot read {text!r} as an expression") from None
+    _check(tree, text, names)
     return tree
 
 
-def _check(node: ast.AST, text: str, known: set[str]) -> None:
+def _check(node: ast.AST, text: str, names: set[str]) -> None:
     if isinstance(node, ast.Constant):
         if type(node.value) is not int or abs(node.value) > 10**9:
-            raise LanguageError(f"{text!r} holds {node.value!r}; expected whole numbers, and fractions such as 1/2")
+            raise ExpressionError(f"{text!r} holds {node.value!r}; expected whole numbers, and fractions such as 1/2")
         return
     if isinstance(node, ast.Name):
-        if node.id not in known:
-            raise LanguageError(f"{node.id!r} in {text!r} is not known; {did_you_mean(node.id, sorted(known))}")
+        if node.id not in names:
+            raise ExpressionError(f"{node.id!r} in {text!r} is not known; {did_you_mean(node.id, sorted(names))}")
         return
     if isinstance(node, ast.Call):
-        if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in _CALLED:
+        if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in _FUNCTION_NAMES:
             name = ast.unparse(node.func)
-            raise LanguageError(f"there is no function {name!r}; {did_you_mean(name, _CALLED)}")
+            raise ExpressionError(f"there is no function {name!r}; {did_you_mean(name, _FUNCTION_NAMES)}")
         form = FORMS.get(node.func.id)
         if form is not None and (len(node.args) != form or not isinstance(node.args[1], ast.Name)):
-            raise LanguageError(f"{text!r}: {node.func.id} takes {form} arguments, the second a name of [given]")
+            raise ExpressionError(f"{text!r}: {node.func.id} takes {form} arguments, the second a name of [given]")
         parts: list[ast.expr] = node.args
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         parts = [node.left, node.right]
@@ -63,60 +63,60 @@ def _check(node: ast.AST, text: str, known: set[str]) -> None:
     elif isinstance(node, ast.List) and node.elts:
         parts = node.elts
     else:
-        raise LanguageError(f"{ast.unparse(node)!r} in {text!r} is not part of this language")
+        raise ExpressionError(f"{ast.unparse(node)!r} in {text!r} is not part of this language")
     for part in parts:
-        _check(part, text, known)
+        _check(part, text, names)
 
 
-class Run(Generic[V]):
+class Evaluator(Generic[V]):
     """Definitions worked with one algebra, each at most once."""
 
-    def __init__(self, steps: Mapping[str, ast.expr], given: Mapping[str, V], algebra: Algebra[V]) -> None:
-        self.steps, self.given, self.algebra = steps, given, algebra
-        self._made: dict[str, V] = {}
+    def __init__(self, steps: Mapping[str, ast.expr], inputs: Mapping[str, V], algebra: Algebra[V]) -> None:
+        self.steps, self.inputs, self.algebra = steps, inputs, algebra
+        self._values: dict[str, V] = {}
 
-    def changed(self, name: str, value: V) -> Run[V]:
+    def with_value(self, name: str, value: V) -> Evaluator[V]:
         """The same definitions with another value of what was given, or of an earlier step."""
-        others = {key: tree for key, tree in self.steps.items() if key != name}
-        return Run(others, {**self.given, name: value}, self.algebra)
+        steps = {key: tree for key, tree in self.steps.items() if key != name}
+        return Evaluator(steps, {**self.inputs, name: value}, self.algebra)
 
-    def name(self, name: str) -> V:
-        if name in self.given:
-            return self.given[name]
-        if name not in self._made:
-            self._made[name] = self.work(self.steps[name])
-        return self._made[name]
+    def value(self, name: str) -> V:
+        if name in self.inputs:
+            return self.inputs[name]
+        if name not in self._values:
+            self._values[name] = self.evaluate(self.steps[name])
+        return self._values[name]
 
-    def work(self, node: ast.expr) -> V:
+    def evaluate(self, node: ast.expr) -> V:
         algebra = self.algebra
         if isinstance(node, ast.Constant):
             return algebra.number(node.value)  # type: ignore[arg-type]  # `parse` lets whole numbers alone pass
         if isinstance(node, ast.Name):
-            return self.name(node.id)
+            return self.value(node.id)
         if isinstance(node, ast.BinOp):
-            return algebra.signs[_OPERATIONS[type(node.op)]](self.work(node.left), self.work(node.right))
+            return algebra.operators[_OPERATIONS[type(node.op)]](self.evaluate(node.left), self.evaluate(node.right))
         if isinstance(node, ast.UnaryOp):
-            return algebra.signs["-"](algebra.number(0), self.work(node.operand))
+            return algebra.operators["-"](algebra.number(0), self.evaluate(node.operand))
         if isinstance(node, ast.Attribute):
-            return algebra.signs[".T"](self.work(node.value))
+            return algebra.operators[".T"](self.evaluate(node.value))
         if isinstance(node, ast.List):
             rows = [row.elts if isinstance(row, ast.List) else [row] for row in node.elts]
             if not any(isinstance(row, ast.List) for row in node.elts):
                 rows = [node.elts]
-            return algebra.table([[self.work(cell) for cell in row] for row in rows])
+            return algebra.table([[self.evaluate(cell) for cell in row] for row in rows])
         assert isinstance(node, ast.Call)
         assert isinstance(node.func, ast.Name)
         if node.func.id in FORMS:
             return self._form(node.func.id, node.args)
-        return algebra.functions[node.func.id](*[self.work(part) for part in node.args])
+        return algebra.functions[node.func.id](*[self.evaluate(part) for part in node.args])
 
     def _form(self, form: str, parts: list[ast.expr]) -> V:
         name = parts[1].id  # type: ignore[attr-defined]  # `parse` asked for a name
         if form == "at":
-            return self.changed(name, self.work(parts[2])).work(parts[0])
-        x = self.name(name)
-        made = self.algebra.jacobian(lambda value: self.changed(name, value).work(parts[0]), x)
-        return made if form == "jacobian" else self.algebra.functions["shaped"](made, x)
+            return self.with_value(name, self.evaluate(parts[2])).evaluate(parts[0])
+        x = self.value(name)
+        jacobian = self.algebra.jacobian(lambda value: self.with_value(name, value).evaluate(parts[0]), x)
+        return jacobian if form == "jacobian" else self.algebra.functions["shaped"](jacobian, x)
 
 
 # ---------------------------------------------------------------------- shown
@@ -131,16 +131,16 @@ _NOTATION = {  # in plain text, in LaTeX
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "@": 2, "**": 4}
 
 
-def shown(node: ast.expr, symbols: Mapping[str, str], *, latex: bool = False) -> str:
+def format_expression(node: ast.expr, symbols: Mapping[str, str], *, latex: bool = False) -> str:
     """The expression as people write it, in plain text or in LaTeX; `symbols` are the names of what it names."""
-    return _shown(node, symbols, latex)[0]
+    return _format(node, symbols, latex)[0]
 
 
-def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str, int]:
+def _format(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str, int]:
     """The text, and how tightly it binds."""
 
     def inner(part: ast.expr, level: int) -> str:
-        text, binds = _shown(part, symbols, latex)
+        text, binds = _format(part, symbols, latex)
         if binds >= level:
             return text
         return rf"\left({text}\right)" if latex else f"({text})"
@@ -169,8 +169,8 @@ def _shown(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str
         name, parts = ast.unparse(node.func), [inner(part, 0) for part in node.args]
         if name in _NOTATION:
             return _NOTATION[name][latex].format(*parts), 5
-        called, given = name.replace("_", " "), ", ".join(parts)
-        return (rf"\operatorname{{{called}}}\left({given}\right)" if latex else f"{called}({given})"), 5
+        function, arguments = name.replace("_", " "), ", ".join(parts)
+        return (rf"\operatorname{{{function}}}\left({arguments}\right)" if latex else f"{function}({arguments})"), 5
     if isinstance(node, ast.Name):
         symbol = symbols.get(node.id, node.id)
         return (symbol_in_latex(symbol) if latex else symbol), 5

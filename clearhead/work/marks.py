@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, StorageError
-from clearhead.work.grading import as_rows, follows, is_right, least_places, numeric_columns, size
+from clearhead.work.grading import as_rows, follows, is_right, min_decimal_places, numeric_columns, size
 from clearhead.work.mistakes import explain
-from clearhead.work.numbers import NumberError, both, read_number, same
-from clearhead.work.problem import again, read_text
-from clearhead.work.sheet import Grid, Work
-from clearhead.work.source import ProblemError, Source
+from clearhead.work.numbers import NumberError, exact_and_decimal, is_equal, read_number
+from clearhead.work.problem import read_text, solve_again
+from clearhead.work.sheet import ExactGrid, Worksheet
+from clearhead.work.source import ProblemError, ProblemSource
 
 Mark = Literal["right", "follows", "wrong", "blank"]
 ENDINGS = (".toml", ".json", ".csv")
@@ -35,14 +35,14 @@ _SIGNS = {"right": "✓", "follows": "→", "wrong": "✗", "blank": "·"}
 
 
 @dataclass(frozen=True)
-class Marked:
+class GradedStep:
     """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape, if
     anything, and `because` which known mistake gives these numbers."""
 
     key: str
     title: str
-    grid: Grid
-    given: tuple[tuple[str, ...], ...]
+    grid: ExactGrid
+    answers: tuple[tuple[str, ...], ...]
     marks: tuple[tuple[Mark, ...], ...]
     problem: str = ""
     because: str = ""
@@ -74,10 +74,10 @@ class Marked:
         for i, row in enumerate(self.marks):
             for j, mark in enumerate(row):
                 if mark != "right":
-                    place = f"({self.grid.place(i, j)}) " if self.grid.place(i, j) else ""
-                    got = "left blank" if mark == "blank" else f"got {self.given[i][j]}"
-                    own = " (but it follows from your own numbers)" if mark == "follows" else ""
-                    yield f"{place}{got}, expected {both(self.grid.cells[i][j])}{own}"
+                    place = f"({self.grid.cell_name(i, j)}) " if self.grid.cell_name(i, j) else ""
+                    received = "left blank" if mark == "blank" else f"got {self.answers[i][j]}"
+                    suffix = " (but it follows from your own numbers)" if mark == "follows" else ""
+                    yield f"{place}{received}, expected {exact_and_decimal(self.grid.cells[i][j])}{suffix}"
 
     @property
     def wrong_cells(self) -> Iterator[tuple[int, int]]:
@@ -85,11 +85,11 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Marks:
+class Grades:
     """All marked steps of one student's answers."""
 
     name: str
-    steps: tuple[Marked, ...]
+    steps: tuple[GradedStep, ...]
     unanswered: tuple[str, ...]
     student: str = ""
 
@@ -110,61 +110,61 @@ class Marks:
             | {"problem": step.problem or None, "because": step.because or None, "marks": list(map(list, step.marks))}
             for step in self.steps
         ]
-        whose = {"problem": self.name, "student": self.student, "right": self.is_right, "credit": self.credit}
-        return {**whose, "steps": steps, "unanswered": list(self.unanswered)}
+        header = {"problem": self.name, "student": self.student, "right": self.is_right, "credit": self.credit}
+        return {**header, "steps": steps, "unanswered": list(self.unanswered)}
 
     def __str__(self) -> str:
         lines = []
         for step in self.steps:
-            own = f", {step.count('follows')} more follow from your own numbers" if step.count("follows") else ""
-            lines.append(f"{step.key}: {step.right} of {step.cells} right{own}   ({step.title})")
+            suffix = f", {step.count('follows')} more follow from your own numbers" if step.count("follows") else ""
+            lines.append(f"{step.key}: {step.right} of {step.cells} right{suffix}   ({step.title})")
             lines += [f"  {line}" for line in (step.problem, step.because) if line]
             lines += ["  " + " ".join(_SIGNS[mark] for mark in row) for row in step.marks]
             lines += [f"  {line}" for line in step.expected]
-        done, right = sum(step.cells for step in self.steps), sum(step.right for step in self.steps)
-        own = f", and {self.credit - right} that follow from your own numbers" if self.credit > right else ""
-        lines.append(f"{right} of {done} cells right{own}")
+        n_cells, right = sum(step.cells for step in self.steps), sum(step.right for step in self.steps)
+        suffix = f", and {self.credit - right} that follow from your own numbers" if self.credit > right else ""
+        lines.append(f"{right} of {n_cells} cells right{suffix}")
         if self.unanswered:
             lines.append("not answered: " + ", ".join(self.unanswered))
         return "\n".join(lines)
 
 
-def mark(work: Work, answers: str | Path) -> Marks:
+def grade_file(worksheet: Worksheet, answers: str | Path) -> Grades:
     """Marks an answer file of one student: TOML, JSON or CSV."""
-    found = _read_answers(Path(answers))
-    if len(found) > 1:
-        raise ProblemError(f"{Path(answers).name} has the answers of {len(found)} students; use mark_class")
-    ((student, source),) = found
-    return mark_source(work, source, student)
+    students = _read_answers(Path(answers))
+    if len(students) > 1:
+        raise ProblemError(f"{Path(answers).name} has the answers of {len(students)} students; use grade_class")
+    ((student, source),) = students
+    return grade_source(worksheet, source, student)
 
 
-def mark_text(work: Work, answers: str, name: str = "answers.toml") -> Marks:
+def grade_text(worksheet: Worksheet, answers: str, name: str = "answers.toml") -> Grades:
     """Marks the answers in a TOML text; `name` is what errors call it."""
-    return mark_source(work, Source.parse(answers, name))
+    return grade_source(worksheet, ProblemSource.parse(answers, name))
 
 
-def mark_source(work: Work, source: Source, student: str = "") -> Marks:
+def grade_source(worksheet: Worksheet, source: ProblemSource, student: str = "") -> Grades:
     """Marks answers: first each cell by itself, then what follows from wrong ones, then why the rest is wrong."""
-    asked = {step.key: step for step in work.steps if not step.given}
-    source.only(*asked)
-    rows, marked = {}, []
+    questions = {step.key: step for step in worksheet.steps if not step.is_given}
+    source.allow_keys(*questions)
+    rows, graded = {}, []
     for key, value in source.values.items():
-        grid = numeric_columns(asked[key])
+        grid = numeric_columns(questions[key])
         rows[key] = as_rows(value, grid)
-        given = tuple(tuple(str(x) for x in row) for row in rows[key])
-        marks = _each(source, key, rows[key], grid)
-        marked.append(Marked(key, asked[key].title, grid, given, marks, _shape(rows[key], grid)))
-    worked = _from_own(work, marked, rows)
-    for n, step in enumerate(marked):
-        if step.key in worked:
-            step = replace(step, marks=_with_credit(step, rows[step.key], worked[step.key]))
+        answer_texts = tuple(tuple(str(x) for x in row) for row in rows[key])
+        marks = _grade_cells(source, key, rows[key], grid)
+        graded.append(GradedStep(key, questions[key].title, grid, answer_texts, marks, _shape_error(rows[key], grid)))
+    recomputed = _recompute(worksheet, graded, rows)
+    for n, step in enumerate(graded):
+        if step.key in recomputed:
+            step = replace(step, marks=_with_credit(step, rows[step.key], recomputed[step.key]))
         if any(step.wrong_cells) and not step.problem:
-            step = replace(step, because=explain(work, step.key, rows[step.key]))
-        marked[n] = step
-    return Marks(work.name, tuple(marked), tuple(key for key in asked if key not in source.values), student)
+            step = replace(step, because=explain(worksheet, step.key, rows[step.key]))
+        graded[n] = step
+    return Grades(worksheet.name, tuple(graded), tuple(key for key in questions if key not in source.values), student)
 
 
-def _shape(rows: list[list[object]], grid: Grid) -> str:
+def _shape_error(rows: list[list[object]], grid: ExactGrid) -> str:
     """What is wrong with the shape of an answer, if anything."""
     shape = (len(rows), len(rows[0]) if rows else 0)
     if any(len(row) != shape[1] for row in rows):
@@ -172,79 +172,87 @@ def _shape(rows: list[list[object]], grid: Grid) -> str:
     return "" if shape == grid.shape else f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
 
 
-def _each(source: Source, key: str, rows: list[list[object]], grid: Grid) -> tuple[tuple[Mark, ...], ...]:
+def _grade_cells(
+    source: ProblemSource, key: str, rows: list[list[object]], grid: ExactGrid
+) -> tuple[tuple[Mark, ...], ...]:
     """A mark for each cell that both have."""
-    least = least_places(grid)
+    min_places = min_decimal_places(grid)
 
-    def one(given: object, expected: object, row: int) -> Mark:
-        if given is None or (isinstance(given, str) and not given.strip()):
+    def grade_cell(answer: object, expected: object, row: int) -> Mark:
+        if answer is None or (isinstance(answer, str) and not answer.strip()):
             return "blank"
         try:
-            return "right" if is_right(given, expected, least) else "wrong"
+            return "right" if is_right(answer, expected, min_places) else "wrong"
         except NumberError as error:
             source.fail((key, row), f"{key}: {error}")
 
     return tuple(
-        tuple(one(given, expected, i) for given, expected in zip(row, exact, strict=False))
+        tuple(grade_cell(answer, expected, i) for answer, expected in zip(row, exact, strict=False))
         for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
     )
 
 
-def _with_credit(step: Marked, rows: list[list[object]], worked: Grid) -> tuple[tuple[Mark, ...], ...]:
+def _with_credit(step: GradedStep, rows: list[list[object]], recomputed: ExactGrid) -> tuple[tuple[Mark, ...], ...]:
     """The marks, with those for following where the student's own numbers lead elsewhere than the right ones."""
-    marks, least = [list(row) for row in step.marks], least_places(worked)
+    marks, least = [list(row) for row in step.marks], min_decimal_places(recomputed)
     for i, j in step.wrong_cells:
-        own = worked.cells[i][j]
-        if not same(own, step.grid.cells[i][j]) and follows(rows[i][j], own, least):
+        expected = recomputed.cells[i][j]
+        if not is_equal(expected, step.grid.cells[i][j]) and follows(rows[i][j], expected, least):
             marks[i][j] = "follows"
     return tuple(tuple(row) for row in marks)
 
 
-def _from_own(work: Work, marked: list[Marked], rows: dict[str, list[list[object]]]) -> dict[str, Grid]:
+def _recompute(
+    worksheet: Worksheet, graded: list[GradedStep], rows: dict[str, list[list[object]]]
+) -> dict[str, ExactGrid]:
     """What each step should be if the wrong cells before it were right: the problem worked again with them."""
-    own = {}
-    for step in marked:
+    student_values = {}
+    for step in graded:
         if not step.problem and any(step.wrong_cells):
-            own[step.key] = [list(row) for row in step.grid.cells]
+            student_values[step.key] = [list(row) for row in step.grid.cells]
             for i, j in step.wrong_cells:
-                own[step.key][i][j] = read_number(rows[step.key][i][j])
+                student_values[step.key][i][j] = read_number(rows[step.key][i][j])
     try:
-        return {step.key: numeric_columns(step) for step in again(work, own=own).steps} if own else {}
+        return (
+            {step.key: numeric_columns(step) for step in solve_again(worksheet, student_values=student_values).steps}
+            if student_values
+            else {}
+        )
     except (ClearheadError, ArithmeticError, TypeError, AttributeError):
         return {}  # nothing follows from such numbers: a division by zero, the logarithm of one below it, ∞ − ∞
 
 
 @dataclass(frozen=True)
-class ClassMarks:
+class ClassGrades:
     """The marks of many students for one sheet; `unread` has the files that could not be marked, and why."""
 
     name: str
     keys: tuple[str, ...]
     cells: tuple[int, ...]
-    students: tuple[Marks, ...]
+    students: tuple[Grades, ...]
     unread: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_right(self) -> bool:
         """Whether every student has everything right, and every file could be read."""
-        return not self.unread and all(marks.is_right for marks in self.students)
+        return not self.unread and all(grades.is_right for grades in self.students)
 
     @property
     def rows(self) -> list[list[str]]:
         """A row for each student: the credit in each step, in all, and how much of the sheet that is."""
         table = []
-        for marks in self.students:
-            steps = {step.key: step.credit for step in marks.steps}
-            share = round(100 * marks.credit / sum(self.cells))
+        for grades in self.students:
+            steps = {step.key: step.credit for step in grades.steps}
+            share = round(100 * grades.credit / sum(self.cells))
             credits = [str(steps.get(key, "-")) for key in self.keys]
-            table.append([marks.student, *credits, str(marks.credit), f"{share} %"])
+            table.append([grades.student, *credits, str(grades.credit), f"{share} %"])
         return table
 
     @property
     def mistakes(self) -> list[tuple[int, str, str]]:
         """The mistakes that were recognised: how many made it, at which step, and what it is; most frequent first."""
-        found = Counter((step.key, step.because) for marks in self.students for step in marks.steps if step.because)
-        return [(count, key, because) for (key, because), count in found.most_common()]
+        counts = Counter((step.key, step.because) for grades in self.students for step in grades.steps if step.because)
+        return [(count, key, because) for (key, because), count in counts.most_common()]
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead exercise grade NAME FILES --json` prints it."""
@@ -252,23 +260,23 @@ class ClassMarks:
             "problem": self.name,
             "right": self.is_right,
             "steps": [{"key": key, "cells": cells} for key, cells in zip(self.keys, self.cells, strict=True)],
-            "students": [marks.to_dict() for marks in self.students],
-            "mistakes": [{"students": n, "step": key, "because": why} for n, key, why in self.mistakes],
-            "unread": [{"file": name, "why": why} for name, why in self.unread],
+            "students": [grades.to_dict() for grades in self.students],
+            "mistakes": [{"students": count, "step": key, "because": reason} for count, key, reason in self.mistakes],
+            "unread": [{"file": name, "why": reason} for name, reason in self.unread],
         }
 
 
-def mark_class(work: Work, files: list[Path]) -> ClassMarks:
+def grade_class(worksheet: Worksheet, files: list[Path]) -> ClassGrades:
     """Marks the answers of a class, a file a student or all in one CSV; a file that cannot be read stops no other."""
-    asked = {step.key: numeric_columns(step).shape for step in work.steps if not step.given}
+    shapes = {step.key: numeric_columns(step).shape for step in worksheet.steps if not step.is_given}
     students, unread = [], []
     for path in files:
         try:
-            students += [mark_source(work, source, student) for student, source in _read_answers(path)]
+            students += [grade_source(worksheet, source, student) for student, source in _read_answers(path)]
         except ClearheadError as error:
             unread.append((path.name, str(error)))
-    cells = tuple(rows * columns for rows, columns in asked.values())
-    return ClassMarks(work.name, tuple(asked), cells, tuple(students), tuple(unread))
+    cells = tuple(rows * columns for rows, columns in shapes.values())
+    return ClassGrades(worksheet.name, tuple(shapes), cells, tuple(students), tuple(unread))
 
 
 # ---------------------------------------------------------------------- answer files
@@ -276,26 +284,26 @@ def mark_class(work: Work, files: list[Path]) -> ClassMarks:
 
 def answer_files(paths: list[Path]) -> list[Path]:
     """The files, with the answer files of a folder in place of the folder."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        inside = sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS) if path.is_dir() else [path]
-        if not inside:
+        entries = sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS) if path.is_dir() else [path]
+        if not entries:
             raise StorageError(f"{path} has no answer files in it; expected names that end in {', '.join(ENDINGS)}")
-        found += inside
-    return found
+        files += entries
+    return files
 
 
-def _read_answers(path: Path) -> list[tuple[str, Source]]:
+def _read_answers(path: Path) -> list[tuple[str, ProblemSource]]:
     """Every student's answers in a file: whose they are (the file's name unless it says so), and what was answered."""
     text, ending = read_text(path), path.suffix.lower()
     if ending == ".csv":
-        return _csv(text, path)
-    source = _json(text, path.name) if ending == ".json" else Source.parse(text, path.name)
+        return _parse_csv(text, path)
+    source = _parse_json(text, path.name) if ending == ".json" else ProblemSource.parse(text, path.name)
     student = source.values.pop("student", path.stem)
     return [(str(student), source)]
 
 
-def _json(text: str, name: str) -> Source:
+def _parse_json(text: str, name: str) -> ProblemSource:
     try:
         values = json.loads(text, parse_float=Decimal, parse_constant=str)
     except (ValueError, RecursionError, ArithmeticError) as error:
@@ -307,38 +315,38 @@ def _json(text: str, name: str) -> Source:
     if isinstance(steps, list):  # a sheet of `--questions-only --format json`, filled in
         whose = {"student": values["student"]} if "student" in values else {}
         filled = {s.get("key"): s.get("exact") for s in steps if isinstance(s, dict) and not s.get("given")}
-        values = whose | {key: cells for key, cells in filled.items() if _has_something(cells)}
-    return Source(name, values)
+        values = whose | {key: cells for key, cells in filled.items() if _is_nonempty(cells)}
+    return ProblemSource(name, values)
 
 
-def _has_something(cells: Any) -> bool:
-    return any(map(_has_something, cells)) if isinstance(cells, list) else cells not in ("", None)
+def _is_nonempty(cells: Any) -> bool:
+    return any(map(_is_nonempty, cells)) if isinstance(cells, list) else cells not in ("", None)
 
 
-def _csv(text: str, path: Path) -> list[tuple[str, Source]]:
+def _parse_csv(text: str, path: Path) -> list[tuple[str, ProblemSource]]:
     """Lines of a step's name and the cells of one row; a step of several lines is a matrix, of one cell a number."""
     try:
         lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if any(line)]
     except csv.Error as error:
         raise ProblemError(f"{path.name}: this is not CSV: {error}") from None
-    whole_class = bool(lines) and lines[0][0].lower() == "student"
-    if lines and (whole_class or lines[0][0].lower() == "step"):
+    has_students = bool(lines) and lines[0][0].lower() == "student"
+    if lines and (has_students or lines[0][0].lower() == "step"):
         lines = lines[1:]
-    found: dict[str, dict[str, list[Any]]] = {}
+    students: dict[str, dict[str, list[Any]]] = {}
     for line in lines:
-        student, *line = line if whole_class else [path.stem, *line]
+        student, *line = line if has_students else [path.stem, *line]
         step, *cells = line or [""]
         while cells and not cells[-1]:  # a spreadsheet fills short lines up
             cells.pop()
         if step and cells:
-            found.setdefault(student, {}).setdefault(step, []).append(cells)
+            students.setdefault(student, {}).setdefault(step, []).append(cells)
     return [
-        (student, Source(path.name, {key: _value(rows) for key, rows in steps.items()}))
-        for student, steps in (found or {path.stem: {}}).items()
+        (student, ProblemSource(path.name, {key: _cell_values(rows) for key, rows in steps.items()}))
+        for student, steps in (students or {path.stem: {}}).items()
     ]
 
 
-def _value(rows: list[list[str]]) -> Any:
+def _cell_values(rows: list[list[str]]) -> Any:
     width = max(map(len, rows))
     if width == 1:
         return [row[0] for row in rows] if len(rows) > 1 else rows[0][0]

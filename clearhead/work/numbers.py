@@ -27,10 +27,10 @@ Number = Any  # a sympy number: sympy ships no types
 MAX_TEXT = 2000
 _MAX_DEPTH = 40
 _MAX_DIGITS = 40
-_MAX_WRITTEN = 80  # with those after the point: more than `text` ever writes
+_MAX_CHARACTERS = 80  # with those after the point: more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
-_MOST_SHOWN = 20  # operations of a difference that sympy is asked to show not to be zero
+_MAX_OPERATIONS_TO_PROVE = 20  # operations of a difference that sympy is asked to show not to be zero
 _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+−-]?\d+)?|\.\d+(?:[eE][+−-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
 )
@@ -58,24 +58,24 @@ def read_number(value: object) -> Number:
         if abs(value) >= 10**_MAX_DIGITS:
             raise NumberError(f"got a whole number of more than {_MAX_DIGITS} digits; expected a shorter one")
         return sympy.Integer(value)
-    return _Reader(_plain(value) if isinstance(value, Decimal) else value).read()
+    return _NumberParser(_decimal_literal(value) if isinstance(value, Decimal) else value).read()
 
 
-def places(value: object) -> int | None:
+def decimal_places(value: object) -> int | None:
     """How many decimals are written after the point, or None where the value is not written as a decimal. A power of
     ten moves the point: 1.25e-3 has five."""
     if isinstance(value, str) and _POWER_OF_TEN.match(value):
         value = Decimal(value.strip().replace("−", "-"))
-    found = _DECIMAL.match(_plain(value) if isinstance(value, Decimal) else str(value))
-    return None if found is None else len(found[1] or found[2] or "")
+    match = _DECIMAL.match(_decimal_literal(value) if isinstance(value, Decimal) else str(value))
+    return None if match is None else len(match[1] or match[2] or "")
 
 
 def text(number: Number) -> str:
     """A number as people write it, readable again by `read_number`."""
-    written = re.sub(r"\bexp\((\w+)\)", r"e^\1", sympy.sstr(number).replace("**", "^").replace("*", "·"))
-    written = re.sub(r"\bE\b", "e", re.sub(r"\bexp\(", "e^(", written))
-    written = re.sub(r"sqrt\((\d+)\)", r"√\1", written).replace("sqrt(", "√(")
-    return re.sub(r"\boo\b", "∞", written).replace("pi", "π").replace("-", "−")
+    result = re.sub(r"\bexp\((\w+)\)", r"e^\1", sympy.sstr(number).replace("**", "^").replace("*", "·"))
+    result = re.sub(r"\bE\b", "e", re.sub(r"\bexp\(", "e^(", result))
+    result = re.sub(r"sqrt\((\d+)\)", r"√\1", result).replace("sqrt(", "√(")
+    return re.sub(r"\boo\b", "∞", result).replace("pi", "π").replace("-", "−")
 
 
 def decimal(number: Number, digits: int) -> str:
@@ -83,7 +83,7 @@ def decimal(number: Number, digits: int) -> str:
     small and very large ones in powers of ten."""
     if number.is_infinite or number.is_Integer or number.free_symbols:
         return text(number)
-    value = Decimal(str(close_to(number, digits + 30)))
+    value = Decimal(str(evaluate(number, digits + 30)))
     if value and not -6 <= value.adjusted() < 12:
         mantissa, power = f"{value:.{digits}e}".split("e")
         return f"{mantissa}e{int(power)}".replace("-", "−")
@@ -91,76 +91,80 @@ def decimal(number: Number, digits: int) -> str:
     return f"{value:.{digits + zeros}f}".replace("-", "−")
 
 
-def both(cell: Number | str) -> str:
+def exact_and_decimal(cell: Number | str) -> str:
     """A number with its decimals beside it where they say more; in decimals alone where it is long. A word as it is."""
     if isinstance(cell, str):
         return cell
-    written, rounded = text(cell), decimal(cell, 4)
-    return rounded if len(written) > 40 or written == rounded else f"{written} ≈ {rounded}"
+    exact, rounded = text(cell), decimal(cell, 4)
+    return rounded if len(exact) > 40 or exact == rounded else f"{exact} ≈ {rounded}"
 
 
 def as_float(number: Number) -> float:
     """The nearest float64."""
-    return float(number) if number.is_infinite or number.is_Rational else float(close_to(number, 40))
+    return float(number) if number.is_infinite or number.is_Rational else float(evaluate(number, 40))
 
 
-def close_to(number: Number, digits: int) -> Number:
+def evaluate(number: Number, digits: int) -> Number:
     """The number to that many digits; an expression that cancels to nothing is 0."""
     if number.is_infinite:
         return number
     with mpmath.workdps(digits + 60):
-        value = _evaluate(number, {})
+        value = _mpmath_value(number, {})
         if abs(value) < mpmath.mpf(10) ** -(digits + 30):
             return sympy.Integer(0)
         return sympy.Float(value, digits)
 
 
-def _evaluate(x: Number, known: dict[Number, Any]) -> Any:
+def _mpmath_value(x: Number, cache: dict[Number, Any]) -> Any:
     """mpmath's value of an expression. What occurs twice is worked once: sympy's own way takes exponentially
     long here."""
-    if x in known:
-        return known[x]
+    if x in cache:
+        return cache[x]
     if x.is_Rational:
         value = mpmath.mpf(x.p) / x.q
     elif x.is_Float or x.is_NumberSymbol:
         value = x._to_mpmath(mpmath.mp.prec)
     else:
-        parts = [_evaluate(part, known) for part in x.args]
+        parts = [_mpmath_value(part, cache) for part in x.args]
         if x.is_Add or x.is_Mul:
             value = mpmath.fsum(parts) if x.is_Add else mpmath.fprod(parts)
         else:
             value = getattr(mpmath, "power" if x.is_Pow else x.func.__name__)(*parts)
-    known[x] = value
+    cache[x] = value
     return value
 
 
-def same(a: Number, b: Number) -> bool:
+def is_equal(a: Number, b: Number) -> bool:
     """Whether two exact numbers are the same number."""
     if a == b or a.is_infinite or b.is_infinite:
         return bool(a == b)
     difference = a - b
     if difference.free_symbols:
-        if not _agree(a, b):
+        if not _agree_numerically(a, b):
             return False
-    elif abs(close_to(difference, 60)) > sympy.Float("1e-45"):
+    elif abs(evaluate(difference, 60)) > sympy.Float("1e-45"):
         return False
     # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
-    return difference.has(sympy.Float) or sympy.count_ops(difference) > _MOST_SHOWN or difference.equals(0) is not False
+    return (
+        difference.has(sympy.Float)
+        or sympy.count_ops(difference) > _MAX_OPERATIONS_TO_PROVE
+        or difference.equals(0) is not False
+    )
 
 
-def _agree(a: Number, b: Number) -> bool:
+def _agree_numerically(a: Number, b: Number) -> bool:
     """Whether formulas agree at a few odd values of their letters, to 40 digits; multiplying out can take for ever."""
     letters = sorted((a - b).free_symbols, key=str)
     with mpmath.workdps(60):
         for first in ("2.7391", "5.1173", "11.4519"):
             at = {letter: mpmath.mpf(first) / (1 + mpmath.mpf(i) / 7) for i, letter in enumerate(letters)}
-            x, y = (_evaluate(formula, dict(at)) for formula in (a, b))
+            x, y = (_mpmath_value(formula, dict(at)) for formula in (a, b))
             if abs(x - y) > mpmath.mpf(10) ** -40 * max(abs(x), abs(y), mpmath.mpf(10) ** -10):
                 return False
     return True
 
 
-def _plain(value: Decimal) -> str:
+def _decimal_literal(value: Decimal) -> str:
     if value.is_nan():
         raise NumberError("got nan; expected a number")
     if value.is_infinite():
@@ -170,7 +174,7 @@ def _plain(value: Decimal) -> str:
     return f"{value:f}"
 
 
-class _Reader:
+class _NumberParser:
     """Reads one expression from left to right."""
 
     def __init__(self, source: str) -> None:
@@ -180,78 +184,78 @@ class _Reader:
         self.tokens: list[str] = []
         at = 0
         while source[at:].strip():
-            found = _TOKEN.match(source, at)
-            if found is None:
-                raise self.wrong(f"{source[at:].strip()[0]!r} is not part of a number")
-            self.tokens.append(found[0].strip())
-            at = found.end()
+            match = _TOKEN.match(source, at)
+            if match is None:
+                raise self.error(f"{source[at:].strip()[0]!r} is not part of a number")
+            self.tokens.append(match[0].strip())
+            at = match.end()
 
-    def wrong(self, what: str) -> NumberError:
-        return NumberError(f"cannot read {self.source!r} as a number: {what}")
+    def error(self, reason: str) -> NumberError:
+        return NumberError(f"cannot read {self.source!r} as a number: {reason}")
 
     def read(self) -> Number:
         if not self.tokens:
-            raise self.wrong("it is empty")
-        result = self.deeper(self.sum)
+            raise self.error("it is empty")
+        result = self.nested(self.sum)
         if self.at < len(self.tokens):
-            raise self.wrong(f"{self.tokens[self.at]!r} is left over")
+            raise self.error(f"{self.tokens[self.at]!r} is left over")
         real = result.is_extended_real  # None where sympy cannot tell, as of a quotient of formulas
         if result.has(sympy.nan, sympy.zoo) or not (real or (real is None and result.free_symbols)):
-            raise self.wrong("it is no real number")
+            raise self.error("it is no real number")
         return result
 
-    def take(self, *wanted: str) -> str | None:
-        if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
+    def accept(self, *options: str) -> str | None:
+        if self.at < len(self.tokens) and self.tokens[self.at] in options:
             self.at += 1
             return self.tokens[self.at - 1]
         return None
 
-    def deeper(self, part: Callable[[], Number]) -> Number:
+    def nested(self, part: Callable[[], Number]) -> Number:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise self.wrong(f"it is nested more than {_MAX_DEPTH} deep")
+            raise self.error(f"it is nested more than {_MAX_DEPTH} deep")
         result = part()
         self.depth -= 1
         return result
 
     def sum(self) -> Number:
         result = self.product()
-        while sign := self.take("+", "-", "−"):
+        while sign := self.accept("+", "-", "−"):
             term = self.product()
             result = result + term if sign == "+" else result - term
         return result
 
     def product(self) -> Number:
         result = self.signed()
-        while sign := self.take("*", "·", "×", "/"):
+        while sign := self.accept("*", "·", "×", "/"):
             factor = self.signed()
             if sign == "/" and factor == 0:
-                raise self.wrong("it divides by zero")
+                raise self.error("it divides by zero")
             result = result / factor if sign == "/" else result * factor
         return result
 
     def signed(self) -> Number:
         negative = False
-        while sign := self.take("-", "−", "+"):
+        while sign := self.accept("-", "−", "+"):
             negative ^= sign != "+"
         result = self.power()
         return -result if negative else result
 
     def power(self) -> Number:
         base = self.atom()
-        if not self.take("^", "**"):
+        if not self.accept("^", "**"):
             return base
-        exponent = self.deeper(self.signed)
+        exponent = self.nested(self.signed)
         if base == 0 and exponent.is_negative:
-            raise self.wrong("it divides by zero")
+            raise self.error("it divides by zero")
         bits = max(base.p.bit_length(), base.q.bit_length()) if base.is_Rational else 1
-        if bits * self.bounded(exponent) > _MAX_BITS:
-            raise self.wrong("its power has too many digits")
+        if bits * self.check_exponent(exponent) > _MAX_BITS:
+            raise self.error("its power has too many digits")
         return base**exponent
 
     def atom(self) -> Number:
         if self.at >= len(self.tokens):
-            raise self.wrong("it ends too early")
+            raise self.error("it ends too early")
         token = self.tokens[self.at]
         self.at += 1
         if token[0].isdigit() or token[0] == ".":
@@ -261,31 +265,31 @@ class _Reader:
         if token == "√":
             return sympy.sqrt(self.atom())
         if token == "(":
-            return self.inside()
-        if token in _FUNCTIONS and self.take("("):
-            argument = self.inside()
+            return self.parenthesized()
+        if token in _FUNCTIONS and self.accept("("):
+            argument = self.parenthesized()
             if token in ("log", "ln") and argument == 0:
-                raise self.wrong("the logarithm of zero is no number")
+                raise self.error("the logarithm of zero is no number")
             if token == "exp":
-                self.bounded(argument)
+                self.check_exponent(argument)
             return _FUNCTIONS[token](argument)
-        raise self.wrong(f"{token!r} is not known here; known are {', '.join(_FUNCTIONS)}, e, pi, inf")
+        raise self.error(f"{token!r} is not known here; known are {', '.join(_FUNCTIONS)}, e, pi, inf")
 
-    def inside(self) -> Number:
-        result = self.deeper(self.sum)
-        if self.take(")") is None:
-            raise self.wrong("a ')' is missing")
+    def parenthesized(self) -> Number:
+        result = self.nested(self.sum)
+        if self.accept(")") is None:
+            raise self.error("a ')' is missing")
         return result
 
     def literal(self, token: str) -> Number:
         token = token.replace("−", "-")
         mantissa, _, power = token.lower().partition("e")
-        too_long = len(mantissa.partition(".")[0]) > _MAX_DIGITS or len(mantissa) > _MAX_WRITTEN
+        too_long = len(mantissa.partition(".")[0]) > _MAX_DIGITS or len(mantissa) > _MAX_CHARACTERS
         if too_long or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:
-            raise self.wrong(f"{token!r} has too many digits")
+            raise self.error(f"{token!r} has too many digits")
         return sympy.Rational(token)
 
-    def bounded(self, exponent: Number) -> Number:
+    def check_exponent(self, exponent: Number) -> Number:
         """The size of an exponent, or of its numbers where it has an n; refuses those that would make numbers
         too large."""
         terms = sympy.Add.make_args(exponent) if exponent.free_symbols else (exponent,)
@@ -293,5 +297,5 @@ class _Reader:
         fits = all(number.is_finite and number.is_real for number in numbers)
         size = sum(abs(number.evalf(15)) for number in numbers) if fits else sympy.oo
         if size > _MAX_POWER:
-            raise self.wrong(f"its exponent is beyond {_MAX_POWER}")
+            raise self.error(f"its exponent is beyond {_MAX_POWER}")
         return size

@@ -17,7 +17,7 @@ Cell = Any  # an exact number, or a word where a table needs one
 
 
 @dataclass(frozen=True)
-class Grid:
+class ExactGrid:
     """A table of exact numbers (or words) with labels for rows and columns."""
 
     rows: tuple[str, ...]
@@ -25,12 +25,12 @@ class Grid:
     cells: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def of(cls, cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str]) -> Grid:
+    def of(cls, cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str]) -> ExactGrid:
         """A matrix of cells with the names of its rows and columns."""
         return cls(tuple(rows), tuple(columns), tuple(tuple(row) for row in cells))
 
     @classmethod
-    def one(cls, value: Number) -> Grid:
+    def scalar(cls, value: Number) -> ExactGrid:
         """A single number."""
         return cls(("",), ("",), ((value,),))
 
@@ -49,37 +49,37 @@ class Grid:
         """The cells that are no words."""
         return [x for x in self.flat if not isinstance(x, str)]
 
-    def place(self, i: int, j: int) -> str:
+    def cell_name(self, i: int, j: int) -> str:
         """The names of a cell's row and column."""
         return ", ".join(name for name in (self.rows[i], self.columns[j]) if name)
 
     @property
-    def is_one(self) -> bool:
+    def is_scalar(self) -> bool:
         """Whether it is a single number."""
         return self.rows == ("",) and self.columns == ("",)
 
     @property
-    def is_whole(self) -> bool:
+    def is_integral(self) -> bool:
         """Whether no decimals need to stand beside the exact cells."""
         return all(x.is_Integer or x.is_infinite or bool(x.free_symbols) for x in self.numbers)
 
 
 @dataclass(frozen=True)
-class Step:
+class WorksheetStep:
     """One thing that is computed. `key` is its name in answer files; `given` steps are data, not questions."""
 
     key: str
     title: str
-    grid: Grid
+    grid: ExactGrid
     symbol: str = ""
     formula: str = ""
     latex: str = ""
     note: str = ""
-    given: bool = field(default=False, kw_only=True)
+    is_given: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DocumentComparison:
     """What a document prints for a step, and how it stands to what was computed."""
 
     step: str
@@ -88,7 +88,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Check:
+class NumericCheck:
     """The same problem run in float64 by the code that models use."""
 
     by: str
@@ -107,43 +107,43 @@ class Check:
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
-class Sheet:
+class WorksheetBuilder:
     """A problem as it is worked: its steps, the float64 checks, and what is worth saying in words. `own` are a
     student's wrong answers, which later steps follow."""
 
-    def __init__(self, own: dict[str, Matrix]) -> None:
-        self.own = own
-        self.steps: list[Step] = []
-        self.checks: list[Check] = []
+    def __init__(self, student_values: dict[str, Matrix]) -> None:
+        self.student_values = student_values
+        self.steps: list[WorksheetStep] = []
+        self.checks: list[NumericCheck] = []
         self.remarks: list[str] = []
 
-    def add(self, key: str, title: str, grid: Grid, *words: str, given: bool = False) -> Matrix:
+    def add(self, key: str, title: str, grid: ExactGrid, *words: str, is_given: bool = False) -> Matrix:
         """Enters a `Step`, and gives its numbers as later ones use them: the student's own where these are wrong."""
-        self.steps.append(Step(key, title, grid, *words, given=given))
-        return self.own.get(key, [[x for x in row if not isinstance(x, str)] for row in grid.cells])
+        self.steps.append(WorksheetStep(key, title, grid, *words, is_given=is_given))
+        return self.student_values.get(key, [[x for x in row if not isinstance(x, str)] for row in grid.cells])
 
-    def given(self, values: dict[str, Cell]) -> None:
+    def add_given(self, values: dict[str, Cell]) -> None:
         """Enters the numbers and words that a problem states."""
-        self.add("given", "Given", Grid.of([[x] for x in values.values()], list(values), ["value"]), given=True)
+        self.add("given", "Given", ExactGrid.of([[x] for x in values.values()], list(values), ["value"]), is_given=True)
 
     def check(self, by: str, *pairs: tuple[Any, Any]) -> None:
         """Enters how far exact numbers are at most from what was computed."""
-        self.checks.append(Check(by, max((difference(*pair) for pair in pairs), default=0.0)))
+        self.checks.append(NumericCheck(by, max((difference(*pair) for pair in pairs), default=0.0)))
 
 
 @dataclass(frozen=True)
-class Work:
+class Worksheet:
     """A worked problem: `print` it, show it in a notebook, or give it to `clearhead.work.show`."""
 
     name: str
     kind: str
     title: str
-    steps: tuple[Step, ...]
-    checks: tuple[Check, ...]
+    steps: tuple[WorksheetStep, ...]
+    checks: tuple[NumericCheck, ...]
     source: str = ""
     question: str = ""
     remarks: tuple[str, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[DocumentComparison, ...] = ()
     problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the file, to be worked again
 
     @property
@@ -151,7 +151,7 @@ class Work:
         """Whether float64 gives the same numbers (what a document prints has no say in it)."""
         return all(check.agrees for check in self.checks)
 
-    def step(self, key: str) -> Step:
+    def step(self, key: str) -> WorksheetStep:
         """The step of that name."""
         steps = {step.key: step for step in self.steps}
         if key not in steps:

@@ -21,11 +21,11 @@ from clearhead.errors import ConfigError, StorageError
 from clearhead.values import chosen
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
-_CLOSE = 1e-5  # a program may work in float32
+_TOLERANCE = 1e-5  # a program may work in float32
 
 
 @dataclass(frozen=True)
-class Grade:
+class ProgramGrade:
     """How a program did: each case with what is wrong there (nothing where it is right), and why, if known."""
 
     name: str
@@ -37,45 +37,53 @@ class Grade:
         return not any(wrong for _, wrong in self.cases)
 
     def to_dict(self) -> dict[str, Any]:
-        cases = [{"case": what, "right": not wrong, "wrong": wrong or None} for what, wrong in self.cases]
+        cases = [{"case": description, "right": not wrong, "wrong": wrong or None} for description, wrong in self.cases]
         return {"skeleton": self.name, "right": self.is_right, "cases": cases, "because": list(self.because)}
 
     def __str__(self) -> str:
-        lines = [f"{'✗' if wrong else '✓'} {what}" + (f": {wrong}" if wrong else "") for what, wrong in self.cases]
-        right = sum(not wrong for _, wrong in self.cases)
-        return "\n".join([*lines, *self.because, f"{right} of {len(self.cases)} cases right"])
+        lines = [
+            f"{'✗' if wrong else '✓'} {description}" + (f": {wrong}" if wrong else "")
+            for description, wrong in self.cases
+        ]
+        reference = sum(not wrong for _, wrong in self.cases)
+        return "\n".join([*lines, *self.because, f"{reference} of {len(self.cases)} cases right"])
 
 
-def skeletons() -> dict[str, str]:
+def starters() -> dict[str, str]:
     """The programs that can be filled in, and what each is."""
     return {name: text.lstrip('"').partition(".")[0] for name, text in _texts().items()}
 
 
-def skeleton(name: str) -> str:
+def starter_code(name: str) -> str:
     """The program without its code: what it is given, what it has to do, step by step."""
-    kept, inside = [], False
+    lines, in_body = [], False
     for line in _text(name).partition("\n\n\ndef cases")[0].splitlines():
         words = line.strip()
-        if not inside or words.startswith("# "):
-            kept.append(line if not words.startswith("# ") else f"    {words}")
-        inside = inside or (line.startswith("    ") and words.startswith('"""'))
-    return "\n".join([*kept, '    raise NotImplementedError("fill this in")']) + "\n"
+        if not in_body or words.startswith("# "):
+            lines.append(line if not words.startswith("# ") else f"    {words}")
+        in_body = in_body or (line.startswith("    ") and words.startswith('"""'))
+    return "\n".join([*lines, '    raise NotImplementedError("fill this in")']) + "\n"
 
 
-def grade(name: str, path: Path) -> Grade:
+def grade_program(name: str, path: Path) -> ProgramGrade:
     """Runs a filled program, which is the caller's own act, and compares it with the solution case by case."""
     text, function = _text(name), re.findall(r"^def (\w+)", _text(name), re.MULTILINE)[0]
-    right, mine = _defined(text, function), _loaded(path, function)
+    reference, submitted = _compile_function(text, function), _load_function(path, function)
     draw = torch.Generator().manual_seed(7)
-    cases = list(_defined(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)))
-    tried = [(what, arguments, _run(mine, arguments, path)) for what, arguments in cases]
-    found = tuple((what, _difference(got, torch.as_tensor(right(*given)))) for what, given, got in tried)
-    graded = Grade(name, found)
+    cases = list(
+        _compile_function(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64))
+    )
+    results = [(description, arguments, _run(submitted, arguments, path)) for description, arguments in cases]
+    cases = tuple(
+        (description, _difference(got, torch.as_tensor(reference(*arguments))))
+        for description, arguments, got in results
+    )
+    graded = ProgramGrade(name, cases)
     if graded.is_right:
         return graded
-    like = (why for why, other in _mistaken(text, function)
-            if all(_alike(got, _run(other, given, path)) for _, given, got in tried))  # fmt: skip
-    return replace(graded, because=next(like, ()))
+    explanations = (why for why, other in _with_mistakes(text, function)
+            if all(_is_close(got, _run(other, arguments, path)) for _, arguments, got in results))  # fmt: skip
+    return replace(graded, because=next(explanations, ()))
 
 
 def _texts() -> dict[str, str]:
@@ -88,27 +96,27 @@ def _text(name: str) -> str:
     return chosen(name, _texts(), "no skeleton is called")
 
 
-def _defined(text: str, function: str) -> Callable[..., Any]:
-    room: dict[str, Any] = {}
-    exec(compile(text, "skeleton", "exec"), room)  # our own text
-    return room[function]
+def _compile_function(text: str, function: str) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {}
+    exec(compile(text, "skeleton", "exec"), namespace)  # our own text
+    return namespace[function]
 
 
-def _loaded(path: Path, function: str) -> Callable[..., Any]:
+def _load_function(path: Path, function: str) -> Callable[..., Any]:
     """The function of a user's file. This runs the file, which was asked for by naming it."""
     if not path.is_file():
         raise StorageError(f"there is no file {path}; write the skeleton to one and fill it in")
     if path.suffix != ".py":
         raise ConfigError(f"{path} is no Python program; end its name in .py")
-    room: dict[str, Any] = {"__name__": "filled_in", "__file__": str(path)}
+    namespace: dict[str, Any] = {"__name__": "filled_in", "__file__": str(path)}
     try:
         # As it is now: an import would take a compiled file for it that is as old and as long.
-        exec(compile(path.read_bytes(), path, "exec"), room)
+        exec(compile(path.read_bytes(), path, "exec"), namespace)
     except Exception as error:
-        raise ConfigError(f"{path.name} cannot be run: {_said(error, path)}") from error
-    if not callable(room.get(function)):
+        raise ConfigError(f"{path.name} cannot be run: {_describe_error(error, path)}") from error
+    if not callable(namespace.get(function)):
         raise ConfigError(f"{path.name} has no function {function}; keep the name that the skeleton gives it")
-    return room[function]
+    return namespace[function]
 
 
 def _run(function: Callable[..., Any], arguments: tuple[Any, ...], path: Path) -> Any:
@@ -119,10 +127,10 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...], path: Path) -
     except NotImplementedError:
         return "it is not filled in yet"
     except Exception as error:
-        return _said(error, path)
+        return _describe_error(error, path)
 
 
-def _said(error: Exception, path: Path) -> str:
+def _describe_error(error: Exception, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     at = "" if line is None else f" in line {line}"
@@ -137,29 +145,29 @@ def _difference(got: Any, expected: torch.Tensor) -> str:
         return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if got.isnan().any():
         return "the output has NaN in it"
-    far, allowed = (got.double() - expected).abs().max().item(), _CLOSE * max(1.0, expected.abs().max().item())
-    return "" if far <= allowed else f"it is up to {far:.2g} away from the solution"
+    error, allowed = (got.double() - expected).abs().max().item(), _TOLERANCE * max(1.0, expected.abs().max().item())
+    return "" if error <= allowed else f"it is up to {error:.2g} away from the solution"
 
 
-def _alike(got: Any, made: Any) -> bool:
+def _is_close(got: Any, expected: Any) -> bool:
     """Whether two outputs are the same where they are finite: a row that hides all its keys may be NaN."""
-    if isinstance(got, str) or isinstance(made, str) or got.shape != made.shape:
+    if isinstance(got, str) or isinstance(expected, str) or got.shape != expected.shape:
         return False
-    known = got.isfinite() & made.isfinite()
-    return bool(known.any()) and not _difference(got[known], made.double()[known])
+    finite = got.isfinite() & expected.isfinite()
+    return bool(finite.any()) and not _difference(got[finite], expected.double()[finite])
 
 
-def _mistaken(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+def _with_mistakes(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
     """The solution under one mistake, then under two that are not in the same line."""
     lines = text.splitlines()
-    found = []
+    mistakes = []
     for i, line in enumerate(lines):
-        if mistake := _MISTAKE.match(line):
-            at = max(n for n in range(i) if not lines[n].strip().startswith("#"))
-            found.append((at, mistake[1], mistake[2]))
-    for some in (*[(one,) for one in found], *combinations(found, 2)):
-        if len({at for at, _, _ in some}) == len(some):
-            changed = list(lines)
-            for at, code, _ in some:
-                changed[at] = lines[at][: len(lines[at]) - len(lines[at].lstrip())] + code
-            yield tuple(why for _, _, why in some), _defined("\n".join(changed), function)
+        if match := _MISTAKE.match(line):
+            position = max(n for n in range(i) if not lines[n].strip().startswith("#"))
+            mistakes.append((position, match[1], match[2]))
+    for subset in (*[(mistake,) for mistake in mistakes], *combinations(mistakes, 2)):
+        if len({position for position, _, _ in subset}) == len(subset):
+            program = list(lines)
+            for position, code, _ in subset:
+                program[position] = lines[position][: len(lines[position]) - len(lines[position].lstrip())] + code
+            yield tuple(reason for _, _, reason in subset), _compile_function("\n".join(program), function)

@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError
 from clearhead.values import did_you_mean
 from clearhead.work.numbers import Number, NumberError, read_number
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 Matrix = list[list[Number]]
 
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
@@ -34,41 +34,41 @@ class ProblemError(ConfigError):
 
 
 @dataclass
-class Source:
+class ProblemSource:
     """One table of a problem file: its values, and where in the `file` they stand (None: it was no TOML)."""
 
     name: str
     values: dict[str, Any]
     file: str | None = field(default=None, repr=False)
-    at: Path = ()
+    path: KeyPath = ()
 
     @classmethod
-    def parse(cls, text: str, name: str = "problem.toml") -> Source:
+    def parse(cls, text: str, name: str = "problem.toml") -> ProblemSource:
         """Reads TOML; decimals stay exact."""
         try:
             values = tomllib.loads(text, parse_float=Decimal)
         except (tomllib.TOMLDecodeError, ArithmeticError, ValueError, RecursionError) as error:
-            found = _LINE.search(str(error))
-            line = int(found[1]) if found else text.count("\n") + 1
-            what = _LINE.sub("", str(error)).strip()
-            raise ProblemError(f"{name}, line {line}: this is not TOML: {what}", line=line) from None
+            match = _LINE.search(str(error))
+            line = int(match[1]) if match else text.count("\n") + 1
+            reason = _LINE.sub("", str(error)).strip()
+            raise ProblemError(f"{name}, line {line}: this is not TOML: {reason}", line=line) from None
         return cls(name, values, text)
 
-    def fail(self, key: str | Path | None, what: str) -> NoReturn:
+    def fail(self, key: str | KeyPath | None, reason: str) -> NoReturn:
         """Raises with the line of `key` (or, without one, of this table)."""
-        path: Path = self.at + (() if key is None else (key,) if isinstance(key, str) else key)
+        path: KeyPath = self.path + (() if key is None else (key,) if isinstance(key, str) else key)
         if self.file is None:
-            raise ProblemError(f"{self.name}: {what}")
+            raise ProblemError(f"{self.name}: {reason}")
         line = _line(self.file, path)
-        raise ProblemError(f"{self.name}, line {line}: {what}", line=line)
+        raise ProblemError(f"{self.name}, line {line}: {reason}", line=line)
 
-    def only(self, *known: str) -> None:
+    def allow_keys(self, *allowed: str) -> None:
         """Refuses a key that is not known, with the nearest one that is."""
         for key in self.values:
-            if key not in known:
-                self.fail(key, f"the key {key!r} is unknown here; {did_you_mean(key, known)}")
+            if key not in allowed:
+                self.fail(key, f"the key {key!r} is unknown here; {did_you_mean(key, allowed)}")
 
-    def need(self, *keys: str) -> None:
+    def require_keys(self, *keys: str) -> None:
         """Refuses a table without one of these keys."""
         for key in keys:
             if key not in self.values:
@@ -77,23 +77,23 @@ class Source:
     def text(self, key: str, default: str = "") -> str:
         value = self.values.get(key, default)
         if not isinstance(value, str):
-            self.fail(key, f"{key} is {_kind(value)}; expected text in quotes")
+            self.fail(key, f"{key} is {_describe(value)}; expected text in quotes")
         return value
 
-    def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
+    def choice(self, key: str, allowed: Iterable[str], default: str | None = None) -> str:
         if default is None:
-            self.need(key)
-        value, options = self.text(key, default or ""), tuple(known)
+            self.require_keys(key)
+        value, options = self.text(key, default or ""), tuple(allowed)
         if value not in options:
             self.fail(key, f"{key} is {value!r}; expected one of {', '.join(options)}")
         return value
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = 10**12) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 10**12) -> int:
         if default is None:
-            self.need(key)
+            self.require_keys(key)
         value = self.values.get(key, default)
         if type(value) is not int:  # true is no number
-            self.fail(key, f"{key} is {_kind(value)}; expected a whole number")
+            self.fail(key, f"{key} is {_describe(value)}; expected a whole number")
         if not least <= value <= most:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
         return value
@@ -104,8 +104,8 @@ class Source:
             self.fail(key, f"{key} must be true or false")
         return value
 
-    def wholes(self, key: str, most: int) -> list[int]:
-        self.need(key)
+    def integers(self, key: str, most: int) -> list[int]:
+        self.require_keys(key)
         values = self.values[key]
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_SIDE:
             self.fail(key, f"{key} must be a list of 1 to {MAX_SIDE} whole numbers")
@@ -117,40 +117,40 @@ class Source:
     def number(self, key: str, default: Number | None = None, *, infinite: bool = False) -> Number:
         if default is not None and key not in self.values:
             return default
-        self.need(key)
+        self.require_keys(key)
         return self.cell(self.values[key], (key,), infinite=infinite)
 
-    def cell(self, value: object, path: Path, *, infinite: bool = False) -> Number:
+    def cell(self, value: object, path: KeyPath, *, infinite: bool = False) -> Number:
         try:
-            result = read_number(value)
+            number = read_number(value)
         except NumberError as error:
             self.fail(path, f"{path[0]}: {error}")
-        if result.free_symbols:
+        if number.free_symbols:
             self.fail(path, f"{path[0]} holds {value!r}; expected a number without unknowns")
-        if result.is_infinite and not infinite:
+        if number.is_infinite and not infinite:
             self.fail(path, f"{path[0]} holds {value!r}; expected a finite number")
-        return result
+        return number
 
     def vector(self, key: str) -> list[Number]:
-        values = self._several(key, "numbers", "a list of numbers")
+        values = self._list(key, "numbers", "a list of numbers")
         return [self.cell(value, (key, i)) for i, value in enumerate(values)]
 
-    def _several(self, key: str, what: str, expected: str) -> list[Any]:
-        self.need(key)
+    def _list(self, key: str, reason: str, expected: str) -> list[Any]:
+        self.require_keys(key)
         values = self.values[key]
         if not isinstance(values, list) or not values:
-            self.fail(key, f"{key} is {_kind(values)}; expected {expected}")
+            self.fail(key, f"{key} is {_describe(values)}; expected {expected}")
         if len(values) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(values)} {what}; worked sheets take at most {MAX_SIDE}")
+            self.fail(key, f"{key} has {len(values)} {reason}; worked sheets take at most {MAX_SIDE}")
         return values
 
     def matrix(self, key: str) -> Matrix:
         """A rectangular matrix of exact numbers, rows first."""
-        rows = self._several(key, "rows", "a matrix, a list of rows")
+        rows = self._list(key, "rows", "a matrix, a list of rows")
         for i, row in enumerate(rows):
             name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
-                self.fail((key, i), f"{name} is {_kind(row)}; expected a list of numbers")
+                self.fail((key, i), f"{name} is {_describe(row)}; expected a list of numbers")
             if len(row) != (first := len(rows[0])):
                 self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
             if len(row) > MAX_SIDE:
@@ -160,25 +160,25 @@ class Source:
     def names(self, key: str) -> list[str]:
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            self.fail(key, f"{key} is {_kind(values)}; expected a list of texts in quotes")
+            self.fail(key, f"{key} is {_describe(values)}; expected a list of texts in quotes")
         if len(values) > MAX_SIDE:
             self.fail(key, f"{key} has {len(values)} entries; worked sheets take at most {MAX_SIDE}")
         return list(values)
 
-    def table(self, key: str) -> Source:
+    def table(self, key: str) -> ProblemSource:
         value = self.values.get(key, {})
         if not isinstance(value, dict):
-            self.fail(key, f"{key} is {_kind(value)}; expected a table, [{key}]")
-        return Source(self.name, value, self.file, (*self.at, key))
+            self.fail(key, f"{key} is {_describe(value)}; expected a table, [{key}]")
+        return ProblemSource(self.name, value, self.file, (*self.path, key))
 
-    def tables(self, key: str) -> list[Source]:
+    def tables(self, key: str) -> list[ProblemSource]:
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            self.fail(key, f"{key} is {_kind(values)}; expected tables, [[{key}]]")
-        return [Source(self.name, value, self.file, (*self.at, key, i)) for i, value in enumerate(values)]
+            self.fail(key, f"{key} is {_describe(values)}; expected tables, [[{key}]]")
+        return [ProblemSource(self.name, value, self.file, (*self.path, key, i)) for i, value in enumerate(values)]
 
 
-def _kind(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, bool):
         return f"{value}".lower()
     if isinstance(value, (dict, list)):
@@ -186,23 +186,23 @@ def _kind(value: object) -> str:
     return repr(value) if isinstance(value, (str, int)) else str(value)
 
 
-def _line(text: str, path: Path) -> int:
+def _line(text: str, path: KeyPath) -> int:
     """The line on which a value begins; that of what it would stand in where there is none."""
     lines = text.split("\n")
-    whole = _begun(lines) or {}
-    while not _holds(whole, path):
+    integer = _parse_prefix(lines) or {}
+    while not _has_path(integer, path):
         path = path[:-1]
     before, at = 0, len(lines) if path else 1  # so many lines are without it, so many have it
     while at - before > 1:
         middle = (before + at) // 2
         # Where a cut leaves nothing readable it is inside some value, so the next cut that can be read decides.
-        cuts = ((n, _begun(lines[:n])) for n in range(middle, at))
-        n, values = next(((n, values) for n, values in cuts if values is not None), (at, whole))
-        before, at = (before, middle) if _holds(values, path) else (n, at)
+        cuts = ((n, _parse_prefix(lines[:n])) for n in range(middle, at))
+        n, values = next(((n, values) for n, values in cuts if values is not None), (at, integer))
+        before, at = (before, middle) if _has_path(values, path) else (n, at)
     return at
 
 
-def _begun(lines: list[str]) -> dict[str, Any] | None:
+def _parse_prefix(lines: list[str]) -> dict[str, Any] | None:
     """The values that the first lines of a file give; None where they end within one."""
     for closing in _CLOSING:
         try:
@@ -212,7 +212,7 @@ def _begun(lines: list[str]) -> dict[str, Any] | None:
     return None
 
 
-def _holds(values: Any, path: Path) -> bool:
+def _has_path(values: Any, path: KeyPath) -> bool:
     try:
         for key in path:
             values = values[key]

@@ -12,64 +12,71 @@ from typing import Any
 
 from clearhead.config import toml_document
 from clearhead.values import whole
-from clearhead.work.draw import Draw
-from clearhead.work.kinds import KINDS
-from clearhead.work.problem import Problem, load, solve
-from clearhead.work.sheet import Step, Work
-from clearhead.work.show.layout import written
-from clearhead.work.source import ProblemError, Source
+from clearhead.work.draw import RandomValues
+from clearhead.work.kinds import PROBLEM_TYPES
+from clearhead.work.problem import Problem, read, solve
+from clearhead.work.sheet import Worksheet, WorksheetStep
+from clearhead.work.show.layout import bounded_text
+from clearhead.work.source import ProblemError, ProblemSource
 
-_TURNS = 100  # seeds that share a row of draws
-_TRIES = 40
-_LONGEST_ROW = 50 * _TURNS
+_SEEDS_PER_ROW = 100  # seeds that share a row of draws
+_MAX_DRAWS = 40
+_LONGEST_ROW = 50 * _SEEDS_PER_ROW
 
 
 def variant(problem: str | Path | Problem, seed: int) -> Problem:
     """The problem with new numbers of the same difficulty; the same seed gives the same numbers."""
     seed = whole(seed, "seed")
-    original = load(problem)
+    original = read(problem)
     source, worked = original.source, solve(original)
-    told = f"{source.text('source')}, with" if source.text("source") else "With"
-    told += f" other numbers (seed {seed})"
-    for values in islice(_draws(source, original.name, seed // _TURNS), seed % _TURNS, _TRIES * _TURNS, _TURNS):
+    source_text = f"{source.text('source')}, with" if source.text("source") else "With"
+    source_text += f" other numbers (seed {seed})"
+    for values in islice(
+        _draws(source, original.name, seed // _SEEDS_PER_ROW),
+        seed % _SEEDS_PER_ROW,
+        _MAX_DRAWS * _SEEDS_PER_ROW,
+        _SEEDS_PER_ROW,
+    ):
         # What a document says is of its own numbers, and left out.
-        kept = {key: value for key, value in values.items() if key not in ("document", "mistake")}
-        made = Problem(f"{original.name}-seed-{seed}", toml_document(kept | {"source": told}))
+        values = {key: value for key, value in values.items() if key not in ("document", "mistake")}
+        problem = Problem(f"{original.name}-seed-{seed}", toml_document(values | {"source": source_text}))
         try:
-            work = solve(made)
+            worksheet = solve(problem)
         except ProblemError:
             continue
-        if work.agrees and _is_like(work, worked):
-            return made
+        if worksheet.agrees and _is_comparable(worksheet, worked):
+            return problem
     raise ProblemError(
         f"{original.name} has no variant of its difficulty for seed {seed}; give it larger or more numbers"
     )
 
 
-def _draws(source: Source, name: str, row: int) -> Iterator[dict[str, Any]]:
+def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any]]:
     """Values for the file, no two the same, and none those of the file itself."""
-    vary = KINDS[source.choice("kind", KINDS)].vary
+    vary = PROBLEM_TYPES[source.choice("kind", PROBLEM_TYPES)].vary
     seen = {repr(source.values)}
     for number in range(_LONGEST_ROW):
-        values = source.values | vary(source, Draw(f"{name} {row} {number}"))
+        values = source.values | vary(source, RandomValues(f"{name} {row} {number}"))
         if repr(values) not in seen:
             seen.add(repr(values))
             yield values
 
 
-def _is_like(work: Work, original: Work) -> bool:
+def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
     """Whether a sheet asks the same steps, none of them duller, and is not much longer to write."""
-    if [step.key for step in work.steps] != [step.key for step in original.steps]:
+    if [step.key for step in worksheet.steps] != [step.key for step in original.steps]:
         return False
-    if [step.grid for step in work.steps] == [step.grid for step in original.steps]:
+    if [step.grid for step in worksheet.steps] == [step.grid for step in original.steps]:
         return False  # the same numbers, written in another way
-    if any(_dull(new) > _dull(old) for new, old in zip(work.steps, original.steps, strict=True)):
+    if any(_is_dull(new) > _is_dull(old) for new, old in zip(worksheet.steps, original.steps, strict=True)):
         return False
-    new, old = (sum(len(written(x)) for step in of.steps for x in step.grid.numbers) for of in (work, original))
+    new, old = (
+        sum(len(bounded_text(x)) for step in of.steps for x in step.grid.numbers) for of in (worksheet, original)
+    )
     return new <= 1.5 * old + 100
 
 
-def _dull(step: Step) -> bool:
+def _is_dull(step: WorksheetStep) -> bool:
     """Whether all numbers of a step are the same, or nearly all of them zero."""
     numbers = step.grid.numbers
     zeros = sum(x == 0 for x in numbers)

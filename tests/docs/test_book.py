@@ -16,8 +16,8 @@ from clearhead.bench.studies import STUDIES
 from clearhead.claims import claims
 from clearhead.cli.app import _COMMANDS, app
 from clearhead.pretrained import names
-from clearhead.work import shipped
-from clearhead.work.skeleton import skeletons
+from clearhead.work import bundled_problems
+from clearhead.work.skeleton import starters
 from tests.docs.pages import DOCS, pages
 
 PAGES = pages()
@@ -68,9 +68,9 @@ def test_what_a_page_names_exists(page, command_line):
         if called == ["claims", "show"]:
             assert arguments[0] in known, line
         elif called == ["exercise", "starter"] or (called == ["exercise", "grade"] and line.endswith(".py")):
-            assert arguments[0] in skeletons(), line
+            assert arguments[0] in starters(), line
         elif called in (["exercise", "solve"], ["exercise", "grade"]) and not arguments[0].endswith(".toml"):
-            assert arguments[0] in shipped(), line
+            assert arguments[0] in bundled_problems(), line
         elif called == ["bench", "study"]:
             assert arguments[0] in STUDIES, line
         elif called in (["walk"], ["look"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:

@@ -238,7 +238,7 @@ def given_by(sheet):
     """What the sheet gives, by name: numbers, matrices, words."""
     found = {}
     for step in sheet.steps:
-        if step.given:
+        if step.is_given:
             cells = step.grid.cells
             if step.key == "given":
                 found |= {row: line[0] for row, line in zip(step.grid.rows, cells, strict=True)}
@@ -294,9 +294,9 @@ def test_the_chapter_is_enough_for_its_exercise(name, know):
     assert f"clearhead exercise solve {name} --seed 7" in page_of(f"book/{chapter}.md").text
     sheet = work.solve(work.variant(name, 7))
     answers = solution(know(chapter), **given_by(sheet))
-    marks = work.mark_text(sheet, "\n".join(f"{key} = {written(answer)}" for key, answer in answers.items()))
-    assert marks.is_right, str(marks)
-    assert not marks.unanswered
+    grades = work.grade_text(sheet, "\n".join(f"{key} = {written(answer)}" for key, answer in answers.items()))
+    assert grades.is_right, str(grades)
+    assert not grades.unanswered
 
 
 def test_every_sheet_of_the_first_four_chapters_is_solved():

@@ -13,7 +13,7 @@ import pytest
 from clearhead.claims import DOCUMENTS, claims
 from clearhead.documents import document, documents
 from clearhead.errors import ClearheadError
-from clearhead.work import shipped, solve
+from clearhead.work import bundled_problems, solve
 from tests.cli.conftest import cli as cli  # the fixture
 
 KNOWN = documents()
@@ -60,7 +60,7 @@ def test_claims_are_in_the_ledger_and_each_shipped_sheet_answers_a_question():
     named = {kind: {c.split()[-1] for c in COMMANDS if KINDS[c] == kind} for kind in ("claim", "sheet")}
     assert all(re.fullmatch(r"claims show [\w-]+|exercise solve [\w-]+", c) for c in COMMANDS if KINDS[c] in named)
     assert named["claim"] <= set(claims())
-    assert named["sheet"] == set(shipped())
+    assert named["sheet"] == set(bundled_problems())
 
 
 def test_the_steps_that_an_exam_asks_for_are_those_of_the_sheet():

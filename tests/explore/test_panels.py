@@ -144,7 +144,7 @@ def test_a_sheet_is_marked(page):
     assert all(cell == "" for step in asked for row in step["cells"] for cell in row)
     answers = {step["key"]: step["decimals"] or step["exact"] for step in asked[:3]}
     marked = page.post("marks", {"name": "sort-dedup-softmax", "answers": answers})
-    direct = work.mark_text(solved, "\n".join(f"{key} = {rows}" for key, rows in answers.items()))
+    direct = work.grade_text(solved, "\n".join(f"{key} = {rows}" for key, rows in answers.items()))
     assert [step["right"] for step in marked["steps"]] == [step.right for step in direct.steps]
     assert marked["right"] is True
     answers[asked[0]["key"]][0][0] = "77"

@@ -189,15 +189,15 @@ def test_q_k_and_v_may_be_given_directly(heads):
     """Three queries and five keys, against torch and its autograd."""
     rng = np.random.default_rng(11)
 
-    def wholes(rows, columns):
+    def integers(rows, columns):
         return [[F(int(rng.integers(-3, 4))) for _ in range(columns)] for _ in range(rows)]
 
-    made = {"Q": wholes(3, 2 * heads), "K": wholes(5, 2 * heads), "V": wholes(5, heads), "U": wholes(heads, 2)}
+    made = {"Q": integers(3, 2 * heads), "K": integers(5, 2 * heads), "V": integers(5, heads), "U": integers(heads, 2)}
     text_ = 'kind = "attention"\nvocabulary = ["a", "b"]\ngradient = ["Q", "K", "V"]\n' + f"heads = {heads}\n"
     text_ += "".join(f"{n} = {toml(made[n])}\n" for n in "QKV") + f"[weights]\nU = {toml(made['U'])}\n"
     work = solve_text(text_ + '[[loss]]\ntargets = { 1 = "b", 3 = "a" }\n')
     assert work.agrees
-    assert all(work.step(f"{n}{h}").given for n in "qkv" for h in (["1", "2"] if heads == 2 else [""]))
+    assert all(work.step(f"{n}{h}").is_given for n in "qkv" for h in (["1", "2"] if heads == 2 else [""]))
     t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()}
     for n in "QKV":
         t[n].requires_grad_()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from clearhead.cli.app import run as run_command
-from clearhead.work import shipped
+from clearhead.work import bundled_problems
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def run(monkeypatch, capsys):
 def test_list_names_every_exercise(run):
     status, out, _ = run("list")
     assert status == 0
-    assert all(name in out for name in shipped())
-    assert {row["name"] for row in json.loads(run("list", "--json")[1])} == set(shipped())
+    assert all(name in out for name in bundled_problems())
+    assert {row["name"] for row in json.loads(run("list", "--json")[1])} == set(bundled_problems())
 
 
 def test_solve_writes_each_format(run):

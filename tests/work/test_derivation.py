@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clearhead.work import ProblemError, solve, solve_text
-from clearhead.work.algebra import DOUBLES, EXACT, LanguageError
-from clearhead.work.language import Run, parse, shown
+from clearhead.work.algebra import EXACT, FLOAT64, ExpressionError
+from clearhead.work.language import Evaluator, format_expression, parse_expression
 from clearhead.work.numbers import as_float, read_number, text
 
 
@@ -25,7 +25,7 @@ def exact(work, key):
 
 def given(work):
     """What a sheet states, as arrays by name."""
-    made = {step.key: cells(work, step.key) for step in work.steps if step.given and step.key != "given"}
+    made = {step.key: cells(work, step.key) for step in work.steps if step.is_given and step.key != "given"}
     if any(step.key == "given" for step in work.steps):
         made |= dict(zip(work.step("given").grid.rows, cells(work, "given")[:, 0], strict=True))
     return made
@@ -79,17 +79,17 @@ EXPRESSIONS = {
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_both_ways_of_working_agree_with_numpy(expression):
     values = {"A": A, "B": B, "X": X}
-    tree = parse(expression, set(values))
+    tree = parse_expression(expression, set(values))
     numbers = {name: [[read_number(int(x)) for x in row] for row in value] for name, value in values.items()}
-    worked = Run({}, numbers, EXACT).work(tree)
+    worked = Evaluator({}, numbers, EXACT).evaluate(tree)
     np.testing.assert_allclose([[as_float(x) for x in row] for row in worked], EXPRESSIONS[expression], atol=1e-14)
     tensors = {name: torch.tensor(value) for name, value in values.items()}
-    found = Run({}, tensors, DOUBLES).work(tree)
+    found = Evaluator({}, tensors, FLOAT64).evaluate(tree)
     np.testing.assert_allclose(found.numpy(), EXPRESSIONS[expression], atol=1e-12)
 
 
 def test_both_ways_know_the_same_functions_and_each_is_tried():
-    assert set(EXACT.functions) == set(DOUBLES.functions)
+    assert set(EXACT.functions) == set(FLOAT64.functions)
     tried = " ".join(EXPRESSIONS)
     assert [name for name in EXACT.functions if f"{name}(" not in tried] == []
 
@@ -121,15 +121,15 @@ def test_both_ways_know_the_same_functions_and_each_is_tried():
     ],
 )
 def test_the_language_refuses(expression, why):
-    with pytest.raises(LanguageError) as caught:
-        parse(expression, {"A"})
+    with pytest.raises(ExpressionError) as caught:
+        parse_expression(expression, {"A"})
     assert why in str(caught.value)
 
 
 def test_an_expression_is_shown_as_people_write_it():
-    tree = parse("softmax((Q @ K.T) / sqrt(d)) @ V - (a - b) ** 2", set("QKVabd"))
-    assert shown(tree, {"a": "α"}) == "softmax(Q·Kᵀ / √(d))·V − (α − b)²"
-    assert shown(tree, {"a": "α"}, latex=True) == (
+    tree = parse_expression("softmax((Q @ K.T) / sqrt(d)) @ V - (a - b) ** 2", set("QKVabd"))
+    assert format_expression(tree, {"a": "α"}) == "softmax(Q·Kᵀ / √(d))·V − (α − b)²"
+    assert format_expression(tree, {"a": "α"}, latex=True) == (
         r"\operatorname{softmax}\left(\frac{Q K^{\top}}{\sqrt{d}}\right) V - \left(\alpha - b\right)^{2}"
     )
 

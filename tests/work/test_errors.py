@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clearhead.errors import StorageError
-from clearhead.work import ProblemError, mark, solve, solve_text
+from clearhead.work import ProblemError, grade_file, solve, solve_text
 
 pytestmark = pytest.mark.bad_input
 
@@ -135,4 +135,4 @@ def test_a_file_as_windows_editors_write_it_is_read(tmp_path):
     (tmp_path / "w.toml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     assert solve(tmp_path / "w.toml").steps == solve_text(text).steps
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf" + b"z = [[-1, 1]]\r\n")
-    assert mark(solve(tmp_path / "w.toml"), tmp_path / "a.toml").is_right
+    assert grade_file(solve(tmp_path / "w.toml"), tmp_path / "a.toml").is_right

@@ -12,11 +12,13 @@ import sympy
 from clearhead.cli.app import run as run_command
 from clearhead.documents import documents
 from clearhead.errors import ClearheadError
-from clearhead.work import ProblemError, shipped, solve, variant
-from clearhead.work.exam import FORMATS, Exam, Task, exam_from, read_exam, write_exam
+from clearhead.work import ProblemError, bundled_problems, solve, variant
+from clearhead.work.exam import FORMATS, Exam, ExamTask, exam_from_document, read_exam, write_exam
 from clearhead.work.show.latex import math
 
-SMALL = Exam("Two questions", (Task("layer-norm-identity", 7, ("mean", "variance", "z")), Task("convolution-128", 3)))
+SMALL = Exam(
+    "Two questions", (ExamTask("layer-norm-identity", 7, ("mean", "variance", "z")), ExamTask("convolution-128", 3))
+)
 
 
 def data(path) -> dict:
@@ -105,11 +107,11 @@ def test_every_format(tmp_path):
 
 def test_the_exams_of_the_documents():
     for number, known in documents().items():
-        exam = exam_from(number)
+        exam = exam_from_document(number)
         assert len({task.sheet for task in exam.tasks}) == len(exam.tasks)
-        assert {task.sheet for task in exam.tasks} <= set(shipped())
+        assert {task.sheet for task in exam.tasks} <= set(bundled_problems())
         assert known.name in exam.about
-    assert sum(task.points for task in exam_from("000").tasks) == 70
+    assert sum(task.points for task in exam_from_document("000").tasks) == 70
 
 
 def test_an_exam_of_ones_own(tmp_path, monkeypatch, capsys):
@@ -150,7 +152,7 @@ def test_exams_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(ClearheadError, match=r"end it in \.pdf"):
         write_exam(SMALL, tmp_path / "exam.doc")
     with pytest.raises(ClearheadError, match="there is no document"):
-        exam_from("7")
+        exam_from_document("7")
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(ClearheadError, match=r"clearhead\[print\]"):
         write_exam(SMALL, tmp_path / "exam.pdf")

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from clearhead.cli.app import run as run_command
-from clearhead.work import ProblemError, mark, mark_class, mark_text, solve, solve_text
+from clearhead.work import ProblemError, grade_class, grade_file, grade_text, solve, solve_text
 from clearhead.work.grading import follows, numeric_columns
-from clearhead.work.mistakes import made, slips
+from clearhead.work.mistakes import apply_mistake, common_errors
 from clearhead.work.numbers import read_number, text
-from clearhead.work.problem import again
+from clearhead.work.problem import solve_again
 
 SOFTMAX = """
 kind = "attention"
@@ -38,14 +38,16 @@ def marks_of(step):
 
 def answers(**steps) -> str:
     """TOML of steps whose cells are exact numbers or texts."""
-    written = {k: [[x if isinstance(x, str) else text(x) for x in row] for row in rows] for k, rows in steps.items()}
-    return "\n".join(f"{key} = {json.dumps(rows, ensure_ascii=False)}" for key, rows in written.items())
+    bounded_text = {
+        k: [[x if isinstance(x, str) else text(x) for x in row] for row in rows] for k, rows in steps.items()
+    }
+    return "\n".join(f"{key} = {json.dumps(rows, ensure_ascii=False)}" for key, rows in bounded_text.items())
 
 
 def test_a_step_that_follows_from_a_wrong_one_has_its_credit():
     """By hand: with 7 in place of 21/4 the entries are (x − 7/2)/√7, times 3/2 and 1/2 more."""
     norm = solve("layer-norm-identity")
-    marks = mark_text(
+    marks = grade_text(
         norm, 'variance = 7\nz = [-0.945, "-3/2/sqrt(7)", 0.189, 1.5]\ny = [-0.917, -0.350, 0.783, 2.484]'
     )
     variance, z, y = marks.steps
@@ -56,34 +58,34 @@ def test_a_step_that_follows_from_a_wrong_one_has_its_credit():
     )
     assert not marks.is_right, "credit is not a right answer"
     assert (z.right, z.credit, marks.credit) == (0, 3, 6)
-    y = mark_text(norm, "variance = 7\nz = [-0.945, -0.567, 0.189, 1.5]\ny = [-0.917, -0.350, 0.783, 2.75]").steps[2]
+    y = grade_text(norm, "variance = 7\nz = [-0.945, -0.567, 0.189, 1.5]\ny = [-0.917, -0.350, 0.783, 2.75]").steps[2]
     assert marks_of(y) == ["follows"] * 4, "3/2·1.5 + 1/2"
 
 
 def test_following_asks_for_three_places_and_for_numbers_that_lead_elsewhere():
     assert follows("0.9454", read_number("5/2/sqrt(7)"))
     assert not follows("0.946", read_number("5/2/sqrt(7)"))
-    step = mark_text(solve("sort-dedup"), "r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],"
+    step = grade_text(solve("sort-dedup"), "r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],"
                      '["9/7","6/7","9/7",0.8572]]').steps[0]  # fmt: skip
     assert [m for m in marks_of(step) if m != "right"] == ["wrong", "wrong"], "a rounding of one's own is no wrong step"
 
 
 def test_a_mask_that_was_forgotten_is_named_once_and_followed_after():
     work = solve_text(SOFTMAX, "small.toml")
-    slipped = again(work, {"mask": "full()"})
+    slipped = solve_again(work, {"mask": "full()"})
     given = {key: slipped.step(key).grid.cells for key in ("weights", "z", "logits", "loss")}
-    marks = mark_text(work, answers(**given))
+    marks = grade_text(work, answers(**given))
     weights, *after = marks.steps
     assert "mask was left out" in weights.because
     assert set(marks_of(weights)) == {"right", "wrong"}
     assert all("wrong" not in marks_of(step) and step.credit == step.cells for step in after)
     assert not any(step.because for step in after)
-    alone = mark_text(work, answers(loss=given["loss"])).steps[0]
+    alone = grade_text(work, answers(loss=given["loss"])).steps[0]
     assert "mask was left out" in alone.because, "recognised at the end alone, too"
 
 
 def test_a_loss_of_each_rows_own_token_is_named():
-    (step,) = mark_text(solve("sort-dedup"), "loss = 4.2114").steps
+    (step,) = grade_text(solve("sort-dedup"), "loss = 4.2114").steps
     assert step.because.startswith("This is the loss of each row's own token")
 
 
@@ -109,7 +111,7 @@ def test_a_loss_of_each_rows_own_token_is_named():
     ],
 )  # fmt: skip
 def test_a_known_mistake_is_named_and_an_unknown_one_is_not(name, answer, said):
-    (step,) = mark_text(solve(name), answer).steps
+    (step,) = grade_text(solve(name), answer).steps
     assert not step.is_right
     assert said in step.because if said else step.because == ""
 
@@ -117,7 +119,7 @@ def test_a_known_mistake_is_named_and_an_unknown_one_is_not(name, answer, said):
 def test_a_file_names_its_own_mistakes():
     own = '\n[[mistake]]\nstep = "logits"\nsays = [[1, 1], [2, 2], [3, 3]]\nwhy = "You added the rows."\n'
     work = solve_text(SOFTMAX + own)
-    assert mark_text(work, "logits = [[1, 1], [2, 2], [3, 3]]").steps[0].because == "You added the rows."
+    assert grade_text(work, "logits = [[1, 1], [2, 2], [3, 3]]").steps[0].because == "You added the rows."
 
 
 def test_every_slip_can_be_made_somewhere():
@@ -126,24 +128,26 @@ def test_every_slip_can_be_made_somewhere():
     small = [SOFTMAX, SOFTMAX + 'reduction = "mean"', SOFTMAX.replace("mask =", "heads = 2\nmask ="), NO_MASK]
     works = [*map(solve_text, small), *map(solve, names.split())]
     for kind in {work.kind for work in works}:
-        for slip in slips(kind):
-            assert any(_shows(work, slip) for work in works if work.kind == kind), slip
+        for mistake in common_errors(kind):
+            assert any(_shows(work, mistake) for work in works if work.kind == kind), mistake
 
 
-def _shows(work, slip):
+def _shows(work, mistake):
     """Whether a slip changes a step of a problem, looked for from the end."""
-    asked = [step for step in reversed(work.steps) if not step.given]
-    if made(work, slip, asked[0].key) is None:
+    asked = [step for step in reversed(work.steps) if not step.is_given]
+    if apply_mistake(work, mistake, asked[0].key) is None:
         return False
-    return any(made(work, slip, step.key) != [list(row) for row in numeric_columns(step).cells] for step in asked)
+    return any(
+        apply_mistake(work, mistake, step.key) != [list(row) for row in numeric_columns(step).cells] for step in asked
+    )
 
 
 def test_what_nothing_follows_from_is_wrong_and_no_error():
     norm = solve("layer-norm-identity")
-    marks = mark_text(norm, "centred = [0, 0, 0, 0]\nvariance = 0\nz = [1, 1, 1, 1]")
+    marks = grade_text(norm, "centred = [0, 0, 0, 0]\nvariance = 0\nz = [1, 1, 1, 1]")
     assert marks_of(marks.steps[2]) == ["wrong"] * 4
     attention = solve_text(SOFTMAX)
-    assert marks_of(mark_text(attention, "targets_loss = [-1, 0]\nloss = 3").steps[1]) == ["wrong"]
+    assert marks_of(grade_text(attention, "targets_loss = [-1, 0]\nloss = 3").steps[1]) == ["wrong"]
 
 
 # ---------------------------------------------------------------------- files of many kinds, and a class
@@ -155,8 +159,8 @@ def run(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:
             run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
 
     return call
 
@@ -176,7 +180,7 @@ def test_the_same_answers_as_toml_json_csv_and_a_filled_sheet(tmp_path, run):
     found = {}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-        found[name] = mark(norm, tmp_path / name)
+        found[name] = grade_file(norm, tmp_path / name)
     for name, marks in found.items():
         assert [step.key for step in marks.steps] == ["mean", "z"], name
         assert marks_of(marks.steps[0]) == ["right"], name
@@ -192,7 +196,7 @@ def test_a_class_has_a_table_its_common_mistakes_and_nothing_lost(tmp_path, run)
     )
     (tmp_path / "eve.toml").write_text("mean = [\n")
     names = sorted(path for path in tmp_path.iterdir())
-    marks = mark_class(solve("layer-norm-identity"), names)
+    marks = grade_class(solve("layer-norm-identity"), names)
     assert {m.student: m.credit for m in marks.students} == {"ada": 1, "bob": 2, "cyd": 4, "dan": 1}
     assert [(n, key) for n, key, _ in marks.mistakes] == [(2, "variance")]
     assert [name for name, _ in marks.unread] == ["eve.toml"]
@@ -218,7 +222,7 @@ def test_answer_files_that_cannot_be_read(tmp_path, run):
     ]:
         (tmp_path / name).write_text(content)
         with pytest.raises(ProblemError, match=why):
-            mark(norm, tmp_path / name)
+            grade_file(norm, tmp_path / name)
     status, out, error = run("grade", "layer-norm-identity", tmp_path / "c.json")
     assert (status, out) == (1, "")
     assert "c.json: the key 'zz' is unknown" in error
@@ -229,7 +233,7 @@ def test_answer_files_that_cannot_be_read(tmp_path, run):
 def test_infinity_of_the_wrong_sign_is_marked_and_explained():
     """A student's ∞ where −∞ belongs is a number like any other: wrong, and nothing need follow from it."""
     work = solve("sort-dedup")
-    (masked,) = (step for step in work.steps if step.key == "masked")
-    rows = [[text(-x) for x in row] for row in masked.grid.cells]
-    marks = mark_text(work, f"masked = {json.dumps(rows)}")
+    (masked_step,) = (step for step in work.steps if step.key == "masked")
+    rows = [[text(-x) for x in row] for row in masked_step.grid.cells]
+    marks = grade_text(work, f"masked = {json.dumps(rows)}")
     assert marks.steps[0].because == "The sign is wrong: these are the right numbers times −1."

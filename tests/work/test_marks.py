@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.work import ProblemError, mark_text, solve
+from clearhead.work import ProblemError, grade_text, solve
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,7 @@ def work():
 
 
 def test_fractions_decimals_and_expressions_are_all_right(work):
-    marks = mark_text(
+    marks = grade_text(
         work,
         'z = [[3, 0], [0, 3], [0.0, "3"], [0.75, "3/2"], [0, 3], [3, 0], ["6/7", 1.2857]]\n'
         'targets_loss_own = ["e^3/(2*e^3+4)", 0.4547, "1/(2*exp(9/7) + 2*exp(6/7) + 2)"]\n'
@@ -26,7 +26,7 @@ def test_fractions_decimals_and_expressions_are_all_right(work):
 
 
 def test_each_cell_is_marked_alone(work):
-    marks = mark_text(work, 'z = [[3, 0], [0, 3], [0, 2], [0.75, "1.5"], ["", 3], [3, 0], ["6/7", 1.2858]]\n')
+    marks = grade_text(work, 'z = [[3, 0], [0, 3], [0, 2], [0.75, "1.5"], ["", 3], [3, 0], ["6/7", 1.2858]]\n')
     assert not marks.is_right
     (step,) = marks.steps
     wrong = {(i, j): m for i, row in enumerate(step.marks) for j, m in enumerate(row) if m != "right"}
@@ -41,7 +41,7 @@ def test_each_cell_is_marked_alone(work):
 
 
 def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
-    marks = mark_text(work, "z = [[3, 0], [0, 3]]\nloss = [1, 2]\n")
+    marks = grade_text(work, "z = [[3, 0], [0, 3]]\nloss = [1, 2]\n")
     assert not marks.is_right
     assert marks.steps[0].problem == "the answer is 2×2, expected 7×2"
     assert marks.steps[0].right == 4
@@ -51,17 +51,17 @@ def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
 
 def test_numbers_that_are_all_small_must_be_right_in_three_of_their_own_places():
     schedule = solve("schedule")
-    (step,) = mark_text(schedule, "rate = [0, 0.00000025, 0.001, 0.001, 0.001, 0.000, 0, 0, 0, 0]").steps
+    (step,) = grade_text(schedule, "rate = [0, 0.00000025, 0.001, 0.001, 0.001, 0.000, 0, 0, 0, 0]").steps
     right = [mark for row in step.marks for mark in row]
     assert right == ["right", "right", "wrong", "right", *["wrong"] * 5, "right"]
-    (step,) = mark_text(
+    (step,) = grade_text(
         schedule, "rate = [0, 2.5e-7, 0.0005, 1e-3, 0.000933, 8.54e-4, 0.00075, '1/2000', 0.000146, 0.0]"
     ).steps
     assert step.is_right
 
 
 def test_nothing_answered_is_not_right(work):
-    assert not mark_text(work, "").is_right
+    assert not grade_text(work, "").is_right
 
 
 @pytest.mark.bad_input
@@ -76,6 +76,6 @@ def test_nothing_answered_is_not_right(work):
 )
 def test_an_answer_file_that_cannot_be_read(work, answers, line, why):
     with pytest.raises(ProblemError, match=why) as caught:
-        mark_text(work, answers)
+        grade_text(work, answers)
     assert caught.value.line == line
     assert str(caught.value).startswith(f"answers.toml, line {line}: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.work import shipped, solve
+from clearhead.work import bundled_problems, solve
 
 # (step, does the document agree?) in the order of the files.
 VERDICTS = {
@@ -38,8 +38,8 @@ VERDICTS = {
 
 
 def test_the_list_is_whole():
-    assert list(shipped()) == sorted(VERDICTS)
-    assert all(shipped().values())
+    assert list(bundled_problems()) == sorted(VERDICTS)
+    assert all(bundled_problems().values())
 
 
 @pytest.mark.parametrize("name", sorted(VERDICTS))

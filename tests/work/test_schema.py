@@ -8,8 +8,8 @@ import tomllib
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.work import ProblemError, mark_text, solve, solve_text
-from clearhead.work.kinds import KINDS
+from clearhead.work import ProblemError, grade_text, solve, solve_text
+from clearhead.work.kinds import PROBLEM_TYPES
 from clearhead.work.problem import COMMON
 from clearhead.work.schema import schema, template, write_template
 
@@ -17,7 +17,7 @@ from clearhead.work.schema import schema, template, write_template
 INSTEAD = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attention", "V"), ("derivation", "model")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROBLEM_TYPES)
 def test_each_template_works_as_it_is_and_with_every_key(kind):
     work = solve_text(template(kind))
     assert work.kind == kind
@@ -26,20 +26,20 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
     instead = [key for kind_, key in INSTEAD if kind_ == kind]
     lines = [x for x in template(kind).splitlines() if not any(x.startswith(f"#{key} = ") for key in instead)]
     whole = re.sub(r"(?m)^#(?=\S)", "", "\n".join(lines))  # with all its keys in force
-    assert set(tomllib.loads(whole)) == {*COMMON, *KINDS[kind].keys} - set(instead)
+    assert set(tomllib.loads(whole)) == {*COMMON, *PROBLEM_TYPES[kind].keys} - set(instead)
     full = solve_text(whole)
     assert full.agrees
     assert len(full.comparisons) == 1
     wrong = next(step for step in full.steps if step.key == tomllib.loads(whole)["mistake"][0]["step"])
-    if wrong.grid.is_one:
-        assert "added a row twice" in str(mark_text(full, f"{wrong.key} = 99"))
+    if wrong.grid.is_scalar:
+        assert "added a row twice" in str(grade_text(full, f"{wrong.key} = 99"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROBLEM_TYPES)
 def test_the_reference_says_which_keys_are_needed(kind):
     about, keys = schema(kind)
     assert about
-    assert [key.name for key in keys] == list(KINDS[kind].keys)
+    assert [key.name for key in keys] == list(PROBLEM_TYPES[kind].keys)
     values = tomllib.loads(template(kind))
     for key in keys:
         assert key.says, key.name
@@ -59,16 +59,16 @@ def test_the_reference_says_which_keys_are_needed(kind):
 def test_x_in_place_of_tokens_and_q_k_v_in_place_of_all():
     values = re.sub(r"(?m)^tokens = .*\n", "", template("attention"))
     start, weights = values.index("# A vector for each token"), values.index("# Q, K and V have")
-    assert solve_text((values[:start] + values[weights:]).replace("#x = ", "x = ")).step("x").given
+    assert solve_text((values[:start] + values[weights:]).replace("#x = ", "x = ")).step("x").is_given
     direct = re.sub(r"(?m)^#(?=[QKV] = )", "", values[:start])
-    assert solve_text(direct).step("q").given
+    assert solve_text(direct).step("q").is_given
 
 
 def test_a_file_with_every_kind_works_and_is_written_once(tmp_path):
     path = tmp_path / "my.toml"
     write_template(path)
-    assert solve(path).kind == next(iter(KINDS))
-    for kind in KINDS:
+    assert solve(path).kind == next(iter(PROBLEM_TYPES))
+    for kind in PROBLEM_TYPES:
         assert f'kind = "{kind}"' in path.read_text()
     others = path.read_text().partition("# Other kinds")[2]
     for block in re.split(r"(?m)^(?=## # .*\n## kind = )", others)[1:]:

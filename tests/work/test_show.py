@@ -12,10 +12,10 @@ import pytest
 from lxml import html as lxml_html
 from markdown_it import MarkdownIt
 
-from clearhead.work import mark_text, shipped, show, solve
-from clearhead.work.show.layout import blocks
+from clearhead.work import bundled_problems, grade_text, show, solve
+from clearhead.work.show.layout import step_blocks
 
-NAMES = list(shipped())
+NAMES = list(bundled_problems())
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def works():
 def tables_of(work, style):
     """The tables that a sheet must hold, in order: exact, then decimals where there are any."""
     made = []
-    for block in blocks(work, style):
-        if not block.step.grid.is_one:
+    for block in step_blocks(work, style):
+        if not block.step.grid.is_scalar:
             made.append((block, block.exact))
             if block.decimals is not None:
                 made.append((block, block.decimals))
@@ -42,18 +42,18 @@ def parsed_tables(root):
     return found
 
 
-@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("questions_only", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", ["markdown", "html"])
-def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, way, blank):
-    style = show.Style(5, blank)
-    if way == "markdown":
-        rendered = MarkdownIt("commonmark").enable("table").render(show.markdown(works[name], style))
+def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, format, questions_only):
+    style = show.Style(5, questions_only)
+    if format == "markdown":
+        html_text = MarkdownIt("commonmark").enable("table").render(show.markdown(works[name], style))
     else:
-        rendered = re.sub(r"<sub>(\w+)</sub>", r"_\1", show.html(works[name], style))  # as it was before it was set
-        rendered = re.sub(r"<sup>(\w+)</sup>", r"^\1", rendered)
-        rendered = re.sub(r"<sup>(.*?)</sup>", r"^(\1)", rendered)
-    root = lxml_html.fromstring(f"<div>{rendered}</div>" if way == "markdown" else rendered)
+        html_text = re.sub(r"<sub>(\w+)</sub>", r"_\1", show.html(works[name], style))  # as it was before it was set
+        html_text = re.sub(r"<sup>(\w+)</sup>", r"^\1", html_text)
+        html_text = re.sub(r"<sup>(.*?)</sup>", r"^(\1)", html_text)
+    root = lxml_html.fromstring(f"<div>{html_text}</div>" if format == "markdown" else html_text)
     expected = [
         [["", *block.columns], *[[label, *row] for label, row in zip(block.rows, cells, strict=True)]]
         for block, cells in tables_of(works[name], style)
@@ -62,7 +62,7 @@ def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, way, blank
     text = "".join(root.itertext())
     for step in works[name].steps:
         assert step.title in text
-    assert ("Checked by other means" in text) is not blank
+    assert ("Checked by other means" in text) is not questions_only
 
 
 def latex_faults(source):
@@ -114,10 +114,10 @@ def test_the_latex_check_finds_faults(broken):
     assert latex_faults(broken)
 
 
-@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("questions_only", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_latex_is_sound(works, name, blank, tmp_path):
-    style = show.Style(4, blank)
+def test_latex_is_sound(works, name, questions_only, tmp_path):
+    style = show.Style(4, questions_only)
     source = show.latex(works[name], style)
     assert latex_faults(source) == []
     assert "[U+" not in source, "every character has a way to be said"
@@ -147,7 +147,7 @@ def test_the_exact_texts_of_the_json_are_right_answers(works, name):
             words = [j for j in range(len(step["columns"])) if all(row[j].isalpha() for row in step["exact"])]
             rows = [[cell for j, cell in enumerate(row) if j not in words] for row in step["exact"]]
             answers += f"{step['key']} = {json.dumps(rows, ensure_ascii=False)}\n"
-    marks = mark_text(works[name], answers)
+    marks = grade_text(works[name], answers)
     assert marks.is_right, str(marks)
     assert not marks.unanswered
     assert document["agrees"] is True
@@ -155,19 +155,19 @@ def test_the_exact_texts_of_the_json_are_right_answers(works, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_blank_sheet_gives_nothing_away(works, name):
-    document = show.to_dict(works[name], show.Style(blank=True))
+    document = show.to_dict(works[name], show.Style(questions_only=True))
     for step in document["steps"]:
         if not step["given"]:
             assert {cell for row in step["exact"] for cell in row} == {""}
             assert "decimal" not in step
     assert "document" not in document
-    text = show.terminal(works[name], show.Style(blank=True))
+    text = show.terminal(works[name], show.Style(questions_only=True))
     parts = {
         part: [s for s in works[name].steps if f"   [{s.key}]" in part.replace("\n    [", "   [")]
         for part in text.split("\n\n")
     }
-    asked = [part for part, steps in parts.items() if steps and not steps[0].given]
-    assert len(asked) == sum(not step.given for step in works[name].steps)
+    asked = [part for part, steps in parts.items() if steps and not steps[0].is_given]
+    assert len(asked) == sum(not step.is_given for step in works[name].steps)
     assert all("≈" not in part and "___" in part for part in asked)
 
 
@@ -188,10 +188,10 @@ def test_a_sheet_reads_well_in_80_columns(works, name):
 
 
 def test_a_notebook_shows_the_sheet(works):
-    shown = works["layer-norm-identity"]._repr_html_()
-    assert shown.startswith("<div")
-    assert "<html" not in shown
-    assert "21/4" in shown
+    html_text = works["layer-norm-identity"]._repr_html_()
+    assert html_text.startswith("<div")
+    assert "<html" not in html_text
+    assert "21/4" in html_text
     assert str(works["layer-norm-identity"]).count("21/4") == 1
 
 

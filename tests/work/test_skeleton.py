@@ -16,9 +16,9 @@ from clearhead.errors import ClearheadError
 from clearhead.masks import allow
 from clearhead.positions import Sinusoidal
 from clearhead.training.config import WarmupCosine
-from clearhead.work.skeleton import grade, skeleton, skeletons
+from clearhead.work.skeleton import grade_program, starter_code, starters
 
-NAMES = sorted(skeletons())
+NAMES = sorted(starters())
 
 
 def solution(name: str) -> str:
@@ -53,17 +53,17 @@ def test_the_solution_is_what_the_house_computes_and_is_graded_right(name, tmp_p
         torch.testing.assert_close(torch.as_tensor(made), torch.as_tensor(expected), rtol=1e-12, atol=1e-12, msg=what)
     mine = tmp_path / "mine.py"
     mine.write_text(solution(name))
-    assert grade(name, mine).is_right
+    assert grade_program(name, mine).is_right
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_skeleton_is_a_program_that_says_nothing_of_the_solution(name, tmp_path):
-    text = skeleton(name)
+    text = starter_code(name)
     assert "#~" not in text
     assert "return" not in text
     mine = tmp_path / "mine.py"
     mine.write_text(text)
-    graded = grade(name, mine)
+    graded = grade_program(name, mine)
     assert {wrong for _, wrong in graded.cases} == {"it is not filled in yet"}
     assert not graded.because
 
@@ -77,7 +77,7 @@ def test_each_mistake_is_named_by_its_own_words(name, tmp_path):
         if found:
             at = max(n for n in range(i) if not lines[n].strip().startswith("#"))
             mine.write_text("\n".join([*lines[:at], found[1] + found[2], *lines[at + 1 :]]))
-            graded = grade(name, mine)
+            graded = grade_program(name, mine)
             assert not graded.is_right, line
             assert graded.because == (found[3],), line
 
@@ -121,7 +121,7 @@ def test_a_program_written_otherwise(change, said, tmp_path):
         text = text.replace(old, new)
     mine = tmp_path / "mine.py"
     mine.write_text(text)
-    graded = grade("multi-head", mine)
+    graded = grade_program("multi-head", mine)
     assert graded.is_right == (not change)
     assert len(graded.because) == len(said)
     assert all(words in why for words, why in zip(said, graded.because, strict=True))
@@ -137,18 +137,18 @@ def test_programs_that_cannot_be_graded(tmp_path):
     ]:
         mine.write_text(text)
         with pytest.raises(ClearheadError, match=why):
-            grade("multi-head", mine)
+            grade_program("multi-head", mine)
     with pytest.raises(ClearheadError, match="there is no file"):
-        grade("multi-head", tmp_path / "none.py")
+        grade_program("multi-head", tmp_path / "none.py")
     with pytest.raises(ClearheadError, match="multi-head"):
-        skeleton("multihead")
+        starter_code("multihead")
     mine.write_text("def multi_head_attention(x, *rest):\n    y = 3\n    return x / y + rest[9]\n")
-    graded = grade("multi-head", mine)
+    graded = grade_program("multi-head", mine)
     assert all("IndexError in line 3" in wrong for _, wrong in graded.cases)
     mine.write_text("def multi_head_attention(x, *rest):\n    return x[:1]\n")
-    assert "the output is (1, 6), expected (5, 6)" in str(grade("multi-head", mine))
+    assert "the output is (1, 6), expected (5, 6)" in str(grade_program("multi-head", mine))
     mine.write_text("def multi_head_attention(x, *rest):\n    return None\n")
-    assert not grade("multi-head", mine).is_right
+    assert not grade_program("multi-head", mine).is_right
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
@@ -159,7 +159,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         return int(ending.value.code or 0), capsys.readouterr().out
 
     assert all(name in run("starter")[1] for name in NAMES)
-    assert run("starter", "attention")[1] == skeleton("attention")
+    assert run("starter", "attention")[1] == starter_code("attention")
     mine = tmp_path / "mine.py"
     mine.write_text(OWN.replace(" / width ** 0.5", ""))
     status, out = run("grade", "multi-head", mine)

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 
 from clearhead.errors import ConfigError
-from clearhead.work import Problem, ProblemError, load, mark_text, shipped, solve, variant
-from clearhead.work.draw import Draw
+from clearhead.work import Problem, ProblemError, bundled_problems, grade_text, read, solve, variant
+from clearhead.work.draw import RandomValues
 from tools.variants import answers, faults
 
 # About a second each: one seed of one of them is tried here, and all of them by `make variants`.
@@ -22,7 +22,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in bundled_problems() if name not in SLOW])
 def test_variants_are_worked_checked_and_marked_right(name):
     assert faults(name, range(7, 8)) == []
 
@@ -43,7 +43,7 @@ def test_a_variant_says_so_and_leaves_out_what_a_document_printed():
     work = solve(variant("sort-dedup", 3))
     assert work.source.endswith("questions 2, 3 and 5, with other numbers (seed 3)")
     assert not work.comparisons
-    assert " ".join(load(variant("sort-dedup", 3)).source.names("tokens")) in work.question
+    assert " ".join(read(variant("sort-dedup", 3)).source.names("tokens")) in work.question
     assert "{" not in work.question + work.title
 
 
@@ -65,7 +65,7 @@ def test_a_file_of_ones_own_varies(tmp_path):
     assert made.name == "mine-seed-2"
     assert solve(made).source == "With other numbers (seed 2)"
     assert tomllib.loads(made.text)["V"] != [["1/2"], [3], [1]]
-    assert variant(load(path), 2) == made
+    assert variant(read(path), 2) == made
 
 
 @pytest.mark.bad_input
@@ -82,18 +82,18 @@ def test_what_cannot_vary_is_refused():
 
 
 def test_draws_stay_as_small_as_what_they_replace():
-    fractions, wholes = set(), set()
+    fractions, integers = set(), set()
     for seed in range(200):
-        draw = Draw(str(seed))
-        matrix = draw.like([[0, 3], [1, "1/2"]])
-        wholes |= {matrix[0][0], matrix[0][1], matrix[1][0]}
+        rng = RandomValues(str(seed))
+        matrix = rng.similar([[0, 3], [1, "1/2"]])
+        integers |= {matrix[0][0], matrix[0][1], matrix[1][0]}
         fractions.add(matrix[1][1])
-        assert draw.like([[0, 1], [1, 0]]) == [[0, 1], [1, 0]], "a permutation stays"
-        assert sorted(cell for row in draw.like([[0, 1, 1], [1, 0, 0]]) for cell in row) == [0, 0, 0, 1, 1, 1]
-        assert draw.like(-2) < 0
-        assert draw.like("sqrt(2)") == "sqrt(2)"
-        assert 0 < draw.like(Decimal("0.5") * 2) <= 3
-    assert wholes == {0, 1, 2, 3}
+        assert rng.similar([[0, 1], [1, 0]]) == [[0, 1], [1, 0]], "a permutation stays"
+        assert sorted(cell for row in rng.similar([[0, 1, 1], [1, 0, 0]]) for cell in row) == [0, 0, 0, 1, 1, 1]
+        assert rng.similar(-2) < 0
+        assert rng.similar("sqrt(2)") == "sqrt(2)"
+        assert 0 < rng.similar(Decimal("0.5") * 2) <= 3
+    assert integers == {0, 1, 2, 3}
     assert fractions == {"1/2", "3/2", "5/2"}
 
 
@@ -101,8 +101,8 @@ def test_answers_that_are_wrong_are_not_marked_right():
     """The check of variants can fail: one digit, one cell."""
     work = solve(variant("layer-norm-identity", 1))
     right = answers(work)
-    assert mark_text(work, right).is_right
+    assert grade_text(work, right).is_right
     mean = str(work.step("mean").grid.cells[0][0] + 1)
-    assert not mark_text(work, right + "\n").unanswered
+    assert not grade_text(work, right + "\n").unanswered
     wrong = "\n".join(f'mean = [["{mean}"]]' if line.startswith("mean") else line for line in right.splitlines())
-    assert not mark_text(work, wrong).is_right
+    assert not grade_text(work, wrong).is_right

@@ -6,28 +6,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from clearhead.work.draw import Draw
+from clearhead.work.draw import RandomValues
 from clearhead.work.kinds import attention, convolution, counts, derivation, formulas
-from clearhead.work.sheet import Sheet
-from clearhead.work.source import Source
+from clearhead.work.sheet import WorksheetBuilder
+from clearhead.work.source import ProblemSource
 
 
-class Kind(NamedTuple):
+class ProblemType(NamedTuple):
     """One kind of problem."""
 
     keys: tuple[str, ...]
-    solve: Callable[[Source, Sheet], None]
-    vary: Callable[[Source, Draw], dict[str, Any]]
+    solve: Callable[[ProblemSource, WorksheetBuilder], None]
+    vary: Callable[[ProblemSource, RandomValues], dict[str, Any]]
 
 
-KINDS = {
-    "attention": Kind(attention.KEYS, attention.solve, attention.vary),
-    "layer-norm": Kind(("x", "gamma", "beta", "eps"), formulas.layer_norm, formulas.vary_layer_norm),
-    "position": Kind(("positions", "d_model", "pairs", "base"), formulas.position, formulas.vary_position),
-    "convolution": Kind(("input", "layer"), convolution.solve, convolution.vary),
-    "schedule": Kind(("lr_max", "warmup_steps", "total_steps", "steps"), formulas.schedule, formulas.vary_schedule),
-    "mask": Kind(("expression", "length", "also"), counts.mask, counts.vary_mask),
-    "cost": Kind(("d_model", "heads", "tokens", "bias", "output", "bytes"), counts.cost, counts.vary_cost),
-    "receptive-field": Kind(("heads", "layers", "tokens"), counts.receptive_field, counts.vary_receptive_field),
-    "derivation": Kind(derivation.KEYS, derivation.solve, derivation.vary),
+PROBLEM_TYPES = {
+    "attention": ProblemType(attention.KEYS, attention.solve, attention.vary),
+    "layer-norm": ProblemType(("x", "gamma", "beta", "eps"), formulas.layer_norm, formulas.vary_layer_norm),
+    "position": ProblemType(("positions", "d_model", "pairs", "base"), formulas.position, formulas.vary_position),
+    "convolution": ProblemType(("input", "layer"), convolution.solve, convolution.vary),
+    "schedule": ProblemType(
+        ("lr_max", "warmup_steps", "total_steps", "steps"), formulas.schedule, formulas.vary_schedule
+    ),
+    "mask": ProblemType(("expression", "length", "also"), counts.mask, counts.vary_mask),
+    "cost": ProblemType(("d_model", "heads", "tokens", "bias", "output", "bytes"), counts.cost, counts.vary_cost),
+    "receptive-field": ProblemType(("heads", "layers", "tokens"), counts.receptive_field, counts.vary_receptive_field),
+    "derivation": ProblemType(derivation.KEYS, derivation.solve, derivation.vary),
 }

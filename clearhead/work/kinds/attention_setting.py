@@ -10,14 +10,14 @@ from clearhead import masks
 from clearhead.errors import ClearheadError
 from clearhead.work.algebra import Matrix, eye, transpose
 from clearhead.work.numbers import Number, text
-from clearhead.work.source import Source
+from clearhead.work.source import ProblemSource
 
 _WEIGHTS = ("Q", "K", "V", "O", "U")
 _DIRECT = ("Q", "K", "V")
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossSpec:
     """A sum (or mean) of −log P(word) over positions, which count from 0 here and from 1 in files."""
 
     name: str
@@ -27,7 +27,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Setting:
+class AttentionProblem:
     """A checked attention problem. Where Q, K and V are `direct`ly given they are the weights of identity matrices, of
     which keys have their own: there may be more or fewer of them than queries."""
 
@@ -42,7 +42,7 @@ class Setting:
     temperature: Number
     heads: int
     vocabulary: list[str]
-    losses: list[Loss]
+    losses: list[LossSpec]
     gradients: list[str]
 
     @property
@@ -56,7 +56,7 @@ class Setting:
         return [f"{h + 1}" for h in range(self.heads)] if self.heads > 1 else [""]
 
 
-def read(source: Source) -> Setting:
+def parse_attention(source: ProblemSource) -> AttentionProblem:
     """The problem that a file describes, with every shape checked."""
     embeddings = source.table("embeddings")
     vectors = {token: embeddings.vector(token) for token in embeddings.values}
@@ -64,27 +64,27 @@ def read(source: Source) -> Setting:
     table = source.table("weights")
     direct = any(name in source.values for name in _DIRECT)
     if direct:
-        weights = _direct(source, table)
+        weights = _read_direct(source, table)
         labels = [f"query {i + 1}" for i in range(len(weights["Q"]))]
         keys = [f"key {i + 1}" for i in range(len(weights["K"]))]
         x, origin = eye(len(labels)), eye(len(keys))
     else:
         labels, x = _inputs(source, tokens, vectors)
         keys, origin = labels, x
-        table.only(*_WEIGHTS)
-        table.need("Q", "K", "V")
+        table.allow_keys(*_WEIGHTS)
+        table.require_keys("Q", "K", "V")
         weights = {name: table.matrix(name) for name in _WEIGHTS if name in table.values}
-    heads = source.whole("heads", 1, most=64)
+    heads = source.integer("heads", 1, most=64)
     vocabulary = source.names("vocabulary") or list(vectors)
     if "unembedding" in source.values:
         if source.text("unembedding") != "tied" or not vectors:
-            known = "unembedding may only be 'tied', with [embeddings]"
-            source.fail("unembedding", f"{known}; give others as U in [weights]")
+            options = "unembedding may only be 'tied', with [embeddings]"
+            source.fail("unembedding", f"{options}; give others as U in [weights]")
         if "U" in weights:
             table.fail("U", "U is given and unembedding is 'tied'; give one of them")
         vocabulary = list(vectors)
         weights["U"] = transpose(list(vectors.values()))
-    _chain(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
+    _check_shapes(table if "U" in table.values else source, table, weights, x, origin, heads, len(vocabulary))
     try:
         mask = masks.parse(source.text("mask", "full()"))
         allowed = mask.dense(len(x), len(origin)).tolist()
@@ -99,25 +99,25 @@ def read(source: Source) -> Setting:
     temperature = source.number("temperature", default, infinite=True)
     if temperature.is_negative:
         source.fail("temperature", f"temperature is {text(temperature)}; expected 0, a positive number or 'inf'")
-    return Setting(
+    return AttentionProblem(
         labels, keys, x, origin, direct, weights, mask, allowed, temperature, heads, vocabulary, losses, gradients
     )
 
 
-def _direct(source: Source, table: Source) -> dict[str, Matrix]:
+def _read_direct(source: ProblemSource, table: ProblemSource) -> dict[str, Matrix]:
     """Q, K and V as the file gives them, in place of tokens and their projections."""
-    source.need(*_DIRECT)
+    source.require_keys(*_DIRECT)
     for key in ("x", "tokens", "embeddings"):
         if key in source.values:
             source.fail(key, f"{key} is given beside Q, K and V; give the one or the others")
-    table.only("O", "U")
-    made = {name: source.matrix(name) for name in _DIRECT}
-    if len(made["K"]) != len(made["V"]):
-        source.fail("V", f"K has {len(made['K'])} rows and V has {len(made['V'])}; each key has one value")
-    return made | {name: table.matrix(name) for name in table.values}
+    table.allow_keys("O", "U")
+    matrices = {name: source.matrix(name) for name in _DIRECT}
+    if len(matrices["K"]) != len(matrices["V"]):
+        source.fail("V", f"K has {len(matrices['K'])} rows and V has {len(matrices['V'])}; each key has one value")
+    return matrices | {name: table.matrix(name) for name in table.values}
 
 
-def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]]) -> tuple[list[str], Matrix]:
+def _inputs(source: ProblemSource, tokens: list[str], vectors: dict[str, list[Number]]) -> tuple[list[str], Matrix]:
     if "x" in source.values:
         if vectors and tokens:
             source.fail("x", "x is given beside tokens with embeddings; give one of them")
@@ -126,24 +126,30 @@ def _inputs(source: Source, tokens: list[str], vectors: dict[str, list[Number]])
             source.fail("tokens", f"there are {len(tokens)} tokens and x has {len(x)} rows; give a token for each row")
         names = tokens or ["x"] * len(x)
     else:
-        source.need("tokens", "embeddings")
+        source.require_keys("tokens", "embeddings")
         if not tokens:
             source.fail("tokens", "tokens is an empty list; expected at least one token")
         first = next(iter(vectors), "")
         for token, vector in vectors.items():
             if len(vector) != len(vectors[first]):
-                both = f"{token!r} has {len(vector)} numbers and that of {first!r} has {len(vectors[first])}"
-                source.fail(("embeddings", token), f"the embedding of {both}; give each as many")
+                sizes = f"{token!r} has {len(vector)} numbers and that of {first!r} has {len(vectors[first])}"
+                source.fail(("embeddings", token), f"the embedding of {sizes}; give each as many")
         for i, token in enumerate(tokens):
             if token not in vectors:
-                known = ", ".join(map(repr, vectors))
-                source.fail(("tokens", i), f"the token {token!r} has no embedding; known are {known}")
+                options = ", ".join(map(repr, vectors))
+                source.fail(("tokens", i), f"the token {token!r} has no embedding; known are {options}")
         x, names = [vectors[token] for token in tokens], tokens
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
 
-def _chain(
-    unembedding: Source, table: Source, weights: dict[str, Matrix], x: Matrix, keys: Matrix, heads: int, words: int
+def _check_shapes(
+    unembedding: ProblemSource,
+    table: ProblemSource,
+    weights: dict[str, Matrix],
+    x: Matrix,
+    keys: Matrix,
+    heads: int,
+    words: int,
 ) -> None:
     """Refuses weights whose shapes do not follow each other."""
 
@@ -172,11 +178,11 @@ def _chain(
             table.fail("U", f"U is {size('U')} and the vocabulary has {words} words; name each column in vocabulary")
 
 
-def _losses(source: Source, length: int, vocabulary: list[str], has_logits: bool) -> list[Loss]:
-    losses: list[Loss] = []
+def _losses(source: ProblemSource, length: int, vocabulary: list[str], has_logits: bool) -> list[LossSpec]:
+    losses: list[LossSpec] = []
     for block in source.tables("loss"):
-        block.only("name", "title", "targets", "reduction")
-        block.need("targets")
+        block.allow_keys("name", "title", "targets", "reduction")
+        block.require_keys("targets")
         if not has_logits:
             block.fail(None, "a loss needs logits; give unembedding = 'tied' or U in [weights]")
         table = block.table("targets")
@@ -187,12 +193,12 @@ def _losses(source: Source, length: int, vocabulary: list[str], has_logits: bool
             if not position.isdecimal() or not 1 <= int(position) <= length:
                 block.fail("targets", f"targets names position {position!r}; expected a number from 1 to {length}")
             if word not in vocabulary:
-                known = ", ".join(map(repr, vocabulary))
-                block.fail("targets", f"the target {word!r} is not in the vocabulary {known}")
+                options = ", ".join(map(repr, vocabulary))
+                block.fail("targets", f"the target {word!r} is not in the vocabulary {options}")
             targets[int(position) - 1] = word
         name = block.text("name", "loss")
         if any(loss.name == name for loss in losses):
             block.fail("name", f"two losses are named {name!r}; give each its own name")
         mean = block.choice("reduction", ("sum", "mean"), "sum") == "mean"
-        losses.append(Loss(name, block.text("title", "Cross-entropy"), targets, mean))
+        losses.append(LossSpec(name, block.text("title", "Cross-entropy"), targets, mean))
     return losses

@@ -16,9 +16,9 @@ from clearhead.models import EncoderDecoder, EncoderDecoderConfig, VisionConfig,
 from clearhead.positions import Learned
 
 Values = dict[str, Tensor]
-Found = dict[str, Any]  # tensors, or tables of whole numbers
-_COLD = 1e-5  # a temperature at which the softmax of float64 is its limit
-_NOTHING = 1e-300  # what added to a variance does not change it
+Outputs = dict[str, Any]  # tensors, or tables of whole numbers
+_COLDEST = 1e-5  # a temperature at which the softmax of float64 is its limit
+_TINY = 1e-300  # what added to a variance does not change it
 
 
 def meta_layer(d: int, h: int, bias: bool = False) -> MultiHeadAttention:
@@ -33,11 +33,11 @@ def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]
     x, y = (torch.empty(length, layer.d_model, device="meta") for length in (queries, keys))
     counts: list[int] = []
 
-    def line(work: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+    def line(function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
         with FlopCounterMode(display=False) as counter:
-            made = work(*parts)
+            result = function(*parts)
         counts.append(counter.get_total_flops() // 2)
-        return made
+        return result
 
     projected = (line(layer.q_proj, x), line(layer.k_proj, y), line(layer.v_proj, y))
     q, k, v = (z.unflatten(-1, (layer.n_heads, -1)).transpose(0, 1) for z in projected)
@@ -46,31 +46,31 @@ def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]
     return counts
 
 
-def _heads(given: Values) -> Found:
-    n, m, d, h = (int(given[name]) for name in "nmdh")
+def _heads(inputs: Values) -> Outputs:
+    n, m, d, h = (int(inputs[name]) for name in "nmdh")
     layer, biased = meta_layer(d, h), meta_layer(d, h, bias=True)
     x, y = (torch.empty(1, length, d, device="meta") for length in (n, m))
     projected = (layer.q_proj(x), layer.k_proj(y), layer.v_proj(y))
     q, k, v = (z.unflatten(-1, (h, -1)).transpose(1, 2) for z in projected)
     scores = q @ k.mT
     head = scores.softmax(-1) @ v
-    made = (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y))
+    tensors = (x, y, q, k, v, scores, scores.softmax(-1), head, head.transpose(1, 2).flatten(2), layer(x, y))
     return {
-        "shapes": [list(one.shape[-2:]) for one in made],
+        "shapes": [list(tensor.shape[-2:]) for tensor in tensors],
         "total": [[sum(p.numel() for p in layer.parameters())]],
         "biased": [[sum(p.numel() for p in biased.parameters())]],
         "weights": [[scores.numel()]],
     }
 
 
-def _lines(given: Values) -> Found:
-    d, h, t, s = (int(given[name]) for name in "dhts")
+def _lines(inputs: Values) -> Outputs:
+    d, h, t, s = (int(inputs[name]) for name in "dhts")
     counts = [[count] for count in line_counts(meta_layer(d, h), t, s)]
     return {"lines": counts, "numbers": counts}
 
 
-def _vision(given: Values) -> Found:
-    P, H, W, c, d = (int(given[name]) for name in "PHWcd")
+def _vision(inputs: Values) -> Outputs:
+    P, H, W, c, d = (int(inputs[name]) for name in "PHWcd")
     config = VisionConfig(
         image_size=(H, W), patch_size=P, n_channels=c, d_model=d, n_heads=1, d_ff=1, n_layers=1, n_classes=2
     )
@@ -93,42 +93,44 @@ def _vision(given: Values) -> Found:
     }
 
 
-def _encoder_decoder(given: Values) -> Found:
+def _encoder_decoder(inputs: Values) -> Outputs:
     """The real model with these weights. Its scores are divided by the root of the head's width: W_Q makes up for T."""
-    V, M = given["E_t"].shape
+    V, M = inputs["E_t"].shape
     config = EncoderDecoderConfig(
-        vocab_size=V, source_vocab_size=len(given["E_s"]), max_len=len(given["pos"]), d_model=M, n_heads=1,
-        d_head=given["Q_e"].shape[1], d_ff=given["A_e"].shape[1], bias=False, norm=LayerNorm(eps=_NOTHING, bias=False),
-        residual=PostNorm(), activation=ReLU(), positions=Learned(max_len=len(given["pos"])), n_encoder_layers=1,
+        vocab_size=V, source_vocab_size=len(inputs["E_s"]), max_len=len(inputs["pos"]), d_model=M, n_heads=1,
+        d_head=inputs["Q_e"].shape[1], d_ff=inputs["A_e"].shape[1], bias=False, norm=LayerNorm(eps=_TINY, bias=False),
+        residual=PostNorm(), activation=ReLU(), positions=Learned(max_len=len(inputs["pos"])), n_encoder_layers=1,
         n_decoder_layers=1,
     )  # fmt: skip
     model = EncoderDecoder(config).double()
-    scale = config.d_head**0.5 / max(float(given["T"]), _COLD) if config.d_head else 1.0
-    blocks = {"e": "encoder.blocks.0", "d": "decoder.blocks.0"}
-    parts = {side: f"{path}.attention" for side, path in blocks.items()} | {"c": "decoder.blocks.0.cross_attention"}
-    state = {"encoder.embedding.weight": given["E_s"], "decoder.embedding.weight": given["E_t"]}
+    scale = config.d_head**0.5 / max(float(inputs["T"]), _COLDEST) if config.d_head else 1.0
+    block_paths = {"e": "encoder.blocks.0", "d": "decoder.blocks.0"}
+    parts = {side: f"{path}.attention" for side, path in block_paths.items()} | {
+        "c": "decoder.blocks.0.cross_attention"
+    }
+    state = {"encoder.embedding.weight": inputs["E_s"], "decoder.embedding.weight": inputs["E_t"]}
     for side, path in parts.items():
-        state |= {f"{path}.{name.lower()}_proj.weight": given[f"{name}_{side}"].T for name in "QKVO"}
+        state |= {f"{path}.{name.lower()}_proj.weight": inputs[f"{name}_{side}"].T for name in "QKVO"}
         state[f"{path}.q_proj.weight"] = state[f"{path}.q_proj.weight"] * scale
-    for side, path in blocks.items():
-        state[f"{path}.feed_forward.up.weight"] = given[f"A_{side}"].T
-        state[f"{path}.feed_forward.down.weight"] = given[f"B_{side}"].T
+    for side, path in block_paths.items():
+        state[f"{path}.feed_forward.up.weight"] = inputs[f"A_{side}"].T
+        state[f"{path}.feed_forward.down.weight"] = inputs[f"B_{side}"].T
     state |= {
-        name: given["pos"] for name, _ in model.named_parameters() if name.partition(".")[2].startswith("positions")
+        name: inputs["pos"] for name, _ in model.named_parameters() if name.partition(".")[2].startswith("positions")
     }
     model.load_state_dict(state, strict=False)
-    source, target, asked = (given[name].long() - 1 for name in ("read", "write", "next"))
+    source, target, targets = (inputs[name].long() - 1 for name in ("read", "write", "next"))
     with torch.no_grad():
         memory, logits = model.encoder(source)[0], model(source, target)[0]
     return {
         "memory": memory,
         "logits": logits,
         "p": logits.softmax(-1),
-        "loss": torch.nn.functional.cross_entropy(logits, asked[0], reduction="sum").reshape(1, 1),
+        "loss": torch.nn.functional.cross_entropy(logits, targets[0], reduction="sum").reshape(1, 1),
     }
 
 
-MODELS: dict[str, tuple[str, Callable[[Values], Found]]] = {
+MODELS: dict[str, tuple[str, Callable[[Values], Outputs]]] = {
     "heads": ("MultiHeadAttention, its shapes and parameters", _heads),
     "lines": ("torch's count of the operations of each line", _lines),
     "vision": ("VisionTransformer, its tokens and parameters", _vision),

@@ -10,8 +10,8 @@ from importlib import resources
 from typing import Any
 
 from clearhead.work.numbers import as_float, text
-from clearhead.work.sheet import Step, Work
-from clearhead.work.show.layout import PLAIN, TOO_LONG, Block, Style, rendered
+from clearhead.work.sheet import Worksheet, WorksheetStep
+from clearhead.work.show.layout import PLAIN, TOO_LONG, StepBlock, Style, render
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 
@@ -19,23 +19,25 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 # ---------------------------------------------------------------------- for the terminal
 
 
-def terminal(work: Work, style: Style = PLAIN) -> str:
+def terminal(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """The sheet as text whose columns line up; decimals stand beside the exact numbers where they fit, else below."""
     wrap = partial(_wrapped, style.width)
 
-    def step(block: Block) -> list[str]:
-        given = "   (given)" if block.step.given else ""
-        head = wrap(f"{block.step.title}   [{block.step.key}]{given}", bullet=f"{block.number}. ")
+    def step(block: StepBlock) -> list[str]:
+        label = "   (given)" if block.step.is_given else ""
+        head = wrap(f"{block.step.title}   [{block.step.key}]{label}", bullet=f"{block.number}. ")
         return ["", *head, *wrap(block.step.formula, "   "), *["   " + line for line in _lines(block, style.width - 3)]]
 
-    lines = rendered(work, style, {
+    lines = render(worksheet, style, {
         "title": lambda title: [*wrap(title), "=" * max(map(len, wrap(title)))],
         "source": wrap,
         "question": lambda question: ["", *wrap(question)],
         "step": step,
         "legend": lambda legend: [line for letter, x in legend for line in wrap(f"{letter} = {x}", "   ")],
         "note": lambda note: wrap(note, "   "),
-        "section": lambda said: ["", said[0], *[line for one in said[1] for line in wrap(one, "   ", "-  ")]],
+        "section": lambda section: [
+            "", section[0], *[line for sentence in section[1] for line in wrap(sentence, "   ", "-  ")],
+        ],
     })  # fmt: skip
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -46,8 +48,8 @@ def _wrapped(width: int, text: str, indent: str = "", bullet: str = "") -> list[
     return textwrap.wrap(text, width, initial_indent=indent + bullet, subsequent_indent=later, break_on_hyphens=False)
 
 
-def _lines(block: Block, width: int) -> list[str]:
-    if block.step.grid.is_one:
+def _lines(block: StepBlock, width: int) -> list[str]:
+    if block.step.grid.is_scalar:
         exact, name = block.exact[0][0] or "________", block.step.symbol
         rounded = "" if block.decimals is None else f"≈ {block.decimals[0][0]}"
         line = f"{name} = {exact} {rounded}".strip()
@@ -67,7 +69,7 @@ def _lines(block: Block, width: int) -> list[str]:
     return [*left, "≈", *right]
 
 
-def _columns(block: Block, cells: list[list[str]], width: int) -> list[str]:
+def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
     """A matrix with its names; one that is too wide is cut between columns, each part with the rows' names."""
     rows, columns = block.rows, block.columns
     margin = max(map(len, rows))
@@ -93,16 +95,16 @@ def _columns(block: Block, cells: list[list[str]], width: int) -> list[str]:
 # ---------------------------------------------------------------------- Markdown
 
 
-def markdown(work: Work, style: Style = PLAIN) -> str:
+def markdown(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """The sheet as a Markdown document: headings, tables and lists that every renderer knows."""
-    parts = rendered(work, style, {
+    parts = render(worksheet, style, {
         "title": lambda title: [f"# {_escape(title)}"],
         "source": lambda source: [_escape(source)],
         "question": lambda question: [_escape(question)],
         "step": _markdown_step,
         "legend": lambda legend: ["\n".join(f"- {letter} = {_escape(value)}" for letter, value in legend)],
         "note": lambda note: [_escape(note)],
-        "section": lambda said: [f"## {said[0]}", "\n".join(f"- {_escape(sentence)}" for sentence in said[1])],
+        "section": lambda section: [f"## {section[0]}", "\n".join(f"- {_escape(sentence)}" for sentence in section[1])],
     })  # fmt: skip
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -111,18 +113,18 @@ def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
 
 
-def _markdown_step(block: Block) -> list[str]:
+def _markdown_step(block: StepBlock) -> list[str]:
     step = block.step
-    given = ", given" if step.given else ""
-    parts = [f"## {block.number}. {_escape(step.title)} (`{step.key}`{given})", step.formula and f"`{step.formula}`"]
-    if step.grid.is_one:
+    label = ", given" if step.is_given else ""
+    parts = [f"## {block.number}. {_escape(step.title)} (`{step.key}`{label})", step.formula and f"`{step.formula}`"]
+    if step.grid.is_scalar:
         rounded = "" if block.decimals is None else f" ≈ {block.decimals[0][0]}"
         return [*parts, f"{_escape(step.symbol)} = {_escape(block.exact[0][0]) or '…………'}{rounded}".strip()]
     parts.append(_markdown_table(block, block.exact))
     return parts if block.decimals is None else [*parts, "In decimals:", _markdown_table(block, block.decimals)]
 
 
-def _markdown_table(block: Block, cells: list[list[str]]) -> str:
+def _markdown_table(block: StepBlock, cells: list[list[str]]) -> str:
     rows = [["", *block.columns], *[[name, *row] for name, row in zip(block.rows, cells, strict=True)]]
     lines = [" | ".join(map(_escape, row)) for row in rows]
     lines.insert(1, " | ".join(["---", *["---:"] * len(block.columns)]))
@@ -132,27 +134,27 @@ def _markdown_table(block: Block, cells: list[list[str]]) -> str:
 # ---------------------------------------------------------------------- HTML
 
 
-def html(work: Work, style: Style = PLAIN) -> str:
+def html(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """The sheet as a page that needs nothing else."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(work.title)}</title><style>{_styles('page')}</style></head>"
-        f"<body>\n{fragment(work, style)}\n</body></html>\n"
+        f"<title>{escape(worksheet.title)}</title><style>{_styles('page')}</style></head>"
+        f"<body>\n{fragment(worksheet, style)}\n</body></html>\n"
     )
 
 
-def fragment(work: Work, style: Style = PLAIN) -> str:
+def fragment(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """The sheet without the page around it, as a notebook shows it."""
-    parts = rendered(work, style, {
+    parts = render(worksheet, style, {
         "title": lambda title: [f'<div class="chw"><style>{_styles("sheet")}</style>', f"<h2>{escape(title)}</h2>"],
         "source": lambda source: [f'<p class="source">{escape(source)}</p>'],
         "question": lambda question: [f'<p class="question">{escape(question)}</p>'],
         "step": _html_step,
-        "legend": lambda legend: [_list(f"{letter} = {_set(value)}" for letter, value in legend)],
+        "legend": lambda legend: [_list(f"{letter} = {_format_formula(value)}" for letter, value in legend)],
         "note": lambda note: [f"<p>{escape(note)}</p>"],
         "end": lambda _: ["</section>"],
-        "section": lambda said: [f"<section><h3>{said[0]}</h3>{_list(map(escape, said[1]))}</section>"],
+        "section": lambda section: [f"<section><h3>{section[0]}</h3>{_list(map(escape, section[1]))}</section>"],
     })  # fmt: skip
     return "\n".join([*parts, "</div>"])
 
@@ -166,34 +168,37 @@ def _list(items: Any) -> str:
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
-def _html_step(block: Block) -> list[str]:
+def _html_step(block: StepBlock) -> list[str]:
     step = block.step
-    key = f"<code>{escape(step.key)}</code>" + (" given" if step.given and step.key != "given" else "")
+    key = f"<code>{escape(step.key)}</code>" + (" given" if step.is_given and step.key != "given" else "")
     parts = [
-        f'<section class="{"given" if step.given else "step"}">',
-        f'<h3>{block.number}. {_set(step.title)} <span class="key">{key}</span></h3>',
+        f'<section class="{"given" if step.is_given else "step"}">',
+        f'<h3>{block.number}. {_format_formula(step.title)} <span class="key">{key}</span></h3>',
     ]
     if step.formula:
-        parts.append(f'<p class="formula">{_set(step.formula)}</p>')
-    if step.grid.is_one:
+        parts.append(f'<p class="formula">{_format_formula(step.formula)}</p>')
+    if step.grid.is_scalar:
         rounded = "" if block.decimals is None else f" ≈ {escape(block.decimals[0][0])}"
-        return [*parts, f'<p class="one">{_set(step.symbol)} = {_set(block.exact[0][0] or "______")}{rounded}</p>']
+        value = _format_formula(block.exact[0][0] or "______")
+        return [*parts, f'<p class="one">{_format_formula(step.symbol)} = {value}{rounded}</p>']
     tables = _html_table(block, block.exact)
     if block.decimals is not None:
         tables += f'<div class="pair"><span class="about">≈</span>{_html_table(block, block.decimals)}</div>'
     return [*parts, f'<div class="pair">{tables}</div>']
 
 
-def _set(formula: str) -> str:
+def _format_formula(formula: str) -> str:
     """A formula as it is printed: W_Q with its index lowered, e^3 and e^(3/2) with their powers raised."""
     low = re.sub(r"(?<=[A-Za-zα-ωℓ)])_(\w+)", r"<sub>\1</sub>", escape(formula))
-    return re.sub(r"\^(?:\(([^()]*)\)|(\w+))", lambda found: f"<sup>{found[1] or found[2]}</sup>", low)
+    return re.sub(r"\^(?:\(([^()]*)\)|(\w+))", lambda comparison: f"<sup>{comparison[1] or comparison[2]}</sup>", low)
 
 
-def _html_table(block: Block, cells: list[list[str]]) -> str:
+def _html_table(block: StepBlock, cells: list[list[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in block.columns)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{_set(cell)}</td>" for cell in row) + "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{_format_formula(cell)}</td>" for cell in row)
+        + "</tr>"
         for name, row in zip(block.rows, cells, strict=True)
     )
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -202,33 +207,36 @@ def _html_table(block: Block, cells: list[list[str]]) -> str:
 # ---------------------------------------------------------------------- JSON
 
 
-def to_dict(work: Work, style: Style = PLAIN) -> dict[str, Any]:
+def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, Any]:
     """The sheet as plain values, nothing shortened: exact text, which `--check` reads again, beside floats; a blank
     sheet has empty texts where the answers belong."""
-    document: dict[str, Any] = _picked(work, "name", "kind", "title", "source", "question")
-    document["steps"] = [_step(step, style.blank and not step.given) for step in work.steps]
-    if style.blank:
+    document: dict[str, Any] = _attributes(worksheet, "name", "kind", "title", "source", "question")
+    document["steps"] = [_step(step, style.questions_only and not step.is_given) for step in worksheet.steps]
+    if style.questions_only:
         return document
     return document | {
-        "remarks": list(work.remarks),
-        "document": [_picked(found, "step", "agrees") | {"says": list(found.sentences)} for found in work.comparisons],
-        "float64": [_picked(check, "by", "difference", "limit", "agrees") for check in work.checks],
-        "agrees": work.agrees,
+        "remarks": list(worksheet.remarks),
+        "document": [
+            _attributes(comparison, "step", "agrees") | {"says": list(comparison.sentences)}
+            for comparison in worksheet.comparisons
+        ],
+        "float64": [_attributes(check, "by", "difference", "limit", "agrees") for check in worksheet.checks],
+        "agrees": worksheet.agrees,
     }
 
 
-def _picked(of: Any, *names: str) -> dict[str, Any]:
+def _attributes(of: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(of, name) for name in names}
 
 
-def _step(step: Step, hide: bool) -> dict[str, Any]:
+def _step(step: WorksheetStep, hide: bool) -> dict[str, Any]:
     cells = step.grid.cells
-    made = _picked(step, "key", "title", "symbol", "given", "formula", "latex")
-    made |= {"rows": list(step.grid.rows), "columns": list(step.grid.columns)}
-    made["exact"] = [["" if hide else x if isinstance(x, str) else text(x) for x in row] for row in cells]
+    document = _attributes(step, "key", "title", "symbol", "formula", "latex") | {"given": step.is_given}
+    document |= {"rows": list(step.grid.rows), "columns": list(step.grid.columns)}
+    document["exact"] = [["" if hide else x if isinstance(x, str) else text(x) for x in row] for row in cells]
     if not hide:
-        made |= {"decimal": [[_float(x) for x in row] for row in cells], "note": step.note}
-    return made
+        document |= {"decimal": [[_float(x) for x in row] for row in cells], "note": step.note}
+    return document
 
 
 def _float(x: Any) -> float | str | None:

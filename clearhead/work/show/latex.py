@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import sympy
 
 from clearhead.work.numbers import Number
-from clearhead.work.sheet import Work
-from clearhead.work.show.layout import PLAIN, TOO_LONG, Block, Style, rendered
+from clearhead.work.sheet import Worksheet
+from clearhead.work.show.layout import PLAIN, TOO_LONG, StepBlock, Style, render
 
 _HEAD = r"""\documentclass[11pt,a4paper]{article}
 \usepackage{amsmath}
@@ -34,17 +34,18 @@ _TEXT = {
 }  # fmt: skip
 
 
-def latex(work: Work, style: Style = PLAIN) -> str:
+def latex(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """The sheet as a complete document."""
-    lines = rendered(work, style, {
+    lines = render(worksheet, style, {
         "title": lambda title: [_HEAD, rf"\section*{{{words(title)}}}"],
         "source": lambda source: [rf"{words(source)}\par"],
         "question": lambda question: [rf"{words(question)}\par"],
         "step": _step,
         "legend": lambda legend: [rf"\fitted{{{letter} = {value}}}" for letter, value in legend],
         "note": lambda note: [rf"{words(note)}\par"],
-        "section": lambda said: [
-            rf"\subsection*{{{words(said[0])}}}", r"\begin{itemize}", *[rf"\item {words(one)}" for one in said[1]],
+        "section": lambda section: [
+            rf"\subsection*{{{words(section[0])}}}", r"\begin{itemize}",
+            *[rf"\item {words(sentence)}" for sentence in section[1]],
             r"\end{itemize}",
         ],
     }, number_in_latex, _word)  # fmt: skip
@@ -61,8 +62,8 @@ def words(text: str) -> str:
 def symbol_in_latex(name: str) -> str:
     """A symbol in a formula: letters keep their indices, and words stay upright."""
 
-    def piece(found: re.Match[str]) -> str:
-        head, index = found[1], found[2]
+    def piece(match: re.Match[str]) -> str:
+        head, index = match[1], match[2]
         if head.isascii() and head.isalpha() and len(head) > 2:
             head = rf"\mathrm{{{head}}}"
         else:
@@ -90,12 +91,12 @@ def _cell(text: str, exact: bool) -> str:
     return re.sub(r"e(-?\d+)$", r" \\times 10^{\1}", plain)
 
 
-def _step(block: Block) -> list[str]:
+def _step(block: StepBlock) -> list[str]:
     step, rounded = block.step, block.decimals
-    given = ", given" if step.given else ""
-    heading = rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{given})}}"
+    label = ", given" if step.is_given else ""
+    heading = rf"\subsection*{{{block.number}. {words(step.title)} (\texttt{{{words(step.key)}}}{label})}}"
     parts = [step.latex] if step.latex else []
-    if step.grid.is_one:
+    if step.grid.is_scalar:
         about = "" if rounded is None else rf" \approx {_cell(rounded[0][0], False)}"
         parts.append(f"= {_cell(block.exact[0][0], True)}{about}")
     else:
@@ -104,7 +105,7 @@ def _step(block: Block) -> list[str]:
     return [heading, *[rf"\fitted{{{part}}}" for part in parts]]
 
 
-def _array(block: Block, cells: list[list[str]], exact: bool) -> str:
+def _array(block: StepBlock, cells: list[list[str]], exact: bool) -> str:
     rows = [["", *map(_word, block.columns)]]
     rows += [[_word(name), *[_cell(x, exact) for x in row]] for name, row in zip(block.rows, cells, strict=True)]
     head, *body = (" & ".join(row) for row in rows)
@@ -137,28 +138,28 @@ def _group(tokens: Iterator[str], end: str = "") -> str:
     for token in tokens:
         if token == end:
             break
-        parts.append(_one(token, tokens))
+        parts.append(_translate(token, tokens))
     return " ".join(part for part in parts if part)
 
 
-def _one(token: str, tokens: Iterator[str]) -> str:
+def _translate(token: str, tokens: Iterator[str]) -> str:
     """What a token stands for, with the groups that belong to it."""
     if token == "{":
         return _group(tokens, "}")
     if token in "^_":
-        return f"{token}({_next(tokens)})"
+        return f"{token}({_next_argument(tokens)})"
     if token in (r"\frac", r"\tfrac", r"\dfrac"):
-        return f"frac({_next(tokens)}, {_next(tokens)})"
+        return f"frac({_next_argument(tokens)}, {_next_argument(tokens)})"
     if token == r"\sqrt" and (first := next(tokens, "")) == "[":
-        return f"root({_group(tokens, ']')}, {_next(tokens)})"
+        return f"root({_group(tokens, ']')}, {_next_argument(tokens)})"
     if token == r"\sqrt":
-        return f"sqrt({_one(first, tokens)})"
+        return f"sqrt({_translate(first, tokens)})"
     if token == r"\mathbf":
-        return f"bold({_next(tokens)})"
+        return f"bold({_next_argument(tokens)})"
     if token in (r"\text", r"\mathrm", r"\operatorname"):
         return f'op("{_unescaped(tokens)}")' if token == r"\operatorname" else f'"{_unescaped(tokens)}"'
     if token in (r"\left", r"\right"):
-        return _one(next(tokens), tokens).replace(".", "")
+        return _translate(next(tokens), tokens).replace(".", "")
     if token in _SIGNS:
         return _SIGNS[token]
     if token.startswith("\\"):
@@ -171,20 +172,20 @@ def _one(token: str, tokens: Iterator[str]) -> str:
     return _ESCAPED.get(token, token.strip())
 
 
-def _next(tokens: Iterator[str]) -> str:
+def _next_argument(tokens: Iterator[str]) -> str:
     """The group or the single token that comes next."""
     token = next(tokens, "")
-    return _next(tokens) if token.isspace() else _one(token, tokens)
+    return _next_argument(tokens) if token.isspace() else _translate(token, tokens)
 
 
 def _unescaped(tokens: Iterator[str]) -> str:
     """Prose in braces, with what LaTeX escapes said plainly again."""
-    depth, said = 0, ""
+    depth, section = 0, ""
     for token in tokens:
         depth += {"{": 1, "}": -1}.get(token, 0)
         if depth == 0:
             break
-        said += token if depth > 1 or token != "{" else ""
+        section += token if depth > 1 or token != "{" else ""
     for sign, code in {**{s: f"${c}$" for s, c in _MATH.items()}, **_TEXT}.items():
-        said = said.replace(code, sign)
-    return said.replace("\\", "\\\\").replace('"', r"\"")
+        section = section.replace(code, sign)
+    return section.replace("\\", "\\\\").replace('"', r"\"")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.work.numbers import Number, decimal, text
-from clearhead.work.sheet import Grid, Step, Work
+from clearhead.work.sheet import ExactGrid, Worksheet, WorksheetStep
 
 LONGEST = 160
 TOO_LONG = "…"
 _WIDEST = 72
 _SHORT = 9
 _MOST_NODES = 100
-Ways = dict[str, Callable[[Any], list[str]]]  # how a format writes each part of a sheet
+Renderers = dict[str, Callable[[Any], list[str]]]  # how a format writes each part of a sheet
 _LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
 
 
@@ -23,7 +23,7 @@ class Style:
     """`digits` after the point; `blank` leaves the cells of what is asked empty; `width` columns of plain text."""
 
     digits: int = 4
-    blank: bool = False
+    questions_only: bool = False
     width: int = 80
 
 
@@ -31,10 +31,10 @@ PLAIN = Style()
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """One step, ready to be set: the exact cells, and the decimals where some number is not whole."""
 
-    step: Step
+    step: WorksheetStep
     number: int
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -44,73 +44,76 @@ class Block:
     legend: tuple[tuple[str, str], ...] = ()  # letters that stand for long exact numbers in a wide table
 
 
-def blocks(
-    work: Work, style: Style, write: Callable[[Number], str] = text, word: Callable[[str], str] = str
-) -> list[Block]:
+def step_blocks(
+    worksheet: Worksheet, style: Style, write: Callable[[Number], str] = text, word: Callable[[str], str] = str
+) -> list[StepBlock]:
     """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
-    made = []
-    taken = {step.symbol for step in work.steps}
+    result = []
+    used = {step.symbol for step in worksheet.steps}
 
-    def table(grid: Grid, number: Callable[[Number], str]) -> list[list[str]]:
+    def table(grid: ExactGrid, number: Callable[[Number], str]) -> list[list[str]]:
         return [[word(x) if isinstance(x, str) else number(x) for x in row] for row in grid.cells]
 
-    for i, step in enumerate(work.steps):
-        grid, hide = step.grid, style.blank and not step.given
+    for i, step in enumerate(worksheet.steps):
+        grid, hide = step.grid, style.questions_only and not step.is_given
         if hide:
-            made.append(Block(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
+            result.append(StepBlock(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
             continue
-        letters = {} if grid.is_one else _letters(grid, taken, style.width)
-        forms = {x: letters.get(x) or (write(x) if len(written(x)) <= LONGEST else TOO_LONG) for x in grid.numbers}
-        exact = table(grid, forms.__getitem__)
-        decimals = None if grid.is_whole else table(grid, lambda x: decimal(x, style.digits))
+        letters = {} if grid.is_scalar else _letters(grid, used, style.width)
+        texts = {x: letters.get(x) or (write(x) if len(bounded_text(x)) <= LONGEST else TOO_LONG) for x in grid.numbers}
+        exact = table(grid, texts.__getitem__)
+        decimals = None if grid.is_integral else table(grid, lambda x: decimal(x, style.digits))
         legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
-        if any(form == TOO_LONG and not x.is_Float for x, form in forms.items()):
+        if any(form == TOO_LONG and not x.is_Float for x, form in texts.items()):
             note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
-        made.append(Block(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
-    return made
+        result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
+    return result
 
 
-def closing(work: Work, style: Style) -> list[tuple[str, list[str]]]:
+def closing_sections(worksheet: Worksheet, style: Style) -> list[tuple[str, list[str]]]:
     """The sections below the steps, as heading and sentences; a blank sheet has none."""
-    if style.blank:
+    if style.questions_only:
         return []
     sections = []
-    if work.remarks:
-        sections.append(("Remarks", list(work.remarks)))
-    if work.comparisons:
-        verdicts = [("Agrees." if found.agrees else "Differs.", *found.sentences) for found in work.comparisons]
+    if worksheet.remarks:
+        sections.append(("Remarks", list(worksheet.remarks)))
+    if worksheet.comparisons:
+        verdicts = [
+            ("Agrees." if comparison.agrees else "Differs.", *comparison.sentences)
+            for comparison in worksheet.comparisons
+        ]
         sections.append(("What the document says", [" ".join(verdict) for verdict in verdicts]))
-    sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in work.checks]))
+    sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in worksheet.checks]))
     return sections
 
 
-def rendered(work: Work, style: Style, ways: Ways, *writing: Callable[[Any], str]) -> list[str]:
+def render(worksheet: Worksheet, style: Style, renderers: Renderers, *writing: Callable[[Any], str]) -> list[str]:
     """The sheet from top to bottom, each part in the format's own way; parts that it has no way for are left out."""
-    parts: list[tuple[str, Any]] = [("source", f"From: {work.source}" if work.source else "")]
-    parts.append(("question", " ".join(work.question.split())))
-    for block in blocks(work, style, *writing):
+    parts: list[tuple[str, Any]] = [("source", f"From: {worksheet.source}" if worksheet.source else "")]
+    parts.append(("question", " ".join(worksheet.question.split())))
+    for block in step_blocks(worksheet, style, *writing):
         parts += [("step", block), ("legend", block.legend), ("note", block.note), ("end", block)]
-    parts += [("section", section) for section in closing(work, style)]
-    written = [line for kind, said in parts if said and kind in ways for line in ways[kind](said)]
-    return [*ways["title"](work.title), *written]
+    parts += [("section", section) for section in closing_sections(worksheet, style)]
+    lines = [line for kind, content in parts if content and kind in renderers for line in renderers[kind](content)]
+    return [*renderers["title"](worksheet.title), *lines]
 
 
-def _letters(grid: Grid, taken: set[str], room: int) -> dict[Number, str]:
+def _letters(grid: ExactGrid, used: set[str], columns_available: int) -> dict[Number, str]:
     """A letter for each long number, where the numbers themselves would make the table too wide to read."""
-    free = [letter for letter in _LETTERS if letter not in taken]
-    forms = {x: written(x) for row in grid.cells for x in row if not isinstance(x, str)}
+    free = [letter for letter in _LETTERS if letter not in used]
+    texts = {x: bounded_text(x) for row in grid.cells for x in row if not isinstance(x, str)}
     width = sum(
-        max(len(row[j] if isinstance(row[j], str) else forms[row[j]]) for row in grid.cells) + 2
+        max(len(row[j] if isinstance(row[j], str) else texts[row[j]]) for row in grid.cells) + 2
         for j in range(len(grid.columns))
     )
-    if width <= min(_WIDEST, room - 8 - (max(map(len, grid.rows)) if room < _WIDEST else 0)):
+    if width <= min(_WIDEST, columns_available - 8 - (max(map(len, grid.rows)) if columns_available < _WIDEST else 0)):
         return {}
-    long = [x for x, words in forms.items() if _SHORT < len(words) <= LONGEST]
-    each = len(free)
-    return {x: free[i % each] + (str(i // each) if i >= each else "") for i, x in enumerate(long)}
+    long = [x for x, words in texts.items() if _SHORT < len(words) <= LONGEST]
+    count = len(free)
+    return {x: free[i % count] + (str(i // count) if i >= count else "") for i, x in enumerate(long)}
 
 
-def written(x: Number) -> str:
+def bounded_text(x: Number) -> str:
     """The number as text, or a text that is too long for every cell without the pains of writing it out."""
     nodes = 0 if not x.is_Float else _MOST_NODES
     waiting = [x]

@@ -2,22 +2,22 @@ from pathlib import Path
 from clearhead import work
 
 
-solved = work.solve("attention-by-hand")  # a Work, of Step with a Grid each; Check and Comparison say what agrees
-solved.agrees  # → True
+worksheet = work.solve("attention-by-hand")  # a Worksheet of WorksheetStep, each with an ExactGrid
+worksheet.agrees  # → True
 
 work.solve(work.variant("attention-by-hand", seed=7)).agrees  # → True
 
-problem = work.load("attention-by-hand")  # a Problem
+problem = work.read("attention-by-hand")  # a Problem
 work.solve_text(problem.text).title == work.solve("attention-by-hand").title  # → True
 
-marks = work.mark_text(work.solve("attention-by-hand"), "")  # a Marks
-marks.credit  # → 0
+grades = work.grade_text(work.solve("attention-by-hand"), "")  # a Grades
+grades.credit  # → 0
 
 answers = Path("anna.toml")
 size = answers.write_text("")
-one = work.mark(work.solve("attention-by-hand"), answers)
-everyone = work.mark_class(work.solve("attention-by-hand"), work.answer_files([answers]))  # a ClassMarks
+student = work.grade_file(work.solve("attention-by-hand"), answers)
+class_grades = work.grade_class(work.solve("attention-by-hand"), work.answer_files([answers]))  # a ClassGrades
 
-"sort-dedup" in work.shipped()  # → True
+"sort-dedup" in work.bundled_problems()  # → True
 
-work.ProblemError  # says in which line a problem file is wrong
+work.ProblemError  # names the line of the error in a problem file
