@@ -1,8 +1,8 @@
-"""Small matrices, worked in two ways: exactly, in a form that people can read, and in float64 by torch.
+"""Small matrices in two arithmetics: exact sympy numbers and float64 tensors.
 
-Fractions, roots and exponentials are kept as such; a number whose exact form would be beyond all reading, as a root of
-roots is, goes on with sixty digits. `EXACT` and `DOUBLES` are what the language of derivations is worked with: torch's
-functions, masks and automatic differentiation know nothing of the exact numbers that they are compared with."""
+Fractions, roots and exponentials stay symbolic. A number whose exact form is unreadable, such as a root of roots, is
+rounded to 60 digits. `EXACT` and `FLOAT64` evaluate the same expressions independently: torch's functions, masks and
+automatic differentiation share no code with the exact numbers they are compared with."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TIE = 1e-9
 
 
 class ExpressionError(ConfigError):
-    """Text that is no expression of the language of derivations, or one that cannot be worked."""
+    """Raised for text that is not an expression of the derivation language, or that cannot be evaluated."""
 
 
 @dataclass(frozen=True)
 class Algebra(Generic[V]):
-    """What an expression is worked with: exact numbers, or float64."""
+    """Operators and functions that evaluate expressions: exact numbers or float64."""
 
     number: Callable[[int], V]
     table: Callable[[list[list[V]]], V]
@@ -45,7 +45,7 @@ class Algebra(Generic[V]):
 
 
 def simplify(x: Number) -> Number:
-    """Roots are multiplied out; fractions of exponentials get one denominator. Long expressions are left alone."""
+    """Return `x` with roots expanded and a common denominator of exponentials; long expressions are unchanged."""
     if x.is_Rational or x.is_Atom or x.has(sympy.Float, sympy.tanh) or sympy.count_ops(x) > 150:
         return x
     if x.has(sympy.exp, sympy.log) or x.has(sympy.E):
@@ -54,8 +54,10 @@ def simplify(x: Number) -> Number:
 
 
 def simplify_or_round(x: Number) -> Number:
-    """The number in a form that people can read, or sixty digits of it; digits that cancel are nothing. What holds
-    letters is left as it came: it is compared or differentiated, and tidying it takes longest."""
+    """Return `x` in a readable exact form, or rounded to 60 digits; digits that cancel become 0.
+
+    Expressions with symbols are unchanged: they are compared or differentiated, and simplifying them is slow.
+    """
     if x.is_Float:
         return sympy.S.Zero if abs(x) < _EPSILON else x
     if x.is_Rational or x.free_symbols:
@@ -64,7 +66,7 @@ def simplify_or_round(x: Number) -> Number:
 
 
 def _is_long(x: Number) -> bool:
-    """Whether a form has many parts, or a root of what is itself no fraction."""
+    """Return whether an expression has many nodes, or a root of a number that is not a fraction."""
     nodes, pending = 0, [x]
     while pending and nodes <= _MOST_NODES:
         nodes += 1
@@ -102,21 +104,23 @@ def transpose(a: Matrix) -> Matrix:
 
 
 def hstack(*parts: Matrix) -> Matrix:
-    """Matrices with as many rows each, one to the right of the other."""
+    """Return matrices with equal numbers of rows side by side."""
     if len({len(part) for part in parts}) > 1:
-        raise ExpressionError("matrices side by side need as many rows each")
+        raise ExpressionError("matrices side by side need equal numbers of rows")
     return [[x for row in rows for x in row] for rows in zip(*parts, strict=True)]
 
 
 def mask_scores(scores: Matrix, allowed: Sequence[Sequence[bool]]) -> Matrix:
-    """The scores, and −∞ where a query may not attend."""
+    """Return the scores with −∞ where a query may not attend."""
     pairs = zip(scores, allowed, strict=True)
     return [[score if may else -sympy.oo for score, may in zip(*row, strict=True)] for row in pairs]
 
 
 def softmax(values: Sequence[Number], temperature: Number = sympy.S.One) -> list[Number]:
-    """One row of weights, 0 where a score is −∞, also where all are; both limits of the temperature are exact. Ties are
-    found exactly, not to rounding."""
+    """Return one row of weights: 0 for scores of −∞, even if all are.
+
+    Temperatures 0 and ∞ give the exact limits. Ties are detected exactly, not up to rounding.
+    """
     allowed = [i for i, value in enumerate(values) if value != -sympy.oo]
     if not allowed:
         return [sympy.S.Zero for _ in values]
@@ -139,24 +143,24 @@ def to_tensor(a: Matrix) -> Tensor:
 
 
 def difference(exact: Sequence[Sequence[Number]], computed: Tensor | Sequence[Sequence[float]]) -> float:
-    """The largest difference, relative to the largest number where that is above 1."""
+    """Return the largest difference, relative to the largest number if that is above 1."""
     numbers, computed_values = to_floats(exact), computed.tolist() if isinstance(computed, Tensor) else computed
     size = max([1.0, *[abs(x) for row in numbers for x in row]])
     pairs = [pair for rows in zip(numbers, computed_values, strict=True) for pair in zip(*rows, strict=True)]
     worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
-    return worst if worst == worst else float("inf")  # NaN agrees with nothing
+    return worst if worst == worst else float("inf")  # NaN equals nothing
 
 
 def scalar(a: Matrix) -> Number:
     if len(a) != 1 or len(a[0]) != 1:
-        raise ExpressionError(f"a number is wanted where there is a {len(a)}×{len(a[0])} matrix")
+        raise ExpressionError(f"expected a number, got a {len(a)}×{len(a[0])} matrix")
     return a[0][0]
 
 
 def _size(a: Matrix) -> int:
     number = scalar(a)
     if not number.is_Integer or not 0 < number <= 64:
-        raise ExpressionError(f"a size is {number}; expected a whole number from 1 to 64")
+        raise ExpressionError(f"a size is {number}; expected an integer from 1 to 64")
     return int(number)
 
 
@@ -165,13 +169,13 @@ def _flatten(a: Matrix) -> list[Number]:
 
 
 def _elementwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
-    """Cell by cell; numbers, rows and columns are stretched to the largest part."""
+    """Return an elementwise operation; numbers, rows and columns are broadcast to the largest argument."""
 
     def apply(*parts: Matrix) -> Matrix:
         n_rows, n_columns = max(len(a) for a in parts), max(len(a[0]) for a in parts)
         if any(len(a) not in (1, n_rows) or len(a[0]) not in (1, n_columns) for a in parts):
             sizes = " and ".join(f"{len(a)}×{len(a[0])}" for a in parts)
-            raise ExpressionError(f"{sizes} do not fit cell by cell")
+            raise ExpressionError(f"{sizes} do not fit cell by cell; expected shapes that broadcast")
         cells = [[[a[i % len(a)][j % len(a[0])] for a in parts] for j in range(n_columns)] for i in range(n_rows)]
         return [[simplify_or_round(function(*cell)) for cell in row] for row in cells]
 
@@ -192,13 +196,15 @@ def _divide(a: Number, b: Number) -> Number:
 
 def _product(a: Matrix, b: Matrix) -> Matrix:
     if len(a[0]) != len(b):
-        raise ExpressionError(f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} is no matrix product")
+        raise ExpressionError(
+            f"{len(a)}×{len(a[0])} times {len(b)}×{len(b[0])} cannot be multiplied; expected matching inner sizes"
+        )
     return matmul(a, b, simplify_or_round)
 
 
 def _table(rows: list[list[Matrix]]) -> Matrix:
     if any(len(row) != len(rows[0]) for row in rows):
-        raise ExpressionError("the rows of a table differ in length")
+        raise ExpressionError("the rows of a table differ in length; give each row the same number of cells")
     return [[scalar(cell) for cell in row] for row in rows]
 
 
@@ -217,14 +223,14 @@ def _jacobian(function: Callable[[Matrix], Matrix], x: Matrix) -> Matrix:
 
 
 def _softmax(scores: Matrix, temperature: Matrix | None = None) -> Matrix:
-    """Rows; a column of temperatures has one for each."""
+    """Return the softmax of each row; a column of temperatures has one temperature per row."""
     T = [[sympy.S.One]] if temperature is None else temperature
     rows = scores if len(T) <= len(scores) else scores * len(T)
     return [softmax(row, T[i % len(T)][0]) for i, row in enumerate(rows)]
 
 
 def _layer_norm(a: Matrix) -> Matrix:
-    """Rows with mean 0 and mean square 1. Scale does not matter, so roots that a whole row shares are divided out."""
+    """Return rows with mean 0 and mean square 1. Roots shared by a whole row are divided out, since scale cancels."""
     rows: Matrix = []
     for row in a:
         lead = next((x for x in row if x != 0), sympy.S.One)
@@ -235,15 +241,15 @@ def _layer_norm(a: Matrix) -> Matrix:
         centred = [simplify_or_round(x - mean) for x in row]
         variance = simplify_or_round(sympy.Add(*[x**2 for x in centred]) / len(row))
         if is_equal(variance, sympy.S.Zero):
-            raise ExpressionError("a row's entries are all the same; its norm divides by zero")
+            raise ExpressionError("all entries of a row are equal, so its norm divides by zero")
         rows.append([simplify_or_round(x / sympy.sqrt(variance)) for x in centred])
     return rows
 
 
 def _select_rows(a: Matrix, positions: Matrix) -> Matrix:
-    """The rows with these numbers, counted from 1."""
+    """Return the rows with these numbers, counted from 1."""
     if any(not i.is_Integer or not 1 <= i <= len(a) for i in _flatten(positions)):
-        raise ExpressionError(f"rows are asked for by {_flatten(positions)}; expected numbers from 1 to {len(a)}")
+        raise ExpressionError(f"row numbers are {_flatten(positions)}; expected numbers from 1 to {len(a)}")
     return [a[int(i) - 1] for i in _flatten(positions)]
 
 
@@ -252,7 +258,7 @@ def _indicator(test: Callable[[int, int], bool], n_rows: int, n_columns: int) ->
 
 
 def _band(n: Matrix, weights: Matrix) -> Matrix:
-    """n×n, with these numbers on the diagonals around the main one and −∞ elsewhere: position j at distance j − i."""
+    """Return an n×n matrix with `weights` on the diagonals around the main one (distance j − i) and −∞ elsewhere."""
     size, diagonals = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
     return [[diagonals.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
 

@@ -1,8 +1,8 @@
-"""Numbers like given ones: what a variant of a problem is drawn from.
+"""Random numbers for the variants of a problem.
 
-Whole numbers stay whole and of the same size, fractions keep their denominators. What is equal in the problem stays
-equal in its variant, so that two heads that are copies stay copies. Only `random()` is asked of Python's generator: its
-sequence is promised to be the same in every version."""
+Integers stay integers of the same size, and fractions keep their denominators. Values that are equal in the problem
+stay equal in its variant, so that two identical heads stay identical. Only `random()` of Python's generator is used,
+because its sequence is the same in every Python version."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import sympy
 from clearhead.work.numbers import Number, read_number
 
 T = TypeVar("T")
-CellValue = Any  # a cell as a problem file writes it: 3, "1/2", 0.5
+CellValue = Any  # a cell as written in a problem file: 3, "1/2", 0.5
 
 
 class RandomValues:
-    """One draw; `like` remembers what it gave, so that equal things stay equal."""
+    """Random values of one variant; `similar` is memoized, so that equal values stay equal."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
         self._drawn: dict[str, Any] = {}
 
     def randint(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """Return an integer from low to high, inclusive."""
         return low + int(self._random.random() * (high - low + 1))
 
     def choice(self, options: Sequence[T]) -> T:
         return options[self.randint(0, len(options) - 1)]
 
     def sample(self, options: Sequence[T], count: int) -> list[T]:
-        """That many of the options, none twice, in their order."""
+        """Return `count` distinct options in their original order."""
         chosen = self.permutation(range(len(options)))[:count]
         return [options[i] for i in sorted(chosen)]
 
@@ -42,8 +42,10 @@ class RandomValues:
         return [remaining.pop(self.randint(0, len(remaining) - 1)) for _ in values]
 
     def similar(self, value: CellValue) -> CellValue:
-        """A number, vector or matrix of the same difficulty. Zeros and ones alone are a pattern whose places change;
-        where no row and no column has two ones, as in the identity, it stays."""
+        """Return a number, vector or matrix of the same difficulty.
+
+        A matrix of only zeros and ones is shuffled, unless no row and no column has two ones, as in the identity.
+        """
         if not isinstance(value, list):
             return self._memoize([value], lambda: self._cells([value], _range_around))[0]
         if not value or not isinstance(value[0], list):
@@ -78,13 +80,13 @@ class RandomValues:
         if not number.is_Rational:
             return cell
         below, above = int(sympy.ceiling(low * number.q)), int(sympy.floor(high * number.q))
-        while (number := sympy.Rational(self.randint(below, above), number.q)).q != number.q:
-            pass  # a fraction keeps its denominator
-        return int(number) if number.is_Integer else f"{number.p}/{number.q}"
+        while (drawn := sympy.Rational(self.randint(below, above), number.q)).q != number.q:
+            pass  # until the fraction keeps its denominator
+        return int(drawn) if drawn.is_Integer else f"{drawn.p}/{drawn.q}"
 
 
 def _range_around(exact: list[Number]) -> tuple[Number, Number]:
-    """The limits of a single number: it keeps its sign and its size."""
+    """Return limits for a single number, which keeps its sign and size."""
     (x,) = exact
     if x == 0 or not x.is_Rational:
         return x, x
@@ -93,7 +95,7 @@ def _range_around(exact: list[Number]) -> tuple[Number, Number]:
 
 
 def _range_of(exact: list[Number]) -> tuple[Number, Number]:
-    """The limits of numbers that belong together: from the least to the greatest, or some way above."""
+    """Return limits for related numbers: from the smallest to the largest, or slightly above it."""
     rational = [x for x in exact if x.is_Rational] or [sympy.S.Zero]
     low, high = min(rational), max(rational)
     return low, max(high, low + 3 if low >= 0 and high <= 3 else low + 6)

@@ -1,12 +1,12 @@
-"""Exams on paper: sheets with points, in variants, as a question paper and a solution booklet.
+"""Exams on paper: worksheets with points, in variants, as a question paper and a solution booklet.
 
-An exam is taken from one of the documents, or from a file of one's own:
+An exam is built from a course document, or read from a file:
 
     title = "Attention, first test"
     [[question]]
-    sheet = "sort-dedup"            # a shipped sheet, or a .toml file beside this one
+    sheet = "sort-dedup"            # a bundled exercise, or a .toml file in the same folder
     points = 8
-    steps = ["weights", "loss"]     # which steps are asked; all of them without it
+    steps = ["weights", "loss"]     # steps to ask for; default: all
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from clearhead.work.variants import variant
 
 FORMATS = (".pdf", ".typ", ".tex", ".md")
 _RULES = (
-    "Work on paper of your own and hand it in; enter here what (a), (b) and so on ask for.",
-    "Give exact numbers (fractions, roots, powers of e) or decimals with three places at least.",
-    "A later step that follows from a wrong one before it has its points.",
+    "Show your work on separate paper and hand it in; enter the results of (a), (b) and so on here.",
+    "Give exact numbers (fractions, roots, powers of e) or decimals with at least three places.",
+    "A step that follows correctly from an earlier wrong step gets full points.",
 )
 
 
 @dataclass(frozen=True)
 class ExamTask:
-    """A sheet of an exam: how many points it has, and which of its steps are asked."""
+    """An exercise of an exam: its points and the steps that are asked."""
 
     sheet: str
     points: int = 0
@@ -50,7 +50,7 @@ class ExamTask:
 
 @dataclass(frozen=True)
 class Exam:
-    """A title and its questions."""
+    """An exam: title, questions and a note about its origin."""
 
     title: str
     tasks: tuple[ExamTask, ...]
@@ -58,7 +58,10 @@ class Exam:
 
 
 def exam_from_document(number: str) -> Exam:
-    """The questions of a document that a sheet answers first of all; questions about the same sheet are one."""
+    """Return an exam of the questions of a course document whose first answer is an exercise.
+
+    Questions about the same exercise are merged.
+    """
     known = document(number)
     tasks: dict[str, ExamTask] = {}
     for question in known.questions:
@@ -71,7 +74,7 @@ def exam_from_document(number: str) -> Exam:
 
 
 def read_exam(path: Path) -> Exam:
-    """An exam of one's own; sheets that are files stand beside it."""
+    """Read an exam file; problem files are relative to its folder."""
     source = ProblemSource.parse(read_text(path), path.name)
     source.allow_keys("title", "about", "question")
     source.require_keys("title", "question")
@@ -85,21 +88,35 @@ def read_exam(path: Path) -> Exam:
         steps = block.names("steps")
         for i, step in enumerate(steps):
             if step not in questions:
-                block.fail(("steps", i), f"{sheet} has no step {step!r}; it asks {', '.join(sorted(questions))}")
+                block.fail(
+                    ("steps", i), f"{sheet} has no step {step!r}; expected one of {', '.join(sorted(questions))}"
+                )
         tasks.append(ExamTask(sheet, block.integer("points", 0, least=0, most=1000), tuple(steps)))
     return Exam(source.text("title"), tuple(tasks), source.text("about"))
 
 
 def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int = 1) -> list[Path]:
-    """Writes the question paper and the solution booklet of each variant, and says where."""
+    """Write the question paper and the solution booklet of each variant.
+
+    Args:
+        exam: The exam.
+        out: Path of the paper, ending in .pdf, .typ, .tex or .md.
+        seed: New numbers; None keeps those of the exercises unless there are several variants.
+        variants: Number of variants, named A, B, C, …
+
+    Returns:
+        The paths of all files.
+    """
     if out.suffix not in FORMATS:
-        raise ConfigError(f"{out.name or out} is no name for an exam; end it in {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"{out.name or out} is not a name for an exam; expected a name ending in {', '.join(FORMATS)}"
+        )
     if not exam.tasks:
-        raise ConfigError(f"{exam.title} has no question with a sheet, so there is nothing to write")
+        raise ConfigError(f"{exam.title} has no question with an exercise, so there is nothing to write")
     paths = []
     for i in range(variants):
         name = ascii_uppercase[i] if variants > 1 else ""
-        # Each exam has a row of seeds of its own, so that variants of two seeds are never the same.
+        # Exam seeds map to disjoint ranges of seeds, so that variants of two exams never coincide.
         variant_seed = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
         worksheets = [_select_steps(task, variant_seed) for task in exam.tasks]
         for solutions in (False, True):
@@ -131,14 +148,14 @@ def _paper(exam: Exam, worksheets: list[Worksheet], seed: int | None, name: str,
 
 
 def _select_steps(task: ExamTask, seed: int | None) -> Worksheet:
-    """The sheet with what is given and the steps that are asked."""
+    """Return the worksheet with its data and the steps that are asked."""
     worksheet = solve(task.sheet if seed is None else variant(task.sheet, seed))
     steps = [step for step in worksheet.steps if step.is_given or not task.steps or step.key in task.steps]
     return replace(worksheet, steps=tuple(steps), comparisons=(), remarks=() if task.steps else worksheet.remarks)
 
 
 def _text(pairs: list[tuple[Worksheet, ExamTask]], title: str, style: Style, ending: str) -> str:
-    """The sheets one after the other, as Markdown or LaTeX has them."""
+    """Return all worksheets as one Markdown or LaTeX document."""
     headed = [
         replace(worksheet, title=f"{i}. {worksheet.title}" + (f" ({task.points} points)" if task.points else ""))
         for i, (worksheet, task) in enumerate(pairs, 1)
@@ -176,7 +193,7 @@ def _question(number: int, worksheet: Worksheet, task: ExamTask, seed: int | Non
 
 
 def _as_equations(block: StepBlock, table: dict[str, Any]) -> list[dict[str, Any]]:
-    """A list of single numbers as so many equations; other tables as they are."""
+    """Return one equation per number if the step lists single numbers; other tables unchanged."""
     if block.step.key != "given":
         return [table]
     return [
@@ -186,7 +203,7 @@ def _as_equations(block: StepBlock, table: dict[str, Any]) -> list[dict[str, Any
 
 
 def _math(latex: str) -> str | None:
-    """Mathematics for Typst, or nothing where it is not known there: then words take its place."""
+    """Return mathematics for Typst, or None if Typst cannot express it and plain text is used."""
     try:
         return math(latex) if latex else None
     except LookupError:
@@ -194,13 +211,13 @@ def _math(latex: str) -> str | None:
 
 
 def _cell_table(block: StepBlock) -> dict[str, Any]:
-    """A table as the template takes it: cells are mathematics, words, or nothing where an answer belongs."""
+    """Return a table for the template: cells are mathematics, words, or None for an answer field."""
     step = block.step
     digits = any(not isinstance(x, str) and x.has(sympy.Float) for x in step.grid.flat)
     words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
 
     def cell(content: str, value: Any, exact: bool, column: int) -> dict[str, str | None] | None:
-        content = content or (value if column in words else "")  # words are not asked
+        content = content or (value if column in words else "")  # words are not questions
         if not content:
             return None
         plain = isinstance(value, str) or content == TOO_LONG or not exact

@@ -1,8 +1,8 @@
-"""Is this cell right? One rule for a student's answers and for what a document prints.
+"""The rule that decides whether a cell is right, for answers of students and for numbers printed in documents.
 
-An exact cell (`3/4`, `sqrt(2)`) must be the number itself. A decimal must round correctly to the places it gives, and
-to three at least, unless it is exact; where all numbers of a step are small, the zeros that the largest begins with do
-not count, so that 0.000 is no learning rate."""
+An exact cell (`3/4`, `sqrt(2)`) must equal the number. A decimal must be rounded correctly to its number of places, and
+to at least three, unless it is exact. If all numbers of a step are small, leading zeros of the largest do not count, so
+that 0.000 is not accepted as a learning rate."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ _MAX_LISTED = 6
 
 
 def min_decimal_places(grid: ExactGrid) -> int:
-    """To how many places the numbers of this grid must be right."""
+    """Return the number of decimal places to which the numbers of a grid must be right."""
     sizes = [abs(as_float(x)) for x in grid.numbers if not x.is_infinite and not x.free_symbols]
     largest = Decimal(max(sizes, default=0.0))
     return MIN_DECIMAL_PLACES + (max(0, -largest.adjusted() - 1) if largest else 0)
 
 
 def is_right(answer: object, exact: Number, least: int = MIN_DECIMAL_PLACES, *, most: int | None = None) -> bool:
-    """Whether a cell of a file stands for the exact number, to the places that it gives, `least` at the least, or just
-    to `most`; raises `NumberError` where it is no number."""
+    """Return whether a cell equals the exact number, up to rounding.
+
+    The cell must be right to its own number of places, to at least `least`, or to exactly `most` if given. Raise
+    NumberError if the cell is not a number.
+    """
     if isinstance(exact, str):
         return isinstance(answer, str) and answer.strip() == exact
     number, digits = read_number(answer), decimal_places(answer)
@@ -49,13 +52,12 @@ def is_right(answer: object, exact: Number, least: int = MIN_DECIMAL_PLACES, *, 
 
 
 def follows(answer: object, expected: Number, least: int = MIN_DECIMAL_PLACES) -> bool:
-    """Whether a cell follows from the student's own numbers. Those were rounded, so it is not asked for more places
-    than every answer is."""
+    """Return whether a cell follows from the student's rounded earlier numbers, to the minimum places."""
     return is_right(answer, expected, least, most=least)
 
 
 def as_rows(value: object, grid: ExactGrid) -> list[list[object]]:
-    """A number, a list or a list of rows, as rows; a list follows the longer side of the grid."""
+    """Return a number, a list or a list of rows as rows; a list follows the longer side of the grid."""
     if not isinstance(value, list):
         return [[value]]
     if value and all(isinstance(row, list) for row in value):
@@ -64,7 +66,7 @@ def as_rows(value: object, grid: ExactGrid) -> list[list[object]]:
 
 
 def numeric_columns(step: WorksheetStep) -> ExactGrid:
-    """The grid without columns of words: what an answer has to give."""
+    """Return the grid without columns of words, which answers do not contain."""
     grid = step.grid
     keep = [j for j in range(len(grid.columns)) if not all(isinstance(row[j], str) for row in grid.cells)]
     return ExactGrid.of([[row[j] for j in keep] for row in grid.cells], grid.rows, [grid.columns[j] for j in keep])
@@ -78,7 +80,7 @@ def size(rows: int, columns: int) -> str:
 
 
 def compare(source: ProblemSource, steps: list[WorksheetStep]) -> tuple[DocumentComparison, ...]:
-    """One comparison for each [[document]] table of a problem file: agreement, or every cell that differs."""
+    """Return a comparison for each [[document]] table of a problem file, with the cells that differ."""
     steps_by_key = {step.key: step for step in steps}
     return tuple(_compare_block(block, steps_by_key) for block in source.tables("document"))
 
@@ -93,7 +95,7 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
         stated = [[stated] * grid.shape[1]] * grid.shape[0]
     rows = as_rows(stated, grid)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
-        block.fail("says", f"the rows of says for {key!r} differ in length; give each as many numbers")
+        block.fail("says", f"the rows of says for {key!r} differ in length; give all rows the same length")
     place = f" ({block.text('place')})" if "place" in block.values else ""
     shape = (len(rows), len(rows[0]))
     stated_text = stated_text or (str(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
@@ -116,7 +118,7 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
 
 
 def _differences(block: ProblemSource, rows: list[list[object]], grid: ExactGrid) -> list[str]:
-    """The cells that both have and that are not the same."""
+    """Describe the shared cells that differ."""
     differences, least = [], min_decimal_places(grid)
     for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False)):
         for j, (answer, right) in enumerate(zip(row, exact, strict=False)):

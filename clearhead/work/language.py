@@ -1,12 +1,12 @@
-"""The small language of derivations: `softmax(Q @ K.T / sqrt(d))`, read without ever being run by Python.
+"""The expression language of derivations, for example `softmax(Q @ K.T / sqrt(d))`; it is never executed as Python.
 
-Python's parser gives the tree and nothing else; every node must be on the list below. A value is a matrix, a number
-one of 1×1, and a vector one row. `+ - * / **` work cell by cell and stretch numbers, rows and columns; `@` is the
-matrix product and `.T` the transpose. Three forms look at how a thing was made:
+Python's parser only produces the tree, and every node must be allowed. Values are matrices: a number is 1×1, a vector
+is one row. `+ - * / **` are elementwise and broadcast numbers, rows and columns; `@` is the matrix product and `.T` the
+transpose. Three forms depend on how a value was computed:
 
-    jacobian(y, x)    row a, column b: ∂y_a/∂x_b, cells counted row by row
+    jacobian(y, x)    row a, column b: ∂y_a/∂x_b, cells in row-major order
     grad(y, x)        ∂y/∂x of a number y, in the shape of x
-    at(y, x, value)   what y would be if the given x were `value`
+    at(y, x, value)   y with `value` in place of x
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow:
 
 
 def parse_expression(text: str, names: set[str]) -> ast.expr:
-    """The tree of an expression whose names are all known."""
+    """Parse an expression; raise ExpressionError for unknown names or syntax."""
     if len(text) > MAX_TEXT:
-        raise ExpressionError(f"the expression has {len(text)} characters; at most {MAX_TEXT} are read")
+        raise ExpressionError(f"the expression has {len(text)} characters; expected at most {MAX_TEXT}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -40,11 +40,11 @@ def parse_expression(text: str, names: set[str]) -> ast.expr:
 def _check(node: ast.AST, text: str, names: set[str]) -> None:
     if isinstance(node, ast.Constant):
         if type(node.value) is not int or abs(node.value) > 10**9:
-            raise ExpressionError(f"{text!r} holds {node.value!r}; expected whole numbers, and fractions such as 1/2")
+            raise ExpressionError(f"{text!r} contains {node.value!r}; expected whole numbers, or fractions such as 1/2")
         return
     if isinstance(node, ast.Name):
         if node.id not in names:
-            raise ExpressionError(f"{node.id!r} in {text!r} is not known; {did_you_mean(node.id, sorted(names))}")
+            raise ExpressionError(f"{node.id!r} in {text!r} is unknown; {did_you_mean(node.id, sorted(names))}")
         return
     if isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in _FUNCTION_NAMES:
@@ -69,14 +69,14 @@ def _check(node: ast.AST, text: str, names: set[str]) -> None:
 
 
 class Evaluator(Generic[V]):
-    """Definitions worked with one algebra, each at most once."""
+    """Evaluates definitions with one algebra, each at most once."""
 
     def __init__(self, steps: Mapping[str, ast.expr], inputs: Mapping[str, V], algebra: Algebra[V]) -> None:
         self.steps, self.inputs, self.algebra = steps, inputs, algebra
         self._values: dict[str, V] = {}
 
     def with_value(self, name: str, value: V) -> Evaluator[V]:
-        """The same definitions with another value of what was given, or of an earlier step."""
+        """Return an evaluator with another value of an input or of an earlier step."""
         steps = {key: tree for key, tree in self.steps.items() if key != name}
         return Evaluator(steps, {**self.inputs, name: value}, self.algebra)
 
@@ -90,7 +90,7 @@ class Evaluator(Generic[V]):
     def evaluate(self, node: ast.expr) -> V:
         algebra = self.algebra
         if isinstance(node, ast.Constant):
-            return algebra.number(node.value)  # type: ignore[arg-type]  # `parse` lets whole numbers alone pass
+            return algebra.number(node.value)  # type: ignore[arg-type]  # `parse_expression` accepts only integers
         if isinstance(node, ast.Name):
             return self.value(node.id)
         if isinstance(node, ast.BinOp):
@@ -111,7 +111,7 @@ class Evaluator(Generic[V]):
         return algebra.functions[node.func.id](*[self.evaluate(part) for part in node.args])
 
     def _form(self, form: str, parts: list[ast.expr]) -> V:
-        name = parts[1].id  # type: ignore[attr-defined]  # `parse` asked for a name
+        name = parts[1].id  # type: ignore[attr-defined]  # `parse_expression` requires a name
         if form == "at":
             return self.with_value(name, self.evaluate(parts[2])).evaluate(parts[0])
         x = self.value(name)
@@ -132,12 +132,12 @@ _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "@": 2, "**": 4}
 
 
 def format_expression(node: ast.expr, symbols: Mapping[str, str], *, latex: bool = False) -> str:
-    """The expression as people write it, in plain text or in LaTeX; `symbols` are the names of what it names."""
+    """Format an expression in mathematical notation, as plain text or LaTeX; `symbols` maps names to symbols."""
     return _format(node, symbols, latex)[0]
 
 
 def _format(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[str, int]:
-    """The text, and how tightly it binds."""
+    """Return the text and its operator precedence."""
 
     def inner(part: ast.expr, level: int) -> str:
         text, binds = _format(part, symbols, latex)

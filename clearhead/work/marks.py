@@ -1,12 +1,11 @@
-"""Marking: a student's answers, cell by cell, against the exact numbers.
+"""Grade answers of students cell by cell, one file or a whole class.
 
-An answer file has the keys of the steps, each with a number, a list or a matrix; steps that are left out are not
-marked. A cell that is wrong but follows from the student's own wrong numbers has its credit, and a wrong answer
-that is known is explained (`mistakes.py`). A file has one student's answers, or is a CSV with a whole class in it:
+Each step of an answer file is a number, a list or a matrix. A wrong cell that follows from an earlier wrong step gets
+credit, because the problem is solved again with the student's numbers. Known mistakes are named. Formats:
 
-TOML   z = [[3, 0], [0, "3/4"]]            JSON   {"z": [[3, 0], [0, "3/4"]]}, or a blank sheet filled in
-CSV    z,3,0                               a line for each row of a matrix; with the heading "student,step"
-       z,0,3/4                             each line begins with whose it is
+TOML   z = [[3, 0], [0, "3/4"]]            JSON   {"z": [[3, 0], [0, "3/4"]]}, or a completed question sheet
+CSV    z,3,0                               one line per row of a matrix; with the heading "student,step"
+       z,0,3/4                             each line begins with the student's name
 """
 
 from __future__ import annotations
@@ -36,8 +35,13 @@ _SIGNS = {"right": "✓", "follows": "→", "wrong": "✗", "blank": "·"}
 
 @dataclass(frozen=True)
 class GradedStep:
-    """One marked step. `marks` has the shape of the answer; `problem` says what was wrong with that shape, if
-    anything, and `because` which known mistake gives these numbers."""
+    """One graded step.
+
+    Attributes:
+        marks: Mark of each cell, in the shape of the answer.
+        problem: Error in the shape of the answer; empty if it is right.
+        because: Explanation of a known mistake that gives these numbers; empty if there is none.
+    """
 
     key: str
     title: str
@@ -48,7 +52,7 @@ class GradedStep:
     because: str = ""
 
     def count(self, *marks: Mark) -> int:
-        """How many cells have one of these marks."""
+        """Return the number of cells with one of these marks."""
         return sum(mark in marks for row in self.marks for mark in row)
 
     @property
@@ -57,7 +61,7 @@ class GradedStep:
 
     @property
     def credit(self) -> int:
-        """Cells that are right, or follow from the student's own numbers."""
+        """Number of cells that are right or follow from the student's earlier numbers."""
         return self.count("right", "follows")
 
     @property
@@ -70,13 +74,13 @@ class GradedStep:
 
     @property
     def expected(self) -> Iterator[str]:
-        """What the cells that are not right should be."""
+        """Sentences with the expected value of each cell that is not right."""
         for i, row in enumerate(self.marks):
             for j, mark in enumerate(row):
                 if mark != "right":
                     place = f"({self.grid.cell_name(i, j)}) " if self.grid.cell_name(i, j) else ""
                     received = "left blank" if mark == "blank" else f"got {self.answers[i][j]}"
-                    suffix = " (but it follows from your own numbers)" if mark == "follows" else ""
+                    suffix = " (but it follows from your earlier numbers)" if mark == "follows" else ""
                     yield f"{place}{received}, expected {exact_and_decimal(self.grid.cells[i][j])}{suffix}"
 
     @property
@@ -86,7 +90,7 @@ class GradedStep:
 
 @dataclass(frozen=True)
 class Grades:
-    """All marked steps of one student's answers."""
+    """All graded steps of one student's answers."""
 
     name: str
     steps: tuple[GradedStep, ...]
@@ -95,16 +99,16 @@ class Grades:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was answered and every cell of it is right."""
+        """Whether there are answers and every cell is right."""
         return bool(self.steps) and all(step.is_right for step in self.steps)
 
     @property
     def credit(self) -> int:
-        """How many cells are right, or follow from an earlier slip."""
+        """Number of cells that are right or follow from an earlier mistake."""
         return sum(step.credit for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead exercise grade NAME FILE --json` prints it."""
+        """Return the document printed by `clearhead exercise grade NAME FILE --json`."""
         steps = [
             {name: getattr(step, name) for name in ("key", "right", "credit", "cells")}
             | {"problem": step.problem or None, "because": step.because or None, "marks": list(map(list, step.marks))}
@@ -116,13 +120,13 @@ class Grades:
     def __str__(self) -> str:
         lines = []
         for step in self.steps:
-            suffix = f", {step.count('follows')} more follow from your own numbers" if step.count("follows") else ""
+            suffix = f", {step.count('follows')} more follow from your earlier numbers" if step.count("follows") else ""
             lines.append(f"{step.key}: {step.right} of {step.cells} right{suffix}   ({step.title})")
             lines += [f"  {line}" for line in (step.problem, step.because) if line]
             lines += ["  " + " ".join(_SIGNS[mark] for mark in row) for row in step.marks]
             lines += [f"  {line}" for line in step.expected]
         n_cells, right = sum(step.cells for step in self.steps), sum(step.right for step in self.steps)
-        suffix = f", and {self.credit - right} that follow from your own numbers" if self.credit > right else ""
+        suffix = f", and {self.credit - right} that follow from your earlier numbers" if self.credit > right else ""
         lines.append(f"{right} of {n_cells} cells right{suffix}")
         if self.unanswered:
             lines.append("not answered: " + ", ".join(self.unanswered))
@@ -130,7 +134,18 @@ class Grades:
 
 
 def grade_file(worksheet: Worksheet, answers: str | Path) -> Grades:
-    """Marks an answer file of one student: TOML, JSON or CSV."""
+    """Grade the answer file of one student.
+
+    Args:
+        worksheet: The solved problem.
+        answers: A TOML, JSON or CSV file.
+
+    Returns:
+        The grades, cell by cell; print them for a report.
+
+    Raises:
+        ProblemError: If the file is invalid or contains answers of several students.
+    """
     students = _read_answers(Path(answers))
     if len(students) > 1:
         raise ProblemError(f"{Path(answers).name} has the answers of {len(students)} students; use grade_class")
@@ -139,12 +154,12 @@ def grade_file(worksheet: Worksheet, answers: str | Path) -> Grades:
 
 
 def grade_text(worksheet: Worksheet, answers: str, name: str = "answers.toml") -> Grades:
-    """Marks the answers in a TOML text; `name` is what errors call it."""
+    """Grade the answers in a TOML text; errors call it `name`."""
     return grade_source(worksheet, ProblemSource.parse(answers, name))
 
 
 def grade_source(worksheet: Worksheet, source: ProblemSource, student: str = "") -> Grades:
-    """Marks answers: first each cell by itself, then what follows from wrong ones, then why the rest is wrong."""
+    """Grade answers: each cell alone, then cells that follow from wrong ones, then explain the other errors."""
     questions = {step.key: step for step in worksheet.steps if not step.is_given}
     source.allow_keys(*questions)
     rows, graded = {}, []
@@ -165,7 +180,7 @@ def grade_source(worksheet: Worksheet, source: ProblemSource, student: str = "")
 
 
 def _shape_error(rows: list[list[object]], grid: ExactGrid) -> str:
-    """What is wrong with the shape of an answer, if anything."""
+    """Describe the error in the shape of an answer; empty if there is none."""
     shape = (len(rows), len(rows[0]) if rows else 0)
     if any(len(row) != shape[1] for row in rows):
         return "the rows differ in length"
@@ -175,7 +190,7 @@ def _shape_error(rows: list[list[object]], grid: ExactGrid) -> str:
 def _grade_cells(
     source: ProblemSource, key: str, rows: list[list[object]], grid: ExactGrid
 ) -> tuple[tuple[Mark, ...], ...]:
-    """A mark for each cell that both have."""
+    """Return a mark for each shared cell."""
     min_places = min_decimal_places(grid)
 
     def grade_cell(answer: object, expected: object, row: int) -> Mark:
@@ -193,7 +208,7 @@ def _grade_cells(
 
 
 def _with_credit(step: GradedStep, rows: list[list[object]], recomputed: ExactGrid) -> tuple[tuple[Mark, ...], ...]:
-    """The marks, with those for following where the student's own numbers lead elsewhere than the right ones."""
+    """Return the marks with "follows" for wrong cells that follow from the student's earlier numbers."""
     marks, least = [list(row) for row in step.marks], min_decimal_places(recomputed)
     for i, j in step.wrong_cells:
         expected = recomputed.cells[i][j]
@@ -205,7 +220,7 @@ def _with_credit(step: GradedStep, rows: list[list[object]], recomputed: ExactGr
 def _recompute(
     worksheet: Worksheet, graded: list[GradedStep], rows: dict[str, list[list[object]]]
 ) -> dict[str, ExactGrid]:
-    """What each step should be if the wrong cells before it were right: the problem worked again with them."""
+    """Return each step as it should be given the student's wrong cells, by solving the problem again with them."""
     student_values = {}
     for step in graded:
         if not step.problem and any(step.wrong_cells):
@@ -219,12 +234,12 @@ def _recompute(
             else {}
         )
     except (ClearheadError, ArithmeticError, TypeError, AttributeError):
-        return {}  # nothing follows from such numbers: a division by zero, the logarithm of one below it, ∞ − ∞
+        return {}  # such numbers have no continuation: division by zero, logarithm of a negative number, ∞ − ∞
 
 
 @dataclass(frozen=True)
 class ClassGrades:
-    """The marks of many students for one sheet; `unread` has the files that could not be marked, and why."""
+    """Grades of many students for one worksheet; `unread` lists the files that could not be graded, with reasons."""
 
     name: str
     keys: tuple[str, ...]
@@ -234,12 +249,12 @@ class ClassGrades:
 
     @property
     def is_right(self) -> bool:
-        """Whether every student has everything right, and every file could be read."""
+        """Whether all answers of all students are right and every file could be read."""
         return not self.unread and all(grades.is_right for grades in self.students)
 
     @property
     def rows(self) -> list[list[str]]:
-        """A row for each student: the credit in each step, in all, and how much of the sheet that is."""
+        """Table rows, one per student: the credit of each step, the total, and its percentage."""
         table = []
         for grades in self.students:
             steps = {step.key: step.credit for step in grades.steps}
@@ -250,12 +265,12 @@ class ClassGrades:
 
     @property
     def mistakes(self) -> list[tuple[int, str, str]]:
-        """The mistakes that were recognised: how many made it, at which step, and what it is; most frequent first."""
+        """Recognized mistakes: number of students, step and explanation; most frequent first."""
         counts = Counter((step.key, step.because) for grades in self.students for step in grades.steps if step.because)
         return [(count, key, because) for (key, because), count in counts.most_common()]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead exercise grade NAME FILES --json` prints it."""
+        """Return the document printed by `clearhead exercise grade NAME FILES --json`."""
         return {
             "problem": self.name,
             "right": self.is_right,
@@ -267,7 +282,15 @@ class ClassGrades:
 
 
 def grade_class(worksheet: Worksheet, files: list[Path]) -> ClassGrades:
-    """Marks the answers of a class, a file a student or all in one CSV; a file that cannot be read stops no other."""
+    """Grade the answers of a class.
+
+    Args:
+        worksheet: The solved problem.
+        files: One file per student, or CSV files of several students.
+
+    Returns:
+        The grades of all students; unreadable files are listed in `unread`.
+    """
     shapes = {step.key: numeric_columns(step).shape for step in worksheet.steps if not step.is_given}
     students, unread = [], []
     for path in files:
@@ -283,18 +306,22 @@ def grade_class(worksheet: Worksheet, files: list[Path]) -> ClassGrades:
 
 
 def answer_files(paths: list[Path]) -> list[Path]:
-    """The files, with the answer files of a folder in place of the folder."""
+    """Return the files, with folders replaced by the answer files in them.
+
+    Raises:
+        StorageError: If a folder contains no answer files.
+    """
     files: list[Path] = []
     for path in paths:
         entries = sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS) if path.is_dir() else [path]
         if not entries:
-            raise StorageError(f"{path} has no answer files in it; expected names that end in {', '.join(ENDINGS)}")
+            raise StorageError(f"{path} has no answer files; expected names ending in {', '.join(ENDINGS)}")
         files += entries
     return files
 
 
 def _read_answers(path: Path) -> list[tuple[str, ProblemSource]]:
-    """Every student's answers in a file: whose they are (the file's name unless it says so), and what was answered."""
+    """Return the name (by default that of the file) and the answers of each student in a file."""
     text, ending = read_text(path), path.suffix.lower()
     if ending == ".csv":
         return _parse_csv(text, path)
@@ -310,9 +337,9 @@ def _parse_json(text: str, name: str) -> ProblemSource:
         line = getattr(error, "lineno", 1)
         raise ProblemError(f"{name}, line {line}: this is not JSON: {error}", line=line) from None
     if not isinstance(values, dict):
-        raise ProblemError(f"{name}: this is a list or a single value; expected an object of steps and answers")
+        raise ProblemError(f"{name}: got a list or a single value; expected an object of steps and answers")
     steps = values.get("steps")
-    if isinstance(steps, list):  # a sheet of `--questions-only --format json`, filled in
+    if isinstance(steps, list):  # a completed question sheet (`--questions-only --json`)
         whose = {"student": values["student"]} if "student" in values else {}
         filled = {s.get("key"): s.get("exact") for s in steps if isinstance(s, dict) and not s.get("given")}
         values = whose | {key: cells for key, cells in filled.items() if _is_nonempty(cells)}
@@ -324,7 +351,7 @@ def _is_nonempty(cells: Any) -> bool:
 
 
 def _parse_csv(text: str, path: Path) -> list[tuple[str, ProblemSource]]:
-    """Lines of a step's name and the cells of one row; a step of several lines is a matrix, of one cell a number."""
+    """Parse lines with the name of a step and the cells of one row; several lines with the same name are a matrix."""
     try:
         lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if any(line)]
     except csv.Error as error:
@@ -336,7 +363,7 @@ def _parse_csv(text: str, path: Path) -> list[tuple[str, ProblemSource]]:
     for line in lines:
         student, *line = line if has_students else [path.stem, *line]
         step, *cells = line or [""]
-        while cells and not cells[-1]:  # a spreadsheet fills short lines up
+        while cells and not cells[-1]:  # spreadsheets pad short lines
             cells.pop()
         if step and cells:
             students.setdefault(student, {}).setdefault(step, []).append(cells)

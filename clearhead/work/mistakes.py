@@ -1,8 +1,8 @@
-"""Wrong answers that teachers know: which slip gives these numbers?
+"""Explain wrong answers by common mistakes.
 
-A slip is a change of the problem (another mask, another temperature) or other numbers at one step (a variance over
-d − 1); `mistakes.toml` has those that are known. The problem is worked again with it, so that a slip is also recognised
-in everything that comes after it. A file may name its own, as [[mistake]] with step, says and why."""
+A mistake changes the problem (another mask or temperature) or the numbers of one step (a variance over d − 1); the
+bundled list is `mistakes.toml`. The problem is solved again with the mistake, so that it is also recognized in all
+later steps. A problem file may define its own mistakes as [[mistake]] with step, says and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Values = dict[str, Any]
 
 
 def explain(worksheet: Worksheet, key: str, rows: list[list[object]]) -> str:
-    """The mistake that gives exactly these numbers for a step, in a sentence; empty where none is known."""
+    """Return a sentence about the mistake that gives exactly these numbers; empty if none is known."""
     step = worksheet.step(key)
     reasons = (
         str(mistake["why"])
@@ -42,7 +42,7 @@ def explain(worksheet: Worksheet, key: str, rows: list[list[object]]) -> str:
 
 
 def _match_stated(worksheet: Worksheet, kind: str, step: WorksheetStep, rows: list[list[object]]) -> str:
-    """Why the file itself says that an answer is wrong, if it does."""
+    """Return the explanation in the problem file for this wrong answer, if any."""
     for block in ProblemSource(worksheet.name, worksheet.problem).tables(kind):
         if block.values.get("step") == step.key and block.text("why"):
             try:
@@ -55,7 +55,7 @@ def _match_stated(worksheet: Worksheet, kind: str, step: WorksheetStep, rows: li
 
 
 def apply_mistake(worksheet: Worksheet, mistake: Values, key: str) -> Matrix | None:
-    """The numbers of a step after a slip; None where it cannot be made in this problem."""
+    """Return the numbers of a step after a mistake; None if it does not apply to this problem."""
     if any(worksheet.problem.get(name) == value for name, value in mistake.get("unless", {}).items()):
         return None
     try:
@@ -63,14 +63,14 @@ def apply_mistake(worksheet: Worksheet, mistake: Values, key: str) -> Matrix | N
         if key in own:
             return own[key]
         if "gradient" in worksheet.problem and not key.startswith("grad"):
-            change = {"gradient": []} | change  # the longest part of the work
+            change = {"gradient": []} | change  # the slowest part
         return _cells(solve_again(worksheet, change, own).step(key))
     except (ClearheadError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
         return None
 
 
 def _matches(rows: list[list[object]], values: Matrix | None, step: WorksheetStep) -> bool:
-    """Whether an answer is these numbers, in every cell that is not blank."""
+    """Return whether all cells of an answer that are not blank equal these numbers."""
     grid = numeric_columns(step)
     if values is None or (len(values), len(values[0])) != grid.shape:
         return False
@@ -80,7 +80,7 @@ def _matches(rows: list[list[object]], values: Matrix | None, step: WorksheetSte
 
 
 def _match_general(worksheet: Worksheet, step: WorksheetStep, rows: list[list[object]]) -> str:
-    """Slips that have nothing to do with the kind of problem."""
+    """Return an explanation that applies to every problem type; empty if none fits."""
     cells = _cells(step)
     if _matches(rows, [[-x for x in row] for row in cells], step):
         return "The sign is wrong: these are the right numbers times −1."
@@ -94,12 +94,12 @@ def _match_general(worksheet: Worksheet, step: WorksheetStep, rows: list[list[ob
     if all(
         _is_rounded(answer, exact) for row in zip(rows, cells, strict=True) for answer, exact in zip(*row, strict=True)
     ):
-        return "Right but for the rounding: give three places at least, or the exact number."
+        return "Correct except for rounding: give at least three places, or the exact number."
     return ""
 
 
 def _is_rounded(answer: object, exact: Any) -> bool:
-    """Whether a cell rounds correctly to the places it has, however few."""
+    """Return whether a cell is rounded correctly to its number of places, however few."""
     return answer in ("", None) or is_right(answer, exact) or (read_number(answer) != 0 and is_right(answer, exact, 0))
 
 
@@ -108,13 +108,13 @@ def _is_rounded(answer: object, exact: Any) -> bool:
 
 @cache
 def common_errors(kind: str) -> list[Values]:
-    """The mistakes that are known of a kind of problem."""
+    """Return the common mistakes of a problem type."""
     text = (resources.files("clearhead.work") / "mistakes.toml").read_text(encoding="utf-8")
     return list(tomllib.loads(text).get(kind, []))
 
 
 def _changed_values(mistake: Values, values: Values) -> Values:
-    """The values of the file that a slip changes; `LookupError` where the file has none of what it speaks of."""
+    """Return the values that a mistake changes; raise LookupError if the file lacks them."""
     width = len(values["weights"]["Q"][0]) if "weights" in values else None
     widths = {} if width is None else {"M": width, "D": width // values.get("heads", 1)}
     changes: Values = {key: [number + by for number in values[key]] for key, by in mistake.get("add", {}).items()}
@@ -130,14 +130,14 @@ def _changed_values(mistake: Values, values: Values) -> Values:
 
 
 def _shift_targets(loss: Values, by: int, length: int) -> Values:
-    """A loss whose words are asked of other positions, where there are such."""
+    """Return a loss with shifted target positions, if all remain inside the sequence."""
     targets = {int(at) + by: word for at, word in loss["targets"].items()}
     fits = all(1 <= at <= length for at in targets)
     return loss | {"targets": {str(at): word for at, word in targets.items()}} if fits else loss
 
 
 def _changed_steps(mistake: Values, worksheet: Worksheet) -> dict[str, Matrix]:
-    """The numbers of steps that a slip makes, by its expressions in the steps and in the values of the file."""
+    """Evaluate the expressions of a mistake in the steps and values of the problem."""
     if "own" not in mistake:
         return {}
     variables = {step.key: _cells(step) for step in worksheet.steps if step.key.isidentifier()}
@@ -149,13 +149,12 @@ def _changed_steps(mistake: Values, worksheet: Worksheet) -> dict[str, Matrix]:
     if worksheet.kind == "attention":
         width = len(variables["q1" if many else "q"][0])
         variables["T"] = [[read_number(worksheet.problem.get("temperature", f"sqrt({width})"))]]
-    fields = [{"h": f"{h + 1}" if many else ""} for h in range(heads if many else 1)]
-    fields = [
-        fields | {"loss": loss.get("name", "loss")} for fields in fields for loss in worksheet.problem.get("loss", [{}])
-    ]
+    losses = [loss.get("name", "loss") for loss in worksheet.problem.get("loss", [{}])]
+    suffixes = [f"{h + 1}" if many else "" for h in range(heads if many else 1)]
+    placeholders = [{"h": suffix, "loss": loss} for suffix in suffixes for loss in losses]
     run = Evaluator({}, variables, EXACT)
     expressions = {
-        key.format(**fields): text.format(**fields) for fields in fields for key, text in mistake["own"].items()
+        key.format(**fields): text.format(**fields) for fields in placeholders for key, text in mistake["own"].items()
     }
     return {key: run.evaluate(parse_expression(text, set(variables))) for key, text in expressions.items()}
 

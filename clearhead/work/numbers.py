@@ -1,7 +1,7 @@
-"""Exact numbers as people write them: `3/4`, `sqrt(2)/2`, `e^3/(2*e^3 + 4)`, `0.25`, `-inf`, and back to text.
+"""Parse and format exact numbers: `3/4`, `sqrt(2)/2`, `e^3/(2*e^3 + 4)`, `0.25`, `-inf`.
 
-Text from a file never reaches an evaluator: a small grammar of its own reads it and builds sympy numbers, within limits
-on length, depth and size, so that no cell can run code or ask for a number with a billion digits.
+Text from a file is never passed to an evaluator: a small grammar builds sympy numbers, with limits on length, depth and
+size, so that no cell can run code or produce a number with a billion digits.
 
     sum     = product (("+" | "-") product)*
     product = signed (("*" | "·" | "×" | "/") signed)*
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]  # what sympy itself computes with
+import mpmath  # type: ignore[import-untyped]  # the arithmetic of sympy
 import sympy
 
 from clearhead.errors import ConfigError
@@ -27,10 +27,10 @@ Number = Any  # a sympy number: sympy ships no types
 MAX_TEXT = 2000
 _MAX_DEPTH = 40
 _MAX_DIGITS = 40
-_MAX_CHARACTERS = 80  # with those after the point: more than `text` ever writes
+_MAX_CHARACTERS = 80  # including decimals; more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
-_MAX_OPERATIONS_TO_PROVE = 20  # operations of a difference that sympy is asked to show not to be zero
+_MAX_OPERATIONS_TO_PROVE = 20  # largest difference that sympy tries to prove nonzero
 _TOKEN = re.compile(
     r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+−-]?\d+)?|\.\d+(?:[eE][+−-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
 )
@@ -40,30 +40,29 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     "sqrt": sympy.sqrt, "exp": sympy.exp, "log": sympy.log, "ln": sympy.log, "sin": sympy.sin, "cos": sympy.cos,
     "tanh": sympy.tanh,
 }  # fmt: skip
-# The unknowns that answers may hold: lengths, widths, numbers of heads or layers.
+# Symbols allowed in answers: lengths, widths, numbers of heads or layers.
 LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
 N = LETTERS["n"]
 _CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "π": sympy.pi, "inf": sympy.oo, "∞": sympy.oo, **LETTERS}
 
 
 class NumberError(ConfigError):
-    """Text that is no number in this grammar."""
+    """Raised for text that is not a number in this grammar."""
 
 
 def read_number(value: object) -> Number:
-    """The exact number that a cell holds: an int, a decimal, or text in the grammar above."""
+    """Return the exact number of a cell: an int, a decimal, or text in the grammar above."""
     if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
         raise NumberError(f"got {value!r}; expected a number such as 3, 0.5 or '1/3'")
     if isinstance(value, int):
         if abs(value) >= 10**_MAX_DIGITS:
-            raise NumberError(f"got a whole number of more than {_MAX_DIGITS} digits; expected a shorter one")
+            raise NumberError(f"got an integer with more than {_MAX_DIGITS} digits; expected a shorter number")
         return sympy.Integer(value)
     return _NumberParser(_decimal_literal(value) if isinstance(value, Decimal) else value).read()
 
 
 def decimal_places(value: object) -> int | None:
-    """How many decimals are written after the point, or None where the value is not written as a decimal. A power of
-    ten moves the point: 1.25e-3 has five."""
+    """Return the number of decimal places, or None if the value is not written as a decimal; 1.25e-3 has five."""
     if isinstance(value, str) and _POWER_OF_TEN.match(value):
         value = Decimal(value.strip().replace("−", "-"))
     match = _DECIMAL.match(_decimal_literal(value) if isinstance(value, Decimal) else str(value))
@@ -71,7 +70,7 @@ def decimal_places(value: object) -> int | None:
 
 
 def text(number: Number) -> str:
-    """A number as people write it, readable again by `read_number`."""
+    """Format a number in readable notation that `read_number` parses again."""
     result = re.sub(r"\bexp\((\w+)\)", r"e^\1", sympy.sstr(number).replace("**", "^").replace("*", "·"))
     result = re.sub(r"\bE\b", "e", re.sub(r"\bexp\(", "e^(", result))
     result = re.sub(r"sqrt\((\d+)\)", r"√\1", result).replace("sqrt(", "√(")
@@ -79,20 +78,22 @@ def text(number: Number) -> str:
 
 
 def decimal(number: Number, digits: int) -> str:
-    """A number rounded to `digits` places after the point, not counting the zeros that a small one begins with; very
-    small and very large ones in powers of ten."""
+    """Format a number with `digits` decimals, not counting leading zeros.
+
+    Very small and very large numbers are written in powers of ten.
+    """
     if number.is_infinite or number.is_Integer or number.free_symbols:
         return text(number)
     value = Decimal(str(evaluate(number, digits + 30)))
     if value and not -6 <= value.adjusted() < 12:
         mantissa, power = f"{value:.{digits}e}".split("e")
         return f"{mantissa}e{int(power)}".replace("-", "−")
-    zeros = max(0, -value.adjusted() - 1) if value else 0  # zeros after the point do not use up digits
+    zeros = max(0, -value.adjusted() - 1) if value else 0  # leading zeros do not count as digits
     return f"{value:.{digits + zeros}f}".replace("-", "−")
 
 
 def exact_and_decimal(cell: Number | str) -> str:
-    """A number with its decimals beside it where they say more; in decimals alone where it is long. A word as it is."""
+    """Format a number exactly with its decimals, or only in decimals if it is long; words are unchanged."""
     if isinstance(cell, str):
         return cell
     exact, rounded = text(cell), decimal(cell, 4)
@@ -100,12 +101,12 @@ def exact_and_decimal(cell: Number | str) -> str:
 
 
 def as_float(number: Number) -> float:
-    """The nearest float64."""
+    """Return the nearest float64."""
     return float(number) if number.is_infinite or number.is_Rational else float(evaluate(number, 40))
 
 
 def evaluate(number: Number, digits: int) -> Number:
-    """The number to that many digits; an expression that cancels to nothing is 0."""
+    """Return the number rounded to `digits` digits; an expression that cancels is exactly 0."""
     if number.is_infinite:
         return number
     with mpmath.workdps(digits + 60):
@@ -116,8 +117,10 @@ def evaluate(number: Number, digits: int) -> Number:
 
 
 def _mpmath_value(x: Number, cache: dict[Number, Any]) -> Any:
-    """mpmath's value of an expression. What occurs twice is worked once: sympy's own way takes exponentially
-    long here."""
+    """Return mpmath's value of an expression.
+
+    Repeated subexpressions are evaluated once; sympy's `evalf` takes exponential time here.
+    """
     if x in cache:
         return cache[x]
     if x.is_Rational:
@@ -135,7 +138,7 @@ def _mpmath_value(x: Number, cache: dict[Number, Any]) -> Any:
 
 
 def is_equal(a: Number, b: Number) -> bool:
-    """Whether two exact numbers are the same number."""
+    """Return whether two exact numbers are equal."""
     if a == b or a.is_infinite or b.is_infinite:
         return bool(a == b)
     difference = a - b
@@ -144,7 +147,7 @@ def is_equal(a: Number, b: Number) -> bool:
             return False
     elif abs(evaluate(difference, 60)) > sympy.Float("1e-45"):
         return False
-    # Digits that agree so far are the same number, unless sympy can show otherwise; long ones it need not try.
+    # Numbers that agree to 45 digits are equal unless sympy can prove otherwise; it is not asked for long expressions.
     return (
         difference.has(sympy.Float)
         or sympy.count_ops(difference) > _MAX_OPERATIONS_TO_PROVE
@@ -153,7 +156,7 @@ def is_equal(a: Number, b: Number) -> bool:
 
 
 def _agree_numerically(a: Number, b: Number) -> bool:
-    """Whether formulas agree at a few odd values of their letters, to 40 digits; multiplying out can take for ever."""
+    """Return whether formulas agree to 40 digits at a few values of their symbols; expanding them may not terminate."""
     letters = sorted((a - b).free_symbols, key=str)
     with mpmath.workdps(60):
         for first in ("2.7391", "5.1173", "11.4519"):
@@ -175,7 +178,7 @@ def _decimal_literal(value: Decimal) -> str:
 
 
 class _NumberParser:
-    """Reads one expression from left to right."""
+    """Recursive-descent parser of one expression."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEXT:
@@ -195,13 +198,13 @@ class _NumberParser:
 
     def read(self) -> Number:
         if not self.tokens:
-            raise self.error("it is empty")
+            raise self.error("the text is empty")
         result = self.nested(self.sum)
         if self.at < len(self.tokens):
-            raise self.error(f"{self.tokens[self.at]!r} is left over")
-        real = result.is_extended_real  # None where sympy cannot tell, as of a quotient of formulas
+            raise self.error(f"{self.tokens[self.at]!r} is unexpected")
+        real = result.is_extended_real  # None if sympy cannot decide, as for a quotient of formulas
         if result.has(sympy.nan, sympy.zoo) or not (real or (real is None and result.free_symbols)):
-            raise self.error("it is no real number")
+            raise self.error("the value is not a real number")
         return result
 
     def accept(self, *options: str) -> str | None:
@@ -269,11 +272,11 @@ class _NumberParser:
         if token in _FUNCTIONS and self.accept("("):
             argument = self.parenthesized()
             if token in ("log", "ln") and argument == 0:
-                raise self.error("the logarithm of zero is no number")
+                raise self.error("the logarithm of zero is undefined")
             if token == "exp":
                 self.check_exponent(argument)
             return _FUNCTIONS[token](argument)
-        raise self.error(f"{token!r} is not known here; known are {', '.join(_FUNCTIONS)}, e, pi, inf")
+        raise self.error(f"{token!r} is unknown; expected one of {', '.join(_FUNCTIONS)}, e, pi, inf")
 
     def parenthesized(self) -> Number:
         result = self.nested(self.sum)
@@ -290,8 +293,7 @@ class _NumberParser:
         return sympy.Rational(token)
 
     def check_exponent(self, exponent: Number) -> Number:
-        """The size of an exponent, or of its numbers where it has an n; refuses those that would make numbers
-        too large."""
+        """Return the size of an exponent, or of its coefficients if it has symbols; raise if it is too large."""
         terms = sympy.Add.make_args(exponent) if exponent.free_symbols else (exponent,)
         numbers = [term.as_coeff_Mul()[0] if term.free_symbols else term for term in terms]
         fits = all(number.is_finite and number.is_real for number in numbers)

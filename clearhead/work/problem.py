@@ -1,4 +1,4 @@
-"""From a file (or the name of a shipped problem) to a `Problem`, and from that to a `Work`."""
+"""Read problems from files or by name, and solve them."""
 
 from __future__ import annotations
 
@@ -23,51 +23,74 @@ _BUNDLED = resources.files("clearhead.work") / "problems"
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem as its file states it: a name, and the TOML text."""
+    """A problem: a name and the TOML text of its file."""
 
     name: str
     text: str
 
     @property
     def source(self) -> ProblemSource:
-        """The text, read."""
+        """The parsed text."""
         return ProblemSource.parse(self.text, f"{self.name}.toml")
 
 
 def bundled_problems() -> dict[str, str]:
-    """The problems that come with clearhead: name and title, in order of name."""
+    """Return the names and titles of the bundled problems, sorted by name."""
     files = {entry.name.removesuffix(".toml"): entry for entry in _BUNDLED.iterdir() if entry.name.endswith(".toml")}
     texts = {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
     return {name: _fill(ProblemSource.parse(text, f"{name}.toml"), "title") for name, text in texts.items()}
 
 
 def read(problem: str | Path | Problem) -> Problem:
-    """A problem to be worked or varied: a path to a TOML file, or the name of a shipped one."""
+    """Read a problem.
+
+    Args:
+        problem: Path of a TOML file, name of a bundled problem, or a `Problem`, which is returned as it is.
+
+    Returns:
+        The problem, to be solved or varied.
+
+    Raises:
+        StorageError: If there is no such file or bundled problem.
+    """
     if isinstance(problem, Problem):
         return problem
     path, name = Path(problem), str(problem)
     if path.suffix == ".toml" or path.exists():
         return Problem(path.name.removesuffix(".toml"), read_text(path))
     if not name.replace("-", "").isalnum() or not (_BUNDLED / f"{name}.toml").is_file():
-        raise StorageError(
-            f"there is no file and no shipped problem {name!r}; shipped are {', '.join(bundled_problems())}"
-        )
+        raise StorageError(f"no file and no bundled problem {name!r}; expected one of {', '.join(bundled_problems())}")
     return Problem(name, (_BUNDLED / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def solve(problem: str | Path | Problem) -> Worksheet:
-    """Works a problem: a path to a TOML file, the name of a shipped one, or what `variant` made of either."""
+    """Solve a problem step by step in exact numbers, and check it in float64.
+
+    Args:
+        problem: Path of a TOML file, name of a bundled problem, or a `Problem` such as a variant.
+
+    Returns:
+        The worksheet; print it to see every step.
+
+    Raises:
+        ProblemError: If the file is invalid; the message names the line.
+        StorageError: If the file cannot be read.
+
+    Example:
+        >>> solve("sort-dedup").agrees
+        True
+    """
     return _solve(read(problem))
 
 
 @lru_cache(maxsize=32)
 def _solve(problem: Problem) -> Worksheet:
-    """Kept for a while: a variant is worked when it is drawn and when it is shown, and its original each time."""
+    """Solve with a cache: a variant is solved when it is drawn and again when it is printed."""
     return solve_text(problem.text, f"{problem.name}.toml")
 
 
 def solve_text(text: str, name: str = "problem.toml") -> Worksheet:
-    """Works the problem that a TOML text describes; `name` is what errors call it."""
+    """Solve the problem in a TOML text; errors call it `name`."""
     return _solve_source(ProblemSource.parse(text, name), {})
 
 
@@ -86,14 +109,16 @@ def _solve_source(source: ProblemSource, student_values: dict[str, Matrix]) -> W
 def solve_again(
     worksheet: Worksheet, changes: dict[str, Any] | None = None, student_values: dict[str, Matrix] | None = None
 ) -> Worksheet:
-    """The problem worked once more: with other values in its file, or from a student's own numbers. Each step is what
-    it should be after the ones before it, also where a wrong answer stands in its own place."""
+    """Solve the problem again with changed values of its file, or continuing from a student's numbers.
+
+    Each step contains the correct result of the steps before it, even if the student's answer to it is wrong.
+    """
     values = {key: value for key, value in worksheet.problem.items() if key not in ("document", "mistake")}
     return _solve_source(ProblemSource(worksheet.name, values | (changes or {})), student_values or {})
 
 
 def _fill(source: ProblemSource, key: str, default: str = "") -> str:
-    """A text in which {tokens} stands for what the file says of tokens, so that it fits other numbers too."""
+    """Return a text with placeholders such as {tokens} replaced by the values of the file."""
 
     def value(match: re.Match[str]) -> str:
         value_of_key = source.values.get(match[1], source.table("given").values.get(match[1]))
@@ -107,12 +132,12 @@ def _fill(source: ProblemSource, key: str, default: str = "") -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file of text, with one sentence where it cannot be had."""
+    """Read a small text file; raise StorageError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise StorageError(f"{path} is larger than {MAX_BYTES:,} bytes; a problem is a short TOML file")
-        return path.read_text(encoding="utf-8-sig")  # some editors put a mark of the encoding before the text
+            raise StorageError(f"{path} is larger than {MAX_BYTES:,} bytes; expected a short TOML file")
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError:
-        raise StorageError(f"{path} is not UTF-8 text; a problem is a TOML file") from None
+        raise StorageError(f"{path} is not UTF-8 text; expected a TOML file") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from None

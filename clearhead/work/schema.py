@@ -1,7 +1,7 @@
-"""What a problem file may say: a commented template of each kind, and the reference that is read from it.
+"""Templates of problem files, and the reference of their keys that is extracted from them.
 
-A line `#key = value` of a template is a key that may be left out; words stand above what they explain. The keys are
-those of the kinds themselves, and tests hold that every template says something of each of them and can be worked."""
+In a template, a line `#key = value` is an optional key, and comments precede the keys they explain. Tests check that
+every template explains all keys of its problem type and can be solved."""
 
 from __future__ import annotations
 
@@ -34,51 +34,51 @@ class KeyDescription:
 
 
 def template(kind: str | None = None) -> str:
-    """A problem of that kind, ready to be changed; without a kind, one of each, all but the first commented out."""
+    """Return a template of a problem type; without one, templates of all types with all but the first commented out."""
     if kind is None:
         first, *problem_types = PROBLEM_TYPES
         templates = [template(kind).replace("\n", "\n## ").rstrip("# \n") for kind in problem_types]
-        line = f"# {'-' * 60}\n# Other kinds of problems: take one of these in place of all above.\n"
+        line = f"# {'-' * 60}\n# Other types of problems: use one of these instead of everything above.\n"
         return "\n".join([template(first), line, *[f"## {template_text}\n" for template_text in templates]])
     worksheet = solve_text(_read(require_type(kind)), f"{kind}.toml")
     step = worksheet.steps[-1]
     description = json.dumps([[text(x) for x in row] for row in step.grid.cells], ensure_ascii=False)
     common = _read("any").replace("{step}", step.key).replace("{says}", description)
-    # Plain keys stand in the first block, for tables have to stand below all of them.
+    # Plain keys come first, because in TOML tables must follow them.
     (common_keys, _, common_tables), (keys, _, tables) = (part.partition("\n\n") for part in (common, _read(kind)))
     parts = [keys, "", common_keys.partition("\n")[2], "", tables, common_tables]
     return "\n".join(parts).replace("\n\n\n", "\n\n")
 
 
 def require_type(kind: str) -> str:
-    """The name of a kind, or an error that offers the nearest."""
-    require_known(kind, PROBLEM_TYPES, "no kind of problem is called")
+    """Return the name of a problem type; raise with the nearest one if it is unknown."""
+    require_known(kind, PROBLEM_TYPES, "no problem type is called")
     return kind
 
 
 def write_template(path: Path, kind: str | None = None) -> None:
-    """Writes a template where there is no file yet."""
+    """Write a template to a new file; raise StorageError if the file exists."""
     if path.suffix != ".toml":
-        raise ConfigError(f"{path} is no name for a problem; end it in .toml")
-    text = template(kind)  # first: what it refuses leaves no file behind
+        raise ConfigError(f"{path} is not a name for a problem file; expected a name ending in .toml")
+    text = template(kind)  # before the file is created, so that an unknown type leaves no empty file
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise StorageError(f"{path} is there already; give another name") from None
+        raise StorageError(f"{path} already exists; give another name") from None
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def schema(kind: str | None = None) -> tuple[str, list[KeyDescription]]:
-    """What a kind of problem is, and its keys; without a kind, the keys that every problem may have."""
+    """Return the description and keys of a problem type; without one, the keys that every problem may have."""
     about, _, template_text = _read(require_type(kind) if kind else "any").partition("\n")
     names = PROBLEM_TYPES[kind].keys if kind else COMMON
     return about.lstrip("# "), [_key(template_text, name) for name in names]
 
 
 def _key(template_text: str, name: str) -> KeyDescription:
-    """The words above a key, and its example."""
+    """Return a key with the comments above it and its example."""
     words: list[str] = []
     for line in template_text.splitlines():
         match = _KEY.match(line)
@@ -87,7 +87,7 @@ def _key(template_text: str, name: str) -> KeyDescription:
             return KeyDescription(name, description, example, bool(match[1]) or "optional" in description)
         words = [*words, line[2:]] if line.startswith("# ") else []
     return KeyDescription(
-        name, f"The kind of problem: {', '.join(PROBLEM_TYPES)}.", f'"{next(iter(PROBLEM_TYPES))}"', False
+        name, f"The problem type: {', '.join(PROBLEM_TYPES)}.", f'"{next(iter(PROBLEM_TYPES))}"', False
     )
 
 

@@ -1,6 +1,6 @@
-"""What a worked problem is made of: steps with labelled tables of exact numbers, remarks, and the float64 check.
+"""A solved problem: steps with labeled tables of exact numbers, remarks, and checks in float64.
 
-A `Work` is finished numbers only; the files in `show/` turn it into text, Markdown, LaTeX, HTML and JSON.
+A `Worksheet` contains only finished numbers; renderers turn it into text, Markdown, LaTeX, HTML and JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clearhead.errors import ConfigError
 from clearhead.work.algebra import Matrix, difference
 from clearhead.work.numbers import Number
 
-Cell = Any  # an exact number, or a word where a table needs one
+Cell = Any  # an exact number or a word
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class ExactGrid:
 
     @classmethod
     def of(cls, cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str]) -> ExactGrid:
-        """A matrix of cells with the names of its rows and columns."""
+        """Return a grid from a matrix of cells and the labels of its rows and columns."""
         return cls(tuple(rows), tuple(columns), tuple(tuple(row) for row in cells))
 
     @classmethod
     def scalar(cls, value: Number) -> ExactGrid:
-        """A single number."""
+        """Return a grid with a single number."""
         return cls(("",), ("",), ((value,),))
 
     @property
@@ -46,27 +46,27 @@ class ExactGrid:
 
     @property
     def numbers(self) -> list[Number]:
-        """The cells that are no words."""
+        """The cells that are numbers."""
         return [x for x in self.flat if not isinstance(x, str)]
 
     def cell_name(self, i: int, j: int) -> str:
-        """The names of a cell's row and column."""
+        """Return the labels of a cell's row and column."""
         return ", ".join(name for name in (self.rows[i], self.columns[j]) if name)
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is a single number."""
+        """Whether the grid is a single number."""
         return self.rows == ("",) and self.columns == ("",)
 
     @property
     def is_integral(self) -> bool:
-        """Whether no decimals need to stand beside the exact cells."""
+        """Whether all numbers are integers, infinities or formulas, which need no decimals."""
         return all(x.is_Integer or x.is_infinite or bool(x.free_symbols) for x in self.numbers)
 
 
 @dataclass(frozen=True)
 class WorksheetStep:
-    """One thing that is computed. `key` is its name in answer files; `given` steps are data, not questions."""
+    """One computed step. `key` is its name in answer files; steps with `is_given` are data, not questions."""
 
     key: str
     title: str
@@ -80,7 +80,7 @@ class WorksheetStep:
 
 @dataclass(frozen=True)
 class DocumentComparison:
-    """What a document prints for a step, and how it stands to what was computed."""
+    """Compares the values printed in a document with the computed step."""
 
     step: str
     agrees: bool
@@ -89,7 +89,7 @@ class DocumentComparison:
 
 @dataclass(frozen=True)
 class NumericCheck:
-    """The same problem run in float64 by the code that models use."""
+    """Compares the exact solution with the same problem in float64, run by the code that models use."""
 
     by: str
     difference: float
@@ -97,19 +97,21 @@ class NumericCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether both ways gave the same number, within the tolerance."""
+        """Whether both solutions agree within the tolerance."""
         return self.difference <= self.limit
 
     @property
     def sentence(self) -> str:
-        """What was compared and how far the two are apart."""
+        """The comparison as one sentence."""
         verdict = "the same" if self.agrees else "NOT THE SAME"
         return f"By {self.by}: {verdict}, largest difference {self.difference:.1e}, limit {self.limit:.0e}"
 
 
 class WorksheetBuilder:
-    """A problem as it is worked: its steps, the float64 checks, and what is worth saying in words. `own` are a
-    student's wrong answers, which later steps follow."""
+    """Collects the steps, checks and remarks while a problem is solved.
+
+    `student_values` replaces the numbers of steps by a student's wrong answers, from which later steps continue.
+    """
 
     def __init__(self, student_values: dict[str, Matrix]) -> None:
         self.student_values = student_values
@@ -118,22 +120,22 @@ class WorksheetBuilder:
         self.remarks: list[str] = []
 
     def add(self, key: str, title: str, grid: ExactGrid, *words: str, is_given: bool = False) -> Matrix:
-        """Enters a `Step`, and gives its numbers as later ones use them: the student's own where these are wrong."""
+        """Add a step and return the numbers for later steps: the student's if they were wrong."""
         self.steps.append(WorksheetStep(key, title, grid, *words, is_given=is_given))
         return self.student_values.get(key, [[x for x in row if not isinstance(x, str)] for row in grid.cells])
 
     def add_given(self, values: dict[str, Cell]) -> None:
-        """Enters the numbers and words that a problem states."""
+        """Add a step with the numbers and words that the problem states."""
         self.add("given", "Given", ExactGrid.of([[x] for x in values.values()], list(values), ["value"]), is_given=True)
 
     def check(self, by: str, *pairs: tuple[Any, Any]) -> None:
-        """Enters how far exact numbers are at most from what was computed."""
+        """Add a check with the largest difference between exact and computed numbers."""
         self.checks.append(NumericCheck(by, max((difference(*pair) for pair in pairs), default=0.0)))
 
 
 @dataclass(frozen=True)
 class Worksheet:
-    """A worked problem: `print` it, show it in a notebook, or give it to `clearhead.work.show`."""
+    """A solved problem: print it, display it in a notebook, or render it with `clearhead.work.show`."""
 
     name: str
     kind: str
@@ -144,18 +146,20 @@ class Worksheet:
     question: str = ""
     remarks: tuple[str, ...] = ()
     comparisons: tuple[DocumentComparison, ...] = ()
-    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the file, to be worked again
+    problem: dict[str, Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # the values of the file, to solve it again
 
     @property
     def agrees(self) -> bool:
-        """Whether float64 gives the same numbers (what a document prints has no say in it)."""
+        """Whether float64 gives the same numbers. Comparisons with a document do not count."""
         return all(check.agrees for check in self.checks)
 
     def step(self, key: str) -> WorksheetStep:
-        """The step of that name."""
+        """Return the step named `key`; raise ConfigError if there is none."""
         steps = {step.key: step for step in self.steps}
         if key not in steps:
-            raise ConfigError(f"there is no step {key!r} in {self.name}; there are {', '.join(steps)}")
+            raise ConfigError(f"no step {key!r} in {self.name}; expected one of {', '.join(steps)}")
         return steps[key]
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Programs to fill in: `clearhead exercise starter multi-head` prints one, `clearhead exercise grade` grades it filled.
+"""Starter code, printed by `clearhead exercise starter` and graded by `clearhead exercise grade`.
 
-Each is a text in `skeletons/`: the solution, with typical mistakes beneath the lines that they replace
-(`#~ line :: what is wrong`). The skeleton is that text without its code; a program that goes wrong is compared with the
-solution under one mistake, then under two, so that what is wrong can be said in words."""
+Each starter is a reference solution with typical mistakes below the lines that they replace
+(`#~ line :: explanation`); the starter is the solution without its code. The output of a wrong program is compared with
+the solution under each mistake and each pair of mistakes, so that the error can be named."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from clearhead.errors import ConfigError, StorageError
 from clearhead.values import chosen
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
-_TOLERANCE = 1e-5  # a program may work in float32
+_TOLERANCE = 1e-5  # programs may use float32
 
 
 @dataclass(frozen=True)
 class ProgramGrade:
-    """How a program did: each case with what is wrong there (nothing where it is right), and why, if known."""
+    """The grade of a program: each case with its error (empty if right), and the explanations of known mistakes."""
 
     name: str
     cases: tuple[tuple[str, str], ...]
@@ -38,7 +38,7 @@ class ProgramGrade:
 
     def to_dict(self) -> dict[str, Any]:
         cases = [{"case": description, "right": not wrong, "wrong": wrong or None} for description, wrong in self.cases]
-        return {"skeleton": self.name, "right": self.is_right, "cases": cases, "because": list(self.because)}
+        return {"starter": self.name, "right": self.is_right, "cases": cases, "because": list(self.because)}
 
     def __str__(self) -> str:
         lines = [
@@ -50,12 +50,12 @@ class ProgramGrade:
 
 
 def starters() -> dict[str, str]:
-    """The programs that can be filled in, and what each is."""
+    """Return the names and titles of the starters."""
     return {name: text.lstrip('"').partition(".")[0] for name, text in _texts().items()}
 
 
 def starter_code(name: str) -> str:
-    """The program without its code: what it is given, what it has to do, step by step."""
+    """Return the starter code: signature, docstring and comments of the solution, without its body."""
     lines, in_body = [], False
     for line in _text(name).partition("\n\n\ndef cases")[0].splitlines():
         words = line.strip()
@@ -66,7 +66,10 @@ def starter_code(name: str) -> str:
 
 
 def grade_program(name: str, path: Path) -> ProgramGrade:
-    """Runs a filled program, which is the caller's own act, and compares it with the solution case by case."""
+    """Run a completed program and compare it with the solution case by case.
+
+    This executes the file, so grade only files that you trust.
+    """
     text, function = _text(name), re.findall(r"^def (\w+)", _text(name), re.MULTILINE)[0]
     reference, submitted = _compile_function(text, function), _load_function(path, function)
     draw = torch.Generator().manual_seed(7)
@@ -93,39 +96,39 @@ def _texts() -> dict[str, str]:
 
 
 def _text(name: str) -> str:
-    return chosen(name, _texts(), "no skeleton is called")
+    return chosen(name, _texts(), "no starter is called")
 
 
 def _compile_function(text: str, function: str) -> Callable[..., Any]:
     namespace: dict[str, Any] = {}
-    exec(compile(text, "skeleton", "exec"), namespace)  # our own text
+    exec(compile(text, "skeleton", "exec"), namespace)  # bundled text, not a user's file
     return namespace[function]
 
 
 def _load_function(path: Path, function: str) -> Callable[..., Any]:
-    """The function of a user's file. This runs the file, which was asked for by naming it."""
+    """Execute a user's file, which was named for this purpose, and return its function."""
     if not path.is_file():
-        raise StorageError(f"there is no file {path}; write the skeleton to one and fill it in")
+        raise StorageError(f"there is no file {path}; write the starter to a file and complete it")
     if path.suffix != ".py":
-        raise ConfigError(f"{path} is no Python program; end its name in .py")
+        raise ConfigError(f"{path} is not a Python file; expected a name ending in .py")
     namespace: dict[str, Any] = {"__name__": "filled_in", "__file__": str(path)}
     try:
-        # As it is now: an import would take a compiled file for it that is as old and as long.
+        # Compiled from the source: an import could use a cached .pyc with the same time and size.
         exec(compile(path.read_bytes(), path, "exec"), namespace)
     except Exception as error:
         raise ConfigError(f"{path.name} cannot be run: {_describe_error(error, path)}") from error
     if not callable(namespace.get(function)):
-        raise ConfigError(f"{path.name} has no function {function}; keep the name that the skeleton gives it")
+        raise ConfigError(f"{path.name} has no function {function}; keep the name in the starter")
     return namespace[function]
 
 
 def _run(function: Callable[..., Any], arguments: tuple[Any, ...], path: Path) -> Any:
-    """What a program gives: a tensor, or a sentence where it gives none."""
+    """Return the output of a program as a tensor, or a sentence if it failed."""
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     try:
         return torch.as_tensor(function(*copies)).detach()
     except NotImplementedError:
-        return "it is not filled in yet"
+        return "the function is not implemented yet"
     except Exception as error:
         return _describe_error(error, path)
 
@@ -138,19 +141,19 @@ def _describe_error(error: Exception, path: Path) -> str:
 
 
 def _difference(got: Any, expected: torch.Tensor) -> str:
-    """What is wrong with an output, in words; nothing where it is right."""
+    """Describe the error of an output; empty if it is right."""
     if isinstance(got, str):
         return got
     if got.shape != expected.shape:
         return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if got.isnan().any():
-        return "the output has NaN in it"
+        return "the output contains NaN"
     error, allowed = (got.double() - expected).abs().max().item(), _TOLERANCE * max(1.0, expected.abs().max().item())
-    return "" if error <= allowed else f"it is up to {error:.2g} away from the solution"
+    return "" if error <= allowed else f"the output is up to {error:.2g} away from the solution"
 
 
 def _is_close(got: Any, expected: Any) -> bool:
-    """Whether two outputs are the same where they are finite: a row that hides all its keys may be NaN."""
+    """Return whether the finite entries of two outputs agree; fully masked rows may be NaN."""
     if isinstance(got, str) or isinstance(expected, str) or got.shape != expected.shape:
         return False
     finite = got.isfinite() & expected.isfinite()
@@ -158,7 +161,7 @@ def _is_close(got: Any, expected: Any) -> bool:
 
 
 def _with_mistakes(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
-    """The solution under one mistake, then under two that are not in the same line."""
+    """Yield the solution under each mistake, then under each pair of mistakes in different lines."""
     lines = text.splitlines()
     mistakes = []
     for i, line in enumerate(lines):

@@ -1,7 +1,7 @@
-"""A problem file: TOML whose every mistake is answered with one sentence and the line it stands on.
+"""Problem files in TOML; every error message is one sentence with the line of the error.
 
-`tomllib` reads the values but forgets their lines. A value begins on the first line without which the text has no such
-value, so the line of a mistake is found by reading less of the file."""
+`tomllib` discards line numbers. The line of a value is the end of the shortest prefix of the file that contains the
+value, so errors are located by parsing prefixes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ KeyPath = tuple[str | int, ...]
 Matrix = list[list[Number]]
 
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
-_CLOSING = ("", "]", '"""', "'''")  # what makes the first lines of a file whole again, cut inside a matrix or a text
+_CLOSING = ("", "]", '"""', "'''")  # completes a prefix that ends inside a matrix or a string
 MAX_BYTES = 1_000_000
 MAX_SIDE = 64
 
 
 class ProblemError(ConfigError):
-    """A problem or answer file that cannot be used; `line` (from 1) is where, 0 where it is the whole file."""
+    """Raised for an invalid problem or answer file.
+
+    Attributes:
+        line: Line of the error, from 1; 0 if it is the whole file.
+    """
 
     def __init__(self, message: str, *, line: int = 0) -> None:
         super().__init__(message)
@@ -35,7 +39,7 @@ class ProblemError(ConfigError):
 
 @dataclass
 class ProblemSource:
-    """One table of a problem file: its values, and where in the `file` they stand (None: it was no TOML)."""
+    """One table of a problem file: its values and their path in the text `file` (None if it was not TOML)."""
 
     name: str
     values: dict[str, Any]
@@ -44,7 +48,7 @@ class ProblemSource:
 
     @classmethod
     def parse(cls, text: str, name: str = "problem.toml") -> ProblemSource:
-        """Reads TOML; decimals stay exact."""
+        """Parse TOML with exact decimals."""
         try:
             values = tomllib.loads(text, parse_float=Decimal)
         except (tomllib.TOMLDecodeError, ArithmeticError, ValueError, RecursionError) as error:
@@ -55,7 +59,7 @@ class ProblemSource:
         return cls(name, values, text)
 
     def fail(self, key: str | KeyPath | None, reason: str) -> NoReturn:
-        """Raises with the line of `key` (or, without one, of this table)."""
+        """Raise ProblemError with the line of `key`, or of this table if `key` is None."""
         path: KeyPath = self.path + (() if key is None else (key,) if isinstance(key, str) else key)
         if self.file is None:
             raise ProblemError(f"{self.name}: {reason}")
@@ -63,13 +67,13 @@ class ProblemSource:
         raise ProblemError(f"{self.name}, line {line}: {reason}", line=line)
 
     def allow_keys(self, *allowed: str) -> None:
-        """Refuses a key that is not known, with the nearest one that is."""
+        """Raise ProblemError for any other key, and suggest the nearest one."""
         for key in self.values:
             if key not in allowed:
                 self.fail(key, f"the key {key!r} is unknown here; {did_you_mean(key, allowed)}")
 
     def require_keys(self, *keys: str) -> None:
-        """Refuses a table without one of these keys."""
+        """Raise ProblemError if one of these keys is missing."""
         for key in keys:
             if key not in self.values:
                 self.fail(None, f"the key {key!r} is missing; add {key} = …")
@@ -92,7 +96,7 @@ class ProblemSource:
         if default is None:
             self.require_keys(key)
         value = self.values.get(key, default)
-        if type(value) is not int:  # true is no number
+        if type(value) is not int:  # bool is a subclass of int
             self.fail(key, f"{key} is {_describe(value)}; expected a whole number")
         if not least <= value <= most:
             self.fail(key, f"{key} is {value}; expected a whole number from {least:,} to {most:,}")
@@ -141,20 +145,22 @@ class ProblemSource:
         if not isinstance(values, list) or not values:
             self.fail(key, f"{key} is {_describe(values)}; expected {expected}")
         if len(values) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(values)} {reason}; worked sheets take at most {MAX_SIDE}")
+            self.fail(key, f"{key} has {len(values)} {reason}; expected at most {MAX_SIDE}")
         return values
 
     def matrix(self, key: str) -> Matrix:
-        """A rectangular matrix of exact numbers, rows first."""
+        """Return a rectangular matrix of exact numbers, as rows."""
         rows = self._list(key, "rows", "a matrix, a list of rows")
         for i, row in enumerate(rows):
             name = f"row {i + 1} of {key}"
             if not isinstance(row, list) or not row:
                 self.fail((key, i), f"{name} is {_describe(row)}; expected a list of numbers")
             if len(row) != (first := len(rows[0])):
-                self.fail((key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give each row as many")
+                self.fail(
+                    (key, i), f"{name} has {len(row)} numbers and row 1 has {first}; give all rows the same length"
+                )
             if len(row) > MAX_SIDE:
-                self.fail((key, i), f"{name} has {len(row)} numbers; at most {MAX_SIDE} are worked")
+                self.fail((key, i), f"{name} has {len(row)} numbers; expected at most {MAX_SIDE}")
         return [[self.cell(value, (key, i)) for value in row] for i, row in enumerate(rows)]
 
     def names(self, key: str) -> list[str]:
@@ -162,7 +168,7 @@ class ProblemSource:
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             self.fail(key, f"{key} is {_describe(values)}; expected a list of texts in quotes")
         if len(values) > MAX_SIDE:
-            self.fail(key, f"{key} has {len(values)} entries; worked sheets take at most {MAX_SIDE}")
+            self.fail(key, f"{key} has {len(values)} entries; expected at most {MAX_SIDE}")
         return list(values)
 
     def table(self, key: str) -> ProblemSource:
@@ -187,15 +193,15 @@ def _describe(value: object) -> str:
 
 
 def _line(text: str, path: KeyPath) -> int:
-    """The line on which a value begins; that of what it would stand in where there is none."""
+    """Return the line where a value begins, or the line of its table if it is missing."""
     lines = text.split("\n")
     integer = _parse_prefix(lines) or {}
     while not _has_path(integer, path):
         path = path[:-1]
-    before, at = 0, len(lines) if path else 1  # so many lines are without it, so many have it
+    before, at = 0, len(lines) if path else 1  # a prefix of `before` lines lacks the value, of `at` lines contains it
     while at - before > 1:
         middle = (before + at) // 2
-        # Where a cut leaves nothing readable it is inside some value, so the next cut that can be read decides.
+        # A prefix that cannot be parsed ends inside a value; the next one that can be parsed decides.
         cuts = ((n, _parse_prefix(lines[:n])) for n in range(middle, at))
         n, values = next(((n, values) for n, values in cuts if values is not None), (at, integer))
         before, at = (before, middle) if _has_path(values, path) else (n, at)
@@ -203,7 +209,7 @@ def _line(text: str, path: KeyPath) -> int:
 
 
 def _parse_prefix(lines: list[str]) -> dict[str, Any] | None:
-    """The values that the first lines of a file give; None where they end within one."""
+    """Return the values in the first lines of a file; None if they end inside a value."""
     for closing in _CLOSING:
         try:
             return tomllib.loads("\n".join([*lines, closing]))

@@ -1,7 +1,8 @@
-"""New numbers for any problem: `variant("sort-dedup", 7)` is the same exercise as another student might get it.
+"""New numbers for any problem: `variant("sort-dedup", 7)` is the same exercise with other values.
 
-Each kind of problem says how it varies (`vary`). Draws that cannot be worked, or that are duller or harder than the
-original, are drawn again. Seeds take turns along one row of different draws, so that no two give the same sheet."""
+Each problem type defines how it varies (`vary`). Draws that cannot be solved, or that are more trivial or harder than
+the original, are repeated. Blocks of seeds share one sequence of distinct draws, so that no two seeds give the same
+worksheet."""
 
 from __future__ import annotations
 
@@ -19,13 +20,24 @@ from clearhead.work.sheet import Worksheet, WorksheetStep
 from clearhead.work.show.layout import bounded_text
 from clearhead.work.source import ProblemError, ProblemSource
 
-_SEEDS_PER_ROW = 100  # seeds that share a row of draws
+_SEEDS_PER_ROW = 100  # seeds that share a sequence of draws
 _MAX_DRAWS = 40
 _LONGEST_ROW = 50 * _SEEDS_PER_ROW
 
 
 def variant(problem: str | Path | Problem, seed: int) -> Problem:
-    """The problem with new numbers of the same difficulty; the same seed gives the same numbers."""
+    """Return the problem with new numbers of the same difficulty.
+
+    Args:
+        problem: Path, name or `Problem`.
+        seed: Non-negative integer; the same seed gives the same numbers.
+
+    Returns:
+        The variant, named after the problem and the seed.
+
+    Raises:
+        ProblemError: If no draw is as difficult as the original.
+    """
     seed = whole(seed, "seed")
     original = read(problem)
     source, worked = original.source, solve(original)
@@ -37,7 +49,7 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
         _MAX_DRAWS * _SEEDS_PER_ROW,
         _SEEDS_PER_ROW,
     ):
-        # What a document says is of its own numbers, and left out.
+        # Comparisons with a document apply only to the original numbers.
         values = {key: value for key, value in values.items() if key not in ("document", "mistake")}
         problem = Problem(f"{original.name}-seed-{seed}", toml_document(values | {"source": source_text}))
         try:
@@ -47,12 +59,12 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
         if worksheet.agrees and _is_comparable(worksheet, worked):
             return problem
     raise ProblemError(
-        f"{original.name} has no variant of its difficulty for seed {seed}; give it larger or more numbers"
+        f"{original.name} has no variant of its difficulty for seed {seed}; use larger or more numbers in the file"
     )
 
 
 def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any]]:
-    """Values for the file, no two the same, and none those of the file itself."""
+    """Yield distinct values for the file, all different from the original."""
     vary = PROBLEM_TYPES[source.choice("kind", PROBLEM_TYPES)].vary
     seen = {repr(source.values)}
     for number in range(_LONGEST_ROW):
@@ -63,11 +75,11 @@ def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any
 
 
 def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
-    """Whether a sheet asks the same steps, none of them duller, and is not much longer to write."""
+    """Return whether a worksheet has the same steps, none of them more trivial, and is not much longer."""
     if [step.key for step in worksheet.steps] != [step.key for step in original.steps]:
         return False
     if [step.grid for step in worksheet.steps] == [step.grid for step in original.steps]:
-        return False  # the same numbers, written in another way
+        return False  # the same numbers in another notation
     if any(_is_dull(new) > _is_dull(old) for new, old in zip(worksheet.steps, original.steps, strict=True)):
         return False
     new, old = (
@@ -77,7 +89,7 @@ def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
 
 
 def _is_dull(step: WorksheetStep) -> bool:
-    """Whether all numbers of a step are the same, or nearly all of them zero."""
+    """Return whether all numbers of a step are equal, or most of them are zero."""
     numbers = step.grid.numbers
     zeros = sum(x == 0 for x in numbers)
     return len(numbers) > 1 and (len(set(numbers)) == 1 or 4 * zeros > 3 * len(numbers))

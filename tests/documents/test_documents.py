@@ -68,7 +68,7 @@ def test_the_steps_that_an_exam_asks_for_are_those_of_the_sheet():
         for question in known.questions:
             if question.steps:
                 sheet = next(a.command.split()[2] for a in question.answers if a.kind == "sheet")
-                assert set(question.steps) <= {step.key for step in solve(sheet).steps if not step.given}
+                assert set(question.steps) <= {step.key for step in solve(sheet).steps if not step.is_given}
 
 
 def test_the_command(cli):

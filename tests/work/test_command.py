@@ -89,7 +89,9 @@ def test_invalid_problem_file_prints_one_line_and_exits_with_1(run, tmp_path):
     problem.write_text('kind = "attention"\nx = [[1, 2],\n [3]]\n')
     status, out, error = run("solve", str(problem))
     assert (status, out) == (1, "")
-    assert error == ("clearhead: bad.toml, line 3: row 2 of x has 1 numbers and row 1 has 2; give each row as many\n")
+    assert error == (
+        "clearhead: bad.toml, line 3: row 2 of x has 1 numbers and row 1 has 2; give all rows the same length\n"
+    )
 
 
 def test_wrong_usage_exits_with_2(run, tmp_path):

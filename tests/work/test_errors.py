@@ -41,18 +41,18 @@ CHANGES = [
     ('mask = "causal()"', "mask = 3", 3, "expected text in quotes"),
     ("temperature = 1", "temperatur = 1", 4, "the key 'temperatur' is unknown here; did you mean 'temperature'"),
     ("temperature = 1", "temperature = -1", 4, "expected 0, a positive number"),
-    ("temperature = 1", 'temperature = "warm"', 4, "'warm' is not known here"),
+    ("temperature = 1", 'temperature = "warm"', 4, "'warm' is unknown"),
     ("temperature = 1", "temperature = 1 1", 4, "this is not TOML"),
-    ('tokens = ["a", "b"]', 'tokens = ["a", "c"]', 2, "the token 'c' has no embedding; known are 'a', 'b'"),
+    ('tokens = ["a", "b"]', 'tokens = ["a", "c"]', 2, "the token 'c' has no embedding; expected one of 'a', 'b'"),
     ('tokens = ["a", "b"]', "tokens = []", 2, "empty list"),
     ('tokens = ["a", "b"]', "tokens = [1]", 2, "a list of texts"),
     ("b = [0, 1]", "b = [0, 1, 2]", 9, "the embedding of 'b' has 3 numbers and that of 'a' has 2"),
     ("  [3, 4],", "  [3, 4, 5],", 15, "row 2 of K has 3 numbers and row 1 has 2"),
-    ("  [3, 4],", "  [3, 'x'],", 15, "'x' is not known here"),
+    ("  [3, 4],", "  [3, 'x'],", 15, "'x' is unknown"),
     ("  [3, 4],", "  [3, inf],", 15, "expected a finite number"),
     ("  [3, 4],", "  7,", 15, "row 2 of K is 7"),
     ("  [3, 4],", "  [3, 4], [5, 6],", 13, "W_K is 3×2 and X has width 2; give W_K 2 rows"),
-    ("Q = [[1, 0], [0, 1]]", "Q = [[1], [0]]", 13, "W_Q is 2×1 and W_K is 2×2; give them as many columns"),
+    ("Q = [[1, 0], [0, 1]]", "Q = [[1], [0]]", 13, "W_Q is 2×1 and W_K is 2×2; give them the same number of columns"),
     ("Q = [[1, 0], [0, 1]]", "", 11, "the key 'Q' is missing"),
     ("Q = [[1, 0], [0, 1]]", "Q = []", 12, "an empty list; expected a matrix"),
     ("Q = [[1, 0], [0, 1]]", "Q = [[1, 0], [0, 1]]\nO = [[1, 2]]", 13, "W_O is 1×2 and Z has width 2"),
@@ -119,11 +119,11 @@ def test_a_bad_file_of_another_kind(text, line, why):
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path):
-    with pytest.raises(StorageError, match="no file and no shipped problem 'sort-dedupe'; shipped are"):
+    with pytest.raises(StorageError, match="no file and no bundled problem 'sort-dedupe'; expected one of"):
         solve("sort-dedupe")
     with pytest.raises(StorageError, match="cannot read"):
         solve(tmp_path / "none.toml")
-    with pytest.raises(StorageError, match="no shipped problem"):
+    with pytest.raises(StorageError, match="no bundled problem"):
         solve("../problems/sort-dedup")
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(StorageError, match="not UTF-8"):

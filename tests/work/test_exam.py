@@ -149,7 +149,7 @@ def test_exams_that_cannot_be_written(tmp_path, monkeypatch):
         path.write_text(text)
         with pytest.raises(ProblemError, match=why):
             read_exam(path)
-    with pytest.raises(ClearheadError, match=r"end it in \.pdf"):
+    with pytest.raises(ClearheadError, match=r"expected a name ending in \.pdf"):
         write_exam(SMALL, tmp_path / "exam.doc")
     with pytest.raises(ClearheadError, match="there is no document"):
         exam_from_document("7")

@@ -94,7 +94,7 @@ def test_a_loss_of_each_rows_own_token_is_named():
     [
         ("layer-norm-identity", "z = [-0.4762, -0.2857, 0.0952, 0.6667]", "it is its root"),
         ("layer-norm-identity", 'length = "-3"', "The sign is wrong"),
-        ("layer-norm-identity", "z = [-1.1, -0.65, 0.22, 1.53]", "Right but for the rounding"),
+        ("layer-norm-identity", "z = [-1.1, -0.65, 0.22, 1.53]", "Correct except for rounding"),
         ("sinusoid-position-3", "encoding = [[-0.98999, 0.14112, 0, 0]]", ""),
         ("sinusoid-position-3", "encoding = [[0.0523, 0.9986, 0.0505, 0.9987]]", "in degrees"),
         ("cnn-digits", "weights = [200, 0, 2048, 0, 0, 1440]", "The biases are missing"),

@@ -70,7 +70,7 @@ def test_nothing_answered_is_not_right(work):
     [
         ("z = [[3, 0]]\nzz = 1\n", 2, "the key 'zz' is unknown"),
         ("E = [[1]]\n", 1, "the key 'E' is unknown"),
-        ('\nz = [\n  [3, 0],\n  [0, "import os"],\n]\n', 4, "is not known here"),
+        ('\nz = [\n  [3, 0],\n  [0, "import os"],\n]\n', 4, "is unknown"),
         ("z = [[3, 0]\n", 2, "not TOML"),
     ],
 )

@@ -42,8 +42,8 @@ def test_the_reference_says_which_keys_are_needed(kind):
     assert [key.name for key in keys] == list(PROBLEM_TYPES[kind].keys)
     values = tomllib.loads(template(kind))
     for key in keys:
-        assert key.says, key.name
-        assert key.says[0].isupper() or key.says[0] == '"'
+        assert key.description, key.name
+        assert key.description[0].isupper() or key.description[0] == '"'
         if key.optional:
             continue
         written = template(kind)
@@ -80,8 +80,8 @@ def test_what_is_not_written(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text("mine")
     for where, kind, why in [
-        (path, None, "is there already"),
-        (tmp_path / "my.txt", None, "end it in .toml"),
+        (path, None, "already exists"),
+        (tmp_path / "my.txt", None, "expected a name ending in .toml"),
         (tmp_path / "no" / "my.toml", None, "cannot be written"),
         (tmp_path / "new.toml", "attentoin", "attention"),
     ]:

@@ -64,7 +64,7 @@ def test_the_skeleton_is_a_program_that_says_nothing_of_the_solution(name, tmp_p
     mine = tmp_path / "mine.py"
     mine.write_text(text)
     graded = grade_program(name, mine)
-    assert {wrong for _, wrong in graded.cases} == {"it is not filled in yet"}
+    assert {wrong for _, wrong in graded.cases} == {"the function is not implemented yet"}
     assert not graded.because
 
 

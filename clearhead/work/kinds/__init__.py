@@ -1,5 +1,5 @@
-"""The kinds of problems: the keys that their files may have, how they are worked, and `vary(source, draw)`, the values
-that make one another problem of the same difficulty."""
+"""The problem types: keys of their files, solver, and
+`vary(source, rng)`, which returns values of the same difficulty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.work.source import ProblemSource
 
 
 class ProblemType(NamedTuple):
-    """One kind of problem."""
+    """A problem type."""
 
     keys: tuple[str, ...]
     solve: Callable[[ProblemSource, WorksheetBuilder], None]

@@ -3,8 +3,8 @@
     weights = softmax(Q Kᵀ / T) over the keys that the mask allows, T = √D unless the file says otherwise
 
 Rows are queries. `heads = 2` splits the columns of Q, K and V in two, as multi-head attention does. Gradients are those
-of the first loss, by the chain rule: at temperature 0 and ∞ the weights do not move with the scores, so nothing reaches
-W_Q and W_K; values always pass it on. All of it runs once more through `attend` in float64, with autograd.
+of the first loss, by the chain rule: at temperature 0 and ∞ the weights are locally constant, so W_Q and W_K get no
+gradient, but W_V does. Everything is computed again with `attend` in float64 and autograd.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = (
 
 
 class HeadValues(NamedTuple):
-    """What one head computes."""
+    """The matrices of one head."""
 
     q: Matrix
     k: Matrix
@@ -63,7 +63,7 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     for loss in problem.losses:
         _loss(problem, loss, logits, sheet)
     empty = [label for label, row in zip(labels, problem.allowed, strict=True) if not any(row)]
-    sheet.remarks += [f"{label} may attend to nothing: its weights are zeros." for label in empty]
+    sheet.remarks += [f"{label} may not attend to any key: its weights are zeros." for label in empty]
     if problem.gradients:
         _gradients(problem, heads, logits, sheet)
     results = _in_float64(problem)
@@ -75,8 +75,10 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 
 
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """Other numbers in every matrix, and other words in the same places: their order in the file is kept, so that what
-    was sorted stays sorted."""
+    """Return other numbers for every matrix and other words at the same positions.
+
+    The order of words in the file is kept, so that sorted sequences stay sorted.
+    """
     values = source.values
     variant: dict[str, Any] = {key: rng.similar(values[key]) for key in ("x", "Q", "K", "V") if key in values}
     if "weights" in values:
@@ -98,7 +100,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def _features(letter: str, matrix: Matrix) -> list[str]:
-    """Names for the columns of a matrix."""
+    """Return names for the columns of a matrix."""
     return [f"{letter}{i + 1}" for i in range(len(matrix[0]))]
 
 
@@ -107,7 +109,7 @@ def _table(matrix: Matrix, rows: list[str], letter: str) -> ExactGrid:
 
 
 def _add_inputs(source: ProblemSource, problem: AttentionProblem, sheet: WorksheetBuilder) -> Matrix:
-    """What the problem gives: embeddings and weights; then X, which is a question only where tokens make it."""
+    """Add embeddings and weights as data, then X, which is a question only if it is computed from tokens."""
     width = _features("x", problem.x)
     if not problem.direct and "x" not in source.values:
         table = source.table("embeddings")
@@ -179,7 +181,7 @@ def _softmax_formula(T: Number, h: str, sub: str) -> tuple[str, str]:
 
 
 def _loss(problem: AttentionProblem, loss: LossSpec, logits: Matrix, sheet: WorksheetBuilder) -> None:
-    """The probabilities of the words at the positions asked, those of the targets, and the loss."""
+    """Add the probabilities at the target positions, those of the targets, and the loss."""
     labels, vocabulary = problem.labels, problem.vocabulary
     all_of_them, of_targets = f"probabilities_{loss.name}", f"targets_{loss.name}"
     targets = [(t, vocabulary.index(word)) for t, word in loss.targets.items()]
@@ -188,9 +190,9 @@ def _loss(problem: AttentionProblem, loss: LossSpec, logits: Matrix, sheet: Work
     formulas = "p = softmax(row of L)", r"p_t = \operatorname{softmax}(L_{t,:})"
     table = sheet.add(all_of_them, f"{loss.title}: probabilities", grid, "p", *formulas)
     grid = ExactGrid.of([[row[word]] for row, (_, word) in zip(table, targets, strict=True)], target_labels, ["P"])
-    formulas = "position → word it is asked for", r"P(y_t) = p_{t, y_t}"
+    formulas = "position → target word", r"P(y_t) = p_{t, y_t}"
     target_probabilities = sheet.add(of_targets, f"{loss.title}: probability of each target", grid, "P", *formulas)
-    # −log softmax(row)[word] is log Σ exp − the word's logit, which stays short.
+    # −log softmax(row)[word] is log Σ exp − the word's logit, a shorter form.
     total = sympy.Add(*[sympy.log(sympy.Add(*map(sympy.exp, logits[t]))) - logits[t][word] for t, word in targets])
     if {all_of_them, of_targets} & sheet.student_values.keys():
         total = -sympy.Add(*[sympy.log(p) for [p] in target_probabilities])
@@ -211,7 +213,7 @@ _FORMULAS = {
 
 
 def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matrix, sheet: WorksheetBuilder) -> None:
-    """The gradients of the first loss, exactly, and what is to be said of them."""
+    """Add the exact gradients of the first loss, and remarks about them."""
     loss, vocabulary = problem.losses[0], problem.vocabulary
     grad_logits: Matrix = [[sympy.S.Zero for _ in row] for row in logits]  # ∂ℓ/∂logits, (T, V)
     share = sympy.Rational(1, len(loss.targets) if loss.mean else 1)
@@ -220,7 +222,7 @@ def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matri
         grad_logits[t] = [share * (p - int(i == hit)) for i, p in enumerate(softmax(logits[t]))]
     grid, plain = (
         ExactGrid.of(grad_logits, problem.labels, vocabulary),
-        "p − one-hot of the target, zeros where nothing is asked",
+        "p − one-hot of the target, zeros at positions without a target",
     )
     latex = r"\frac{\partial \ell}{\partial L_{t,:}} = p_t - \mathbf{1}_{y_t}"
     grad_logits = sheet.add("grad_logits", "Gradient at the logits", grid, "∂ℓ/∂L", plain, latex)
@@ -249,12 +251,12 @@ def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matri
 
 
 def _round_entries(matrix: Matrix) -> Matrix:
-    """Sixty digits in place of long expressions: the chain rule multiplies their lengths beyond all reading."""
+    """Round long expressions to 60 digits, because the chain rule would multiply their lengths."""
     return [[x if x.is_Rational else evaluate(x, DIGITS) for x in row] for row in matrix]
 
 
 def _through_weights(problem: AttentionProblem, head: HeadValues, d_z: Matrix) -> Matrix:
-    """∂ℓ/∂S of one head: P ∘ (∂ℓ/∂P − its mean under P) / T, and zero where the weights are constant."""
+    """Return ∂ℓ/∂S of one head: P ∘ (∂ℓ/∂P − its mean under P) / T, or zero if the weights are constant."""
     if not problem.is_soft:
         return [[sympy.S.Zero for _ in row] for row in head.weights]
     result: Matrix = []
@@ -266,13 +268,13 @@ def _through_weights(problem: AttentionProblem, head: HeadValues, d_z: Matrix) -
 
 def _gradient_remarks(problem: AttentionProblem, heads: list[HeadValues]) -> list[str]:
     if problem.is_soft:
-        worked = f"the chain rule is worked with {DIGITS} digits, not symbols"
+        worked = f"the chain rule uses {DIGITS} digits instead of symbols"
         return [f"The exact gradients are too long to read: {worked}."]
     if problem.temperature != 0:
         return []
     remarks = [
-        "At temperature 0 the weights are constant between ties, so W_Q and W_K get no gradient; W_V does, since the "
-        "output is P·V and P does not stand in its way."
+        "At temperature 0 the weights are constant between ties, so W_Q and W_K get no gradient; W_V does, because "
+        "the output P·V is linear in V."
     ]
     rows = enumerate(problem.labels)
     tied = [label for i, label in rows if any(sum(p != 0 for p in head.weights[i]) > 1 for head in heads)]
@@ -288,7 +290,7 @@ def _gradient_remarks(problem: AttentionProblem, heads: list[HeadValues]) -> lis
 
 
 def _in_float64(problem: AttentionProblem) -> dict[str, Tensor]:
-    """What `attend` makes of the problem, by key of a step."""
+    """Return the results of `attend`, by key of a step."""
     x, source = to_tensor(problem.x), to_tensor(problem.source)
     weights = {name: to_tensor(matrix).requires_grad_() for name, matrix in problem.weights.items()}
     q, k, v = (
@@ -296,7 +298,7 @@ def _in_float64(problem: AttentionProblem) -> dict[str, Tensor]:
         for name, rows in (("Q", x), ("K", source), ("V", source))
     )
     normalizer = Softmax(temperature=as_float(problem.temperature))
-    # The weights are what attend makes of values that are the identity.
+    # With the identity as values, attend returns the weights.
     eye = torch.eye(source.shape[0], dtype=x.dtype).expand(1, problem.heads, -1, -1)
     p, z = (attend(q, k, values, problem.mask, scores=Dot(), weights=normalizer)[0] for values in (eye, v))
     joined = z.transpose(0, 1).flatten(1)

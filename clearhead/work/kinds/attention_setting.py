@@ -1,4 +1,4 @@
-"""Reading an attention problem: every shape is checked before anything is computed."""
+"""Parse an attention problem and check every shape before anything is computed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class LossSpec:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """A checked attention problem. Where Q, K and V are `direct`ly given they are the weights of identity matrices, of
-    which keys have their own: there may be more or fewer of them than queries."""
+    """A validated attention problem.
+
+    If the file contains Q, K and V (`direct`), they are the weights applied to identity matrices; there
+    may be more or fewer keys than queries.
+    """
 
     labels: list[str]
     keys: list[str]
     x: Matrix  # (T, M)
-    source: Matrix  # (S, M), what keys and values are made of
+    source: Matrix  # (S, M), input of keys and values
     direct: bool
     weights: dict[str, Matrix]  # Q, K (M, H·D), V (M, H·E), perhaps O (H·E, M) and U (M, V)
     mask: masks.Mask
@@ -47,17 +50,17 @@ class AttentionProblem:
 
     @property
     def is_soft(self) -> bool:
-        """Whether the weights move with the scores: at temperature 0 and ∞ they do not."""
+        """Whether the weights depend smoothly on the scores; false at temperatures 0 and ∞."""
         return self.temperature != 0 and not self.temperature.is_infinite
 
     @property
     def numbers(self) -> list[str]:
-        """What the heads are called: nothing where there is one."""
+        """Suffixes of the heads; empty if there is only one head."""
         return [f"{h + 1}" for h in range(self.heads)] if self.heads > 1 else [""]
 
 
 def parse_attention(source: ProblemSource) -> AttentionProblem:
-    """The problem that a file describes, with every shape checked."""
+    """Return the problem in a file; raise ProblemError if a shape does not fit."""
     embeddings = source.table("embeddings")
     vectors = {token: embeddings.vector(token) for token in embeddings.values}
     tokens = source.names("tokens")
@@ -105,11 +108,11 @@ def parse_attention(source: ProblemSource) -> AttentionProblem:
 
 
 def _read_direct(source: ProblemSource, table: ProblemSource) -> dict[str, Matrix]:
-    """Q, K and V as the file gives them, in place of tokens and their projections."""
+    """Return Q, K and V of the file, which replace tokens and projections."""
     source.require_keys(*_DIRECT)
     for key in ("x", "tokens", "embeddings"):
         if key in source.values:
-            source.fail(key, f"{key} is given beside Q, K and V; give the one or the others")
+            source.fail(key, f"{key} is given together with Q, K and V; give only one of them")
     table.allow_keys("O", "U")
     matrices = {name: source.matrix(name) for name in _DIRECT}
     if len(matrices["K"]) != len(matrices["V"]):
@@ -120,7 +123,7 @@ def _read_direct(source: ProblemSource, table: ProblemSource) -> dict[str, Matri
 def _inputs(source: ProblemSource, tokens: list[str], vectors: dict[str, list[Number]]) -> tuple[list[str], Matrix]:
     if "x" in source.values:
         if vectors and tokens:
-            source.fail("x", "x is given beside tokens with embeddings; give one of them")
+            source.fail("x", "x is given together with tokens and embeddings; give one of them")
         x = source.matrix("x")
         if tokens and len(tokens) != len(x):
             source.fail("tokens", f"there are {len(tokens)} tokens and x has {len(x)} rows; give a token for each row")
@@ -133,11 +136,11 @@ def _inputs(source: ProblemSource, tokens: list[str], vectors: dict[str, list[Nu
         for token, vector in vectors.items():
             if len(vector) != len(vectors[first]):
                 sizes = f"{token!r} has {len(vector)} numbers and that of {first!r} has {len(vectors[first])}"
-                source.fail(("embeddings", token), f"the embedding of {sizes}; give each as many")
+                source.fail(("embeddings", token), f"the embedding of {sizes}; give all the same length")
         for i, token in enumerate(tokens):
             if token not in vectors:
                 options = ", ".join(map(repr, vectors))
-                source.fail(("tokens", i), f"the token {token!r} has no embedding; known are {options}")
+                source.fail(("tokens", i), f"the token {token!r} has no embedding; expected one of {options}")
         x, names = [vectors[token] for token in tokens], tokens
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
@@ -151,7 +154,7 @@ def _check_shapes(
     heads: int,
     words: int,
 ) -> None:
-    """Refuses weights whose shapes do not follow each other."""
+    """Raise ProblemError if the shapes of consecutive weights do not match."""
 
     def size(name: str) -> str:
         return f"{len(weights[name])}×{len(weights[name][0])}"
@@ -164,7 +167,7 @@ def _check_shapes(
             shared = f"there are {heads} heads; its columns must divide among them"
             table.fail(name, f"W_{name} is {size(name)} and {shared}")
     if len(weights["Q"][0]) != len(weights["K"][0]):
-        table.fail("K", f"W_Q is {size('Q')} and W_K is {size('K')}; give them as many columns")
+        table.fail("K", f"W_Q is {size('Q')} and W_K is {size('K')}; give them the same number of columns")
     out = len(weights["V"][0])
     if "O" in weights:
         if len(weights["O"]) != out:

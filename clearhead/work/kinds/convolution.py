@@ -24,7 +24,7 @@ Pair = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerOutput:
-    """What one layer gives: channels × height × width, its weights, and how far each output sees, padding included."""
+    """Output of one layer: channels × height × width, weights, and the receptive field of each output with padding."""
 
     name: str
     channels: int
@@ -91,7 +91,7 @@ def _to_integers(rows: Iterable[Iterable[int]]) -> Matrix:
 
 
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """The same layers in the same order; a square stays a square, and what does not fit is drawn again."""
+    """Return the same layers with other sizes; squares stay squares, and sizes that do not fit are drawn again."""
 
     def near(value: Any, low: int) -> Any:
         if isinstance(value, list):
@@ -112,7 +112,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def _layer_table(layers: list[ProblemSource], names: list[str]) -> ExactGrid:
-    """The layers as the file states them."""
+    """Return a table of the layers in the file."""
     keys = ("type", "filters", "kernel", "stride", "padding", "outputs")
     used = [key for key in keys if any(key in layer.values for layer in layers)]
     stated = [[layer.values.get(key, "-") for key in used] for layer in layers]
@@ -127,7 +127,7 @@ def _apply(layer: ProblemSource, before: LayerOutput, i: int) -> tuple[LayerOutp
     bias = layer.flag("bias", True)
     if layer_type == "flatten":
         size = before.channels * before.size[0] * before.size[1]
-        # What all outputs together see: the first one's field and a jump for each further one.
+        # Receptive field of all outputs: that of the first one plus one jump per further output.
         field = tuple(r + (n - 1) * j for r, n, j in zip(before.field, before.size, before.jump, strict=True))
         return LayerOutput(name, size, (1, 1), field=field, jump=before.jump, flat=True), nn.Flatten()
     if layer_type == "linear":
@@ -135,13 +135,14 @@ def _apply(layer: ProblemSource, before: LayerOutput, i: int) -> tuple[LayerOutp
         if before.size != (1, 1):
             slip = f"follows {before.name}, whose output is not flat"
             layer.fail(None, f"a linear layer {slip}; put a flatten layer between")
-        # A map of 1 × 1 is as good as flat.
+        # A map of size 1 × 1 counts as flat.
         module = nn.Sequential(nn.Flatten(), nn.Linear(before.channels, outputs, bias=bias, device="meta"))
         weights = outputs * (before.channels + bias)
         return replace(before, name=name, channels=outputs, weights=weights, derivation="", flat=True), module
     if before.flat:
         layer.fail(
-            None, f"a layer of type {layer_type} follows {before.name}, whose output is flat; put it before that"
+            None,
+            f"a layer of type {layer_type} follows {before.name}, whose output is flat; put it before that",
         )
     kernel, padding = _pair(layer, "kernel", None), _pair(layer, "padding", 0)
     stride = _pair(layer, "stride", 1 if layer_type == "convolution" else None)
@@ -161,7 +162,9 @@ def _apply(layer: ProblemSource, before: LayerOutput, i: int) -> tuple[LayerOutp
         return replace(after, channels=filters, weights=weights), convolution
     for n, k in zip(padding, kernel, strict=True):
         if 2 * n > k:
-            layer.fail("padding", f"padding {n} is more than half of the kernel {k}; a pooling layer cannot take it")
+            layer.fail(
+                "padding", f"padding {n} is more than half of the kernel {k}; expected at most half of the kernel"
+            )
     pool = (
         nn.AvgPool2d(kernel, stride, padding) if layer_type == "average-pool" else nn.MaxPool2d(kernel, stride, padding)
     )

@@ -1,4 +1,4 @@
-"""What can be counted: the pairs that a mask allows, what one attention layer costs, how far layers of heads see."""
+"""Counting problems: allowed pairs of a mask, cost of an attention layer, receptive field of layers of heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_GRAPH_NODES = 20_000
 
 
 def mask(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """An attention pattern: the 0/1 matrix, how many pairs it allows, and what it saves."""
+    """Add the 0/1 matrix of a mask, its number of allowed pairs, and its sparsity."""
     n = source.integer("length", most=MAX_SIDE)
     source.require_keys("expression")
     pattern = _parse_mask(source, "expression", source.text("expression"))
@@ -54,7 +54,7 @@ def _parse_mask(source: ProblemSource, key: str | KeyPath, text: str) -> masks.M
 
 
 def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """The same pattern with other numbers, which are the same in every reading of it."""
+    """Return the same pattern with other numbers, consistently in all readings of the question."""
 
     def renumbered(text: str) -> str:
         return re.sub(r"\d+", lambda match: str(rng.similar(int(match[0]))), text)
@@ -64,8 +64,10 @@ def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """Parameters, stored values and operations of one attention layer, by formula and in numbers. Operations count two
-    for each multiplication with its addition, of the matrix products alone."""
+    """Add parameters, stored values and operations of one attention layer, as formulas and in numbers.
+
+    Only matrix products are counted; a multiplication and its addition count as two operations.
+    """
     d, h = source.integer("d_model", most=10**6), source.integer("heads", 1, most=10**6)
     if d % h:
         source.fail("heads", f"d_model is {d} and there are {h} heads; the heads must share it evenly")
@@ -82,7 +84,7 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         operations["projection O"] = 2 * n * d**2
 
     def summed(key: str, title: str, parts: dict[str, Number], name: str, *formula: str) -> Number:
-        """Enters a column of numbers, and gives their sum."""
+        """Add a column of numbers and return their sum."""
         column = sheet.add(key, title, ExactGrid.of([[x] for x in parts.values()], list(parts), [name]), "", *formula)
         return sympy.expand(sympy.Add(*[x for [x] in column]))
 
@@ -103,7 +105,7 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     formula = "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"
     n_operations = summed("operations", "Operations of a forward pass", operations, "operations", *formula)
     sheet.add("operations_total", "Operations in all", ExactGrid.scalar(n_operations), "", "their sum", r"\sum")
-    length = int(n) if n.is_Integer else 13  # a formula is tried at one length
+    length = int(n) if n.is_Integer else 13  # a formula is evaluated at one length
     layer = meta_layer(d, h, bias)
     parts = [layer.q_proj, layer.k_proj, layer.v_proj, *([layer.o_proj] if output else [])]
     count = sum(p.numel() for part in parts for p in part.parameters())
@@ -115,7 +117,7 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         "Softmax and scaling add some n² per head and are left out.",
         "The number of heads changes neither the parameters nor the operations, only how many weights are stored."
         if h > 1
-        else "The attention weights are no parameters: they are computed for each input.",
+        else "The attention weights are not parameters: they are computed for each input.",
     ]
 
 
@@ -127,9 +129,11 @@ def vary_cost(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def receptive_field(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """How many inputs one output can depend on, if each head attends to one position and a residual keeps its own: a
-    node sees itself and one further node for each of its k heads, so n layers see at most (k + 1)^n inputs, and never
-    more than there are."""
+    """Add the number of inputs that one output can depend on, if each head attends to one position.
+
+    With residual connections a node depends on itself and one further node per head, so n layers of k heads reach
+    at most (k + 1)^n inputs, and never more than there are.
+    """
     heads = source.integers("heads", 1000)
     layers = source.integer("layers", most=16)
     tokens = source.integer("tokens", 0, least=0)
@@ -137,7 +141,7 @@ def receptive_field(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     columns = [f"layer {n}" for n in range(1, layers + 1)]
     sizes = [[sympy.Integer((k + 1) ** n) for n in range(1, layers + 1)] for k in heads]
     formula = "r = (k + 1)^n", "r_n = (k + 1)^n"
-    title = "What a node sees in the layer below: itself and one node a head"
+    title = "Nodes of the layer below that a node depends on: itself and one node per head"
     grid = ExactGrid.of([[sympy.Integer(k + 1)] for k in heads], names, ["nodes"])
     sheet.add("branching", title, grid, "b", "b = k + 1", "b = k + 1")
     grid = ExactGrid.of([[sympy.Integer(k + 1) ** N] for k in heads], names, ["size"])
@@ -148,8 +152,8 @@ def receptive_field(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         formula = "min((k + 1)^n, tokens)", r"\min\left((k + 1)^n, T\right)"
         sheet.add("capped", f"Among {tokens:,} tokens", capped, "r", *formula)
     sheet.remarks += [
-        "This is the most that can be seen: heads that choose the same node, or nodes already seen, see fewer.",
-        "Without the residual connection a node would not see itself, and k heads would see at most k^n.",
+        "This is an upper bound: heads that choose the same node, or nodes already reached, reach fewer.",
+        "Without the residual connection a node would not depend on itself, and k heads would reach at most k^n.",
     ]
     cases = [
         (k, i, size)
@@ -162,8 +166,10 @@ def receptive_field(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 
 
 def count_reachable(heads: int, layers: int, length: int) -> int:
-    """Inputs that reach one node when head h of layer l looks h·(k + 1)^(l − 1) places ahead, around the end: no two
-    paths meet while there is room."""
+    """Return the number of inputs that reach one node if head h of layer l attends h·(k + 1)^(l − 1) positions ahead.
+
+    Positions wrap around. No two paths meet until all positions are used.
+    """
     reachable = {0}
     for layer in range(layers):
         reachable |= {(at + head * (heads + 1) ** layer) % length for at in reachable for head in range(1, heads + 1)}

@@ -1,8 +1,8 @@
-"""A derivation: what is given, and steps that are expressions in the language of `clearhead.work.language`, as in
-`templates/derivation.toml`: p is "softmax(z)", and J is "diag(p) - p.T @ p", always "jacobian(p, z)".
+"""Derivations: inputs and steps that are expressions, such as p = "softmax(z)" and J = "diag(p) - p.T @ p", which is
+always "jacobian(p, z)"; the template of the problem type shows all keys.
 
-A step may say what it `equals` with these numbers, and what it is `always`, whatever the numbers: then sympy works both
-sides with letters in place of the numbers named in `general`. Every step runs once more in float64.
+A step may state what it `equals` for these numbers, and what it is `always`: then sympy evaluates both sides with
+symbols in place of the numbers named in `general`. Every step is computed again in float64.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
             largest_difference = max(largest_difference, difference(in_numbers(cells), float64.value(key)))
         if key in sheet.student_values:
             exact, lettered = (run.with_value(key, sheet.student_values[key]) for run in (exact, lettered))
-        elif not sheet.student_values:  # from a student's own numbers nothing need be true
+        elif not sheet.student_values:  # claims need not hold for a student's numbers
             proved_keys += _check_claims(source, block, exact)
         sheet.steps.append(_step(source, block, key, cells, trees, symbols))
     sheet.checks.append(NumericCheck("torch in float64", largest_difference))
@@ -78,15 +78,18 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         sheet.check(by, *[(in_numbers(s.grid.cells), results[s.key]) for s in sheet.steps if s.key in results])
     if proved_keys:
         sheet.remarks.append(
-            f"Worked with letters in place of the numbers, both sides are the same: {', '.join(proved_keys)}."
+            f"With symbols in place of the numbers, both sides are the same: {', '.join(proved_keys)}."
         )
     if any(x.has(sympy.Float) for step in sheet.steps for x in step.grid.flat):
-        sheet.remarks.append(f"Where an exact form would fill a page, the work goes on with {DIGITS} digits of it.")
+        sheet.remarks.append(f"Exact forms that would fill a page are rounded to {DIGITS} digits.")
 
 
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """Each given number as [vary] says, and else like the one before: `keep`, `permutation`, whole numbers `from` and
-    `to` (`over` a denominator, `times` what another name was drawn), or one of a list."""
+    """Return new inputs by the rules in [vary]; inputs without a rule get similar numbers.
+
+    A rule is `keep`, `permutation`, a list of options, or a table with integers `from` and `to`, a denominator `over`
+    and another input `times`.
+    """
     values: dict[str, Any] = {}
     rules = source.table("vary").values
     for name, value in source.table("given").values.items():
@@ -116,7 +119,7 @@ def _draw_value(value: Any, rule: dict[str, Any], rng: RandomValues, values: dic
 
 
 def _parse_steps(source: ProblemSource) -> tuple[dict[str, Matrix], dict[str, ProblemSource], dict[str, ast.expr]]:
-    """What is given, the tables of the steps, and their trees; each step may name what stands before it."""
+    """Return the inputs, the tables of the steps and their trees; each step may use inputs and earlier steps."""
     table = source.table("given")
     inputs = {name: _value(table, name, value) for name, value in table.values.items()}
     blocks: dict[str, ProblemSource] = {}
@@ -126,7 +129,7 @@ def _parse_steps(source: ProblemSource) -> tuple[dict[str, Matrix], dict[str, Pr
         block.require_keys("key", "is")
         key = block.text("key")
         if key in inputs or key in blocks or not key.isidentifier():
-            block.fail("key", f"key is {key!r}; expected a name that is not taken, in letters, digits and _")
+            block.fail("key", f"key is {key!r}; expected an unused name of letters, digits and _")
         trees[key] = _parse(block, "is", block.text("is"), set(inputs) | set(trees))
         blocks[key] = block
     if not blocks:
@@ -136,7 +139,7 @@ def _parse_steps(source: ProblemSource) -> tuple[dict[str, Matrix], dict[str, Pr
 
 def _value(table: ProblemSource, name: str, value: object) -> Matrix:
     if not name.isidentifier():
-        table.fail(name, f"{name!r} is no name; expected letters, digits and _")
+        table.fail(name, f"{name!r} is not a name; expected letters, digits and _")
     if not isinstance(value, list):
         return [[table.number(name)]]
     return table.matrix(name) if value and isinstance(value[0], list) else [table.vector(name)]
@@ -149,17 +152,17 @@ def _parse(source: ProblemSource, key: str, text: str, names: set[str]) -> ast.e
 
 @contextmanager
 def _locate_errors(source: ProblemSource, key: str) -> Iterator[None]:
-    """What goes wrong inside is said with the line of the key."""
+    """Convert errors in the block to ProblemError with the line of the key."""
     try:
         yield
     except ExpressionError as error:
         source.fail(key, f"{source.text('key', key)}: {error}")
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, RuntimeError) as error:
-        source.fail(key, f"{source.text('key', key)} cannot be worked: {str(error).splitlines()[0]}")
+        source.fail(key, f"{source.text('key', key)} cannot be evaluated: {str(error).splitlines()[0]}")
 
 
 def _check_needs(source: ProblemSource, run: Evaluator[Matrix]) -> None:
-    """Refuses numbers that make the exercise trivial, by the file's own conditions."""
+    """Raise ProblemError if the numbers violate the conditions in `needs`."""
     names = set(run.inputs) | set(run.steps)
     for condition in source.names("needs"):
         sign = next((sign for sign in _COMPARISONS if sign in condition), "==")
@@ -173,7 +176,7 @@ def _check_needs(source: ProblemSource, run: Evaluator[Matrix]) -> None:
 
 
 def _check_claims(source: ProblemSource, block: ProblemSource, run: Evaluator[Matrix]) -> list[str]:
-    """Refuses a step that is not what it says it equals; gives the key of one that sympy shows for all numbers."""
+    """Check the claims of a step; return its key if a claim was proved for all numbers."""
     key, names = block.text("key"), set(run.inputs) | set(run.steps)
     for claim in _CLAIMS:
         if claim not in block.values:
@@ -209,7 +212,7 @@ def _symbols(name: str, value: Matrix) -> Matrix:
 def _add_inputs(
     source: ProblemSource, inputs: dict[str, Matrix], symbols: dict[str, str], sheet: WorksheetBuilder
 ) -> dict[str, WorksheetStep]:
-    """Enters a step with the single numbers, and makes one of each vector or matrix, which waits for what uses it."""
+    """Add a step with the single numbers; return a step per vector or matrix, to be added before its first use."""
     titles = source.table("titles").values
     single, pending = {}, {}
     for name, value in inputs.items():
@@ -238,7 +241,7 @@ def _step(
         plain, latex = f"{symbol} = {plain}", f"{symbol_in_latex(symbol)} = {latex}"
     if "formula" in block.values:
         plain, latex = block.text("formula"), rf"\text{{{words(block.text('formula'))}}}"
-    # What a step comes to belongs to its solution: a blank sheet has no notes.
+    # Results belong to the solution: question sheets have no notes.
     notes = [block.text("note")]
     names = set(trees) | set(source.table("given").values)
     for claim, says in _CLAIMS.items():
@@ -258,7 +261,7 @@ def _grid(source: ProblemSource, block: ProblemSource | None, cells: Matrix) -> 
 
 
 def _labels(source: ProblemSource, block: ProblemSource | None, key: str, numbered: list[str]) -> list[str]:
-    """The labels that a step states, or those made of a given vector: T = 1/2, T = 1, …"""
+    """Return the labels in the file, or labels made from an input vector: T = 1/2, T = 1, …"""
     if block is None or key not in block.values:
         return numbered
     if isinstance(block.values[key], str):

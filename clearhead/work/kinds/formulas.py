@@ -1,4 +1,4 @@
-"""Formulas at a few numbers: layer normalisation of a vector, sinusoidal positions, the learning rate's schedule."""
+"""Formulas for a few numbers: layer normalization of a vector, sinusoidal positions, learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from clearhead.work.source import ProblemSource
 
 
 def layer_norm(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """z = (x − μ) / √(σ² + ε) and y = γ ∘ z + β, and the length of what comes out: with ε = 0 and one γ for all
-    features ‖y − β‖ = |γ|·√d whatever x is, as long as its entries are not all the same."""
+    """Add z = (x − μ) / √(σ² + ε), y = γ ∘ z + β and the norm of y − β.
+
+    With ε = 0 and equal γ for all features, ‖y − β‖ = |γ|·√d for every x whose entries are not all equal.
+    """
     x = source.vector("x")
     d = len(x)
     gamma, beta = _per_feature(source, "gamma", d, 1), _per_feature(source, "beta", d, 0)
@@ -41,25 +43,27 @@ def layer_norm(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     formula = "σ² = Σ (x − μ)² / d", r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"
     [[variance]] = sheet.add("variance", "Variance (over d, not d − 1)", grid, "σ²", *formula)
     if is_equal(variance + eps, sympy.S.Zero):
-        source.fail("x", "the entries of x are all the same and eps is 0; the norm divides by zero: change one of them")
+        source.fail(
+            "x", "the entries of x are all the same and eps is 0, so the norm divides by zero; change one of them"
+        )
     grid = row([simplify(value / sympy.sqrt(variance + eps)) for value in centred])
     formula = "z = (x − μ) / √(σ² + ε)", r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"
-    [z] = sheet.add("z", "Normalised", grid, "z", *formula)
+    [z] = sheet.add("z", "Normalized", grid, "z", *formula)
     grid = row([simplify(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
     [y] = sheet.add("y", "Scaled and shifted", grid, "y", "y = γ ∘ z + β", r"y = \gamma \odot z + \beta")
     length = sympy.sqrt(simplify(sympy.Add(*[(a - b) ** 2 for a, b in zip(y, beta, strict=True)])))
     formula = "‖y − β‖ = √(Σ (y − β)²)", r"\lVert y - \beta \rVert_2 = \sqrt{\textstyle\sum_i (y_i - \beta_i)^2}"
-    sheet.add("length", "Length of y − β", ExactGrid.scalar(length), "‖y − β‖", *formula)
+    sheet.add("length", "Norm of y − β", ExactGrid.scalar(length), "‖y − β‖", *formula)
     remark = "γ differs between features, so the identity ‖y − β‖ = |γ|·√d does not apply."
     if all(is_equal(g, gamma[0]) for g in gamma):
         promised = abs(gamma[0]) * sympy.sqrt(d)
         formula = "|γ|·√d", r"\lvert\gamma\rvert \sqrt{d}"
-        sheet.add("promised", "What the identity says", ExactGrid.scalar(promised), "|γ|√d", *formula)
-        remark = "‖y − β‖ = |γ|·√d: z has mean 0 and mean square 1, so its length is √d."
+        sheet.add("promised", "Value of the identity", ExactGrid.scalar(promised), "|γ|√d", *formula)
+        remark = "‖y − β‖ = |γ|·√d: z has mean 0 and mean square 1, so its norm is √d."
         if not is_equal(length, promised):
-            remark = "‖y − β‖ is not |γ|·√d: ε > 0 makes z a little shorter than √d."
+            remark = "‖y − β‖ is not |γ|·√d: ε > 0 makes the norm of z slightly smaller than √d."
         elif gamma[0].is_negative:
-            remark += " γ is negative here: the length is |γ|·√d, not γ·√d."
+            remark += " γ is negative here: the norm is |γ|·√d, not γ·√d."
     expected = torch.nn.functional.layer_norm(
         to_tensor([x]), [d], to_tensor([gamma])[0], to_tensor([beta])[0], as_float(eps)
     )
@@ -81,7 +85,7 @@ def vary_layer_norm(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def position(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """PE(p, 2i) = sin(p / base^(2i/d)) and PE(p, 2i + 1) = cos of the same angle, entry by entry."""
+    """Add PE(p, 2i) = sin(p / base^(2i/d)) and PE(p, 2i + 1) = cos of the same angle, entry by entry."""
     d = source.integer("d_model", least=2, most=10**6)
     if d % 2:
         source.fail("d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency")
@@ -94,7 +98,7 @@ def position(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     sheet.add_given({"d": sympy.Integer(d), "base": base})
     grid = ExactGrid.of([[base ** sympy.Rational(2 * i, d) for i in pairs]], [""], columns)
     formula = "w_i = base^(2i/d)", rf"w_i = {sympy.latex(base)}^{{2i/d}}, \quad d = {d}"
-    [wave] = sheet.add("divisors", "What the position is divided by", grid, "w", *formula)
+    [wave] = sheet.add("divisors", "Divisors of the position", grid, "w", *formula)
     grid = ExactGrid.of([[_divide(p, w) for w in wave] for p in positions], rows, columns)
     angles = sheet.add("angles", "Angles (radians)", grid, "a", "a = pos / w_i", r"a = \mathrm{pos} / w_i")
     values = [[f(angle) for angle in row for f in (sympy.sin, sympy.cos)] for row in angles]
@@ -106,14 +110,14 @@ def position(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 
 
 def _divide(position: int, divisor: Number) -> Number:
-    """p / w left as it is: sympy would turn 3 / 10^(1/64) into 3·10^(63/64) / 10."""
+    """Return p / w unevaluated: sympy would turn 3 / 10^(1/64) into 3·10^(63/64) / 10."""
     if divisor.is_Rational:
         return position / divisor
     return sympy.Mul(position, sympy.Pow(divisor, -1, evaluate=False), evaluate=False)
 
 
 def vary_position(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """Other positions, and other pairs of a model of another width."""
+    """Return other positions and pairs for a model of another width."""
     d = 2 ** rng.randint(3, 10)
     pairs, positions = (len(source.vector(key)) for key in ("pairs", "positions"))
     return {
@@ -124,13 +128,13 @@ def vary_position(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
 
 
 def schedule(source: ProblemSource, sheet: WorksheetBuilder) -> None:
-    """Warm-up and cosine decay of the learning rate, at the steps that are asked for."""
+    """Add warmup and cosine decay of the learning rate at the steps in the file."""
     lr_max = source.number("lr_max")
     if not lr_max.is_positive:
         source.fail("lr_max", "lr_max must be above 0")
     total = source.integer("total_steps")
     if total == 1:
-        source.fail("total_steps", "total_steps is 1; expected at least 2, a warm-up step and another")
+        source.fail("total_steps", "total_steps is 1; expected at least 2, one warmup step and another")
     warmup = source.integer("warmup_steps", least=1, most=total - 1)
     steps = source.integers("steps", total)
     names = [f"{step:,}" for step in steps]
@@ -142,7 +146,7 @@ def schedule(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     ]
     sheet.add_given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)})
     fractions = sheet.add(
-        "fraction", "How much of the phase is over", ExactGrid.of(cells, names, ["phase", "f"]), "f",
+        "fraction", "Fraction of the phase", ExactGrid.of(cells, names, ["phase", "f"]), "f",
         "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
         r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}",
     )  # fmt: skip
@@ -161,7 +165,7 @@ def schedule(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 
 
 def vary_schedule(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
-    """Steps stay at the same parts of their phase, where cosines are known by heart."""
+    """Return other lengths; steps keep their fraction of the phase, where cosines have exact values."""
     before, total = source.integer("warmup_steps"), source.integer("total_steps")
     warmup, decay = 1000 * rng.randint(1, 12), 12_000 * rng.randint(2, 20)
     steps = [

@@ -1,5 +1,6 @@
-"""What models themselves compute for a derivation: `model = "vision"` in a file has its steps compared with it. A model
-takes what is given and worked, as float64, and gives what it makes of that, by key of a step."""
+"""Models that check derivations: `model = "vision"` in a file compares its steps with the model.
+
+A model receives the inputs and steps in float64 and returns its own results by key of a step."""
 
 from __future__ import annotations
 
@@ -16,20 +17,22 @@ from clearhead.models import EncoderDecoder, EncoderDecoderConfig, VisionConfig,
 from clearhead.positions import Learned
 
 Values = dict[str, Tensor]
-Outputs = dict[str, Any]  # tensors, or tables of whole numbers
-_COLDEST = 1e-5  # a temperature at which the softmax of float64 is its limit
-_TINY = 1e-300  # what added to a variance does not change it
+Outputs = dict[str, Any]  # tensors or tables of integers
+_COLDEST = 1e-5  # a temperature at which the float64 softmax equals its limit
+_TINY = 1e-300  # too small to change a variance
 
 
 def meta_layer(d: int, h: int, bias: bool = False) -> MultiHeadAttention:
-    """A layer of sizes alone, without numbers."""
+    """Return a layer on the meta device."""
     with torch.device("meta"):
         return MultiHeadAttention(d, h, bias=bias)
 
 
 def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]:
-    """torch's own count of each line, Q, K, V, scores, weighted sum and output, which takes a multiplication and its
-    addition for two; here they are one."""
+    """Return torch's operation counts of Q, K, V, scores, weighted sum and output.
+
+    A multiplication and its addition count as one operation; torch counts two.
+    """
     x, y = (torch.empty(length, layer.d_model, device="meta") for length in (queries, keys))
     counts: list[int] = []
 
@@ -94,7 +97,7 @@ def _vision(inputs: Values) -> Outputs:
 
 
 def _encoder_decoder(inputs: Values) -> Outputs:
-    """The real model with these weights. Its scores are divided by the root of the head's width: W_Q makes up for T."""
+    """Run the model with these parameters; W_Q is scaled so that the scores are divided by T."""
     V, M = inputs["E_t"].shape
     config = EncoderDecoderConfig(
         vocab_size=V, source_vocab_size=len(inputs["E_s"]), max_len=len(inputs["pos"]), d_model=M, n_heads=1,

@@ -1,4 +1,4 @@
-"""A `Work` on paper: for the terminal, as Markdown, LaTeX and HTML, and as one JSON document."""
+"""Render a `Worksheet` for the terminal and as Markdown, LaTeX, HTML or JSON."""
 
 from clearhead.work.show.formats import html, markdown, terminal, to_dict
 from clearhead.work.show.latex import latex

@@ -1,4 +1,4 @@
-"""A sheet as text for the terminal, as Markdown, as HTML, and as a JSON document for programs."""
+"""Render a worksheet for the terminal, as Markdown, as HTML and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 
 
 def terminal(worksheet: Worksheet, style: Style = PLAIN) -> str:
-    """The sheet as text whose columns line up; decimals stand beside the exact numbers where they fit, else below."""
+    """Render as text with aligned columns; decimals are to the right of the exact numbers if they fit, else below."""
     wrap = partial(_wrapped, style.width)
 
     def step(block: StepBlock) -> list[str]:
@@ -43,7 +43,7 @@ def terminal(worksheet: Worksheet, style: Style = PLAIN) -> str:
 
 
 def _wrapped(width: int, text: str, indent: str = "", bullet: str = "") -> list[str]:
-    """Text in lines of at most `width` columns."""
+    """Wrap text to at most `width` columns."""
     later = indent + " " * len(bullet)
     return textwrap.wrap(text, width, initial_indent=indent + bullet, subsequent_indent=later, break_on_hyphens=False)
 
@@ -70,7 +70,7 @@ def _lines(block: StepBlock, width: int) -> list[str]:
 
 
 def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
-    """A matrix with its names; one that is too wide is cut between columns, each part with the rows' names."""
+    """Format a matrix with its labels; a wide one is split between columns, with row labels in each part."""
     rows, columns = block.rows, block.columns
     margin = max(map(len, rows))
     widths = [max(len(name), 3, *[len(row[j]) for row in cells]) for j, name in enumerate(columns)]
@@ -96,7 +96,7 @@ def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
 
 
 def markdown(worksheet: Worksheet, style: Style = PLAIN) -> str:
-    """The sheet as a Markdown document: headings, tables and lists that every renderer knows."""
+    """Render as Markdown with headings, tables and lists."""
     parts = render(worksheet, style, {
         "title": lambda title: [f"# {_escape(title)}"],
         "source": lambda source: [_escape(source)],
@@ -135,7 +135,7 @@ def _markdown_table(block: StepBlock, cells: list[list[str]]) -> str:
 
 
 def html(worksheet: Worksheet, style: Style = PLAIN) -> str:
-    """The sheet as a page that needs nothing else."""
+    """Render as a self-contained HTML page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -145,7 +145,7 @@ def html(worksheet: Worksheet, style: Style = PLAIN) -> str:
 
 
 def fragment(worksheet: Worksheet, style: Style = PLAIN) -> str:
-    """The sheet without the page around it, as a notebook shows it."""
+    """Render as an HTML fragment for notebooks."""
     parts = render(worksheet, style, {
         "title": lambda title: [f'<div class="chw"><style>{_styles("sheet")}</style>', f"<h2>{escape(title)}</h2>"],
         "source": lambda source: [f'<p class="source">{escape(source)}</p>'],
@@ -188,7 +188,7 @@ def _html_step(block: StepBlock) -> list[str]:
 
 
 def _format_formula(formula: str) -> str:
-    """A formula as it is printed: W_Q with its index lowered, e^3 and e^(3/2) with their powers raised."""
+    """Format a formula as HTML with subscripts (W_Q) and superscripts (e^3, e^(3/2))."""
     low = re.sub(r"(?<=[A-Za-zα-ωℓ)])_(\w+)", r"<sub>\1</sub>", escape(formula))
     return re.sub(r"\^(?:\(([^()]*)\)|(\w+))", lambda comparison: f"<sup>{comparison[1] or comparison[2]}</sup>", low)
 
@@ -208,8 +208,10 @@ def _html_table(block: StepBlock, cells: list[list[str]]) -> str:
 
 
 def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, Any]:
-    """The sheet as plain values, nothing shortened: exact text, which `--check` reads again, beside floats; a blank
-    sheet has empty texts where the answers belong."""
+    """Return the worksheet as JSON-compatible values: exact text, which can be graded again, and floats.
+
+    With `questions_only`, answers are empty strings.
+    """
     document: dict[str, Any] = _attributes(worksheet, "name", "kind", "title", "source", "question")
     document["steps"] = [_step(step, style.questions_only and not step.is_given) for step in worksheet.steps]
     if style.questions_only:
@@ -240,7 +242,7 @@ def _step(step: WorksheetStep, hide: bool) -> dict[str, Any]:
 
 
 def _float(x: Any) -> float | str | None:
-    """JSON has no infinity and no unknowns: those stay with the exact text."""
+    """Return a float, or None for infinity and formulas, which JSON numbers cannot express."""
     if isinstance(x, str):
         return x
     return None if x.is_infinite or x.free_symbols else as_float(x)

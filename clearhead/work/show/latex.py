@@ -1,4 +1,4 @@
-"""A sheet as a LaTeX document that needs amsmath and graphicx alone, in plain ASCII; and its mathematics for Typst."""
+"""Render a worksheet as an ASCII LaTeX document (amsmath and graphicx), and its mathematics for Typst."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TEXT = {
 
 
 def latex(worksheet: Worksheet, style: Style = PLAIN) -> str:
-    """The sheet as a complete document."""
+    """Render as a complete LaTeX document."""
     lines = render(worksheet, style, {
         "title": lambda title: [_HEAD, rf"\section*{{{words(title)}}}"],
         "source": lambda source: [rf"{words(source)}\par"],
@@ -53,14 +53,14 @@ def latex(worksheet: Worksheet, style: Style = PLAIN) -> str:
 
 
 def words(text: str) -> str:
-    """Prose, with every special character said in LaTeX's way."""
+    """Escape prose for LaTeX."""
     return "".join(
         _TEXT.get(c) or (f"${_MATH[c]}$" if c in _MATH else c if c.isascii() else f"[U+{ord(c):04X}]") for c in text
     )
 
 
 def symbol_in_latex(name: str) -> str:
-    """A symbol in a formula: letters keep their indices, and words stay upright."""
+    """Format a symbol: letters keep their indices, words are upright."""
 
     def piece(match: re.Match[str]) -> str:
         head, index = match[1], match[2]
@@ -82,7 +82,7 @@ def _word(text: str) -> str:
 
 
 def _cell(text: str, exact: bool) -> str:
-    """Exact numbers and words are LaTeX already; a decimal may have a power of ten."""
+    """Format a cell; exact numbers and words are LaTeX already, decimals may have a power of ten."""
     if not text or text == TOO_LONG:
         return r"\ldots" if text else r"\phantom{0.0000}"
     if exact or text.startswith(r"\text"):
@@ -129,7 +129,7 @@ _ESCAPED = {"/": r"\/", ",": r"\,", ";": r"\;", '"': r"\"", "#": r"\#", "$": r"\
 
 
 def math(latex: str) -> str:
-    """LaTeX mathematics as Typst's; `LookupError` for a command that is not known here."""
+    """Translate LaTeX mathematics to Typst; raise LookupError for unknown commands."""
     return _group(iter(_TOKEN.findall(re.sub(r"(?<=frac)(\d)(\d)", r"{\1}{\2}", latex))))
 
 
@@ -143,7 +143,7 @@ def _group(tokens: Iterator[str], end: str = "") -> str:
 
 
 def _translate(token: str, tokens: Iterator[str]) -> str:
-    """What a token stands for, with the groups that belong to it."""
+    """Translate a token and its arguments."""
     if token == "{":
         return _group(tokens, "}")
     if token in "^_":
@@ -165,7 +165,7 @@ def _translate(token: str, tokens: Iterator[str]) -> str:
     if token.startswith("\\"):
         name = token[1:].removeprefix("var")
         if not _NAMES.fullmatch(name):
-            raise LookupError(f"{token} is not known here")
+            raise LookupError(f"{token} is unknown")
         return name
     if token.isdigit() and len(token) > 4:
         return f"{int(token):,}".replace(",", " thin ")

@@ -1,4 +1,4 @@
-"""What every way of showing a sheet shares: which tables stand under a step, and what their cells say."""
+"""Layout shared by all renderers: the tables of each step and the text of their cells."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TOO_LONG = "…"
 _WIDEST = 72
 _SHORT = 9
 _MOST_NODES = 100
-Renderers = dict[str, Callable[[Any], list[str]]]  # how a format writes each part of a sheet
-_LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number here, and letters that look like one
+Renderers = dict[str, Callable[[Any], list[str]]]  # functions of a format that render each part of a worksheet
+_LETTERS = "abcdfghjkmpqrstuvwxyz"  # without e, which is a number, and letters that look like digits
 
 
 @dataclass(frozen=True)
 class Style:
-    """`digits` after the point; `blank` leaves the cells of what is asked empty; `width` columns of plain text."""
+    """`digits` after the decimal point; `questions_only` leaves answers empty; `width` in columns of plain text."""
 
     digits: int = 4
     questions_only: bool = False
@@ -32,7 +32,7 @@ PLAIN = Style()
 
 @dataclass(frozen=True)
 class StepBlock:
-    """One step, ready to be set: the exact cells, and the decimals where some number is not whole."""
+    """One step as text: exact cells, and decimals unless all numbers are integers."""
 
     step: WorksheetStep
     number: int
@@ -47,7 +47,7 @@ class StepBlock:
 def step_blocks(
     worksheet: Worksheet, style: Style, write: Callable[[Number], str] = text, word: Callable[[str], str] = str
 ) -> list[StepBlock]:
-    """The steps of a sheet; `write` turns an exact number, and `word` a word, into the text of the format."""
+    """Return the steps of a worksheet; `write` formats exact numbers and `word` formats words."""
     result = []
     used = {step.symbol for step in worksheet.steps}
 
@@ -65,13 +65,13 @@ def step_blocks(
         decimals = None if grid.is_integral else table(grid, lambda x: decimal(x, style.digits))
         legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
         if any(form == TOO_LONG and not x.is_Float for x, form in texts.items()):
-            note = f"{note} Exact forms that are too long to read are shown as {TOO_LONG}; the JSON has them.".strip()
+            note = f"{note} Exact forms that are too long are shown as {TOO_LONG}; the JSON contains them.".strip()
         result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return result
 
 
 def closing_sections(worksheet: Worksheet, style: Style) -> list[tuple[str, list[str]]]:
-    """The sections below the steps, as heading and sentences; a blank sheet has none."""
+    """Return headings and sentences of the sections below the steps; question sheets have none."""
     if style.questions_only:
         return []
     sections = []
@@ -82,13 +82,13 @@ def closing_sections(worksheet: Worksheet, style: Style) -> list[tuple[str, list
             ("Agrees." if comparison.agrees else "Differs.", *comparison.sentences)
             for comparison in worksheet.comparisons
         ]
-        sections.append(("What the document says", [" ".join(verdict) for verdict in verdicts]))
-    sections.append(("Checked by other means, in float64", [f"{check.sentence}." for check in worksheet.checks]))
+        sections.append(("Comparison with the document", [" ".join(verdict) for verdict in verdicts]))
+    sections.append(("Checks in float64", [f"{check.sentence}." for check in worksheet.checks]))
     return sections
 
 
 def render(worksheet: Worksheet, style: Style, renderers: Renderers, *writing: Callable[[Any], str]) -> list[str]:
-    """The sheet from top to bottom, each part in the format's own way; parts that it has no way for are left out."""
+    """Return the lines of the whole worksheet; parts without a renderer are omitted."""
     parts: list[tuple[str, Any]] = [("source", f"From: {worksheet.source}" if worksheet.source else "")]
     parts.append(("question", " ".join(worksheet.question.split())))
     for block in step_blocks(worksheet, style, *writing):
@@ -99,7 +99,7 @@ def render(worksheet: Worksheet, style: Style, renderers: Renderers, *writing: C
 
 
 def _letters(grid: ExactGrid, used: set[str], columns_available: int) -> dict[Number, str]:
-    """A letter for each long number, where the numbers themselves would make the table too wide to read."""
+    """Return letters for long numbers if they would make the table too wide."""
     free = [letter for letter in _LETTERS if letter not in used]
     texts = {x: bounded_text(x) for row in grid.cells for x in row if not isinstance(x, str)}
     width = sum(
@@ -114,7 +114,7 @@ def _letters(grid: ExactGrid, used: set[str], columns_available: int) -> dict[Nu
 
 
 def bounded_text(x: Number) -> str:
-    """The number as text, or a text that is too long for every cell without the pains of writing it out."""
+    """Return the number as text; huge expressions become a placeholder longer than every cell."""
     nodes = 0 if not x.is_Float else _MOST_NODES
     waiting = [x]
     while waiting and nodes < _MOST_NODES:
