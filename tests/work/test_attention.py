@@ -218,8 +218,8 @@ def test_q_k_and_v_may_be_given_directly(heads):
     [
         ("Q = [[1]]\nK = [[1]]\n", 1, "the key 'V' is missing"),
         ("Q = [[1]]\nK = [[1], [2]]\nV = [[1]]\n", 4, "K has 2 rows and V has 1; each key has one value"),
-        ("Q = [[1, 2]]\nK = [[1]]\nV = [[1]]\n", 1, "give them as many columns"),
-        ("Q = [[1]]\nK = [[1]]\nV = [[1]]\nx = [[1]]\n", 5, "x is given beside Q, K and V"),
+        ("Q = [[1, 2]]\nK = [[1]]\nV = [[1]]\n", 1, "give them the same number of columns"),
+        ("Q = [[1]]\nK = [[1]]\nV = [[1]]\nx = [[1]]\n", 5, "x is given together with Q, K and V"),
         ("Q = [[1]]\nK = [[1]]\nV = [[1]]\n[weights]\nQ = [[1]]\n", 6, "the key 'Q' is unknown here"),
         ("Q = [[1]]\nK = [[1], [2]]\nV = [[1], [3]]\nmask = 'causal()'\n", 5, "mask: "),
     ],

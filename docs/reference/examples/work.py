@@ -2,7 +2,7 @@ from pathlib import Path
 from clearhead import work
 
 
-worksheet = work.solve("attention-by-hand")  # a Worksheet of WorksheetStep, each with an ExactGrid
+worksheet = work.solve("attention-by-hand")  # a Worksheet of WorksheetStep with an ExactGrid, NumericCheck, DocumentComparison
 worksheet.agrees  # → True
 
 work.solve(work.variant("attention-by-hand", seed=7)).agrees  # → True
