@@ -22,6 +22,27 @@ from torch import nn
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require, shown
 
+# Names of configurations and choices in files that version 0.2 wrote, and their current names. The `renamed_fields` of
+# a class are its renamed fields.
+RENAMED_TYPES = {
+    "Affine": "RandomAffine",
+    "ByCount": "FixedSize",
+    "ByTokens": "TokenBudget",
+    "Cls": "ClsPooling",
+    "ClsAndMean": "ClsMeanPooling",
+    "Contrast": "RandomContrast",
+    "Distilled": "DistillationPooling",
+    "InverseRoot": "InverseSqrt",
+    "LastK": "CheckpointAverage",
+    "Mean": "MeanPooling",
+    "Packed": "SequencePacking",
+    "PerImage": "ImageNormalize",
+    "PerSet": "DatasetNormalize",
+    "Shift": "RandomShift",
+    "SoundConfig": "AudioEncoderConfig",
+    "SpeechConfig": "CTCEncoderConfig",
+}
+
 # TOML has no null. A field that is None is left out where None is its default, and else written as this word.
 _NONE = "none"
 
@@ -33,6 +54,7 @@ class Value:
 
     What annotations cannot say (that one field contradicts another) a subclass refuses in `validate`."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {}  # names in files of version 0.2 to current names
     called: ClassVar[str]  # the name for messages, where it is not that of the class; not inherited
 
     @property
@@ -101,8 +123,8 @@ class Config(Value):
         return typing.cast(C, _decode_fields(data, _kind_of(data, cls), ""))
 
     @classmethod
-    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Fields as an earlier version wrote them, by the names and values of today."""
+    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields that an earlier version wrote with the current names and values."""
         return fields
 
     def to_toml(self) -> str:
@@ -166,6 +188,8 @@ def _kind_of(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"got {type(data).__name__}, expected a dict of fields")
     name, known = data.get("type", None if cls is Config else cls.__name__), sorted(Config._kinds)
+    if isinstance(name, str):
+        name = RENAMED_TYPES.get(name, name)
     unknown = "this configuration has no 'type', so its kind is unknown; add type = \"…\", one of: "
     require(name is not None, unknown + ", ".join(known))
     require(name in known, f"there is no configuration called {shown(name)}; {did_you_mean(name, known)}")
@@ -178,8 +202,10 @@ def _kind_of(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
 def _decode_fields(data: Mapping[str, Any], cls: type, where: str) -> Any:
     """A dataclass from a dict of its fields; every name and every value is checked against the annotations."""
     given = {key: value for key, value in data.items() if key != "type"}
+    renamed = {old: new for base in cls.__mro__ for old, new in vars(base).get("renamed_fields", {}).items()}
+    given = {renamed.get(key, key): value for key, value in given.items()}
     if issubclass(cls, Config):
-        given = cls.modern(given)
+        given = cls.migrate(given)
     hints, name = _hints(cls), f"{where}{cls.__name__}"
     _refuse_unknown(given, hints, name)
     for field in dataclasses.fields(cls):
@@ -237,6 +263,7 @@ def _choices(hint: Any) -> tuple[type, ...]:
 def _named(name: Any, choices: tuple[type, ...], where: str) -> type:
     """The choice of this name, also as people type it: "warmup-cosine" is WarmupCosine."""
     plain = str(name).replace("-", "").replace("_", "").lower()
+    plain = next((new.lower() for old, new in RENAMED_TYPES.items() if old.lower() == plain), plain)
     for choice in choices:
         if choice.__name__.lower() == plain:
             return choice

@@ -22,7 +22,7 @@ from clearhead.layers import GELU, DepthScaled, FeedForward, TokenEmbedding
 from clearhead.masks import causal
 from clearhead.positions import Learned
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip
+from clearhead.training.optimiser import adamw, clip_grad_norm
 
 
 class Attention(nn.Module):
@@ -97,7 +97,7 @@ def train(model: GPT, ids: Tensor, *, steps: int, rows: int = 16, lr_max: float 
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
-        clip(model.parameters(), 1.0)
+        clip_grad_norm(model.parameters(), 1.0)
         for group in optimiser.param_groups:
             group["lr"] = rate(step)
         optimiser.step()

@@ -22,7 +22,7 @@ from clearhead.layers import FeedForward, ReLU, TokenEmbedding, Xavier
 from clearhead.masks import Mask, causal, padding
 from clearhead.positions import Sinusoidal
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip
+from clearhead.training.optimiser import adamw, clip_grad_norm
 
 PAD, START, STOP = 0, 1, 2
 
@@ -130,7 +130,7 @@ def train(model: Translator, source: Words, target: Words, pairs: list[tuple[str
         loss = F.cross_entropy(logits.flatten(0, 1), written[rows, 1:].flatten(), ignore_index=PAD)
         optimiser.zero_grad()
         loss.backward()
-        clip(model.parameters(), 1.0)
+        clip_grad_norm(model.parameters(), 1.0)
         for group in optimiser.param_groups:
             group["lr"] = rate(step)
         optimiser.step()

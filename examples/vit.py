@@ -19,7 +19,7 @@ from clearhead import attend
 from clearhead.layers import GELU, FeedForward, Xavier
 from clearhead.positions import Learned
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip
+from clearhead.training.optimiser import adamw, clip_grad_norm
 
 
 class Patches(nn.Module):
@@ -103,7 +103,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, lr_ma
         loss = F.cross_entropy(model(images[rows]), labels[rows])
         optimiser.zero_grad()
         loss.backward()
-        clip(model.parameters(), 1.0)
+        clip_grad_norm(model.parameters(), 1.0)
         for group in optimiser.param_groups:
             group["lr"] = rate(step)
         optimiser.step()

@@ -128,7 +128,7 @@ class Mel(Value):
 
 
 class MelStream:
-    """Frames of one recording, as they become known. `feed` what has come, `finish` at its end."""
+    """Frames of one recording, as they become known. `push` what has come, `flush` at its end."""
 
     def __init__(self, mel: Mel) -> None:
         self.mel, self.n_samples = mel, 0
@@ -137,7 +137,7 @@ class MelStream:
         self._told = 0  # frames
         self._reflected = not mel.centred  # whether the beginning has been mirrored already
 
-    def feed(self, samples: Float[Tensor, " N"]) -> Float[Tensor, "T F"]:
+    def push(self, samples: Float[Tensor, " N"]) -> Float[Tensor, "T F"]:
         """The frames that these samples complete."""
         if samples.dim() != 1:
             raise ShapeError(f"samples have shape {tuple(samples.shape)}; expected (N,), one channel of one recording")
@@ -151,7 +151,7 @@ class MelStream:
         certain = 1 + (self.n_samples - self.mel.end(0)) // self.mel.hop
         return self._known(max(0, certain - self._told))
 
-    def finish(self) -> Float[Tensor, "T F"]:
+    def flush(self) -> Float[Tensor, "T F"]:
         """The last frames, which reach over the end of the recording: none, unless frames are centred."""
         mel, kept = self.mel, self._kept
         if kept is None:

@@ -118,11 +118,11 @@ class Stream:
 
     def __iter__(self) -> Iterator[Float[Tensor, " N"]]:
         for block in self._blocks:
-            if len(piece := self._going.feed(self._mixed(block))):
+            if len(piece := self._going.push(self._mixed(block))):
                 yield piece
         if not self._count:
             raise DataError(f"{self._name} holds no samples")
-        if len(piece := self._going.end()):
+        if len(piece := self._going.flush()):
             yield piece
 
     @property
@@ -241,8 +241,8 @@ _MAX_WINDOW_VALUES = 1 << 20  # inputs of the outputs that are computed at a tim
 class Resampler:
     """Samples at `source` Hz in pieces of any size, out at `target` Hz.
 
-    `feed` gives what can be told so far, which is a few milliseconds behind, and `end` the rest: ⌈N · target / source⌉
-    samples in all."""
+    `push` returns the outputs that are final, a few milliseconds behind the input, and `flush` the remaining ones:
+    ⌈N · target / source⌉ samples in all."""
 
     def __init__(self, source: int, target: int) -> None:
         for given in (source, target):
@@ -261,7 +261,7 @@ class Resampler:
         self._kept = torch.zeros(-self._first, dtype=torch.float64)
         self._heard = self._made = 0
 
-    def feed(self, samples: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
+    def push(self, samples: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
         """Every output whose inputs have all come."""
         if self._half == 0:
             return samples.float()
@@ -270,7 +270,7 @@ class Resampler:
         # Output n needs the inputs up to ⌊n · down / up⌋ + half.
         return self._until(-(-(self._heard - self._half) * self._up // self._down))
 
-    def end(self) -> Float[Tensor, " M"]:
+    def flush(self) -> Float[Tensor, " M"]:
         """What is left, with silence after the end."""
         if self._half == 0:
             return torch.zeros(0)
@@ -294,7 +294,7 @@ class Resampler:
 def resample(samples: Float[Tensor, " N"], source: int, target: int) -> Float[Tensor, " M"]:
     """All samples at once; the very ones that a `Resampler` gives in pieces."""
     going = Resampler(source, target)
-    return torch.cat((going.feed(samples), going.end()))
+    return torch.cat((going.push(samples), going.flush()))
 
 
 def _cutoff(up: int, down: int) -> float:

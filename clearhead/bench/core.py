@@ -107,7 +107,7 @@ def _start(name: str, bound: float, ours: list[str]) -> Sides:
 def _load(place: Path) -> Sides:
     """Until every page of the weights has been touched, against the plain bytes of their file."""
     sizes = {"d_model": 576, "n_heads": 9, "n_kv_heads": 3, "n_layers": 30, "d_ff": 1536, "vocab_size": 49152}
-    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tied": True}
+    parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tie_embeddings": True}
     with torch.device("meta"):
         model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
     interop.export(model.to_empty(device="cpu"), place)

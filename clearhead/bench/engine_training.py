@@ -25,7 +25,7 @@ from clearhead.attention import under
 from clearhead.bench.engine import Maker, Row, Setting, by_rate, by_time, seconds_of
 from clearhead.bench.engine_decode import transformers_gpt2
 from clearhead.bench.sparse_flex import flex_way
-from clearhead.data import ByCount, Text, WindowSplit
+from clearhead.data import FixedSize, LanguageModeling, WindowSplit
 from clearhead.masks import causal, every, window
 from clearhead.models import DecoderConfig, presets
 from clearhead.training import Constant, Progress, TrainConfig, Trainer
@@ -47,8 +47,8 @@ def train_gpt2(setting: Setting) -> Iterator[Row]:
     ids = torch.randint(config.vocab_size, (rows * context * 9,), generator=torch.Generator().manual_seed(0))
     train = WindowSplit(ids, context=context, windows=data.RandomWindows())
     few = WindowSplit(ids[: 2 * context + 1], context=context, windows=data.ConsecutiveWindows())
-    task = Text(train, few, data.Characters("ab"), data.Report(source="random", n_rows=1))
-    ours, memory = _ours(setting, config.build(), task, batch=ByCount(rows))
+    task = LanguageModeling(train, few, data.CharTokenizer("ab"), data.Report(source="random", n_rows=1))
+    ours, memory = _ours(setting, config.build(), task, batch=FixedSize(rows))
     batch = ids[: rows * context].view(rows, context).to(setting.device)
     peer, peer_memory = _peer(setting, *_transformers_gpt2(setting, config, batch))
     peer = batch.numel() / peer
@@ -73,16 +73,16 @@ def train_base(setting: Setting) -> Iterator[Row]:
     if setting.data is None:
         return
     longest, width = 32, 128
-    task = data.Translation.load(setting.data, vocab_size=8000, max_tokens=longest)
+    task = data.TranslationTask.load(setting.data, vocab_size=8000, max_tokens=longest)
     config = presets.transformer_base()
     if setting.trial:
         config = config.replace(n_encoder_layers=1, n_decoder_layers=1, d_model=48, d_ff=64, vocab_size=8000)
     rows = 4 if setting.trial else 128
     lengths = task.train.lengths()
     target_share = float(lengths[:, 1].sum() / lengths.sum())
-    ours, _ = _ours(setting, config.build(), task, batch=data.Packed(rows, width), label_smoothing=0.1)
+    ours, _ = _ours(setting, config.build(), task, batch=data.SequencePacking(rows, width), label_smoothing=0.1)
     count = rows * width // longest
-    batch = next(iter(data.Batches(task.train.to(setting.device), ByCount(count, multiple=longest))))
+    batch = next(iter(data.Batches(task.train.to(setting.device), FixedSize(count, multiple=longest))))
     seconds, _ = _peer(setting, *_torch_base(setting, config, batch))
     peer = batch.n_labels / seconds
     padding = 1 - batch.n_labels / batch.labels.numel()
@@ -130,13 +130,13 @@ def train_curve(setting: Setting) -> Iterator[Row]:
     """The losses of 200 steps by the fast way and by the plain one (no compiler, all logits at once), from one seed,
     and by the fast way from another: the ways must not be further apart than the seeds."""
     steps = 3 if setting.trial else 200
-    task = Text.load(argparse.__file__, context=64, vocab_size=600)
+    task = LanguageModeling.load(argparse.__file__, context=64, vocab_size=600)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=64, d_model=128, n_layers=4, n_heads=4)
 
     def curve(seed: int, *, plain: bool) -> Tensor:
         torch.manual_seed(seed)
         model = config.build()
-        settings = _settings(setting, steps, 1, batch=ByCount(32), seed=seed)
+        settings = _settings(setting, steps, 1, batch=FixedSize(32), seed=seed)
         how = settings.replace(compile=settings.compile and not plain)
         return torch.tensor([row["loss"] for row in _run(_Plain(model) if plain else model, task, how).rows])
 
@@ -220,7 +220,7 @@ class _Rates(Progress):
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def logged(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
 
     @property

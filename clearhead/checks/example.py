@@ -150,7 +150,7 @@ def _targets(model: nn.Module, subject: Subject, batch: int, length: int, device
         return torch.randint(0, classes, (batch,), device=device)
     words = getattr(subject.inputs, "vocab_size", 0)
     says = any(getattr(m, "out_features", None) == words for m in model.modules())
-    if words and (says or hasattr(config, "tied") or hasattr(task, "tied")):
+    if words and (says or hasattr(config, "tie_embeddings") or hasattr(task, "tie_embeddings")):
         return torch.randint(0, words, (batch * length,), device=device)
     return None
 

@@ -106,16 +106,16 @@ def _encoder_decoder(model: models.EncoderDecoder) -> Subject:
     )  # fmt: skip
 
 
-def _speech(model: models.SpeechEncoder) -> Subject:
+def _speech(model: models.CTCEncoder) -> Subject:
     """A moment's frames, side by side, are its token; that it is made of earlier ones, too, is a layer more."""
     config = model.config
-    earlier = window(-(-config.n_earlier // config.n_stacked), 0)
+    earlier = window(-(-config.left_frames // config.frame_stacking), 0)
 
     def run(model: Any, batch: Batch) -> Any:
         return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
     return Subject(
-        model, inputs=Embeddings(config.n_stacked * config.mel.n_mels), run=run, sees=config.mask | earlier,
+        model, inputs=Embeddings(config.frame_stacking * config.mel.n_mels), run=run, sees=config.mask | earlier,
         layers=config.n_layers + 1, in_turn=(earlier, *[config.mask] * config.n_layers), positions=True,
         caching=_kept(config.mask, truncate=None),
     )  # fmt: skip
@@ -165,7 +165,7 @@ _KNOWN: dict[type, Callable[[Any], Subject | None]] = {
     models.Decoder: _decoder,
     models.EncoderDecoder: _encoder_decoder,
     models.VisionTransformer: _values,
-    models.SpeechEncoder: _speech,
+    models.CTCEncoder: _speech,
     models.DualEncoder: _dual,
     models.ConvNet: _values,
     models.Recurrent: _recurrent,

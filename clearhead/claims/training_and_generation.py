@@ -65,7 +65,7 @@ def inference_parallel(t: Trial) -> None:
 def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(seed)
-    model = _config(8, n_layers=1, tied=False, mask=causal() if masked else full()).build()
+    model = _config(8, n_layers=1, tie_embeddings=False, mask=causal() if masked else full()).build()
 
     def loss() -> Tensor:
         ids = torch.randint(0, 5, (32, 9), generator=t.generator)

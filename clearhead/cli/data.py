@@ -54,7 +54,7 @@ def fetch_set(
     A fetch goes on where it broke off, is checked, and appears under its name only when it is whole."""
     from rich.progress import DownloadColumn
 
-    item = room.find(name)
+    item = room.get_dataset(name)
     with progress(item.name, DownloadColumn(), hidden=json, transient=False) as told:
         paths = [str(path) for path in room.fetch(item, out, progress=told)]
     answer(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))

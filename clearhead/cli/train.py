@@ -43,7 +43,7 @@ def train(
     if list_:
         return _list(json)
     given: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
-    given |= {"resume": resume, "set": dict(_setting(item) for item in set_ or [])}
+    given |= {"resume": resume, "overrides": dict(_setting(item) for item in set_ or [])}
     if json:
         summary = training.train(task, **given)
     else:
@@ -63,5 +63,5 @@ def _setting(item: str) -> tuple[str, str]:
 
 def _list(json: bool) -> None:
     recipes = [(task, name, make()) for task, presets in training.PRESETS.items() for name, make in presets.items()]
-    document = [{"task": task, "preset": name, "about": recipe.about} for task, name, recipe in recipes]
+    document = [{"task": task, "preset": name, "description": recipe.description} for task, name, recipe in recipes]
     answer(json, document, table(("task", "preset", "what it is"), [tuple(one.values()) for one in document]))

@@ -41,7 +41,7 @@ class Batch(ABC):
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "... V"]:
         """The model's scores for every label, from the inputs of this batch."""
 
-    def own_loss(self, logits: Float[Tensor, "..."]) -> Float[Tensor, ""] | None:
+    def custom_loss(self, logits: Float[Tensor, "..."]) -> Float[Tensor, ""] | None:
         """The summed loss, where it is not cross-entropy label by label; `right` then counts the right labels."""
         return None
 
@@ -74,7 +74,7 @@ class Batch(ABC):
         """The same batch in page-locked memory, from which a copy to a GPU does not hold up the CPU."""
         return self.map(lambda tensor: tensor.pin_memory())
 
-    def silent(self: AnyBatch) -> AnyBatch:
+    def with_zero_weight(self: AnyBatch) -> AnyBatch:
         """The same batch with every weight zero: it takes part in a step and adds nothing to it."""
         return replace(self, weights=torch.zeros_like(self.weights), n_tokens=0, n_labels=0)
 
@@ -155,9 +155,9 @@ AnySplit = TypeVar("AnySplit", bound="Split[Any]")
 class Split(ABC, Generic[B_co]):
     """Numbered examples of one kind."""
 
-    packs: ClassVar[bool] = False  # whether several can share a row
-    reads: ClassVar[bool] = False  # whether batches are read from files as they are asked for, and stay on the CPU
-    moves: ClassVar[tuple[str, ...]] = ()  # the attributes that lie where batches are made
+    packable: ClassVar[bool] = False  # whether several can share a row
+    is_streaming: ClassVar[bool] = False  # whether batches are read from files on demand, to the CPU
+    device_attrs: ClassVar[tuple[str, ...]] = ()  # the attributes that lie where batches are made
 
     @abstractmethod
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ class Split(ABC, Generic[B_co]):
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
         """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
 
-    def answers(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "..."]:
+    def labels_of(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "..."]:
         """What the examples of these numbers should be answered with: data are told apart by it."""
         return self.batch(rows).labels
 
@@ -184,7 +184,7 @@ class Split(ABC, Generic[B_co]):
     def to(self: AnySplit, device: torch.device | str) -> AnySplit:
         """The same examples, with batches made on a device: worth it wherever the data fits there."""
         other = copy.copy(self)
-        for name in self.moves:
+        for name in self.device_attrs:
             setattr(other, name, getattr(self, name).to(device))
         return other
 

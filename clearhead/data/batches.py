@@ -1,6 +1,6 @@
 """Which examples go together, in which order, and where a run stands in them.
 
-`Batches(split, ByTokens(8192), seed=1)` walks through one epoch each time it is iterated. The order is a function of
+`Batches(split, TokenBudget(8192), seed=1)` walks through one epoch each time it is iterated. The order is a function of
 the seed and the epoch alone; `state_dict()` in the middle of an epoch and `load_state_dict()` in another process go on
 with exactly the batch that would have come next. Processes that share a run take every batch apart between them, row by
 row, so the batches, the budget and the place in the epoch mean the same for any number of processes."""
@@ -51,7 +51,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class ByTokens(Value):
+class TokenBudget(Value):
     """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
 
     `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are sorted at a
@@ -95,7 +95,7 @@ class ByTokens(Value):
 
 
 @dataclass(frozen=True)
-class ByCount(Value):
+class FixedSize(Value):
     """A fixed number of examples, for those that are all of one size; the last batch may be smaller."""
 
     examples: Count
@@ -107,7 +107,7 @@ class ByCount(Value):
 
 
 @dataclass(frozen=True)
-class Packed(Value):
+class SequencePacking(Value):
     """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
 
     Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order
@@ -142,7 +142,7 @@ class Packed(Value):
         return torch.tensor(firsts)
 
 
-Size: TypeAlias = ByTokens | ByCount | Packed
+Size: TypeAlias = TokenBudget | FixedSize | SequencePacking
 
 
 def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
@@ -164,8 +164,8 @@ class Batches(Generic[B_co]):
         self.rank, self.world = rank, world
         self.epoch = self.position = 0
         self._planned: tuple[int, list[Tensor], Tensor] | None = None
-        then = "only sentence pairs can: use batch=ByTokens(…) or ByCount(…)"
-        can = split.packs or not isinstance(size, Packed)
+        then = "only sentence pairs can: use batch=TokenBudget(…) or FixedSize(…)"
+        can = split.packable or not isinstance(size, SequencePacking)
         require(can, f"examples of this task cannot be packed into rows, {then}")
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
@@ -187,10 +187,12 @@ class Batches(Generic[B_co]):
         return self._plan()[0]
 
     @property
-    def rows_in_all(self) -> int | None:
+    def static_rows(self) -> int | None:
         """This process's rows in every batch, where all have one shape (but for a last, smaller one); else None."""
         groups, lengths = self._plan()
-        same = isinstance(self.size, Packed) or (isinstance(self.size, ByCount) and bool((lengths == lengths[0]).all()))
+        same = isinstance(self.size, SequencePacking) or (
+            isinstance(self.size, FixedSize) and bool((lengths == lengths[0]).all())
+        )
         return len(max(groups, key=len)[self.rank :: self.world]) if same else None
 
     def __len__(self) -> int:
@@ -206,11 +208,11 @@ class Batches(Generic[B_co]):
             self.position += 1
             mine = rows[self.rank :: self.world]
             some = mine if len(mine) else rows[:1]
-            if isinstance(self.size, Packed):
+            if isinstance(self.size, SequencePacking):
                 batch = self.split.packed(some, self.size.width, epoch=self.epoch)
             else:
                 batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
-            yield batch if len(mine) else batch.silent()
+            yield batch if len(mine) else batch.with_zero_weight()
         self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
@@ -223,7 +225,7 @@ class Batches(Generic[B_co]):
         groups, lengths = self._plan()
         examples = [examples_of(rows) for rows in groups]
         n_examples = sum(map(len, examples))
-        if isinstance(self.size, Packed):
+        if isinstance(self.size, SequencePacking):
             n_padded = sum(map(len, groups)) * self.size.width * lengths.shape[1]
         else:
             widths = round_up(lengths, self.size.multiple)

@@ -47,7 +47,7 @@ class SpeechBatch(Batch):
         """How many of the moments are each sound's own."""
         return [n // (self.frames.shape[1] // logits.shape[1]) for n in self.n_frames]
 
-    def own_loss(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, ""]:
+    def custom_loss(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, ""]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         lengths, total = self.n_moments(logits), logits.new_zeros(())
         if self.delay is not None:

@@ -35,7 +35,7 @@ Pictures: TypeAlias = Float[Tensor, "B C height width"]
 
 
 @dataclass(frozen=True)
-class Shift(Value):
+class RandomShift(Value):
     """Move by up to `pixels` whole pixels each way; the rim is repeated."""
 
     pixels: Natural = 2
@@ -51,7 +51,7 @@ class Shift(Value):
 
 
 @dataclass(frozen=True)
-class Affine(Value):
+class RandomAffine(Value):
     """Turn up to `degrees`, scale up to 1 ± `scale`, move up to `shift` of the size; the rim is repeated."""
 
     shift: NotNegative = 0.06
@@ -72,7 +72,7 @@ class Affine(Value):
 
 
 @dataclass(frozen=True)
-class Contrast(Value):
+class RandomContrast(Value):
     """Stretch the distance from the picture's mean by up to 1 ± `amount`, and perhaps turn light to dark."""
 
     amount: Rate = 0.2
@@ -86,18 +86,18 @@ class Contrast(Value):
         return mean + (images - mean) * factor[:, None, None, None]
 
 
-Augmentation = Shift | Affine | Contrast
+Augmentation = RandomShift | RandomAffine | RandomContrast
 
 
 @dataclass(frozen=True)
-class PerSet(Value):
+class DatasetNormalize(Value):
     """Subtract one mean and divide by one standard deviation: of the training pictures, scaled to 0 … 1."""
 
     mean: float
     std: Positive
 
     @classmethod
-    def of(cls, pixels: Tensor) -> PerSet:
+    def of(cls, pixels: Tensor) -> DatasetNormalize:
         """Measured on pictures of bytes, exactly: from how often each of the 256 values occurs."""
         counts = torch.bincount(pixels.flatten().to(torch.int64), minlength=256).to(torch.float64)
         values = torch.arange(256, dtype=torch.float64) / 255
@@ -110,7 +110,7 @@ class PerSet(Value):
 
 
 @dataclass(frozen=True)
-class PerImage(Value):
+class ImageNormalize(Value):
     """Give each picture mean 0 and standard deviation 1; `floor` is the least spread divided by."""
 
     floor: Positive = 0.02
@@ -120,17 +120,17 @@ class PerImage(Value):
         return (images - mean) / std.clamp(min=self.floor)
 
 
-Normalisation = PerSet | PerImage
+Normalization = DatasetNormalize | ImageNormalize
 
 
-def normalisation_to_dict(choice: Normalisation) -> dict[str, Any]:
+def normalization_to_dict(choice: Normalization) -> dict[str, Any]:
     """The choice as plain values, to be kept beside the weights."""
     return encode(choice)
 
 
-def normalisation_from_dict(fields: dict[str, Any]) -> Normalisation:
-    """The choice that `normalisation_to_dict` wrote."""
-    return decode_choice(fields, (PerSet, PerImage), "normalisation")
+def normalization_from_dict(fields: dict[str, Any]) -> Normalization:
+    """The choice that `normalization_to_dict` wrote."""
+    return decode_choice(fields, (DatasetNormalize, ImageNormalize), "normalization")
 
 
 # ---------------------------------------------------------------------- files
@@ -284,21 +284,21 @@ def _from_folder(folder: Path) -> tuple[Images, Images]:
 _AUGMENT = 401
 
 
-def prepare(pixels: Tensor, normalise: Normalisation) -> Float[Tensor, "B 1 height width"]:
+def prepare(pixels: Tensor, normalize: Normalization) -> Float[Tensor, "B 1 height width"]:
     """Pictures (B, height, width) of bytes as a model wants them."""
-    return normalise(pixels[:, None].to(torch.float32) / 255)
+    return normalize(pixels[:, None].to(torch.float32) / 255)
 
 
 class ImageSplit(Split[ImageBatch]):
     """Pictures and their classes, with what is done to them."""
 
-    moves = ("pixels", "labels")
+    device_attrs = ("pixels", "labels")
 
     def __init__(
-        self, images: Images, normalise: Normalisation, *, augment: Sequence[Augmentation] = (), seed: int = 0
+        self, images: Images, normalize: Normalization, *, augment: Sequence[Augmentation] = (), seed: int = 0
     ) -> None:
         self.pixels, self.labels = images.pixels, images.labels
-        self.normalise, self.augment, self.seed = normalise, tuple(augment), seed
+        self.normalize, self.augment, self.seed = normalize, tuple(augment), seed
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -313,11 +313,11 @@ class ImageSplit(Split[ImageBatch]):
             columns = torch.arange(change.n_draws, device=there.device)
             images = change(images, draws.uniform(_AUGMENT, self.seed, epoch, number, there[:, None], columns))
         n, ones = len(rows), torch.ones(len(rows), device=there.device)
-        images, labels = self.normalise(images), self.labels[there]
+        images, labels = self.normalize(images), self.labels[there]
         return ImageBatch(images=images, labels=labels, weights=ones, n_tokens=n, n_padded=n, n_labels=n)
 
 
-class Digits:
+class DigitClassification:
     """The task: name the digit in a picture."""
 
     name = "digits"
@@ -333,22 +333,22 @@ class Digits:
         return height, width
 
     @property
-    def normalise(self) -> Normalisation:
+    def normalize(self) -> Normalization:
         """How pictures are shifted and scaled before the model sees them."""
-        return self.train.normalise
+        return self.train.normalize
 
     @classmethod
     def load(
         cls,
         path: Path | str | None = None,
         *,
-        normalise: Normalisation | None = None,
+        normalize: Normalization | None = None,
         augment: Sequence[Augmentation] = (),
         seed: int = 0,
-    ) -> Digits:
+    ) -> DigitClassification:
         """From SVHN's .mat files, an npz, idx files, or (without a path) scikit-learn's 8×8 digits.
 
         Without a choice, pictures are normalised by the mean and spread of the training part. Only it is augmented."""
         train, validation = load_images(path)
-        choice = normalise if normalise is not None else PerSet.of(train.pixels)
+        choice = normalize if normalize is not None else DatasetNormalize.of(train.pixels)
         return cls(ImageSplit(train, choice, augment=augment, seed=seed), ImageSplit(validation, choice))

@@ -1,6 +1,6 @@
 """Random numbers that are a function of what they are for.
 
-`bits(seed, epoch, row)` is the same number in every process, on every device and in every order of asking, so
+`random_bits(seed, epoch, row)` is the same number in every process, on every device and in every order of asking, so
 nothing has to be carried along to resume a run, to split it over processes or to look at one example alone.
 The mixing function is the finaliser of splitmix64: each key moves every bit of the result."""
 
@@ -34,7 +34,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _unsigned_shift(x, 31)
 
 
-def bits(*keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def random_bits(*keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """64 random bits for each combination of the keys, which broadcast; one int64 tensor."""
     h = torch.zeros((), dtype=torch.int64)
     for key in keys:
@@ -45,19 +45,19 @@ def bits(*keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 def uniform(*keys: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Numbers in [0, 1) with 24 random bits, which float32 holds exactly."""
-    return _unsigned_shift(bits(*keys), 40).to(torch.float32) / (1 << 24)
+    return _unsigned_shift(random_bits(*keys), 40).to(torch.float32) / (1 << 24)
 
 
 def uniform64(*keys: int | Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Numbers in [0, 1) with 53 random bits, which float64 holds exactly."""
-    return _unsigned_shift(bits(*keys), 11).to(torch.float64) / (1 << 53)
+    return _unsigned_shift(random_bits(*keys), 11).to(torch.float64) / (1 << 53)
 
 
-def below(limit: int | Int[Tensor, "..."], *keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def randint(limit: int | Int[Tensor, "..."], *keys: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Integers in [0, limit), for limits up to 2³¹; computed in integers, which no device rounds."""
-    return (_unsigned_shift(bits(*keys), 32) * limit) >> 32
+    return (_unsigned_shift(random_bits(*keys), 32) * limit) >> 32
 
 
 def permutation(n: int, *keys: int) -> Int[Tensor, " n"]:
     """The numbers 0 … n − 1 in an order that the keys decide."""
-    return torch.argsort(bits(*keys, torch.arange(n)), stable=True)
+    return torch.argsort(random_bits(*keys, torch.arange(n)), stable=True)

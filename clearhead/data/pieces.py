@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clearhead._shapes import Int
 from clearhead.data import files
-from clearhead.data.tokenizers import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, visible
+from clearhead.data.tokenizers import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, display_token
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.values import require, whole
 
@@ -41,14 +41,14 @@ def byte_of_letter() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
 
 
-def piece_of_bytes(piece: str) -> str:
+def display_bpe_token(piece: str) -> str:
     """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
     letters = byte_of_letter()
     if not all(letter in letters for letter in piece):
-        return visible(piece)  # added whole by its maker, and not as bytes
+        return display_token(piece)  # added whole by its maker, and not as bytes
     raw = bytes(letters[letter] for letter in piece)
     try:
-        return visible(raw.decode())
+        return display_token(raw.decode())
     except UnicodeDecodeError:  # a part of a character: show its bytes
         return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
 
@@ -62,7 +62,7 @@ def _why_not_text(texts: Sequence[str]) -> str:
     return "the texts could not be encoded: expected a sequence of str"
 
 
-class LibraryTokenizer(Tokenizer):
+class TokenizersBackend(Tokenizer):
     """One that the `tokenizers` library runs; where it `is_bytes`, each letter of a piece stands for a byte."""
 
     def __init__(self, inner: Any, *, is_bytes: bool) -> None:
@@ -99,13 +99,13 @@ class LibraryTokenizer(Tokenizer):
             return f"<{number}>"  # a gap in the vocabulary
         if number in self._special:
             return piece
-        return piece_of_bytes(piece) if self._is_bytes else visible(piece.replace("▁", " "))
+        return display_bpe_token(piece) if self._is_bytes else display_token(piece.replace("▁", " "))
 
     def to_json(self) -> str:
         return self._inner.to_str()
 
 
-class BytePairs(LibraryTokenizer):
+class ByteLevelBPE(TokenizersBackend):
     """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
 
     A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
@@ -142,8 +142,8 @@ class BytePairs(LibraryTokenizer):
         return from_json, (self.to_json(),)
 
 
-def from_json(text: str) -> BytePairs:
-    return BytePairs(_inner(text))
+def from_json(text: str) -> ByteLevelBPE:
+    return ByteLevelBPE(_inner(text))
 
 
 def _inner(text: str) -> Any:
@@ -157,7 +157,7 @@ def _inner(text: str) -> Any:
 
 def train_bpe(
     source: Path | Iterable[str | Path], vocab_size: int, specials: Sequence[str] = (), *, min_frequency: int = 2
-) -> BytePairs:
+) -> ByteLevelBPE:
     """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
 
     The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
@@ -185,7 +185,7 @@ def train_bpe(
         show_progress=False,
     )
     inner.train_from_iterator(_texts(source), trainer)
-    return BytePairs(inner)
+    return ByteLevelBPE(inner)
 
 
 def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
@@ -204,7 +204,7 @@ _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one 
 
 
 def _role(role: str, what: str) -> property:
-    def number(self: Pieces) -> int:
+    def number(self: HFTokenizer) -> int:
         if role not in self.specials:
             raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
         return self._inner.token_to_id(self.specials[role])
@@ -212,7 +212,7 @@ def _role(role: str, what: str) -> property:
     return property(number)
 
 
-class Pieces(LibraryTokenizer):
+class HFTokenizer(TokenizersBackend):
     """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
 
     `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any."""
@@ -239,7 +239,7 @@ class Pieces(LibraryTokenizer):
         return _from_text, (self.to_json(), dict(self.specials))
 
 
-def load_pieces(folder: Path) -> Pieces:
+def load_hf_tokenizer(folder: Path) -> HFTokenizer:
     """The tokenizer of a folder that its maker's library wrote."""
     path = folder / FILE_NAME
     specials: dict[str, str] = {}
@@ -247,15 +247,15 @@ def load_pieces(folder: Path) -> Pieces:
         specials |= _specials(beside) if beside.is_file() else {}
     if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
         inner, own = read_sentence_pieces(others[0])
-        return Pieces(inner, own | specials)
+        return HFTokenizer(inner, own | specials)
     try:
         return _from_text(path.read_text(encoding="utf-8"), specials)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} is not a tokenizer: {error}") from error
 
 
-def _from_text(text: str, specials: Mapping[str, str]) -> Pieces:
-    return Pieces(_inner(text), specials)
+def _from_text(text: str, specials: Mapping[str, str]) -> HFTokenizer:
+    return HFTokenizer(_inner(text), specials)
 
 
 def _specials(path: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The data sets this project knows, and how their files are fetched so that they are whole or not there.
 
 None is part of the package. `fetch(name, folder)` brings one where a network allows; a copy got in any other way serves
-as well, and `recognise(path)` says whether a file is one of those known. A checksum that is not known is None: such a
+as well, and `identify(path)` says whether a file is one of those known. A checksum that is not known is None: such a
 file is then checked by its structure alone, and the listing says so.
 
 What has arrived of a file stays in `NAME.part`, and a fetch that broke off goes on there: the server is asked for the
@@ -33,7 +33,7 @@ _RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remote:
+class Download:
     """A file somewhere: its address, its name here, and what it must be. An unknown checksum is None."""
 
     url: str
@@ -48,7 +48,7 @@ class Remote:
 
 
 def fetch_file(
-    remote: Remote,
+    remote: Download,
     folder: Path | str,
     *,
     tries: int = 5,
@@ -96,7 +96,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _why_wrong(remote: Remote, path: Path) -> str | None:
+def _why_wrong(remote: Download, path: Path) -> str | None:
     """What a file is instead of the one that is known; None where it is that."""
     if remote.size is not None and (size := path.stat().st_size) != remote.size:
         return f"{size:,} bytes, expected {remote.size:,}: it is not the file that is known"
@@ -105,7 +105,7 @@ def _why_wrong(remote: Remote, path: Path) -> str | None:
     return None
 
 
-def _continue(remote: Remote, part: Path, *, timeout: float, progress: Progress | None) -> None:
+def _continue(remote: Download, part: Path, *, timeout: float, progress: Progress | None) -> None:
     """Ask for what is missing and add it; return when the file is all there."""
     have, version = _what_is_there(remote, part)
     if remote.size is not None and have == remote.size:
@@ -156,7 +156,7 @@ def _note(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
-def _what_is_there(remote: Remote, part: Path) -> tuple[int, str | None]:
+def _what_is_there(remote: Download, part: Path) -> tuple[int, str | None]:
     """The bytes that can be gone on from, and the version of the file they are of."""
     try:
         note = json.loads(_note(part).read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ def _forget(part: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownFile:
+class DatasetFile:
     """A file that may lie on a user's disk: recognised by its checksum, wherever it came from."""
 
     name: str
@@ -194,8 +194,8 @@ class DataSet:
     description: str
     licence: str
     origin: str  # where it comes from, and how to get it where there is no address
-    remotes: tuple[Remote, ...] = ()
-    copies: tuple[KnownFile, ...] = ()
+    remotes: tuple[Download, ...] = ()
+    copies: tuple[DatasetFile, ...] = ()
 
     @property
     def size(self) -> int | None:
@@ -217,15 +217,15 @@ def _known() -> Iterator[DataSet]:
     """The table in known.toml. A remote file is called by the last part of its address, unless told otherwise."""
     table = tomllib.loads((Path(__file__).parent / "known.toml").read_text(encoding="utf-8"))
     for name, row in table.items():
-        remotes = tuple(Remote(**{"name": Path(file["url"]).name} | file) for file in row.pop("remotes", ()))
-        copies = tuple(KnownFile(**file) for file in row.pop("copies", ()))
+        remotes = tuple(Download(**{"name": Path(file["url"]).name} | file) for file in row.pop("remotes", ()))
+        copies = tuple(DatasetFile(**file) for file in row.pop("copies", ()))
         yield DataSet(name=name, **row, remotes=remotes, copies=copies)
 
 
 KNOWN: tuple[DataSet, ...] = tuple(_known())
 
 
-def find(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
+def get_dataset(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     """The data set of a name."""
     return chosen(name, {item.name: item for item in known}, "no data set is called")
 
@@ -234,7 +234,7 @@ def fetch(
     name: str | DataSet, folder: Path | str, *, progress: Progress | None = None, tries: int = 5, pause: float = 1.0
 ) -> list[Path]:
     """Bring the files of a data set into a folder: resumed where it broke off, checked, whole or absent."""
-    item = find(name) if isinstance(name, str) else name
+    item = get_dataset(name) if isinstance(name, str) else name
     if not item.remotes:
         raise DataError(f"{item.name} has nothing to fetch: it comes from elsewhere ({item.origin})")
     paths = []
@@ -265,11 +265,11 @@ def _check_structure(item: DataSet, path: Path) -> None:
         raise StorageError(f"what arrived for {item.name} is not such data ({error}); it is kept as {aside}") from error
 
 
-def recognise(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataSet, str] | None:
+def identify(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataSet, str] | None:
     """The data set a local file belongs to and its usual name, by its checksum; None where it is unknown."""
     digest = files.sha256(Path(path))
     for item in known:
-        kept: tuple[KnownFile | Remote, ...] = (*item.copies, *item.remotes)
+        kept: tuple[DatasetFile | Download, ...] = (*item.copies, *item.remotes)
         for file in kept:
             if file.sha256 == digest:
                 return item, file.name

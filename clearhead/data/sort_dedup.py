@@ -73,21 +73,21 @@ class Inputs(Value):
         keys = (self.seed, stream, trial, rows)
         wide = (self.seed, stream, trial, rows[:, None])
         places = torch.tensor(self.lengths, device=rows.device)
-        lengths = places[draws.below(len(places), _LENGTH, *keys)]
+        lengths = places[draws.randint(len(places), _LENGTH, *keys)]
         is_narrow = draws.uniform(_NARROW, 0, *keys) < self.narrow
         # A narrow example uses only the first few letters of an alphabet in random order.
-        known = torch.where(is_narrow, draws.below(self.n_symbols, _NARROW, 1, *keys) + 1, self.n_symbols)
+        known = torch.where(is_narrow, draws.randint(self.n_symbols, _NARROW, 1, *keys) + 1, self.n_symbols)
         symbols = torch.arange(self.n_symbols, device=rows.device)
         columns = torch.arange(max(self.lengths), device=rows.device)
-        order = torch.argsort(draws.bits(_ORDER, *wide, symbols), dim=1)  # (B, n_symbols)
-        return order.gather(1, draws.below(known[:, None], _LETTER, *wide, columns)), lengths
+        order = torch.argsort(draws.random_bits(_ORDER, *wide, symbols), dim=1)  # (B, n_symbols)
+        return order.gather(1, draws.randint(known[:, None], _LETTER, *wide, columns)), lengths
 
 
 def is_held_out(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Whether an input is one of those kept for validation: a property of its letters alone."""
     columns = torch.arange(letters.shape[1], device=letters.device)
-    content = draws.bits(_CONTENT, letters, columns).masked_fill(~inside(lengths, letters.shape[1]), 0).sum(1)
-    return draws.below(_ONE_IN, _CONTENT, lengths, content) == 0
+    content = draws.random_bits(_CONTENT, letters, columns).masked_fill(~inside(lengths, letters.shape[1]), 0).sum(1)
+    return draws.randint(_ONE_IN, _CONTENT, lengths, content) == 0
 
 
 def held_out(inputs: Inputs, n_examples: int) -> Letters:
@@ -111,7 +111,7 @@ def held_out(inputs: Inputs, n_examples: int) -> Letters:
 class SortSplit(Split[TokenBatch]):
     """Examples made from inputs: a choice of them or, without one, new ones in every epoch, none of them held out."""
 
-    moves: ClassVar[tuple[str, ...]] = ("_letters", "_n_in")
+    device_attrs: ClassVar[tuple[str, ...]] = ("_letters", "_n_in")
 
     def __init__(self, inputs: Inputs, n_examples: int, chosen: Letters | None = None) -> None:
         self.inputs, self.n_examples, self._is_chosen = inputs, n_examples, chosen is not None

@@ -184,7 +184,7 @@ class StreamSplit(Split[SpeechBatch]):
     """Streams without end: row r of epoch e is always the same one. `delay` is how many seconds after its end a digit
     may still be written down (None: whenever)."""
 
-    moves = ("_sound", "_noise", "_clips")
+    device_attrs = ("_sound", "_noise", "_clips")
 
     def __init__(
         self, recordings: Recordings, mel: Mel, streams: Streams, *, n: int, delay: float | None = None, seed: int = 0
@@ -220,7 +220,7 @@ class StreamSplit(Split[SpeechBatch]):
         # Streams of one length are what batches like best, and others are only known once they are drawn.
         return torch.ones(self.n, 1, dtype=torch.int64)
 
-    def answers(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "B S"]:
+    def labels_of(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "B S"]:
         return self.recordings.digits[self._plan(rows, 0).clips]  # without making a sound
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> SpeechBatch:

@@ -22,7 +22,7 @@ from clearhead.data.files import Report
 from clearhead.data.pieces import train_bpe
 from clearhead.data.ragged import inside, round_up
 from clearhead.data.shards import Shards, is_shards
-from clearhead.data.tokenizers import Characters, Tokenizer
+from clearhead.data.tokenizers import CharTokenizer, Tokenizer
 from clearhead.errors import DataError
 from clearhead.values import Fraction, checked, require, whole
 
@@ -42,7 +42,7 @@ class RandomWindows:
         """Where the windows of these rows (B,) begin: drawn from the seed and the epoch."""
         most = f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}"
         require(n_ids <= _MOST_RANDOM, f"{most}; use ConsecutiveWindows(shifted=True)")
-        return draws.below(max(1, n_ids - context), _STARTS, seed, epoch, rows)
+        return draws.randint(max(1, n_ids - context), _STARTS, seed, epoch, rows)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ConsecutiveWindows(Value):
         if not self.shifted:
             return rows * context
         room = max(0, n_ids - 1 - self.count(n_ids, context) * context)
-        return rows * context + draws.below(room + 1, _PHASE, seed, epoch)
+        return rows * context + draws.randint(room + 1, _PHASE, seed, epoch)
 
 
 Windows: TypeAlias = RandomWindows | ConsecutiveWindows
@@ -136,7 +136,7 @@ class _Windows(Split[TokenBatch]):
 class WindowSplit(_Windows):
     """Windows over ids that are all there."""
 
-    moves = ("ids",)
+    device_attrs = ("ids",)
 
     def __init__(
         self, ids: Int[Tensor, " N"], *, context: int, windows: Windows, seed: int = 0, pad_id: int = 0
@@ -155,7 +155,7 @@ class ShardSplit(_Windows):
     Batches travel when they have been read. Where documents are kept `apart`, no token attends to another document, and
     the first token of one is not predicted from the end of the one before."""
 
-    reads = True
+    is_streaming = True
 
     def __init__(
         self, shards: Shards, first: int, last: int, *, context: int, windows: Windows, apart: bool, seed: int = 0
@@ -172,7 +172,7 @@ class ShardSplit(_Windows):
         return table
 
 
-class Text:
+class LanguageModeling:
     """The task: continue a text."""
 
     name = "text"
@@ -193,7 +193,7 @@ class Text:
         hold_out: float = 0.1,
         across_documents: bool = False,
         seed: int = 0,
-    ) -> Text:
+    ) -> LanguageModeling:
         """From a text file (or a folder with `input.txt`, or of shards), the last `hold_out` of it for validation.
 
         Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of
@@ -219,7 +219,7 @@ class Text:
         text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
-            tokenizer = Characters.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
+            tokenizer = CharTokenizer.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
         how["pad_id"] = tokenizer.pad_id
         train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **how)
         held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **how)

@@ -80,7 +80,7 @@ def as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
 _VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 
-def visible(piece: str) -> str:
+def display_token(piece: str) -> str:
     """A piece as it can stand in a picture: line ends and other controls as signs, blanks alone as ␣.
 
     A blank before a word stays, so that pieces of printable text joined are that text."""
@@ -98,7 +98,7 @@ def as_text(text: object) -> str:
     return text
 
 
-class Characters(Tokenizer):
+class CharTokenizer(Tokenizer):
     """An id for each character of an alphabet. One outside it is an error, or <unk> where `unknown` is set."""
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
@@ -115,7 +115,7 @@ class Characters(Tokenizer):
         self._id_of[_code_points(self.alphabet)] = ids
 
     @classmethod
-    def of(cls, text: str, *, unknown: bool = False) -> Characters:
+    def of(cls, text: str, *, unknown: bool = False) -> CharTokenizer:
         """The alphabet of a text, in the order of the code points."""
         return cls(sorted(set(text)), unknown=unknown)
 
@@ -132,7 +132,7 @@ class Characters(Tokenizer):
             at = int(strange[0])
             raise DataError(
                 f"character {text[at]!r} (number {at} of the text) is not in the alphabet of {len(self.alphabet)}: "
-                f"remove it, or use Characters(…, unknown=True), which reads it as {UNK}"
+                f"remove it, or use CharTokenizer(…, unknown=True), which reads it as {UNK}"
             )
         return ids
 
@@ -142,7 +142,7 @@ class Characters(Tokenizer):
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)
         numbers = as_list(ids, self.vocab_size)
-        return [visible(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
+        return [display_token(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
 
     def to_json(self) -> str:
         return json.dumps({"type": "characters", "alphabet": self.alphabet, "unknown": self.unknown}, indent=1)
@@ -209,7 +209,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             raise ConfigError(f"its content is a {type(fields).__name__}, expected an object")
         match fields:
             case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
-                return Characters(alphabet, unknown=unknown)
+                return CharTokenizer(alphabet, unknown=unknown)
             case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
                 return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
             case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:

@@ -102,7 +102,8 @@ def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
 class PairSplit(Split[PairBatch | PackedPairBatch]):
     """Encoded pairs. `sources` and `targets` are the texts of the rows, `report` what became of the file's rows."""
 
-    packs, moves = True, ("_source", "_target")
+    packable = True
+    device_attrs = ("_source", "_target")
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
         source = encode_sources(tokenizer, pairs.sources)
@@ -161,7 +162,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
         )
 
 
-class Translation:
+class TranslationTask:
     """The task: learn to write the second side of pairs from the first."""
 
     name = "translation"
@@ -181,7 +182,7 @@ class Translation:
         hold_out: float = 0.02,
         swap: bool = False,
         phrases: Sequence[tuple[str, str]] = (),
-    ) -> Translation:
+    ) -> TranslationTask:
         """From a file of pairs, or a folder with `train.tsv` and perhaps `dev.tsv` (also `.xz` or `.gz`).
 
         Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a tokenizer,

@@ -86,7 +86,7 @@ class Reading:
     def logits(self) -> Tensor:
         """(V,) of the token after the last; the logits of all the others are never made."""
         model: Any = self.trained.model
-        return (model.features(*self.inputs)[0, -1] @ model.vocabulary().T).float().cpu()
+        return (model.hidden_states(*self.inputs)[0, -1] @ model.lm_head_weight().T).float().cpu()
 
     def decoded(self, ids: Sequence[int]) -> str:
         """What these ids say, without those that end a text."""

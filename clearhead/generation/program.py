@@ -28,7 +28,7 @@ from clearhead.layers.norms import PlusOneRMSNorm
 from clearhead.masks import Causal, Mask
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
-from clearhead.models.stack import both
+from clearhead.models.stack import and_masks
 from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 
 _KNOWN = (
@@ -145,7 +145,7 @@ class Program:
         config = decoder.config
         self.decoder = decoder
         self.embedding = decoder.embedding
-        weight = decoder.vocabulary()
+        weight = decoder.lm_head_weight()
         self.device, self.dtype = weight.device, weight.dtype
         self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
         self.entrance = _norm(decoder.embedding_norm)
@@ -181,7 +181,7 @@ class Program:
         bias: Any = None
         if decoder.positions is not None and not decoder.adds_positions:
             bias = decoder.positions(T, T, 0, ids.device)
-        everything = both(self.mask, mask)
+        everything = and_masks(self.mask, mask)
         places = torch.arange(T, device=ids.device)
 
         def own(i: int, part: Attention, qkv: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class Program:
             out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask, scores=part.scores)
             return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
 
-        x = decoder.place(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
+        x = decoder.add_positions(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
         x = self._through(x, many_rows, own, cross)
         x = x.view(B, T, -1)
         x = x[:, -1].contiguous() if last is None else x.index_select(1, last).squeeze(1)
@@ -239,7 +239,7 @@ class Program:
 
     def _finished(self, products: Tensor) -> Tensor:
         scale = self.decoder.config.logit_scale
-        return self.decoder.finished(products if scale == 1 else products * scale)
+        return self.decoder.postprocess_logits(products if scale == 1 else products * scale)
 
     def enter(self, ids: Tensor, table: Tensor | None, length: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """The newest tokens (R,) as vectors (R, M) at their places, and how many tokens there are with them. `table`:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.pieces import FILES, Pieces, load_pieces
+from clearhead.data.pieces import FILES, HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.disk import read_json
 from clearhead.errors import DataError, StorageError, needing
@@ -48,7 +48,7 @@ class Source(ABC):
     dtypes: Mapping[str, torch.dtype | str]  # a string names one that holds no plain floating-point numbers
 
     @abstractmethod
-    def tokenizer(self) -> Pieces:
+    def tokenizer(self) -> HFTokenizer:
         """The tokenizer that came with the weights; a `DataError` where none did."""
 
     @abstractmethod
@@ -107,10 +107,10 @@ class Folder(Source):
         with storage.opened(file, "cpu") as opened:
             return dict.fromkeys(opened.keys(), file)
 
-    def tokenizer(self) -> Pieces:
+    def tokenizer(self) -> HFTokenizer:
         if not any((self.path / name).is_file() for name in (FILE_NAME, *FILES)):
             raise DataError(f"{self.path} has no {FILE_NAME}: copy the one that its model was trained with there")
-        return load_pieces(self.path)
+        return load_hf_tokenizer(self.path)
 
     def generation(self) -> Mapping[str, Any]:
         path = self.path / GENERATION
@@ -223,7 +223,7 @@ class GGUF(Source):
         config["tie_word_embeddings"] = "lm_head.weight" not in self._tensors
         return config
 
-    def tokenizer(self) -> Pieces:
+    def tokenizer(self) -> HFTokenizer:
         """Byte-level BPE from the file's own tokens and merges; SentencePiece models are not rebuilt here."""
         kind, cut = self.fields.get("tokenizer.ggml.model"), self.fields.get("tokenizer.ggml.pre", "default")
         if kind != "gpt2" or cut not in _CUTS:
@@ -249,7 +249,7 @@ class GGUF(Source):
             inner.post_processor = processors.TemplateProcessing(
                 single=f"{first} $A", special_tokens=[(first, ids["bos_token"])]
             )
-        return Pieces(inner, names)
+        return HFTokenizer(inner, names)
 
     def generation(self) -> Mapping[str, Any]:
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}

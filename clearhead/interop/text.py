@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead.data.pieces import Pieces
+from clearhead.data.pieces import HFTokenizer
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.disk import read_json
 from clearhead.errors import ConfigError, StorageError
@@ -28,7 +28,7 @@ def companions(source: Source) -> dict[str, str]:
         raise StorageError(f"a file beside the weights in {source.path} is not text: {error}") from error
 
 
-def tokenizer_of(source: Source) -> Pieces:
+def tokenizer_of(source: Source) -> HFTokenizer:
     """The tokenizer that came with a model; one that has ids beyond the model's vocabulary is refused."""
     pieces = source.tokenizer()
     half = source.config.get("text_config")  # of CLIP

@@ -21,7 +21,7 @@ from clearhead.generation.ctc import decode
 from clearhead.look.album import AttentionReport, Labels, build_report
 from clearhead.look.question import ModelInputs
 from clearhead.look.trace import Trace, trace
-from clearhead.models import SpeechEncoder, VisionTransformer
+from clearhead.models import CTCEncoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
@@ -37,7 +37,7 @@ def attention_report(trained: Trained, given: str, *, how: How = DEFAULT, data: 
     if trained.task == "digits":
         return report_for_image(trained, read_image(trained, given, data), name=Path(given).name)
     if trained.task == "speech":
-        rate = trained.model.config.mel.sample_rate if isinstance(trained.model, SpeechEncoder) else None
+        rate = trained.model.config.mel.sample_rate if isinstance(trained.model, CTCEncoder) else None
         return report_for_audio(trained, audio.read(given, rate).samples, name=Path(given).name)
     inputs: Any = model_inputs(trained, given)
     return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
@@ -133,16 +133,16 @@ def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> Attentio
 def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
     """A sound and what is heard in it: which moments look at which, over its spectrogram."""
     model = trained.model
-    if not isinstance(model, SpeechEncoder):
+    if not isinstance(model, CTCEncoder):
         raise no_attention_error(trained)
-    mel, stacked = model.config.mel, model.config.n_stacked
+    mel, stacked = model.config.mel, model.config.frame_stacking
     if mel.n_frames(len(samples)) < stacked:
         raise DataError(f"{name} is too short: {len(samples)} samples, and a moment of {trained.name} takes more")
     frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL * mel.sample_rate)))[None])  # as a listener hears it
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
     heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}
-    names = [f"{heard.get(n, '')} {n * model.config.moment:.2f} s".lstrip() for n in range(len(logits))]
+    names = [f"{heard.get(n, '')} {n * model.config.frame_seconds:.2f} s".lstrip() for n in range(len(logits))]
     shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low notes below
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
     image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)
@@ -154,7 +154,7 @@ def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: st
 
 def image_input(trained: Trained, pixels: Tensor) -> Tensor:
     """A picture (height, width) of bytes as its model is called with it."""
-    choice: Any = getattr(trained.recipe.data, "normalise", None)
+    choice: Any = getattr(trained.recipe.data, "normalize", None)
     if choice is None:
         name = trained.name
         raise DataError(f"{name} does not say how its pictures were normalised: train it again, its folder will")

@@ -1,6 +1,6 @@
 """Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
 
-The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `SpeechEncoder`, `DualEncoder`), the
+The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `CTCEncoder`, `DualEncoder`), the
 presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder."""
 
 from __future__ import annotations
@@ -32,16 +32,65 @@ from clearhead.models.presets import (
 )
 from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
-from clearhead.models.speech import Pace, SoundConfig, SoundEncoder, SpeechConfig, SpeechEncoder
+from clearhead.models.speech import AudioEncoder, AudioEncoderConfig, CTCEncoder, CTCEncoderConfig, StreamingSpec
 from clearhead.models.storage import load, save
-from clearhead.models.vision import Cls, ClsAndMean, Distilled, Mean, VisionConfig, VisionTransformer
+from clearhead.models.vision import (
+    ClsMeanPooling,
+    ClsPooling,
+    DistillationPooling,
+    MeanPooling,
+    VisionConfig,
+    VisionTransformer,
+)
 
 __all__ = [
-    "PRESETS", "Autoencoder", "AutoencoderConfig", "Cls", "ClsAndMean", "Config", "ConvNet", "ConvNetConfig", "Decoder",
-    "DecoderConfig", "Distilled", "DualEncoder", "DualEncoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder",
-    "EncoderDecoderConfig", "LogisticRegression", "LogisticRegressionConfig", "Mean", "Pace", "Recurrent",
-    "RecurrentCache", "RecurrentConfig", "RecurrentSeq2Seq", "RecurrentSeq2SeqConfig", "SoundConfig", "SoundEncoder",
-    "SpeechConfig", "SpeechEncoder", "VisionConfig", "VisionTransformer", "bert_base", "gpt2", "gpt2_large",
-    "gpt2_medium", "gpt2_xl", "load", "save", "tiny_decoder", "tiny_encoder", "tiny_encoder_decoder", "tiny_speech",
-    "tiny_vision", "transformer_base", "transformer_big", "vit_base", "vit_small", "vit_tiny",
-]  # fmt: skip
+    "PRESETS",
+    "AudioEncoder",
+    "AudioEncoderConfig",
+    "Autoencoder",
+    "AutoencoderConfig",
+    "CTCEncoder",
+    "CTCEncoderConfig",
+    "ClsMeanPooling",
+    "ClsPooling",
+    "Config",
+    "ConvNet",
+    "ConvNetConfig",
+    "Decoder",
+    "DecoderConfig",
+    "DistillationPooling",
+    "DualEncoder",
+    "DualEncoderConfig",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "LogisticRegression",
+    "LogisticRegressionConfig",
+    "MeanPooling",
+    "Recurrent",
+    "RecurrentCache",
+    "RecurrentConfig",
+    "RecurrentSeq2Seq",
+    "RecurrentSeq2SeqConfig",
+    "StreamingSpec",
+    "VisionConfig",
+    "VisionTransformer",
+    "bert_base",
+    "gpt2",
+    "gpt2_large",
+    "gpt2_medium",
+    "gpt2_xl",
+    "load",
+    "save",
+    "tiny_decoder",
+    "tiny_encoder",
+    "tiny_encoder_decoder",
+    "tiny_speech",
+    "tiny_vision",
+    "transformer_base",
+    "transformer_big",
+    "vit_base",
+    "vit_small",
+    "vit_tiny",
+]

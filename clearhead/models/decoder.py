@@ -8,7 +8,9 @@ where it stopped, at the price of the new tokens only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +20,23 @@ from clearhead.attention import KVCache
 from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, causal
-from clearhead.models.stack import Stack, TextConfig, both, check_ids
+from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
 from clearhead.values import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriterConfig(TextConfig):
+class LMConfig(TextConfig):
     """What the Transformers that write text have in common besides: how their last features become logits."""
 
-    tied: bool = True  # logits from the embedding matrix itself
+    renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings", "logit_cap": "logit_softcap"}
+    tie_embeddings: bool = True  # logits from the embedding matrix itself
     logit_bias: bool = False  # a learned number a token, added to its logit, as in Marian
     logit_scale: Positive = 1.0  # of the features, before they meet the vocabulary; T5 has 1 / √d_model
-    logit_cap: Positive | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
+    logit_softcap: Positive | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(WriterConfig):
+class DecoderConfig(LMConfig):
     """`Decoder`'s configuration. `mask` is the pattern of its self-attention, such as `causal() & window(256, 0)`."""
 
     n_layers: Count
@@ -53,7 +56,7 @@ class Decoder(Stack):
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention)
         self.config = config
-        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.logit_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.logit_bias else None
         config.init.apply(self, config.n_layers)
 
@@ -72,20 +75,20 @@ class Decoder(Stack):
         `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
         stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
         which of the memory's tokens count, usually `padding(source_lengths)`."""
-        x = self.features(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
+        x = self.hidden_states(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
         if self.head is None:
             return self._capped(self.embedding.logits(x, self.logit_bias))
-        return self.finished(self.head(x))
+        return self.postprocess_logits(self.head(x))
 
-    def finished(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
+    def postprocess_logits(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
         """The logits, from the products of features and vocabulary: with the bias and the cap, where there are such."""
         return self._capped(products if self.logit_bias is None else products + self.logit_bias)
 
     def _capped(self, logits: Tensor) -> Tensor:
-        cap = self.config.logit_cap
+        cap = self.config.logit_softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 
-    def features(
+    def hidden_states(
         self,
         ids: Int[Tensor, "B T"],
         *,
@@ -103,10 +106,12 @@ class Decoder(Stack):
             raise ShapeError(
                 "got memory, but this decoder has no cross-attention; set cross_attention=True in its config"
             )
-        x = self.place(self.embedding(ids), positions, 0 if cache is None else cache.length)
-        x = self.run(x, mask=both(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache)
+        x = self.add_positions(self.embedding(ids), positions, 0 if cache is None else cache.length)
+        x = self.run_blocks(
+            x, mask=and_masks(self.config.mask, mask), memory=memory, memory_mask=memory_mask, cache=cache
+        )
         return x if self.config.logit_scale == 1 else x * self.config.logit_scale
 
-    def vocabulary(self) -> Float[Tensor, "V M"]:
+    def lm_head_weight(self) -> Float[Tensor, "V M"]:
         """The matrix by which features become logits: `forward` is `features` times its transpose, `finished`."""
         return self.embedding.weight if self.head is None else self.head.weight

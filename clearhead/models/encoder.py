@@ -7,7 +7,9 @@ Ids in, one vector a token out; what to do with the vectors is the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ from clearhead._shapes import Float, Int
 from clearhead.errors import ShapeError
 from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
-from clearhead.models.stack import Stack, TextConfig, both, check_ids
+from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
 from clearhead.positions import Sinusoidal
 from clearhead.values import Count, Natural, require
 
@@ -25,11 +27,12 @@ from clearhead.values import Count, Natural, require
 class EncoderConfig(TextConfig):
     """`Encoder`'s configuration. `mask` is the pattern of its self-attention, which padding is added to at run time."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"d_embedding": "embedding_dim"}
     n_layers: Count
     mask: Mask = full()
     n_segments: Natural = 0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
     pooler: bool = False  # a last map of the first token, for `pooled`
-    d_embedding: Count | None = None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
+    embedding_dim: Count | None = None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
     share_layers: bool = False  # one block's weights in all layers, as in ALBERT
     n_classes: Natural = 0  # that a text may be of, by a linear map of what the pooler gives
 
@@ -41,8 +44,8 @@ class EncoderConfig(TextConfig):
             "one; set pooler=True",
         )
         require(
-            not isinstance(self.positions, Sinusoidal) or (self.d_embedding or 2) % 2 == 0,
-            f"{self.owner}: Sinusoidal positions come in pairs and d_embedding {self.d_embedding} is odd; make it even",
+            not isinstance(self.positions, Sinusoidal) or (self.embedding_dim or 2) % 2 == 0,
+            f"{self.owner}: embedding_dim is {self.embedding_dim}; expected an even number for Sinusoidal positions",
         )
         require(
             not self.share_layers or (self.first_norm and not self.layer_rotary),
@@ -59,7 +62,7 @@ class Encoder(Stack):
     embedding: TokenEmbedding
 
     def __init__(self, config: EncoderConfig) -> None:
-        width = config.d_embedding or config.d_model
+        width = config.embedding_dim or config.d_model
         embedding = TokenEmbedding(config.vocab_size, width, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
@@ -81,8 +84,8 @@ class Encoder(Stack):
         `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
         `segments` (B, T) says of which kind of text each token is (where there are any); None is the first."""
         check_ids(ids)
-        x = self.place(self._with_segments(self.embedding(ids), segments), positions)
-        return self.run(x, mask=both(self.config.mask, mask))
+        x = self.add_positions(self._with_segments(self.embedding(ids), segments), positions)
+        return self.run_blocks(x, mask=and_masks(self.config.mask, mask))
 
     def pooled(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
         """One vector a text, from what `forward` returned: tanh of a linear map of the first token, as BERT has it."""

@@ -15,16 +15,16 @@ from clearhead._shapes import Float, Int
 from clearhead.attention import KVCache
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
-from clearhead.models.decoder import Decoder, DecoderConfig, WriterConfig
+from clearhead.models.decoder import Decoder, DecoderConfig, LMConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
-from clearhead.models.speech import SoundConfig, SoundEncoder
+from clearhead.models.speech import AudioEncoder, AudioEncoderConfig
 from clearhead.models.stack import TextConfig, TransformerConfig
 from clearhead.positions import Positions, RelativeBias
 from clearhead.values import Count, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(WriterConfig):
+class EncoderDecoderConfig(LMConfig):
     """Both halves have the same sizes; `.encoder` and `.decoder` are the configurations of each.
 
     `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
@@ -59,20 +59,20 @@ class EncoderDecoderConfig(WriterConfig):
         )
 
     @property
-    def encoder(self) -> EncoderConfig | SoundConfig:
+    def encoder(self) -> EncoderConfig | AudioEncoderConfig:
         """The configuration of the reading half."""
         own: dict[str, Any] = {"n_layers": self.n_encoder_layers, "mask": self.encoder_mask}
         own["positions"] = self.encoder_positions or self.positions
         own["max_len"] = self.encoder_max_len or self.max_len
         if self.n_features is not None:
-            return SoundConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
+            return AudioEncoderConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
         own["vocab_size"] = self.source_vocab_size or self.vocab_size
         return EncoderConfig(**self._shared(TextConfig) | own)
 
     @property
     def decoder(self) -> DecoderConfig:
         """The configuration of the writing half."""
-        shared = self._shared(WriterConfig)
+        shared = self._shared(LMConfig)
         if isinstance(self.positions, RelativeBias):
             # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
@@ -88,7 +88,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder: Encoder | SoundEncoder = config.encoder.build()
+        self.encoder: Encoder | AudioEncoder = config.encoder.build()
         self.decoder = Decoder(config.decoder)
         if config.share_embeddings and isinstance(self.encoder, Encoder):
             self.decoder.embedding = self.encoder.embedding
@@ -113,16 +113,16 @@ class EncoderDecoder(nn.Module):
         memory, told = self._read(source, source_mask, target_mask, memory_mask, source_positions, target_positions)
         return self.decode(target, memory, **told)
 
-    def features(
+    def hidden_states(
         self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], **given: Any
     ) -> Float[Tensor, "B T M"]:
         """What `forward`, given the same, makes its logits of: for a loss that never has all of them at once."""
         memory, told = self._read(source, **given)
-        return self.decoder.features(target, memory=memory, **told)
+        return self.decoder.hidden_states(target, memory=memory, **told)
 
-    def vocabulary(self) -> Float[Tensor, "V M"]:
+    def lm_head_weight(self) -> Float[Tensor, "V M"]:
         """The matrix by which features become logits: `forward` is `features` times its transpose, finished."""
-        return self.decoder.vocabulary()
+        return self.decoder.lm_head_weight()
 
     @property
     def logit_bias(self) -> nn.Parameter | None:

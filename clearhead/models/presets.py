@@ -12,7 +12,7 @@ from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, Re
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.models.speech import SpeechConfig
+from clearhead.models.speech import CTCEncoderConfig
 from clearhead.models.vision import VisionConfig
 from clearhead.positions import Learned, Sinusoidal
 
@@ -22,7 +22,7 @@ def transformer_base() -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
         vocab_size=37_000, d_model=512, d_ff=2048, n_heads=8, n_encoder_layers=6, n_decoder_layers=6,
         dropout=0.1, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
-        scaled_embedding=True, tied=True, share_embeddings=True, init=Xavier(),
+        scaled_embedding=True, tie_embeddings=True, share_embeddings=True, init=Xavier(),
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def gpt2() -> DecoderConfig:
     return DecoderConfig(
         vocab_size=50_257, max_len=1024, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
-        positions=Learned(max_len=1024), tied=True, init=DepthScaled(std=0.02),
+        positions=Learned(max_len=1024), tie_embeddings=True, init=DepthScaled(std=0.02),
     )  # fmt: skip
 
 
@@ -107,9 +107,9 @@ def tiny_vision() -> VisionConfig:
     )
 
 
-def tiny_speech() -> SpeechConfig:
+def tiny_speech() -> CTCEncoderConfig:
     """A small encoder of speech that sees the last 64 moments."""
-    return SpeechConfig(d_model=32, n_layers=2, n_heads=4)
+    return CTCEncoderConfig(d_model=32, n_layers=2, n_heads=4)
 
 
 _BY_NAME = (gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, vit_tiny, vit_small, vit_base)

@@ -6,7 +6,7 @@ each direction runs over them, and everything is moved back, so no state ever pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
@@ -229,7 +229,8 @@ def check_ids(name: str, ids: Tensor) -> None:
 class NextToken(Value):
     """Logits of the next token at each place, (B, T, vocab_size). `tied`: from the embedding's own matrix."""
 
-    tied: bool = False
+    renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings"}
+    tie_embeddings: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,8 +283,8 @@ class Recurrent(nn.Module):
         self.stack = RecurrentStack(config.cell, M, M, config.n_layers, bidirectional=both_ways, dropout=config.dropout)
         self.dropout = nn.Dropout(config.dropout)
         n_out = config.task.n_classes if isinstance(config.task, Classify) else config.vocab_size
-        tied = isinstance(config.task, NextToken) and config.task.tied
-        self.head = None if tied else nn.Linear(self.stack.d_out, n_out)
+        tie_embeddings = isinstance(config.task, NextToken) and config.task.tie_embeddings
+        self.head = None if tie_embeddings else nn.Linear(self.stack.d_out, n_out)
 
     def forward(
         self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, cache: RecurrentCache | None = None

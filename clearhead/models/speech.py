@@ -1,4 +1,4 @@
-"""Encoders that hear: frames of sound in, one vector (`SoundEncoder`) or one score a symbol (`SpeechEncoder`) for each
+"""Encoders that hear: frames of sound in, one vector (`AudioEncoder`) or one score a symbol (`CTCEncoder`) for each
 moment out.
 
 The first is the hearing half of an encoder-decoder (Whisper). The second is for connectionist temporal classification
@@ -6,14 +6,16 @@ The first is the hearing half of an encoder-decoder (Whisper). The second is for
 a model for whole recordings from one for a stream: what is trained in parallel under the mask runs piece by piece with
 a `KVCache`.
 
-    B recordings   T frames   F features   N moments (2 or `n_stacked` frames each)   M model width   V symbols
+    B recordings   T frames   F features   N moments (2 or `frame_stacking` frames each)   M model width   V symbols
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ from clearhead.audio import Mel
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.layers import FrameEmbedding, SoundEmbedding
 from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, lookback, padding, window
-from clearhead.models.stack import Stack, TransformerConfig, both
+from clearhead.models.stack import Stack, TransformerConfig, and_masks
 from clearhead.positions import ALiBi, NoPositions, Positions, RelativeBias, Sinusoidal
 from clearhead.values import Count, Natural, Positive
 
@@ -32,8 +34,8 @@ _FRAMES = "frames"  # the part of a cache that keeps the last of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundConfig(TransformerConfig):
-    """`SoundEncoder`'s configuration; `max_len` is the number of moments, two frames each, that it is meant for."""
+class AudioEncoderConfig(TransformerConfig):
+    """`AudioEncoder`'s configuration; `max_len` is the number of moments, two frames each, that it is meant for."""
 
     n_layers: Count
     n_features: Count = 80
@@ -45,14 +47,14 @@ class SoundConfig(TransformerConfig):
         super().validate()
         self.check_positions(self.positions)
 
-    def build(self) -> SoundEncoder:
-        return SoundEncoder(self)
+    def build(self) -> AudioEncoder:
+        return AudioEncoder(self)
 
 
-class SoundEncoder(Stack):
+class AudioEncoder(Stack):
     """A stack of self-attention blocks behind a front of convolutions."""
 
-    def __init__(self, config: SoundConfig) -> None:
+    def __init__(self, config: AudioEncoderConfig) -> None:
         embedding = SoundEmbedding(config.n_features, config.d_model)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
@@ -62,19 +64,30 @@ class SoundEncoder(Stack):
         self, frames: Float[Tensor, "B T F"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B N M"]:
         """One vector a moment. `mask` speaks of moments, of which there are half as many as frames."""
-        return self.run(self.place(self.embedding(frames), positions), mask=both(self.config.mask, mask))
+        return self.run_blocks(
+            self.add_positions(self.embedding(frames), positions), mask=and_masks(self.config.mask, mask)
+        )
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How a mask runs on a stream: `step` moments at a time, of which `kept` have to be remembered (None: all)."""
+class StreamingSpec:
+    """How a model with a given mask runs on a stream.
 
-    step: int
-    kept: int | None
+    Attributes:
+        chunk: Number of frames of the encoder that are processed together.
+        left_context: Number of earlier frames that the cache must contain; None for all of them.
+    """
+
+    chunk: int
+    left_context: int | None
 
     @classmethod
-    def of(cls, mask: Mask) -> Pace:
-        """The pace of a mask; a `ConfigError` where it cannot be run on a stream."""
+    def of(cls, mask: Mask) -> StreamingSpec:
+        """Return the specification of a mask.
+
+        Raises:
+            ConfigError: The look-ahead of the mask is not bounded.
+        """
         kinds = [atom.leaf for atom in leaves(mask)]
         strange = [leaf for leaf in kinds if not isinstance(leaf, (Causal, Window, Blocks))]
         step = math.lcm(*(leaf.size for leaf in kinds if isinstance(leaf, Blocks)))
@@ -92,16 +105,17 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechConfig(TransformerConfig):
-    """`SpeechEncoder`'s configuration. Features are normalised by two fixed numbers: a stream has no statistics yet.
+class CTCEncoderConfig(TransformerConfig):
+    """`CTCEncoder`'s configuration. Features are normalised by two fixed numbers: a stream has no statistics yet.
 
     Positions are distances: those go on for hours without losing digits."""
 
     n_layers: Count
     n_symbols: Count = 10
     mel: Mel = Mel()
-    n_stacked: Count = 2  # frames to a moment
-    n_earlier: Natural = 6  # frames before them that it is made of, too
+    renamed_fields: ClassVar[Mapping[str, str]] = {"n_stacked": "frame_stacking", "n_earlier": "left_frames"}
+    frame_stacking: Count = 2  # frames to a moment
+    left_frames: Natural = 6  # frames before them that it is made of, too
     mask: Mask = causal() & window(64, 0)
     positions: ALiBi | RelativeBias | NoPositions = RelativeBias()
     mean: float = 0.0  # of the features, in training
@@ -113,28 +127,28 @@ class SpeechConfig(TransformerConfig):
         return self.n_symbols
 
     @property
-    def moment(self) -> float:
+    def frame_seconds(self) -> float:
         """Seconds from one moment to the next."""
-        return self.n_stacked * self.mel.hop / self.mel.sample_rate
+        return self.frame_stacking * self.mel.hop / self.mel.sample_rate
 
-    def build(self) -> SpeechEncoder:
-        return SpeechEncoder(self)
+    def build(self) -> CTCEncoder:
+        return CTCEncoder(self)
 
 
-class SpeechEncoder(Stack):
+class CTCEncoder(Stack):
     """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
 
-    def __init__(self, config: SpeechConfig) -> None:
-        embedding = FrameEmbedding(config.mel.n_mels, config.n_stacked, config.d_model, earlier=config.n_earlier)
+    def __init__(self, config: CTCEncoderConfig) -> None:
+        embedding = FrameEmbedding(config.mel.n_mels, config.frame_stacking, config.d_model, earlier=config.left_frames)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         self.head = nn.Linear(config.d_model, config.n_symbols + 1)
         config.init.apply(self, config.n_layers)
 
     @cached_property
-    def pace(self) -> Pace:
+    def streaming(self) -> StreamingSpec:
         """How this model runs on a stream; a `ConfigError` where its mask cannot."""
-        return Pace.of(self.config.mask)
+        return StreamingSpec.of(self.config.mask)
 
     def forward(
         self,
@@ -147,35 +161,38 @@ class SpeechEncoder(Stack):
         """Logits of the symbols and, last, of the blank, for every moment.
 
         `lengths` counts the frames of each recording, where they differ; `mask` forbids more. With a cache, frames are
-        the next piece of a stream: a multiple of `n_stacked` of them and, where the mask has blocks, of whole blocks;
-        only the last piece may be shorter. What the mask cannot see any more is forgotten."""
+        the next chunk of a stream: a multiple of `frame_stacking` of them and, if the mask has blocks, of whole blocks;
+        only the last chunk may be shorter. Frames that the mask no longer attends to are evicted from the cache."""
         if cache is not None:
             self._check_piece(frames, lengths, cache)
         elif lengths is not None:
-            mask = both(padding(lengths // self.config.n_stacked), mask)
+            mask = and_masks(padding(lengths // self.config.frame_stacking), mask)
         frames = (frames - self.config.mean) / self.config.std
-        before = frames.new_zeros(len(frames), self.config.n_earlier, self.config.mel.n_mels)
+        before = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
         if cache is not None and cache.at(_FRAMES).holds_memory:
             before = cache.at(_FRAMES).recall()[0][:, 0]
-        x = self.run(self.place(self.embedding(frames, before)), mask=both(self.config.mask, mask), cache=cache)
+        x = self.run_blocks(
+            self.add_positions(self.embedding(frames, before)), mask=and_masks(self.config.mask, mask), cache=cache
+        )
         if cache is not None:
             self._keep(frames, before, cache)
         return self.head(x)
 
     def _keep(self, frames: Tensor, before: Tensor, cache: KVCache) -> None:
         """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
-        used = frames.shape[1] - frames.shape[1] % self.config.n_stacked
+        used = frames.shape[1] - frames.shape[1] % self.config.frame_stacking
         last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
         cache.at(_FRAMES).remember(last, last)
-        if self.pace.kept is not None:
-            extra = cache.length - self.pace.kept
-            cache.forget(max(0, extra - extra % self.pace.step))
+        if self.streaming.left_context is not None:
+            extra = cache.length - self.streaming.left_context
+            cache.forget(max(0, extra - extra % self.streaming.chunk))
 
     def _check_piece(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
         if lengths is not None:
             raise ShapeError("got lengths with a cache; the pieces of a stream are all of one length: leave them out")
-        if cache.length % self.pace.step:
+        if cache.length % self.streaming.chunk:
             raise ShapeError(
-                f"the stream went on after a piece that ended inside a block of {self.pace.step} moments; give pieces "
-                f"of {self.pace.step * self.config.n_stacked} frames, or multiples of it, and only at the end fewer"
+                f"the previous chunk of the stream ended inside a block of {self.streaming.chunk} encoder frames; "
+                f"expected a multiple of {self.streaming.chunk * self.config.frame_stacking} frames in all chunks but "
+                "the last"
             )

@@ -111,14 +111,14 @@ class Stack(nn.Module):
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
         self.adds_positions = positions.kind == "added"  # so that it matters where tokens are said to stand
-        own_width = getattr(config, "d_embedding", None)  # of what enters, where it is not that of the blocks
+        own_width = getattr(config, "embedding_dim", None)  # of what enters, where it is not that of the blocks
         width = own_width or config.d_model
         # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
         self.positions: nn.Module | None = None
         if positions.kind == "added" or positions.kind == "bias":
             self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
-        self.widen = None if own_width is None else nn.Linear(own_width, config.d_model)
+        self.embedding_proj = None if own_width is None else nn.Linear(own_width, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         turns: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
@@ -128,7 +128,7 @@ class Stack(nn.Module):
         # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
         self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 
-    def place(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
+    def add_positions(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
 
         `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given."""
@@ -142,9 +142,9 @@ class Stack(nn.Module):
                 "distances only (or nothing), which left-padding does not change; leave positions out"
             )
         x = self.dropout(self.embedding_norm(x))
-        return x if self.widen is None else self.widen(x)
+        return x if self.embedding_proj is None else self.embedding_proj(x)
 
-    def run(
+    def run_blocks(
         self,
         x: Tensor,
         *,
@@ -162,7 +162,7 @@ class Stack(nn.Module):
             for i in range(self.n_layers):
                 block = self.blocks[i % len(self.blocks)]  # one serves all layers where they share their weights
                 part = None if cache is None else cache.at(i)
-                own = both(self._masks[i % len(self._masks)], mask) if self._masks else mask
+                own = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
                 x = block(x, mask=own, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         return self.norm(x)
 
@@ -179,7 +179,7 @@ def check_ids(ids: Tensor, name: str = "ids") -> None:
         raise ShapeError(f"{got}; expected (batch, length): add the batch with ids[None]")
 
 
-def both(own: Mask, extra: Mask | None) -> Mask | None:
+def and_masks(own: Mask, extra: Mask | None) -> Mask | None:
     """The model's own mask and the caller's, together; None where neither forbids anything."""
     extra = None if extra is None else as_mask(extra)
     if own == full():

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from clearhead.values import Count, Natural, by, require
 
 
 @dataclass(frozen=True)
-class Cls:
+class ClsPooling:
     """The picture is summed up by one extra learned token, [CLS], that stands before the patches."""
 
     n_extra: ClassVar[int] = 1
@@ -34,7 +35,7 @@ class Cls:
 
 
 @dataclass(frozen=True)
-class Mean:
+class MeanPooling:
     """The picture is summed up by the mean over its patches; there is no extra token."""
 
     n_extra: ClassVar[int] = 0
@@ -46,7 +47,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class ClsAndMean:
+class ClsMeanPooling:
     """[CLS] and the mean over the patches side by side, as DINOv2 is classified."""
 
     n_extra: ClassVar[int] = 1
@@ -58,7 +59,7 @@ class ClsAndMean:
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistillationPooling:
     """Two extra tokens, each with a head of its own: [CLS] learnt from labels, the other from a teacher (DeiT).
 
     The logits are the mean of both. What `pool` returns is both tokens side by side."""
@@ -71,19 +72,20 @@ class Distilled:
         return x[:, :2].flatten(1)
 
 
-Pooling: TypeAlias = Cls | Mean | ClsAndMean | Distilled
+Pooling: TypeAlias = ClsPooling | MeanPooling | ClsMeanPooling | DistillationPooling
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(TransformerConfig):
     """`VisionTransformer`'s configuration. `positions=None` learns one for each place on the grid of patches."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"channels": "n_channels"}
     image_size: tuple[Count, Count]  # height, width
     patch_size: Count
     n_classes: Natural  # 0: no head, and the pooled features come out
     n_layers: Count
     n_channels: Count = 3
-    pooling: Pooling = Cls()
+    pooling: Pooling = ClsPooling()
     patch_bias: bool = True  # of the map that makes patches vectors
     n_registers: Natural = 0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
     positions: Positions | None = None
@@ -94,7 +96,7 @@ class VisionConfig(TransformerConfig):
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
     @property
-    def chosen_positions(self) -> Positions:
+    def resolved_positions(self) -> Positions:
         """`positions`, or its default."""
         return self.positions or Learned(grid=self.grid, n_extra=self.pooling.n_extra)
 
@@ -105,7 +107,7 @@ class VisionConfig(TransformerConfig):
             f"VisionConfig: an image of {by(self.image_size)} does not divide into patches of "
             f"{by((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
         )
-        positions = self.chosen_positions
+        positions = self.resolved_positions
         self.check_positions(positions)
         if isinstance(positions, Learned):
             fits = (self.grid, self.pooling.n_extra)
@@ -114,10 +116,6 @@ class VisionConfig(TransformerConfig):
                 f"VisionConfig: {positions} does not fit {by(self.grid)} patches and {fits[1]} extra token(s); "
                 f"leave positions out, or give Learned(grid={self.grid}, n_extra={fits[1]})",
             )
-
-    @classmethod
-    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"n_channels" if name == "channels" else name: value for name, value in fields.items()}
 
     def build(self) -> VisionTransformer:
         return VisionTransformer(self)
@@ -128,9 +126,9 @@ class VisionTransformer(Stack):
 
     def __init__(self, config: VisionConfig) -> None:
         embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
-        super().__init__(config, embedding, config.chosen_positions, n_layers=config.n_layers)
+        super().__init__(config, embedding, config.resolved_positions, n_layers=config.n_layers)
         self.config = config
-        M, n_classes, distilled = config.d_model, config.n_classes, isinstance(config.pooling, Distilled)
+        M, n_classes, distilled = config.d_model, config.n_classes, isinstance(config.pooling, DistillationPooling)
         self.cls = nn.Parameter(torch.empty(config.pooling.n_extra, M)) if config.pooling.n_extra else None
         self.registers = nn.Parameter(torch.empty(config.n_registers, M)) if config.n_registers else None
         self.head = nn.Linear(M if distilled else M * config.pooling.n_vectors, n_classes) if n_classes else None
@@ -147,10 +145,10 @@ class VisionTransformer(Stack):
         if self.cls is not None:
             x = torch.cat((self.cls.expand(x.shape[0], -1, -1), x), dim=1)  # (B, T, M)
         first, n = self.config.pooling.n_extra, self.config.n_registers
-        x = self.place(x)
+        x = self.add_positions(x)
         if self.registers is not None:
             x = torch.cat((x[:, :first], self.registers.expand(len(x), -1, -1), x[:, first:]), dim=1)
-        x = self.run(x)
+        x = self.run_blocks(x)
         x = torch.cat((x[:, :first], x[:, first + n :]), dim=1) if n else x
         pooled = self.config.pooling.pool(x)
         if self.head is None:

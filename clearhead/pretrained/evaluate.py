@@ -1,6 +1,6 @@
 """How good a trained model is, on data that it has not seen: the numbers on its card.
 
-Every task has a loss, a perplexity and an accuracy, over the labels one by one. Translation adds BLEU and chrF by
+Every task has a loss, a perplexity and an accuracy, over the labels one by one. TranslationTask adds BLEU and chrF by
 sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs. Speech
 has single recordings, of which all digits must be right, or streams with an error rate and latencies instead: how long
 after its end each digit is written down."""
@@ -20,10 +20,10 @@ from clearhead.data.batch import Batch, Split
 from clearhead.data.ctc import compared, written
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Speech
-from clearhead.data.translation import PairSplit, Translation, read_pairs
+from clearhead.data.translation import PairSplit, TranslationTask, read_pairs
 from clearhead.errors import ConfigError, DataError, needing
 from clearhead.generation import How, generate
-from clearhead.models import SpeechEncoder
+from clearhead.models import CTCEncoder
 from clearhead.pretrained.speak import GREEDY
 from clearhead.pretrained.store import Trained
 from clearhead.pretrained.translate import translate
@@ -98,7 +98,7 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
     if isinstance(recipe.data, TranslationData) and data is not None and Path(data).is_file():
         pairs = read_pairs(data, swap=recipe.data.swap)
         split = PairSplit(pairs, trained.tokenizer, max_tokens=recipe.data.max_tokens)
-        return split, Translation(split, split, trained.tokenizer)
+        return split, TranslationTask(split, split, trained.tokenizer)
     has_text = (trained.folder / "tokenizer.json").is_file()
     settings: DataConfig = recipe.data.at(data)
     if isinstance(settings, SpeechData):
@@ -181,9 +181,9 @@ class Heard:
 def hear(model: nn.Module, split: Split[Any], n: int | None = None, rows: int = 64) -> Heard:
     """Listens to the first `n` recordings of a part (None: all). A digit is written down when the likeliest class
     becomes it, and known when all that its moment sees has been heard."""
-    assert isinstance(model, SpeechEncoder)
+    assert isinstance(model, CTCEncoder)
     try:
-        step = model.pace.step
+        step = model.streaming.chunk
     except ConfigError:
         step = 0  # everything is known at the end, and nothing before
     exact = mistakes = digits = 0
@@ -193,7 +193,7 @@ def hear(model: nn.Module, split: Split[Any], n: int | None = None, rows: int = 
     for some in order.split(rows):
         batch = split.batch(some).to(device)
         logits = batch.logits(model)
-        stacked, mel = model.config.n_stacked, batch.mel
+        stacked, mel = model.config.frame_stacking, batch.mel
         answers = written(logits, batch.n_moments(logits))
         for answer, labels, spans, count, last in zip(
             answers, batch.labels.tolist(), batch.spans.tolist(), batch.counts, batch.n_moments(logits), strict=True

@@ -32,7 +32,7 @@ from clearhead.audio import Mel, samples
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import How, Limits, Times, generate
 from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
-from clearhead.models import SpeechEncoder
+from clearhead.models import CTCEncoder
 from clearhead.pretrained.speak import GREEDY, each
 from clearhead.values import Count, NotNegative, checked
 
@@ -221,12 +221,12 @@ class Listener:
     `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment. `silence` is how many
     seconds of it are heard after the end: a model that writes down what has been said needs a moment to do so."""
 
-    def __init__(self, model: SpeechEncoder, *, beam: int = 1, silence: float = 0.0) -> None:
+    def __init__(self, model: CTCEncoder, *, beam: int = 1, silence: float = 0.0) -> None:
         self.model, self._beam = model, checked(beam, "beam", Count)
         self._silence = checked(silence, "silence", NotNegative)
         self.rate = model.config.mel.sample_rate
         try:
-            self._step, self._streams = model.pace.step, True  # moments that are known together
+            self._step, self._streams = model.streaming.chunk, True  # moments that are known together
         except ConfigError:
             self._step, self._streams = 1 << 40, False  # none is known before the end
         self._frames: Tensor
@@ -235,9 +235,9 @@ class Listener:
     def feed(self, samples: Float[Tensor, " N"]) -> list[Event]:
         """What can be told now and could not before."""
         found: list[Event] = []
-        step = self._step * self.model.config.n_stacked
+        step = self._step * self.model.config.frame_stacking
         for part in samples.split(round(_PIECE * self.rate)):
-            self._frames = torch.cat((self._frames, self._mel.feed(part)))
+            self._frames = torch.cat((self._frames, self._mel.push(part)))
             ready = len(self._frames) // step * step
             found += self._told(self._run(self._frames[:ready]))
             self._frames = self._frames[ready:].clone()
@@ -248,7 +248,7 @@ class Listener:
         over = self._mel.n_samples / self.rate
         enough = over >= self.seconds(1)  # what is too short for a moment has said nothing
         found = self.feed(torch.zeros(round(self._silence * self.rate))) if enough else []
-        rest = torch.cat((self._frames, self._mel.finish()))
+        rest = torch.cat((self._frames, self._mel.flush()))
         found += self._told([*self._run(rest), *self._search.end()])
         self._begin()
         return [replace(one, start=min(one.start, over), end=min(one.end, over), known=over) for one in found]
@@ -261,13 +261,13 @@ class Listener:
 
     @torch.no_grad()
     def _run(self, frames: Tensor) -> list[Symbol]:
-        if len(frames) < self.model.config.n_stacked:
+        if len(frames) < self.model.config.frame_stacking:
             return []
         logits = self.model(frames[None].to(self.model.head.weight), cache=self._cache)[0]
         return self._search.feed(logits.float().log_softmax(-1))
 
     def _told(self, symbols: list[Symbol]) -> list[Event]:
-        moment, step, told = self.model.config.moment, self._step, self.seconds
+        moment, step, told = self.model.config.frame_seconds, self._step, self.seconds
         return [
             Event(str(one.id), one.start * moment, told(one.end), told(-(-one.known // step) * step), one.log_prob)
             for one in symbols
@@ -275,4 +275,4 @@ class Listener:
 
     def seconds(self, moments: int) -> float:
         """How long a sound has so many moments: the last frame of the last of them has come."""
-        return self.model.config.mel.end(moments * self.model.config.n_stacked - 1) / self.rate
+        return self.model.config.mel.end(moments * self.model.config.frame_stacking - 1) / self.rate

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from clearhead import interop
-from clearhead.data.pieces import BytePairs, Pieces
+from clearhead.data.pieces import ByteLevelBPE, HFTokenizer
 from clearhead.data.speech import TAIL
-from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, Characters, Symbols, Tokenizer, load_tokenizer
+from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, CharTokenizer, Symbols, Tokenizer, load_tokenizer
 from clearhead.errors import DataError
 from clearhead.generation import Limits
-from clearhead.models import Decoder, Encoder, EncoderDecoder, SpeechEncoder, VisionTransformer, storage
+from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
 from clearhead.pretrained import sound, speak
 from clearhead.pretrained.box import find, is_ours, read_card
 from clearhead.pretrained.translate import translate as texts_translated
@@ -31,7 +31,7 @@ from clearhead.training.recipe import Recipe
 
 # What a model can do that comes without a recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
-_TASKS |= {SpeechEncoder: "speech", VisionTransformer: "pictures"}
+_TASKS |= {CTCEncoder: "speech", VisionTransformer: "pictures"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Trained:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
         after the sounds that it was trained and measured with."""
         self.require("speech")
-        assert isinstance(self.model, SpeechEncoder)
+        assert isinstance(self.model, CTCEncoder)
         return sound.Listener(self.model, beam=beam, silence=TAIL)
 
     @property
@@ -171,9 +171,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Inner
 
-    if isinstance(tokenizer, BytePairs | Pieces):
+    if isinstance(tokenizer, ByteLevelBPE | HFTokenizer):
         return tokenizer.to_json()
-    if isinstance(tokenizer, Characters):
+    if isinstance(tokenizer, CharTokenizer):
         special, unknown = [PAD, BOS, EOS], [UNK] if tokenizer.unknown else []
         special += unknown
         words = {word: number for number, word in enumerate([*special, *tokenizer.alphabet])}

@@ -8,10 +8,10 @@ from clearhead._lazy import lazy
 
 if TYPE_CHECKING:
     from clearhead.training.config import EMA as EMA
+    from clearhead.training.config import CheckpointAverage as CheckpointAverage
     from clearhead.training.config import Constant as Constant
     from clearhead.training.config import EarlyStopping as EarlyStopping
-    from clearhead.training.config import InverseRoot as InverseRoot
-    from clearhead.training.config import LastK as LastK
+    from clearhead.training.config import InverseSqrt as InverseSqrt
     from clearhead.training.config import TrainConfig as TrainConfig
     from clearhead.training.config import WarmupCosine as WarmupCosine
     from clearhead.training.distributed import DDP as DDP

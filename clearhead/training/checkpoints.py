@@ -140,7 +140,7 @@ def _put_in_place(new: Path, final: Path) -> None:
 # ---------------------------------------------------------------------- finding
 
 
-def good_ones(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
+def valid_checkpoints(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
     """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
 
     `recipe` is the mark of the run that they must belong to."""
@@ -304,7 +304,7 @@ def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, checkp
 
 def seed(run_seed: int, world: World, step: int = 0) -> None:
     """Start this process's generators (dropout) in a place of their own."""
-    torch.manual_seed(int(draws.bits(_DROPOUT, run_seed, step, world.rank)) & (2**63 - 1))
+    torch.manual_seed(int(draws.random_bits(_DROPOUT, run_seed, step, world.rank)) & (2**63 - 1))
 
 
 def rng_tensors(world: World) -> dict[str, Tensor]:

@@ -14,14 +14,15 @@ end in them. The model itself is trained as if there were no average; validation
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from clearhead.config import Config, Value
-from clearhead.data.batches import ByCount, ByTokens, Packed
+from clearhead.data.batches import FixedSize, SequencePacking, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.training.distributed import DDP, FSDP, local
 from clearhead.values import Count, Fraction, Natural, NotNegative, Positive, Range, Rate, require, whole
@@ -73,7 +74,7 @@ class WarmupCosine(Value):
 
 
 @dataclass(frozen=True)
-class InverseRoot(Value):
+class InverseSqrt(Value):
     """A straight rise to `lr_max`, then a fall with the inverse square root of the step: the schedule of 2017.
 
         lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
@@ -84,7 +85,7 @@ class InverseRoot(Value):
     warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups
 
     @classmethod
-    def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseRoot:
+    def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseSqrt:
         """The paper's own scaling: lr(step) = d_model^−½ · min(step^−½, step · warmup_steps^−1½)."""
         return cls((d_model * warmup_steps) ** -0.5, warmup_steps)
 
@@ -134,7 +135,7 @@ class EMA(Value):
 
 
 @dataclass(frozen=True)
-class LastK(Value):
+class CheckpointAverage(Value):
     """The mean of the last `k` snapshots of the weights, one taken after every `every` updates."""
 
     k: Count = 5
@@ -183,25 +184,31 @@ class TrainConfig(Config):
     """The settings of a run. Give `steps` or `epochs`, not both."""
 
     # How long, and with how much at a time. An epoch counts as many updates as the first one has.
+    renamed_fields: ClassVar[Mapping[str, str]] = {
+        "consistency": "r_drop_alpha",
+        "recompute": "activation_checkpointing",
+    }
     steps: Count | None = None
     epochs: Count | None = None
-    batch: ByTokens | ByCount | Packed = ByTokens(4096, multiple=8)
+    batch: TokenBudget | FixedSize | SequencePacking = TokenBudget(4096, multiple=8)
     accumulation: Count = 1  # batches to one update
 
     # How fast.
-    schedule: WarmupCosine | InverseRoot | Constant = WarmupCosine()
+    schedule: WarmupCosine | InverseSqrt | Constant = WarmupCosine()
     weight_decay: NotNegative = 0.01
     betas: tuple[Rate, Rate] = (0.9, 0.98)
     eps: Positive = 1e-9
     clip: Positive | None = 1.0  # of the norm of all gradients together
     label_smoothing: Rate = 0.0
-    consistency: NotNegative = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
-    averaging: EMA | LastK | None = None
+    r_drop_alpha: NotNegative = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
+    averaging: EMA | CheckpointAverage | None = None
 
     # In which numbers, on what.
     precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; the weights stay float32
     compile: bool = False
-    recompute: bool = False  # keep only what each block was given, and compute it again in backward: less memory
+    activation_checkpointing: bool = (
+        False  # keep only what each block was given, and compute it again in backward: less memory
+    )
     device: str = "auto"  # a GPU where there is one
     parallel: DDP | FSDP | None = None  # None: DDP where torchrun starts several processes
     seed: Annotated[int, Range(least=0, most=2**63 - 1)] = 0
@@ -223,7 +230,7 @@ class TrainConfig(Config):
             self.rates(self.steps)
 
     @classmethod
-    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
         # The schedule was a word, and its numbers stood beside it.
         if isinstance(word := fields.get("schedule", "warmup-cosine"), str):
             numbers = {name: fields.pop(name) for name in ("lr_max", "warmup_steps") if name in fields}

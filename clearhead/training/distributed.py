@@ -49,7 +49,7 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest of the numbers that the processes have."""
         if self.size == 1:
             return number
@@ -65,7 +65,7 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process has."""
         return self.gather(value)[0]
 
@@ -74,7 +74,7 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def share(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """The model as this world trains it. Parameters keep their names, under `inner` where it is wrapped."""
         if self.parallel is None:
             return model
@@ -90,7 +90,7 @@ class World:
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
         return model
 
-    def accumulating(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    def no_sync(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Around each backward pass of one update: gradients travel between processes in the last one only."""
         if isinstance(self.parallel, FSDP):
             model.set_requires_gradient_sync(last)  # type: ignore[operator]

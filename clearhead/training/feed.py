@@ -20,14 +20,14 @@ from torch.fx.experimental import _config as symbols
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
-from clearhead.data.batches import Batches, ByCount, Size, examples_of
+from clearhead.data.batches import Batches, FixedSize, Size, examples_of
 
 _AHEAD = 4  # batches that are read before they are asked for
 _SHOWN = 16  # examples that are named
 
 
 @dataclass(frozen=True)
-class Taken:
+class BatchInfo:
     """Which examples one batch was made of, as it was planned for all processes together."""
 
     epoch: int
@@ -49,7 +49,7 @@ def kernels_for(size: Size) -> Iterator[None]:
     takes longer than many steps: other kernels are used, as they are for packed rows, whose masks they run faster.
     Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
     serves both."""
-    if isinstance(size, ByCount):
+    if isinstance(size, FixedSize):
         yield
         return
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -57,7 +57,7 @@ def kernels_for(size: Size) -> Iterator[None]:
         yield
 
 
-class Feed:
+class Prefetcher:
     """`next()` gives a batch and what it was made of, epoch after epoch without end.
 
     `place` is where the run stands: after the last batch that was handed out, however many have been read ahead."""
@@ -70,10 +70,10 @@ class Feed:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.reads else None
-        self._ahead: deque[Future[tuple[Batch, Taken]]] = deque()
+        self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.is_streaming else None
+        self._ahead: deque[Future[tuple[Batch, BatchInfo]]] = deque()
 
-    def next(self) -> tuple[Batch, Taken]:
+    def next(self) -> tuple[Batch, BatchInfo]:
         began = time.perf_counter()
         if self._stream is None:
             batch, taken = self._take()
@@ -111,7 +111,7 @@ class Feed:
             waiting.exception()
         self._ahead.clear()
 
-    def _take_aside(self, stream: torch.cuda.Stream) -> tuple[Batch, Taken]:
+    def _take_aside(self, stream: torch.cuda.Stream) -> tuple[Batch, BatchInfo]:
         current = torch.cuda.current_stream(self._device)
         before = current.record_event(torch.cuda.Event(enable_timing=True))
         with torch.cuda.stream(stream):
@@ -123,14 +123,14 @@ class Feed:
             tensor.record_stream(current)  # its memory must not be used again before the step is done
         return batch, taken
 
-    def _take(self) -> tuple[Batch, Taken]:
+    def _take(self) -> tuple[Batch, BatchInfo]:
         if self._reader is None:
             return self._make()
         while len(self._ahead) <= _AHEAD:
             self._ahead.append(self._reader.submit(self._make))
         return self._ahead.popleft().result()
 
-    def _make(self) -> tuple[Batch, Taken]:
+    def _make(self) -> tuple[Batch, BatchInfo]:
         # A fresh iterator each time goes on at `position`, also after a state was loaded. Where an epoch is over,
         # iterating has begun the next one, which is never empty.
         batch = next(self.batches.forever())
@@ -138,4 +138,4 @@ class Feed:
             batch = batch.pin_memory()
         number = self.batches.position - 1
         groups = self.batches.groups()
-        return batch, Taken(self.batches.epoch, number, len(groups), examples_of(groups[number]))
+        return batch, BatchInfo(self.batches.epoch, number, len(groups), examples_of(groups[number]))

@@ -35,7 +35,7 @@ else:
 
 
 @contextmanager
-def held(folder: Path, world: World) -> Iterator[None]:
+def run_lock(folder: Path, world: World) -> Iterator[None]:
     """Hold a run's folder, or say who does. The first process holds it for all; all are refused together."""
     file, refused = None, None
     if world.is_first:
@@ -43,7 +43,7 @@ def held(folder: Path, world: World) -> Iterator[None]:
             file = _hold(folder)
         except StorageError as error:
             refused = str(error)
-    if refused := world.from_first(refused):
+    if refused := world.broadcast(refused):
         raise StorageError(refused)
     try:
         yield

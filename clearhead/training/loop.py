@@ -23,10 +23,10 @@ from clearhead.errors import ClearheadError, ConfigError, StorageError
 from clearhead.training import checkpoints, optimiser
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
-from clearhead.training.feed import Feed, Taken, kernels_for
-from clearhead.training.passes import Passes, widest
+from clearhead.training.feed import BatchInfo, Prefetcher, kernels_for
+from clearhead.training.passes import StepRunner, widest
 from clearhead.training.progress import Log, Progress
-from clearhead.training.recipe import Recipe, export, own_recipe
+from clearhead.training.recipe import Recipe, export, recipe_from_model
 from clearhead.values import checked, require, shown
 
 MODEL = "model"  # the folder of the result, in that of the run
@@ -36,7 +36,7 @@ Ending = Literal["finished", "stopped early", "interrupted"]
 class DivergedError(ClearheadError, ArithmeticError):
     """The loss or its gradient is no longer a finite number. `step` and `batches` say where it happened."""
 
-    def __init__(self, step: int, batches: Sequence[Taken], checkpoint: Path | None) -> None:
+    def __init__(self, step: int, batches: Sequence[BatchInfo], checkpoint: Path | None) -> None:
         self.step, self.batches, self.checkpoint = step, tuple(batches), checkpoint
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint from before it"
         super().__init__(
@@ -47,7 +47,7 @@ class DivergedError(ClearheadError, ArithmeticError):
 
 
 @dataclass
-class Standing:
+class TrainerState:
     """Where a run stands, as plain values. `interval_…` is what has been summed up since the last row of the log."""
 
     step: int = 0
@@ -65,14 +65,14 @@ class Standing:
     waited: int = 0  # validations since the best
 
 
-def _standing_of(checkpoint: checkpoints.Checkpoint) -> Standing:
+def _standing_of(checkpoint: checkpoints.Checkpoint) -> TrainerState:
     """Return the trainer's state that a checkpoint contains."""
-    hints = get_type_hints(Standing)
+    hints = get_type_hints(TrainerState)
     try:
         values = checked(checkpoint.state.get("standing"), "standing", dict)
         if odd := sorted(values.keys() ^ hints.keys()):
             raise ConfigError(f"standing: expected the fields {', '.join(hints)}; missing or unknown: {shown(odd)}")
-        standing = Standing(**{name: checked(values[name], f"standing: {name}", hints[name]) for name in hints})
+        standing = TrainerState(**{name: checked(values[name], f"standing: {name}", hints[name]) for name in hints})
         require(standing.step == checkpoint.step, f"standing: step is {shown(standing.step)}, not {checkpoint.step}")
     except ConfigError as error:
         raise StorageError(f"{checkpoint.folder} is foreign: {error}") from error
@@ -101,16 +101,16 @@ class Trainer:
         recipe: Recipe | None = None,
     ) -> None:
         self.exported: Path | None = None  # the folder of the result
-        self.recipe, self.missing = own_recipe(model, task, config) if recipe is None else (recipe, [])
+        self.recipe, self.missing = recipe_from_model(model, task, config) if recipe is None else (recipe, [])
         self.task, self.config, self.folder, self.mark = task, config, folder, mark
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = Progress() if progress is None or not self.world.is_first else progress
         self._rows: Log | None = None  # of the run that goes on, in the first process
         device = self.world.device
         self.batches = self._batches(task.train, shuffle=True)
-        self.feed = Feed(self.batches, device)
+        self.feed = Prefetcher(self.batches, device)
         self.validation = self._batches(task.validation, shuffle=False)
-        self.passes = Passes(model, config, self.world, rows=self.batches.rows_in_all)
+        self.passes = StepRunner(model, config, self.world, rows=self.batches.static_rows)
         self.inner = self.passes.model
         self.optimiser = optimiser.adamw(
             self.inner, lr=config.schedule.lr_max, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
@@ -121,12 +121,12 @@ class Trainer:
         self.averaged: dict[str, Tensor] = {}  # what the choice of an average keeps
         self.keeps_best = config.keep_best or config.early_stopping is not None
         self.best: dict[str, Tensor] = {}
-        self.at = Standing()
+        self.at = TrainerState()
         self.checkpoint: Path | None = None
         self._loss_since = torch.zeros((), dtype=widest(device), device=device)  # this process's part
         self._bad_step = torch.zeros((), dtype=torch.int64, device=device)  # the first that was not finite
         self._norm = torch.zeros((), device=device)
-        self._taken: dict[int, list[Taken]] = {}
+        self._taken: dict[int, list[BatchInfo]] = {}
         self._started = self._interval_started = time.perf_counter()
         checkpoints.seed(config.seed, self.world)
 
@@ -166,7 +166,7 @@ class Trainer:
                 return "stopped early"
             self._update(step)
             is_last = step == self.total_steps
-            self.progress.stepped(step)
+            self.progress.on_step_end(step)
             if step % config.log_every == 0 or is_last:
                 self._log()
             if step % (config.eval_every or self.steps_per_epoch) == 0 or is_last:
@@ -175,7 +175,7 @@ class Trainer:
                 self._check_finite()
                 self.save()
             # If any process has had a signal, they must all stop at the same step.
-            if self.world.largest(len(signals)):
+            if self.world.all_reduce_max(len(signals)):
                 return "interrupted"
         return "finished"
 
@@ -185,8 +185,8 @@ class Trainer:
         batches, self._taken[step] = [batch for batch, _ in found], [taken for _, taken in found]
         labels, tokens = self._over_all(sum(b.n_labels for b in batches), sum(b.n_tokens for b in batches))
         # Processes average their gradients; times their number that is the sum, as a loss over all labels wants.
-        loss = self.passes.learn(batches, self.world.size / labels)
-        self._norm = optimiser.clip(self.inner.parameters(), self.config.clip)
+        loss = self.passes.train_step(batches, self.world.size / labels)
+        self._norm = optimiser.clip_grad_norm(self.inner.parameters(), self.config.clip)
         is_bad = ~(loss.isfinite() & self._norm.isfinite())
         self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
         if self.world.device.type == "cpu":
@@ -212,7 +212,7 @@ class Trainer:
 
     def _check_finite(self) -> None:
         """Raise if any step since the last look had a loss or a gradient that was not finite."""
-        if step := self.world.largest(int(self._bad_step.item())):
+        if step := self.world.all_reduce_max(int(self._bad_step.item())):
             raise DivergedError(step, self._taken[step], self.checkpoint)
         self._taken.clear()
 
@@ -237,7 +237,7 @@ class Trainer:
         self.at.interval_labels, self.at.interval_tokens = 0, 0
         self._interval_started = now
         self._note(row)
-        self.progress.logged(row)
+        self.progress.on_log(row)
 
     def _note(self, row: dict[str, Any]) -> None:
         if self._rows is not None:
@@ -260,14 +260,14 @@ class Trainer:
         row["time"] = time.perf_counter() - self._started
         self._interval_started += time.perf_counter() - began  # tokens per second are those of training
         self._note(row)
-        self.progress.validated(row)
+        self.progress.on_evaluate(row)
 
     def _average(self) -> dict[str, Tensor] | None:
         return None if self.config.averaging is None else self.config.averaging.value(self.averaged)
 
     def evaluate(self, weights: dict[str, Tensor] | None = None) -> tuple[float, float]:
         """Mean loss (unsmoothed, in nats) and accuracy over the validation labels, with these weights if given."""
-        sums, n = self.passes.score(self.validation, weights)
+        sums, n = self.passes.eval_step(self.validation, weights)
         self.validation.epoch = 0  # the same batches every time
         loss, right = self.world.sum(sums).tolist()
         labels, _ = self._over_all(n, 0)
@@ -292,21 +292,21 @@ class Trainer:
         self.checkpoint = checkpoints.write(self.folder, self.at.step, tensors, values, self.world)
         if self.world.is_first:
             checkpoints.prune(self.folder, self.config.keep, at=self.at.step)
-        self.progress.saved(self.at.step, self.checkpoint)
+        self.progress.on_save(self.at.step, self.checkpoint)
         self._interval_started += time.perf_counter() - now
 
     def resume(self) -> bool:
         """Go on from the newest good checkpoint in the folder; False where there is none at all."""
         # The first process looks at the files and says which; its warnings are enough.
-        candidates = checkpoints.good_ones(self.folder, recipe=self.mark) if self.world.is_first else iter(())
-        while (checkpoint := self.world.from_first(next(candidates, None))) is not None:
+        candidates = checkpoints.valid_checkpoints(self.folder, recipe=self.mark) if self.world.is_first else iter(())
+        while (checkpoint := self.world.broadcast(next(candidates, None))) is not None:
             try:
                 self._restore(checkpoint)
             except StorageError as error:
                 checkpoints.warn_of(error)
             else:
                 return True
-        if self.world.from_first(checkpoints.steps(self.folder)):
+        if self.world.broadcast(checkpoints.steps(self.folder)):
             then = "remove its step-… folders to train from the start"
             raise StorageError(f"{self.folder} has checkpoints, but none that can be used; {then}")
         return False

@@ -32,11 +32,11 @@ class Objective:
     """What is summed up over the labels, and how its chunks are computed.
 
     With `smoothing` ε the right label is wanted with probability 1 − ε + ε/V and each other with ε/V. With
-    `consistency` α the second half of the rows are the examples of the first half again, and the two answers are held
+    `r_drop_alpha` α the second half of the rows are the examples of the first half again, and the two answers are held
     together (R-Drop, Liang et al. 2021): ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁))."""
 
     smoothing: float = 0.0
-    consistency: float = 0.0
+    r_drop_alpha: float = 0.0
     at_once: int = _AT_ONCE
     multiple: int | None = None  # of the width of the product; None: 64 on a GPU, whose matrix units like it
     of_logits: Callable[..., Tensor] | None = None  # compiled twins of the functions below
@@ -58,23 +58,23 @@ PLAIN = Objective()
 def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Float[Tensor, ""]:
     """The loss of a batch as a sum over its labels, in nats: sums add up over batches and processes, means would not.
 
-    With `consistency` every example goes through the model twice, under two draws of dropout."""
-    if objective.consistency:
+    With `r_drop_alpha` every example goes through the model twice, under two draws of dropout."""
+    if objective.r_drop_alpha:
         batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
     parts: Any = parts_of(model)
     if parts is not None:
-        x, bias = batch.logits(parts.features), getattr(parts, "logit_bias", None)
-        return chunked_loss(x, parts.vocabulary(), batch.labels, batch.weights, objective, bias)
+        x, bias = batch.logits(parts.hidden_states), getattr(parts, "logit_bias", None)
+        return chunked_loss(x, parts.lm_head_weight(), batch.labels, batch.weights, objective, bias)
     logits = batch.logits(model)
-    if (own := batch.own_loss(logits)) is not None:
-        if objective.smoothing or objective.consistency:
+    if (own := batch.custom_loss(logits)) is not None:
+        if objective.smoothing or objective.r_drop_alpha:
             raise ConfigError(
-                f"label_smoothing and consistency are for labels one by one, and a {type(batch).__name__} has a loss "
+                f"label_smoothing and r_drop_alpha are for labels one by one, and a {type(batch).__name__} has a loss "
                 "of its own; leave them at 0"
             )
         return own
     of_logits = objective.of_logits or loss_of_logits
-    return of_logits(logits, batch.labels, batch.weights, objective.smoothing, objective.consistency)
+    return of_logits(logits, batch.labels, batch.weights, objective.smoothing, objective.r_drop_alpha)
 
 
 def parts_of(model: nn.Module) -> nn.Module | None:
@@ -82,11 +82,17 @@ def parts_of(model: nn.Module) -> nn.Module | None:
 
     Not where a subclass has a `forward` of its own beside inherited `features`, nor where somebody listens at the
     model: what they do would be passed over. Nor where logits are capped, which is no product."""
-    if getattr(getattr(model, "config", None), "logit_cap", None) is not None:
+    if getattr(getattr(model, "config", None), "logit_softcap", None) is not None:
         return None
-    owner = {name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "features")}
+    owner = {
+        name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "hidden_states")
+    }
     is_heard = model._forward_hooks or model._forward_pre_hooks
-    return model if owner["features"] is not None and owner["features"] is owner["forward"] and not is_heard else None
+    return (
+        model
+        if owner["hidden_states"] is not None and owner["hidden_states"] is owner["forward"] and not is_heard
+        else None
+    )
 
 
 def loss_of_logits(
@@ -94,7 +100,7 @@ def loss_of_logits(
     labels: Int[Tensor, "*N"],
     weights: Float[Tensor, "*N"],
     label_smoothing: float = 0.0,
-    consistency: float = 0.0,
+    r_drop_alpha: float = 0.0,
 ) -> Float[Tensor, ""]:
     """The weighted sum of cross-entropies, as `Objective` says: the plain way, and the definition of the other."""
     log_probs = _wide(logits).log_softmax(-1)
@@ -102,11 +108,11 @@ def loss_of_logits(
     if label_smoothing:
         losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(-1)
     total = (losses * weights).sum()
-    if not consistency:
+    if not r_drop_alpha:
         return total
     first, second = log_probs.unflatten(0, (2, -1))
     apart = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
-    return total / 2 + consistency / 4 * (apart * weights.unflatten(0, (2, -1))[0]).sum()
+    return total / 2 + r_drop_alpha / 4 * (apart * weights.unflatten(0, (2, -1))[0]).sum()
 
 
 @torch.no_grad()
@@ -115,10 +121,10 @@ def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     parts: Any = parts_of(model)
     if parts is None:
         logits = batch.logits(model)
-        if (own := batch.own_loss(logits)) is not None:
+        if (own := batch.custom_loss(logits)) is not None:
             return torch.stack((own.double(), own.new_tensor(batch.right(logits), dtype=torch.float64)))
         return _scores_of_logits(logits, batch.labels, batch.weights)
-    x, matrix = batch.logits(parts.features).flatten(0, -2), parts.vocabulary()
+    x, matrix = batch.logits(parts.hidden_states).flatten(0, -2), parts.lm_head_weight()
     bias = getattr(parts, "logit_bias", None)
     rows = _rows(len(matrix), _AT_ONCE)
     chunks = zip(x.split(rows), batch.labels.flatten().split(rows), batch.weights.flatten().split(rows), strict=True)
@@ -187,7 +193,7 @@ def _walk(
     width = round_up(V, objective.multiple or (64 if x.is_cuda else 1))
     matrix = F.pad(matrix, (0, 0, 0, width - V))
     of_chunk = objective.of_chunk or _loss_and_gradient
-    halves = 2 if objective.consistency else 1  # both answers to an example have to be in one chunk
+    halves = 2 if objective.r_drop_alpha else 1  # both answers to an example have to be in one chunk
     rows = max(1, _rows(width, objective.at_once) // halves)
     wide = torch.promote_types(matrix.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=x.device)
@@ -201,12 +207,12 @@ def _walk(
         if bias is not None:
             logits = logits + F.pad(bias, (0, width - V)).to(logits.dtype)
         ys, ws = ys.flatten(), ws.flatten()
-        if runs_triton(logits) and not objective.consistency and logits.dtype != torch.float64:
+        if runs_triton(logits) and not objective.r_drop_alpha and logits.dtype != torch.float64:
             from clearhead.training.loss_triton import loss_and_gradient
 
             found, by_logits = loss_and_gradient(logits, ys, ws, V, objective.smoothing)
         else:
-            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.consistency)
+            found, by_logits = of_chunk(logits, ys, ws, V, objective.smoothing, objective.r_drop_alpha)
         del logits
         total += found
         if learns:
@@ -220,7 +226,7 @@ def _walk(
 
 
 def _loss_and_gradient(
-    logits: Tensor, labels: Tensor, weights: Tensor, V: int, smoothing: float, consistency: float
+    logits: Tensor, labels: Tensor, weights: Tensor, V: int, smoothing: float, r_drop_alpha: float
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of a chunk, and its derivative by the logits, in their dtype; columns from V on are padding."""
     z = _wide(logits)
@@ -239,15 +245,15 @@ def _loss_and_gradient(
         losses = losses - smoothing * z.masked_fill(~real, 0.0).sum(-1) / V
         by_z = by_z - (smoothing / V) * real.to(p.dtype)
     total = (losses * weights).sum()
-    if consistency:
+    if r_drop_alpha:
         (log_p1, log_p2), (p1, p2) = log_p.unflatten(0, (2, -1)), p.unflatten(0, (2, -1))
         far = (log_p1 - log_p2).masked_fill(~real, 0.0)
         apart = ((p1 - p2) * far).sum(-1)
-        total = total / 2 + consistency / 4 * (apart * weights[: len(apart)]).sum()
+        total = total / 2 + r_drop_alpha / 4 * (apart * weights[: len(apart)]).sum()
         # Of Σ (p₁ − p₂) (log p₁ − log p₂), through the softmax.
         by_first = p1 * (far - (p1 * far).sum(-1, keepdim=True)) + p1 - p2
         by_second = -p2 * (far - (p2 * far).sum(-1, keepdim=True)) + p2 - p1
-        by_z = by_z / 2 + consistency / 4 * torch.cat((by_first, by_second))
+        by_z = by_z / 2 + r_drop_alpha / 4 * torch.cat((by_first, by_second))
     return total, (by_z * weights[:, None]).to(logits.dtype)
 
 
@@ -261,7 +267,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class LossOf(nn.Module):
+class ModelWithLoss(nn.Module):
     """A model and its loss in one module: what processes share has to hold the vocabulary's product too."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:

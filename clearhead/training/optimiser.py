@@ -63,7 +63,7 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused or None)
 
 
-def clip(parameters: Iterable[Tensor], limit: float | None) -> Tensor:
-    """The 2-norm of all gradients together, before they are scaled down to `limit` (None: they are not)."""
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """The 2-norm of all gradients together, before they are scaled down to `max_norm` (None: they are not)."""
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-    return whole(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if limit is None else limit))
+    return whole(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if max_norm is None else max_norm))

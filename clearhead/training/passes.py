@@ -2,7 +2,8 @@
 
 The loop asks for passes and does not know which way they take. There is a plain way, and these give its numbers: blocks
 are compiled (all of a kind share their code); where every batch has one shape, on one GPU, a whole pass is recorded
-once and replayed; with `recompute` a block keeps only what it was given, and computes the rest again in backward.
+once and replayed; with `activation_checkpointing` a block stores its
+inputs only, and computes the rest again in backward.
 
 A pass of a small model is a thousand short kernels, and starting them one by one takes the host longer than they run. A
 recording (a CUDA graph) starts them all at once. It reads the batch from, and leaves loss and gradients in, the very
@@ -23,32 +24,32 @@ from clearhead.data.batch import Batch
 from clearhead.layers import ExpertsFeedForward
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, blocks_of, local
-from clearhead.training.loss import LossOf, Objective
+from clearhead.training.loss import ModelWithLoss, Objective
 
-# Passes that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
+# StepRunner that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
 _WARM = 3
 
 Pass = Callable[[Batch, "float | Tensor"], Tensor]
 
 
-class Passes:
+class StepRunner:
     """The passes of one model in one world. `rows` is how many rows each batch has, where all have one shape."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, world: World, *, rows: int | None) -> None:
         self.model = model.to(world.device).train()
         self._config, self._world, self._rows = config, world, rows
-        objective = Objective(smoothing=config.label_smoothing, consistency=config.consistency)
+        objective = Objective(smoothing=config.label_smoothing, r_drop_alpha=config.r_drop_alpha)
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
         self._routed = [part for part in model.modules() if isinstance(part, ExpertsFeedForward)]
         self._replacements = self._prepare(blocks_of(model))
-        self._loss = LossOf(self.model, objective)
-        self._shared = world.share(self._loss)
+        self._loss = ModelWithLoss(self.model, objective)
+        self._shared = world.wrap(self._loss)
         self._pass: Pass = self._forward_backward
         alone = world.parallel is None and world.device.type == "cuda"
         # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
-        if config.compile and rows is not None and alone and not (config.recompute or self._routed):
-            self._pass = Recorded(self._forward_backward, self.model.parameters())
+        if config.compile and rows is not None and alone and not (config.activation_checkpointing or self._routed):
+            self._pass = GraphedStep(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
         """Return the methods that are replaced during a forward pass: (module, attribute, replacement)."""
@@ -57,17 +58,17 @@ class Passes:
         for routed in self._routed if self._config.compile else ():
             # Experts get a different number of tokens in every batch, which would need a graph each.
             replacements.append((routed, "forward", torch.compiler.disable(routed.forward)))
-        if self._config.compile and not self._config.recompute:
+        if self._config.compile and not self._config.activation_checkpointing:
             for part in blocks or [self.model]:
                 # As `part.compile()` does, which would stay in place after training.
                 compiled = torch.compile(part._call_impl, dynamic=dynamic)
                 replacements.append((part, "_compiled_call_impl", compiled))
-        for block in blocks if self._config.recompute else ():
+        for block in blocks if self._config.activation_checkpointing else ():
             forward = torch.compile(block.forward, dynamic=dynamic) if self._config.compile else block.forward
             replacements.append((block, "forward", functools.partial(checkpoint, forward, use_reentrant=False)))
         return replacements
 
-    def learn(self, batches: Iterable[Batch], scale: float) -> Tensor:
+    def train_step(self, batches: Iterable[Batch], scale: float) -> Tensor:
         """The sum of the batches' losses; its gradient, times `scale`, is then the parameters'."""
         batches = list(batches)
         loss = torch.zeros((), dtype=widest(self._world.device), device=self._world.device)
@@ -75,7 +76,7 @@ class Passes:
             # The last batch of an epoch may be smaller: compiling for it alone would not pay.
             is_odd = self._config.compile and self._rows not in (None, len(batch))
             stance = torch.compiler.set_stance("force_eager") if is_odd else nullcontext()
-            with self._world.accumulating(self._shared, last=batch is batches[-1]), stance:
+            with self._world.no_sync(self._shared, last=batch is batches[-1]), stance:
                 loss += self._pass(batch, scale)
         return loss
 
@@ -86,13 +87,13 @@ class Passes:
         return total.detach()
 
     @torch.no_grad()
-    def score(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
+    def eval_step(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
         """The sum of losses (without smoothing) and of right answers over this process's batches, with these weights
         if given; and how many labels they are."""
         sums, labels = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device), 0
         self.model.eval()
         # Compiling again for evaluation would take longer than evaluating.
-        with borrowed(self.model, weights), self._autocast(), torch.compiler.set_stance("force_eager"):
+        with swapped_weights(self.model, weights), self._autocast(), torch.compiler.set_stance("force_eager"):
             for batch in batches:
                 sums += self._loss(batch.to(self._world.device), score=True)
                 labels += batch.n_labels
@@ -123,7 +124,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def borrowed(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
+def swapped_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
     """The model with other weights inside the block, and its own again afterwards, bit for bit."""
     if weights is None:
         yield
@@ -142,7 +143,7 @@ def borrowed(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[No
 # ---------------------------------------------------------------------- recorded
 
 
-class Recorded:
+class GraphedStep:
     """Calls `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays such a call.
 
     A recording leaves its gradients in memory of its own, which the next replay writes over; where a parameter has a

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.data import Affine, ByCount, ByTokens
+from clearhead.data import FixedSize, RandomAffine, TokenBudget
 from clearhead.data.speech import Streams
 from clearhead.layers import DepthScaled, Xavier
-from clearhead.models import DecoderConfig, EncoderDecoderConfig, Mean, SpeechConfig, VisionConfig
+from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
 from clearhead.models import presets as models
 from clearhead.positions import Learned, NoPositions
 from clearhead.training.config import EMA, TrainConfig, WarmupCosine
@@ -27,7 +27,7 @@ def translation_small() -> Recipe:
     """A small encoder-decoder on short sentences: enough to see the loss fall, not to translate well."""
     return Recipe(
         preset="small",
-        about="a small encoder-decoder, two layers a side",
+        description="a small encoder-decoder, two layers a side",
         data=TranslationData(vocab_size=2000, max_tokens=32),
         model=EncoderDecoderConfig(
             vocab_size=2000,
@@ -44,7 +44,7 @@ def translation_small() -> Recipe:
         ),
         train=TrainConfig(
             steps=500,
-            batch=ByTokens(2048, multiple=8),
+            batch=TokenBudget(2048, multiple=8),
             schedule=WarmupCosine(4e-3, 50),
             label_smoothing=0.1,
             eval_every=250,
@@ -59,10 +59,10 @@ def text_small() -> Recipe:
     schedule = WarmupCosine(4e-3, 50)
     return Recipe(
         preset="small",
-        about="a small decoder over characters, two layers",
+        description="a small decoder over characters, two layers",
         data=TextData(context=64),
         model=DecoderConfig(**sizes, positions=Learned(max_len=64), init=DepthScaled()),
-        train=TrainConfig(steps=1000, batch=ByCount(32), schedule=schedule, eval_every=500, checkpoint_every=100),
+        train=TrainConfig(steps=1000, batch=FixedSize(32), schedule=schedule, eval_every=500, checkpoint_every=100),
     )
 
 
@@ -70,12 +70,12 @@ def gpt2() -> Recipe:
     """GPT-2, the smallest, with the settings that its reproductions use: half a million tokens to an update."""
     return Recipe(
         preset="gpt2",
-        about="GPT-2 with 124 million weights, on shards of a large corpus; made for a large GPU",
+        description="GPT-2 with 124 million weights, on shards of a large corpus; made for a large GPU",
         data=TextData(context=1024, vocab_size=50_257, hold_out=0.005),
         model=models.gpt2().replace(dropout=0.0, attention_dropout=0.0),
         train=TrainConfig(
             steps=20_000,
-            batch=ByCount(64),
+            batch=FixedSize(64),
             accumulation=8,
             schedule=WarmupCosine(6e-4, 700),
             weight_decay=0.1,
@@ -96,21 +96,21 @@ def digits_small() -> Recipe:
     schedule = WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
-        about="a small vision Transformer, patches of 2×2",
-        data=DigitsData(affine=Affine(shift=0.08, scale=0.15, degrees=10.0)),
-        model=VisionConfig(**pictures, **sizes, dropout=0.1, pooling=Mean(), init=Xavier()),
-        train=TrainConfig(epochs=40, batch=ByCount(64), schedule=schedule, checkpoint_every=100, log_every=20),
+        description="a small vision Transformer, patches of 2×2",
+        data=DigitsData(affine=RandomAffine(shift=0.08, scale=0.15, degrees=10.0)),
+        model=VisionConfig(**pictures, **sizes, dropout=0.1, pooling=MeanPooling(), init=Xavier()),
+        train=TrainConfig(epochs=40, batch=FixedSize(64), schedule=schedule, checkpoint_every=100, log_every=20),
     )
 
 
 def sort_dedup_small() -> Recipe:
     sizes: dict[str, Any] = {"vocab_size": 29, "max_len": 32, "d_model": 64, "n_layers": 2, "n_heads": 4}
-    batch, schedule = ByTokens(1024, multiple=8), WarmupCosine(3e-3, 50)
+    batch, schedule = TokenBudget(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
-        about="a small decoder without positions, up to 10 letters",
+        description="a small decoder without positions, up to 10 letters",
         data=SortDedupData(max_length=10, n_train=1 << 13, n_validation=1 << 9),
-        model=DecoderConfig(**sizes, positions=NoPositions(), tied=False),
+        model=DecoderConfig(**sizes, positions=NoPositions(), tie_embeddings=False),
         train=TrainConfig(steps=600, batch=batch, schedule=schedule, eval_every=200, checkpoint_every=100),
     )
 
@@ -120,12 +120,12 @@ def speech_small() -> Recipe:
     said = Streams(seconds=1.62, digits=(1, 4), none=0.04, one=0.4, pause=(0.0, 0.5))
     return Recipe(
         preset="small",
-        about="a small causal encoder on spoken digits, three layers",
+        description="a small causal encoder on spoken digits, three layers",
         data=SpeechData(streams=replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08), n_validation=60),
-        model=SpeechConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
+        model=CTCEncoderConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
         train=TrainConfig(
             steps=1200,
-            batch=ByCount(16),
+            batch=FixedSize(16),
             schedule=WarmupCosine(4e-3, 100),
             averaging=EMA(0.99),
             eval_every=600,
@@ -159,7 +159,7 @@ _SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _shipped(name: str) -> Callable[[], Recipe]:
     about, changes = _SHIPPED[name]
-    return lambda: replace(Recipe.of(_BOX / name), about=about).changed(changes)
+    return lambda: replace(Recipe.of(_BOX / name), description=about).changed(changes)
 
 
 PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {

@@ -40,22 +40,22 @@ class RunInfo:
 class Progress:
     """Told by the first process of a run; every method may be overridden and none has to be."""
 
-    def started(self, info: RunInfo) -> None:
+    def on_train_begin(self, info: RunInfo) -> None:
         """The data are read, the model is built, and the first step comes next."""
 
-    def stepped(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         """An update was made (on a GPU: was queued)."""
 
-    def logged(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: Mapping[str, Any]) -> None:
         """A row of kind "train": step, epoch, loss, lr, grad_norm, tokens_per_s, time."""
 
-    def validated(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
         """A row of kind "valid": step, loss, accuracy, time."""
 
-    def saved(self, step: int, folder: Path) -> None:
+    def on_save(self, step: int, folder: Path) -> None:
         """A checkpoint is on the disk."""
 
-    def ended(self, summary: Any) -> None:
+    def on_train_end(self, summary: Any) -> None:
         """The run is over; `summary` is what `train` returns."""
 
 
@@ -90,7 +90,7 @@ class ProgressBar(Progress):
         if self._bar is not None:
             self._bars.stop()  # a run that never started shows nothing, not even an empty line
 
-    def started(self, info: RunInfo) -> None:
+    def on_train_begin(self, info: RunInfo) -> None:
         self._bars.start()
         where = f"{info.device} × {info.processes}" if info.processes > 1 else info.device
         self._bars.console.print(
@@ -104,10 +104,10 @@ class ProgressBar(Progress):
             self._bars.console.print(f"resumed after step {info.first_step:,}")
         self._bar = self._bars.add_task("training", total=info.total_steps, completed=info.first_step, numbers="")
 
-    def stepped(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         self._bars.update(self._bar, completed=step)
 
-    def logged(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: Mapping[str, Any]) -> None:
         if self._is_narrow:
             speed = f"{row['tokens_per_s'] / 1e3:.0f}k tok/s"
             self._train = f"loss {row['loss']:.3f} lr {row['lr']:.0e} |g| {row['grad_norm']:.2f} {speed}"
@@ -116,7 +116,7 @@ class ProgressBar(Progress):
             self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
         self._bars.update(self._bar, numbers=self._train + self._valid)
 
-    def validated(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
         self._valid = f"{' ' if self._is_narrow else '  '}valid {row['loss']:.3f}"
         self._bars.update(self._bar, numbers=self._train + self._valid)
 

@@ -35,7 +35,7 @@ from clearhead.values import did_you_mean
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
 # What says where and how often, but changes no number: a resumed run may have these otherwise.
-PLACE = ("device", "parallel", "compile", "recompute", "checkpoint_every", "keep")
+RESUMABLE_FIELDS = ("device", "parallel", "compile", "activation_checkpointing", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Recipe:
     data: DataConfig
     model: Config
     train: TrainConfig
-    about: str = ""
+    description: str = ""
 
     @property
     def task(self) -> str:
@@ -101,7 +101,7 @@ class Recipe:
 
     def mark(self, *more: str) -> str:
         """A hash of all that decides the numbers. Where the data lie and where the run is made are no part of it."""
-        train = {name: value for name, value in self.train.to_dict().items() if name not in PLACE}
+        train = {name: value for name, value in self.train.to_dict().items() if name not in RESUMABLE_FIELDS}
         data = {name: value for name, value in self.data.to_dict().items() if name not in ("path", "validation")}
         text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
         return checkpoints.MARK + hashlib.sha256(text.encode()).hexdigest()
@@ -161,7 +161,7 @@ OWN = "own"  # the preset of those who have none
 _DATA: dict[str, Any] = {kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)}
 
 
-def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
+def recipe_from_model(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
     """The recipe of a run that was put together in Python, as far as there is one; and what is missing of it."""
     missing = []
     config = getattr(model, "config", None)
@@ -177,7 +177,7 @@ def own_recipe(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe
     if missing or not isinstance(config, Config):
         return None, missing
     data = _DATA[task.name]
-    settings = {"normalise": getattr(task, "normalise", None)} if data is DigitsData else {}
+    settings = {"normalize": getattr(task, "normalize", None)} if data is DigitsData else {}
     return Recipe(preset=OWN, data=data(**settings), model=config, train=train), missing
 
 

@@ -37,7 +37,7 @@ from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.figure import draw_run
 from clearhead.training.loop import Ending, Trainer
 from clearhead.training.progress import Progress, RunInfo, read_log
-from clearhead.training.recipe import FILE_NAME, PLACE, Recipe
+from clearhead.training.recipe import FILE_NAME, RESUMABLE_FIELDS, Recipe
 from clearhead.training.tasks import DigitsData, fitted
 from clearhead.values import require
 
@@ -94,13 +94,13 @@ def train(
     tokenizer: str | Path | None = None,
     init: str | Path | None = None,
     resume: str | Path | None = None,
-    set: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Train a model, or go on with a run that was interrupted.
 
         train("sort-dedup")                                                      # the task's small preset
-        train("translation", preset="en-es", data="pairs/", out="runs/en-es", set={"lr_max": 1e-3, "d_model": 128})
+        train("translation", preset="en-es", data="pairs/", overrides={"lr_max": 1e-3, "d_model": 128})
         train("translation", preset="en-es", data="mine/", init="runs/en-es/model")   # begin with trained weights
         train(resume="runs/en-es")                                               # from its newest good checkpoint
 
@@ -109,12 +109,12 @@ def train(
     of one that would be made of them. `init` is the folder of a trained model: its weights are where the run begins,
     and its tokenizer reads the data. A setting that has no effect, because the data decide otherwise, is refused. A
     resumed run has its recorded recipe; only where it is made may be changed (`data` if the files have moved, `device`,
-    `parallel`, `compile`, `recompute`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step, save, and
-    return a summary that says how to go on. One process at a time trains in a folder; another is told who does. Under
-    `torchrun` all processes call this alike. The caller's random numbers are not touched."""
+    `parallel`, `compile`, `activation_checkpointing`, `checkpoint_every`, `keep`). Ctrl-C and SIGTERM finish the step,
+    save, and return a summary that says how to resume. One process at a time trains in a folder. Under `torchrun` all
+    processes call this alike. The caller's random numbers are not touched."""
     if torch.is_inference_mode_enabled():
         raise ConfigError("train needs gradients, and tensors made in torch.inference_mode() never have any: leave it")
-    settings = dict(set or {})
+    settings = dict(overrides or {})
     if resume is not None:
         require(
             all(given is None for given in (task, preset, out, init, tokenizer)),
@@ -169,7 +169,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
     recipe = replace(recipe, data=recipe.data.at(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as until_the_end:
         if start.resumed is not None:
-            until_the_end.enter_context(lock.held(start.resumed, world))
+            until_the_end.enter_context(lock.run_lock(start.resumed, world))
         devices = [world.device] if world.device.type == "cuda" else []
         # A caller's no_grad is not meant for this.
         with torch.enable_grad(), torch.random.fork_rng(devices=devices), _listening() as signals:
@@ -177,7 +177,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
             if start.resumed is not None:
                 trainer.resume()
             else:
-                until_the_end.enter_context(lock.held(trainer.folder, world))
+                until_the_end.enter_context(lock.run_lock(trainer.folder, world))
                 if world.is_first:
                     _must_be_free(trainer.folder)  # another run may have taken it since it was chosen
                 if start.init is not None:
@@ -189,7 +189,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
                         tokenizer.save(trainer.folder)
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
-            trainer.progress.started(_info(recipe, trainer))
+            trainer.progress.on_train_begin(_info(recipe, trainer))
             return _finish(recipe, trainer, trainer.run(signals), signals)
 
 
@@ -223,9 +223,9 @@ def _resumed(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     recipe = Recipe.of(folder)
     for key in settings:
         require(
-            key.removeprefix("train.").split(".")[0] in PLACE,
+            key.removeprefix("train.").split(".")[0] in RESUMABLE_FIELDS,
             f"{key!r} cannot be changed in a run that is resumed, because it changes the numbers; "
-            f"only {', '.join(PLACE)} can. Start a new run for it",
+            f"only {', '.join(RESUMABLE_FIELDS)} can. Start a new run for it",
         )
     # One that was begun by many processes may be gone on with by one.
     return recipe.changed(({} if is_launched() else {"parallel": None}) | dict(settings))
@@ -237,11 +237,11 @@ def _prepared(recipe: Recipe, start: _Start, world: World, progress: Progress | 
     given = start.known_tokenizer(recipe)
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=given)
     tokenizer = getattr(task, "tokenizer", None)
-    was_there = task.train.reads or (given is not None and start.resumed is None)  # none was trained
+    was_there = task.train.is_streaming or (given is not None and start.resumed is None)  # none was trained
     changes: dict[str, Any] = {"model": fitted(recipe.model, task, recipe.train.batch)}
     if isinstance(recipe.data, DigitsData):
         # What was measured on the training pictures belongs to the model: whoever uses it must normalise alike.
-        changes["data"] = recipe.data.replace(normalise=getattr(task, "normalise", None))
+        changes["data"] = recipe.data.replace(normalize=getattr(task, "normalize", None))
     elif tokenizer is not None and was_there and getattr(recipe.data, "vocab_size", None):
         changes["data"] = recipe.data.replace(vocab_size=start.asked_for(tokenizer))
     found = replace(recipe, **changes)
@@ -249,7 +249,7 @@ def _prepared(recipe: Recipe, start: _Start, world: World, progress: Progress | 
     model = found.model.build()
     if start.init is not None:
         _begin_with(model, start.init)
-    folder = world.from_first(start.folder(found) if world.is_first else None)
+    folder = world.broadcast(start.folder(found) if world.is_first else None)
     mark = found.mark(_fingerprint(task))
     return found, Trainer(model, task, found.train, folder, world=world, progress=progress, mark=mark, recipe=found)
 
@@ -292,7 +292,7 @@ def _fingerprint(task: Task) -> str:
         digest.update(split.lengths().numpy().tobytes())
         # float32 rounds the last of many millions upwards, to one that is not there.
         rows = torch.linspace(0, len(split) - 1, min(256, len(split))).long().clamp(max=len(split) - 1)
-        digest.update(split.answers(rows).numpy().tobytes())
+        digest.update(split.labels_of(rows).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -341,7 +341,7 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]
         text = json.dumps(asdict(summary), indent=1) + "\n"
         write_atomically(trainer.folder / "summary.json", text.encode())
     trainer.world.barrier()
-    trainer.progress.ended(summary)
+    trainer.progress.on_train_end(summary)
     return summary
 
 

@@ -5,15 +5,31 @@ configuration to it, since the vocabulary, the size of the pictures and the long
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from clearhead.audio import Mel
 from clearhead.config import Config
-from clearhead.data import ConsecutiveWindows, RandomWindows, SortDedup, Task, Text, Tokenizer, Translation
+from clearhead.data import (
+    ConsecutiveWindows,
+    LanguageModeling,
+    RandomWindows,
+    SortDedup,
+    Task,
+    Tokenizer,
+    TranslationTask,
+)
 from clearhead.data.batches import Size
-from clearhead.data.digits import Affine, Contrast, Digits, PerImage, PerSet, Shift
+from clearhead.data.digits import (
+    DatasetNormalize,
+    DigitClassification,
+    ImageNormalize,
+    RandomAffine,
+    RandomContrast,
+    RandomShift,
+)
 from clearhead.data.ragged import round_up
 from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
 from clearhead.errors import DataError
@@ -63,13 +79,13 @@ class TranslationData(DataConfig):
             f"TranslationData: phrases is {self.phrases}; expected two texts in each, neither empty",
         )
 
-    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Translation:
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> TranslationTask:
         if self.path is None:
             like = "a file of lines `source TAB target`, such as the English-Spanish pairs of manythings.org"
             raise _no_data(self.task, like)
         settings = vars(self) | {"phrases": self.phrases * self.phrase_copies}
         del settings["phrase_copies"]
-        return Translation.load(**settings, tokenizer=tokenizer)
+        return TranslationTask.load(**settings, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +102,16 @@ class TextData(DataConfig):
     across_documents: bool = False  # of shards: may a token attend to the document before its own?
 
     @classmethod
-    def modern(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
         if "random_windows" in fields:
             end_to_end = {"type": "ConsecutiveWindows", "shifted": True}
             fields["windows"] = {"type": "RandomWindows"} if fields.pop("random_windows") else end_to_end
         return fields
 
-    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Text:
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> LanguageModeling:
         if self.path is None:
             raise _no_data(self.task, "any plain text in UTF-8, such as the works of Shakespeare")
-        return Text.load(**vars(self), tokenizer=tokenizer, seed=seed)
+        return LanguageModeling.load(**vars(self), tokenizer=tokenizer, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +119,16 @@ class DigitsData(DataConfig):
     """Small grey pictures of digits. Without a path, the 8×8 digits that come with scikit-learn."""
 
     task: ClassVar[str] = "digits"
+    renamed_fields: ClassVar[Mapping[str, str]] = {"normalise": "normalize"}
     path: str | None = None
-    normalise: PerSet | PerImage | None = None  # None: PerSet, measured on the training part
-    shift: Shift | None = None
-    affine: Affine | None = None
-    contrast: Contrast | None = None
+    normalize: DatasetNormalize | ImageNormalize | None = None  # None: DatasetNormalize, measured on the training part
+    shift: RandomShift | None = None
+    affine: RandomAffine | None = None
+    contrast: RandomContrast | None = None
 
-    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Digits:
+    def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> DigitClassification:
         changes = [change for change in (self.shift, self.affine, self.contrast) if change is not None]
-        return Digits.load(self.path, normalise=self.normalise, augment=changes, seed=seed)
+        return DigitClassification.load(self.path, normalize=self.normalize, augment=changes, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,12 +93,12 @@ def test_a_stream_gives_the_frames_of_the_whole(n, cuts, hop, centred, drop_last
     whole = mel(samples)[0]
     assert len(whole) == mel.n_frames(n)
     stream, places = mel.stream(), [0, *sorted(min(c, n) for c in cuts), n]
-    frames = [stream.feed(samples[0, a:b]) for a, b in itertools.pairwise(places)]
+    frames = [stream.push(samples[0, a:b]) for a, b in itertools.pairwise(places)]
     for known, place in zip(itertools.accumulate(len(f) for f in frames), places[1:], strict=True):
         if place > mel.margin:  # a frame comes as soon as it is known
             assert known == 0 or mel.end(known - 1) <= place
             assert place < mel.end(known)
-    frames = torch.cat([*frames, stream.finish().double()])
+    frames = torch.cat([*frames, stream.flush().double()])
     assert frames.shape == whole.shape
     assert torch.allclose(frames, whole, atol=1e-12, rtol=0)
 
@@ -107,7 +107,7 @@ def test_a_stream_keeps_no_more_than_a_window():
     mel, kept = Mel(), []
     stream = mel.stream()
     for seed in range(5):
-        stream.feed(sound(3001, seed)[0])
+        stream.push(sound(3001, seed)[0])
         kept.append(stream._kept.untyped_storage().nbytes())
     assert max(kept) <= 4 * (mel.window + mel.hop)
     assert stream.n_samples == 5 * 3001
@@ -130,7 +130,7 @@ def test_silence_is_the_floor():
         (lambda: Mel(window=1, hop=1), ConfigError, "2 samples or more"),
         (lambda: Mel()(torch.zeros(300)), ShapeError, "expected (B, N)"),
         (lambda: Mel()(torch.zeros(1, 300, dtype=torch.int16)), DtypeError, "/ 32768"),
-        (lambda: Mel().stream().feed(torch.zeros(2, 300)), ShapeError, "expected (N,)"),
+        (lambda: Mel().stream().push(torch.zeros(2, 300)), ShapeError, "expected (N,)"),
         (lambda: Mel(log=WhisperLog(decades=0.0)), ConfigError, "decades is 0.0"),
     ],
 )

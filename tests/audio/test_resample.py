@@ -78,9 +78,9 @@ def test_any_pieces_give_the_same_bits(rates, length, seed):
     going, made, kept = Resampler(*rates), [], x
     while len(kept):
         size = draw.choice([1, 2, 7, 160, 1_009])
-        made.append(going.feed(kept[:size]))
+        made.append(going.push(kept[:size]))
         kept = kept[size:]
-    made.append(going.end())
+    made.append(going.flush())
     assert torch.equal(torch.cat(made), resample(x, *rates))
 
 

@@ -206,16 +206,16 @@ def test_weights(cell):
     layer = gates * (M * M + M * M + 2 * M)
     count = lambda model: sum(p.numel() for p in model.parameters())  # noqa: E731
     assert count(build(cell=cell, n_layers=2)) == V * M + 2 * layer + V * (M + 1)
-    assert count(build(cell=cell, task=NextToken(tied=True))) == V * M + layer
+    assert count(build(cell=cell, task=NextToken(tie_embeddings=True))) == V * M + layer
     upper = gates * (2 * M * M + M * M + 2 * M)  # reads both directions of the layer below
     both = build(cell=cell, n_layers=2, task=Classify(5), bidirectional=True)
     assert count(both) == V * M + 2 * layer + 2 * upper + 5 * (2 * M + 1)
 
 
 @cells
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_language_model_never_looks_ahead(cell, tied):
-    model = build(cell=cell, n_layers=2, task=NextToken(tied=tied))
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_a_language_model_never_looks_ahead(cell, tie_embeddings):
+    model = build(cell=cell, n_layers=2, task=NextToken(tie_embeddings=tie_embeddings))
     one, other = ids(3, 11), ids(3, 11)
     other[:, :5] = one[:, :5]
     a, b = model(one), model(other)
@@ -225,7 +225,7 @@ def test_a_language_model_never_looks_ahead(cell, tied):
 
 
 def test_logits_by_hand():
-    model = build(cell=GRU(), task=NextToken(tied=True))
+    model = build(cell=GRU(), task=NextToken(tie_embeddings=True))
     cell, table = model.stack.layers[0], model.embedding.weight
     tokens = ids(1, 5)
     h = torch.zeros(1, WIDTH, dtype=torch.float64)
@@ -369,7 +369,7 @@ def test_wrong_configurations_are_refused():
 
 
 @cells
-@pytest.mark.parametrize("task", [NextToken(tied=True), Classify(5)])
+@pytest.mark.parametrize("task", [NextToken(tie_embeddings=True), Classify(5)])
 def test_the_configuration_round_trips(cell, task):
     config = RecurrentConfig(vocab_size=23, d_model=7, n_layers=3, cell=cell, task=task, dropout=0.1)
     assert Config.from_toml(config.to_toml()) == config

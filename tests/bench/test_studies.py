@@ -257,7 +257,7 @@ class TestTasks:
 
     def test_fitting_learns_and_stops_at_what_is_no_number(self):
         torch.manual_seed(0)
-        model = DecoderConfig(vocab_size=5, max_len=7, d_model=8, n_heads=2, n_layers=1, tied=False).build()
+        model = DecoderConfig(vocab_size=5, max_len=7, d_model=8, n_heads=2, n_layers=1, tie_embeddings=False).build()
         ids, losses = torch.randint(5, (3, 7)), []
         batch = learning.tokens(ids, ids, torch.arange(7) >= 0)
         learning.fit(model, lambda: batch, WarmupCosine(0.03, 0, 40), after=lambda step, loss: losses.append(loss))

@@ -8,14 +8,14 @@ from clearhead.masks import blocks, causal, every, window
 from clearhead.models import (
     AutoencoderConfig,
     ConvNetConfig,
+    CTCEncoderConfig,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     LogisticRegressionConfig,
-    Mean,
+    MeanPooling,
     RecurrentConfig,
     RecurrentSeq2SeqConfig,
-    SpeechConfig,
     VisionConfig,
 )
 from clearhead.models.recurrent import GRU, Classify
@@ -52,11 +52,11 @@ OURS = {
         **TEXT, n_encoder_layers=2, n_decoder_layers=2, positions=RelativeBias(n_buckets=6, max_distance=11)
     ),
     "vision, cls": VisionConfig(**PICTURE),
-    "vision, mean": VisionConfig(**PICTURE, pooling=Mean()),
-    "speech": SpeechConfig(
+    "vision, mean": VisionConfig(**PICTURE, pooling=MeanPooling()),
+    "speech": CTCEncoderConfig(
         d_model=12, n_heads=3, n_layers=2, n_symbols=5, mel=Mel(n_mels=5), mask=causal() & window(3, 0)
     ),
-    "speech, blocks": SpeechConfig(
+    "speech, blocks": CTCEncoderConfig(
         d_model=12, n_heads=3, n_layers=2, n_symbols=5, mel=Mel(n_mels=5), mask=(causal() | blocks(3)) & window(4, 2)
     ),
     "recurrent": RecurrentConfig(vocab_size=31, d_model=13, n_layers=2, dropout=0.1),

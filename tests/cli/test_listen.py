@@ -27,7 +27,7 @@ PI = Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav"
 def tiny(tmp_path_factory) -> Path:
     """A model whose weights are drawn: it says digits without meaning any."""
     torch.manual_seed(3)
-    small = {"d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 12, "n_stacked": 3, "mean": -4.0, "std": 3.0}
+    small = {"d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 12, "frame_stacking": 3, "mean": -4.0, "std": 3.0}
     recipe = speech_small().changed({f"model.{name}": value for name, value in small.items()})
     model, folder = recipe.model.build(), tmp_path_factory.mktemp("tiny")
     assert model.config.mask == causal() & window(64, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clearhead.layers import GELU, LayerNorm, PostNorm, ReLU, RMSNorm, SwiGLU
 from clearhead.masks import causal, window
-from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, Mean, VisionConfig
+from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
 from clearhead.models.convnet import ConvHead, ConvNetConfig, PointwiseHead
 from clearhead.models.linear import AutoencoderConfig, LogisticRegressionConfig
 from clearhead.models.recurrent import GRU, LSTM, RNN, Classify, NextToken, RecurrentConfig
@@ -28,7 +28,7 @@ TRANSFORMERS = {
     "decoder, untied, no bias, rms": DecoderConfig(
         **TEXT,
         n_layers=2,
-        tied=False,
+        tie_embeddings=False,
         bias=False,
         norm=RMSNorm(),
         activation=SwiGLU(),
@@ -54,7 +54,7 @@ TRANSFORMERS = {
         activation=ReLU(),
     ),
     "encoder-decoder, two vocabularies": EncoderDecoderConfig(
-        **TEXT, n_encoder_layers=3, n_decoder_layers=2, source_vocab_size=89, tied=False
+        **TEXT, n_encoder_layers=3, n_decoder_layers=2, source_vocab_size=89, tie_embeddings=False
     ),
     "vision": VisionConfig(image_size=(15, 20), patch_size=5, n_classes=7, d_model=22, n_layers=2, n_heads=11, d_ff=37),
     "vision, mean": VisionConfig(
@@ -65,7 +65,7 @@ TRANSFORMERS = {
         n_layers=3,
         n_heads=2,
         n_channels=1,
-        pooling=Mean(),
+        pooling=MeanPooling(),
     ),
 }
 
@@ -76,7 +76,9 @@ BASELINES = {
         filters=(7,), kernels=(3,), paddings=(1,), pools=(2,), head=PointwiseHead(), n_channels=3
     ),
     "rnn": RecurrentConfig(vocab_size=101, d_model=23, n_layers=2, cell=RNN()),
-    "gru, tied": RecurrentConfig(vocab_size=101, d_model=23, n_layers=1, cell=GRU(), task=NextToken(tied=True)),
+    "gru, tied": RecurrentConfig(
+        vocab_size=101, d_model=23, n_layers=1, cell=GRU(), task=NextToken(tie_embeddings=True)
+    ),
     "lstm, both ways": RecurrentConfig(
         vocab_size=101, d_model=23, n_layers=2, cell=LSTM(), task=Classify(5), bidirectional=True
     ),

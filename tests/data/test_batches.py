@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import Batches, ByCount, ByTokens, PairBatch, Ragged, TokenBatch
+from clearhead.data import Batches, FixedSize, PairBatch, Ragged, TokenBatch, TokenBudget
 from clearhead.data.batch import Split
 from clearhead.data.draws import permutation
 from clearhead.data.ragged import inside
@@ -61,7 +61,7 @@ pair_lengths = st.lists(st.tuples(st.integers(1, 23), st.integers(1, 19)), min_s
 
 @given(pair_lengths, st.integers(42, 211), st.integers(1, 8), st.one_of(st.none(), st.integers(1, 50)))
 def test_every_row_once_and_never_over_the_budget(lengths, budget, multiple, pool):
-    size = ByTokens(budget, multiple=multiple, pool=pool)
+    size = TokenBudget(budget, multiple=multiple, pool=pool)
     lengths = torch.tensor(lengths)
     widths = -(-lengths // multiple) * multiple
     groups = size.groups(lengths, torch.randperm(len(lengths)))
@@ -73,7 +73,7 @@ def test_every_row_once_and_never_over_the_budget(lengths, budget, multiple, poo
 
 def test_no_group_could_have_taken_the_next_row():
     lengths = torch.randint(1, 31, (499, 2))
-    size = ByTokens(211)
+    size = TokenBudget(211)
     groups = size.groups(lengths, torch.arange(499))
     for rows, following in itertools.pairwise(groups):
         joined = torch.cat([rows, following[:1]])
@@ -84,19 +84,19 @@ def test_padding_is_counted_and_small():
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(3, 41, (4001, 2), generator=generator)
     lengths[:, 1] = (lengths[:, 0] + torch.randint(-2, 3, (4001,), generator=generator)).clamp(min=1)
-    sorted_ = Batches(Rows(lengths.tolist()), ByTokens(1999)).statistics()
+    sorted_ = Batches(Rows(lengths.tolist()), TokenBudget(1999)).statistics()
     assert sorted_.n_examples == 4001
     assert sorted_.n_tokens == int(lengths.sum())
     assert sorted_.padding < 0.04
     # As a comparison the same rows without any sorting: a pool of one.
-    unsorted = Batches(Rows(lengths.tolist()), ByTokens(1999, pool=1)).statistics()
+    unsorted = Batches(Rows(lengths.tolist()), TokenBudget(1999, pool=1)).statistics()
     assert unsorted.padding > 0.4
     assert sorted_.n_batches < unsorted.n_batches
     assert f"{sorted_.padding:.2%} padding" in str(sorted_)
 
 
 def test_statistics_agree_with_the_batches():
-    batches = Batches(Rows([[n] for n in range(1, 60)]), ByTokens(101, multiple=4), seed=7)
+    batches = Batches(Rows([[n] for n in range(1, 60)]), TokenBudget(101, multiple=4), seed=7)
     counted = batches.statistics()
     made = list(batches)
     assert counted.n_batches == len(made)
@@ -106,41 +106,41 @@ def test_statistics_agree_with_the_batches():
 
 
 def test_rows_over_the_budget_are_skipped_and_counted():
-    batches = Batches(Rows([[3], [50], [5], [51]]), ByTokens(47))
+    batches = Batches(Rows([[3], [50], [5], [51]]), TokenBudget(47))
     assert sorted(_flat(_numbers(batches))) == [0, 2]
-    batches = Batches(Rows([[3], [50], [5], [51]]), ByTokens(47))
+    batches = Batches(Rows([[3], [50], [5], [51]]), TokenBudget(47))
     assert batches.statistics().n_skipped == 2
     assert "2 over the budget skipped" in str(batches.statistics())
     with pytest.raises(DataError, match=r"no batch can be made: .*2 over the budget skipped"):
-        Batches(Rows([[50], [51]]), ByTokens(47))
+        Batches(Rows([[50], [51]]), TokenBudget(47))
 
 
 def test_the_order_changes_with_seed_and_epoch_and_with_nothing_else():
     split = Rows([[1 + r % 13] for r in range(211)])
-    batches = Batches(split, ByTokens(61), seed=5)
+    batches = Batches(split, TokenBudget(61), seed=5)
     first, second = _numbers(batches), _numbers(batches)
     assert batches.epoch == 2
     assert first != second
     assert sorted(_flat(first)) == sorted(_flat(second)) == list(range(211))
-    assert _numbers(Batches(split, ByTokens(61), seed=5)) == first
-    assert _numbers(Batches(split, ByTokens(61), seed=6)) != first
-    plain = Batches(split, ByCount(10), shuffle=False)
+    assert _numbers(Batches(split, TokenBudget(61), seed=5)) == first
+    assert _numbers(Batches(split, TokenBudget(61), seed=6)) != first
+    plain = Batches(split, FixedSize(10), shuffle=False)
     assert _flat(_numbers(plain)) == list(range(211))
     assert len(plain) == 22
 
 
 def test_another_process_has_the_same_order():
     code = (
-        "import torch; from clearhead.data import ByTokens; from clearhead.data.draws import permutation;"
-        "g = ByTokens(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3));"
+        "import torch; from clearhead.data import TokenBudget; from clearhead.data.draws import permutation;"
+        "g = TokenBudget(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3));"
         "print([r.tolist() for r in g])"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = ByTokens(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3))
+    here = TokenBudget(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3))
     assert other.stdout == f"{[rows.tolist() for rows in here]}\n"
 
 
-@pytest.mark.parametrize("size", [ByTokens(61), ByCount(7)])
+@pytest.mark.parametrize("size", [TokenBudget(61), FixedSize(7)])
 @pytest.mark.parametrize("taken", [0, 1, 17, 31, 45])
 def test_resuming_goes_on_with_the_next_batch(size, taken):
     split = Rows([[1 + r % 13] for r in range(211)])
@@ -157,7 +157,7 @@ def test_resuming_goes_on_with_the_next_batch(size, taken):
 
 
 def test_a_loop_left_in_the_middle_is_gone_on_with():
-    batches = Batches(Rows([[1]] * 23), ByCount(5))
+    batches = Batches(Rows([[1]] * 23), FixedSize(5))
     first = next(iter(batches)).ids[:, 0].tolist()
     rest = _numbers(batches)
     assert len(rest) == 4
@@ -167,25 +167,25 @@ def test_a_loop_left_in_the_middle_is_gone_on_with():
 
 def test_a_state_of_another_run_is_refused():
     split = Rows([[1]] * 23)
-    state = Batches(split, ByCount(5), seed=1).state_dict()
+    state = Batches(split, FixedSize(5), seed=1).state_dict()
     for other, word in [
-        (Batches(split, ByCount(5), seed=2), "seed 1, this run has 2"),
-        (Batches(split, ByCount(6), seed=1), r"size ByCount\(examples=5"),
-        (Batches(Rows([[1]] * 22), ByCount(5), seed=1), "examples 23, this run has 22"),
+        (Batches(split, FixedSize(5), seed=2), "seed 1, this run has 2"),
+        (Batches(split, FixedSize(6), seed=1), r"size FixedSize\(examples=5"),
+        (Batches(Rows([[1]] * 22), FixedSize(5), seed=1), "examples 23, this run has 22"),
     ]:
         with pytest.raises(ConfigError, match=word):
             other.load_state_dict(state)
     with pytest.raises(ConfigError, match="lacks position, seed, shuffle, size"):
-        Batches(split, ByCount(5)).load_state_dict({"epoch": 0, "examples": 23})
+        Batches(split, FixedSize(5)).load_state_dict({"epoch": 0, "examples": 23})
     with pytest.raises(ConfigError, match="expected a whole number of at least 0"):
-        Batches(split, ByCount(5), seed=1).load_state_dict({**state, "position": -1})
+        Batches(split, FixedSize(5), seed=1).load_state_dict({**state, "position": -1})
 
 
 @given(st.integers(1, 5), st.integers(1, 60), st.integers(1, 9))
 def test_processes_joined_are_one_process(world, n, count):
     split = Rows([[1 + r % 13] for r in range(n)])
-    whole = list(Batches(split, ByCount(count), seed=3))
-    parts = [list(Batches(split, ByCount(count), seed=3, rank=rank, world=world)) for rank in range(world)]
+    whole = list(Batches(split, FixedSize(count), seed=3))
+    parts = [list(Batches(split, FixedSize(count), seed=3, rank=rank, world=world)) for rank in range(world)]
     assert {len(part) for part in parts} == {len(whole)}
     for i, batch in enumerate(whole):
         shares = [part[i] for part in parts]
@@ -198,12 +198,12 @@ def test_processes_joined_are_one_process(world, n, count):
 
 def test_a_run_of_two_processes_resumes_on_one():
     split = Rows([[1]] * 41)
-    two = [Batches(split, ByCount(6), seed=3, rank=rank, world=2) for rank in range(2)]
+    two = [Batches(split, FixedSize(6), seed=3, rank=rank, world=2) for rank in range(2)]
     streams = [iter(batches) for batches in two]
     for _ in range(3):
         for stream in streams:
             next(stream)
-    one = Batches(split, ByCount(6), seed=3)
+    one = Batches(split, FixedSize(6), seed=3)
     one.load_state_dict(two[0].state_dict())
     following = next(iter(one)).ids[:, 0].tolist()
     shares = [next(stream).ids[:, 0].tolist() for stream in streams]
@@ -212,11 +212,11 @@ def test_a_run_of_two_processes_resumes_on_one():
 
 def test_what_is_refused():
     with pytest.raises(ConfigError, match="rank 2 of world 2: expected 0 ≤ rank < world"):
-        Batches(Rows([[1]]), ByCount(1), rank=2, world=2)
-    with pytest.raises(ConfigError, match="ByTokens: budget is 0; expected a whole number of at least 1"):
-        ByTokens(0)
-    with pytest.raises(ConfigError, match="ByCount: examples is 0; expected a whole number of at least 1"):
-        ByCount(0)
+        Batches(Rows([[1]]), FixedSize(1), rank=2, world=2)
+    with pytest.raises(ConfigError, match="TokenBudget: budget is 0; expected a whole number of at least 1"):
+        TokenBudget(0)
+    with pytest.raises(ConfigError, match="FixedSize: examples is 0; expected a whole number of at least 1"):
+        FixedSize(0)
 
 
 rows_of_ids = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=17)
@@ -270,7 +270,7 @@ def test_a_batch_moves_whole_and_cannot_be_changed():
     assert (moved.n_tokens, moved.n_labels, len(moved)) == (5, 2, 1)
     with pytest.raises(AttributeError):
         batch.n_tokens = 3
-    quiet = batch.silent()
+    quiet = batch.with_zero_weight()
     assert (quiet.n_tokens, quiet.n_labels, float(quiet.weights.sum())) == (0, 0, 0.0)
     assert torch.equal(quiet.source, batch.source)
 

@@ -12,18 +12,18 @@ import torch
 from PIL import Image
 
 from clearhead.data import (
-    Affine,
     Batches,
-    ByCount,
-    Contrast,
-    Digits,
-    PerImage,
-    PerSet,
-    Shift,
+    DatasetNormalize,
+    DigitClassification,
+    FixedSize,
+    ImageNormalize,
+    RandomAffine,
+    RandomContrast,
+    RandomShift,
     Task,
     load_images,
-    normalisation_from_dict,
-    normalisation_to_dict,
+    normalization_from_dict,
+    normalization_to_dict,
     prepare,
 )
 from clearhead.data.digits import grey, read_idx, read_mat
@@ -141,7 +141,7 @@ def test_idx_files(tmp_path):
 
 def test_the_digits_of_scikit_learn():
     sklearn = pytest.importorskip("sklearn.datasets", reason="these digits come with scikit-learn")
-    task = Digits.load()
+    task = DigitClassification.load()
     assert isinstance(task, Task)
     assert (len(task.train), len(task.validation), task.image_size) == (1438, 359, (8, 8))
     data = sklearn.load_digits()
@@ -164,13 +164,13 @@ def test_folders_and_files_of_no_known_kind(tmp_path):
 @pytest.fixture
 def task(tmp_path):
     _write_npz(tmp_path / "d.npz", n=101)
-    return Digits.load(tmp_path, augment=(Shift(2), Contrast()), seed=3)
+    return DigitClassification.load(tmp_path, augment=(RandomShift(2), RandomContrast()), seed=3)
 
 
 def test_pictures_are_normalised_by_the_training_part(task):
     x = task.train.pixels.double() / 255
-    assert task.normalise.mean == pytest.approx(float(x.mean()), rel=1e-12)
-    assert task.normalise.std == pytest.approx(float(x.std(correction=0)), rel=1e-12)
+    assert task.normalize.mean == pytest.approx(float(x.mean()), rel=1e-12)
+    assert task.normalize.std == pytest.approx(float(x.std(correction=0)), rel=1e-12)
     batch = task.validation.batch(torch.tensor([4, 2]))
     expected = (task.validation.pixels[[4, 2]].double() / 255 - x.mean()) / x.std(correction=0)
     assert batch.images.shape == (2, 1, 11, 13)
@@ -178,33 +178,33 @@ def test_pictures_are_normalised_by_the_training_part(task):
     torch.testing.assert_close(batch.images[:, 0].double(), expected, rtol=1e-5, atol=1e-5)
     assert batch.labels.tolist() == [4, 2]
     assert batch.n_labels == int(batch.weights.sum()) == 2
-    torch.testing.assert_close(prepare(task.validation.pixels[[4, 2]], task.normalise), batch.images)
+    torch.testing.assert_close(prepare(task.validation.pixels[[4, 2]], task.normalize), batch.images)
 
 
 def test_each_picture_by_itself():
     x = torch.rand(5, 1, 11, 13) * torch.arange(1, 6).view(5, 1, 1, 1)
-    y = PerImage()(x)
+    y = ImageNormalize()(x)
     assert y.mean(dim=(-2, -1)).abs().max() < 1e-5
     torch.testing.assert_close(y.std(dim=(-2, -1), correction=0), torch.ones(5, 1))
-    assert torch.equal(PerImage()(torch.full((1, 1, 3, 5), 0.5)), torch.zeros(1, 1, 3, 5))
-    even = PerSet.of(torch.full((2, 3, 5), 9, dtype=torch.uint8))
+    assert torch.equal(ImageNormalize()(torch.full((1, 1, 3, 5), 0.5)), torch.zeros(1, 1, 3, 5))
+    even = DatasetNormalize.of(torch.full((2, 3, 5), 9, dtype=torch.uint8))
     assert torch.isfinite(even(torch.rand(3, 5))).all()
 
 
-@pytest.mark.parametrize("choice", [PerSet(0.25, 0.5), PerImage(0.125)])
-def test_a_normalisation_goes_through_plain_values(choice):
-    assert normalisation_from_dict(normalisation_to_dict(choice)) == choice
+@pytest.mark.parametrize("choice", [DatasetNormalize(0.25, 0.5), ImageNormalize(0.125)])
+def test_a_normalization_goes_through_plain_values(choice):
+    assert normalization_from_dict(normalization_to_dict(choice)) == choice
 
 
 def test_normalisations_that_are_refused():
     with pytest.raises(
-        ConfigError, match="normalisation: there is no choice 'Other' here; known are: PerSet, PerImage"
+        ConfigError, match="normalization: there is no choice 'Other' here; known are: DatasetNormalize, ImageNormalize"
     ):
-        normalisation_from_dict({"type": "Other"})
-    with pytest.raises(ConfigError, match="normalisation: PerImage has no field 'a'; known are: floor"):
-        normalisation_from_dict({"type": "PerImage", "a": 1})
-    with pytest.raises(ConfigError, match=r"PerSet: std is 0\.0; expected a number above 0"):
-        PerSet(0.0, 0.0)
+        normalization_from_dict({"type": "Other"})
+    with pytest.raises(ConfigError, match="normalization: ImageNormalize has no field 'a'; known are: floor"):
+        normalization_from_dict({"type": "ImageNormalize", "a": 1})
+    with pytest.raises(ConfigError, match=r"DatasetNormalize: std is 0\.0; expected a number above 0"):
+        DatasetNormalize(0.0, 0.0)
 
 
 def test_a_change_depends_on_epoch_and_picture_not_on_the_batch(task):
@@ -213,8 +213,8 @@ def test_a_change_depends_on_epoch_and_picture_not_on_the_batch(task):
     assert torch.equal(alone, among)
     assert not torch.equal(alone, task.train.batch(torch.tensor([7]), epoch=5).images[0])
     # Two processes together see what one sees, changes included.
-    whole = next(iter(Batches(task.train, ByCount(11), seed=1)))
-    parts = [next(iter(Batches(task.train, ByCount(11), seed=1, rank=rank, world=2))) for rank in range(2)]
+    whole = next(iter(Batches(task.train, FixedSize(11), seed=1)))
+    parts = [next(iter(Batches(task.train, FixedSize(11), seed=1, rank=rank, world=2))) for rank in range(2)]
     assert torch.equal(whole.images[0::2], parts[0].images)
     assert torch.equal(whole.images[1::2], parts[1].images)
 
@@ -222,7 +222,7 @@ def test_a_change_depends_on_epoch_and_picture_not_on_the_batch(task):
 def test_shift_moves_by_whole_pixels_and_repeats_the_rim():
     x = torch.arange(2 * 5 * 7.0).view(2, 1, 5, 7)
     # 0, 0.99 are the first and last of five steps −2 … 2; 0.5 is none.
-    y = Shift(2)(x, torch.tensor([[0.5, 0.5], [0.0, 0.99]]))
+    y = RandomShift(2)(x, torch.tensor([[0.5, 0.5], [0.0, 0.99]]))
     assert torch.equal(y[0], x[0])
     for row in range(5):
         for column in range(7):
@@ -231,26 +231,28 @@ def test_shift_moves_by_whole_pixels_and_repeats_the_rim():
 
 def test_affine_with_middle_draws_changes_nothing_and_scales_about_the_middle():
     x = torch.rand(3, 1, 9, 9)
-    still = Affine(shift=0.3, scale=0.3, degrees=40.0)
+    still = RandomAffine(shift=0.3, scale=0.3, degrees=40.0)
     torch.testing.assert_close(still(x, torch.full((3, 4), 0.5)), x, rtol=1e-4, atol=1e-5)
     # Half the size: the distance from the middle is doubled where it comes from.
     ramp = torch.arange(9.0).expand(1, 1, 9, 9) - 4
-    half = Affine(shift=0.0, scale=0.5)(ramp, torch.tensor([[0.5, 0.5, 0.0, 0.5]]))
+    half = RandomAffine(shift=0.0, scale=0.5)(ramp, torch.tensor([[0.5, 0.5, 0.0, 0.5]]))
     torch.testing.assert_close(half[0, 0, 4], (ramp[0, 0, 4] * 2).clamp(-4, 4), rtol=1e-4, atol=1e-4)
     # A quarter turn is torch's own rot90, one way or the other.
-    turned = Affine(shift=0.0, scale=0.0, degrees=90.0)(x, torch.tensor([[0.5, 0.5, 0.5, 1.0]] * 3))
+    turned = RandomAffine(shift=0.0, scale=0.0, degrees=90.0)(x, torch.tensor([[0.5, 0.5, 0.5, 1.0]] * 3))
     torch.testing.assert_close(turned, torch.rot90(x, 1, (-2, -1)), rtol=1e-3, atol=1e-4)
 
 
 def test_contrast_keeps_the_mean():
     x = torch.rand(3, 1, 5, 7)
-    y = Contrast(amount=0.5, invert=0.5)(x, torch.tensor([[0.0, 0.9], [0.75, 0.9], [0.5, 0.1]]))
+    y = RandomContrast(amount=0.5, invert=0.5)(x, torch.tensor([[0.0, 0.9], [0.75, 0.9], [0.5, 0.1]]))
     mean = x.mean(dim=(1, 2, 3), keepdim=True)
     factors = torch.tensor([0.5, 1.25, -1.0]).view(3, 1, 1, 1)
     torch.testing.assert_close(y, mean + factors * (x - mean))
 
 
-@pytest.mark.parametrize("make", [lambda: Shift(-1), lambda: Affine(scale=1.0), lambda: Contrast(invert=2.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: RandomShift(-1), lambda: RandomAffine(scale=1.0), lambda: RandomContrast(invert=2.0)]
+)
 def test_changes_that_are_refused(make):
     with pytest.raises(ConfigError, match=r"expected|must not"):
         make()

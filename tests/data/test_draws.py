@@ -24,22 +24,22 @@ def _reference(*keys: int) -> int:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
 def test_bits_are_those_of_plain_integers(keys):
     expected = _reference(*keys)
-    assert int(draws.bits(*keys)) & _MASK == expected
-    as_tensors = draws.bits(*(torch.tensor([key]) for key in keys))
+    assert int(draws.random_bits(*keys)) & _MASK == expected
+    as_tensors = draws.random_bits(*(torch.tensor([key]) for key in keys))
     assert int(as_tensors) & _MASK == expected
 
 
 def test_keys_broadcast_and_order_matters():
-    table = draws.bits(5, torch.arange(7)[:, None], torch.arange(11))
+    table = draws.random_bits(5, torch.arange(7)[:, None], torch.arange(11))
     assert table.shape == (7, 11)
-    assert int(table[3, 2]) == int(draws.bits(5, 3, 2))
-    assert int(draws.bits(1, 2)) != int(draws.bits(2, 1))
+    assert int(table[3, 2]) == int(draws.random_bits(5, 3, 2))
+    assert int(draws.random_bits(1, 2)) != int(draws.random_bits(2, 1))
     assert table.unique().numel() == 77
 
 
 @given(st.integers(1, 2**31), st.integers(0, 1000))
 def test_below_stays_below(limit, key):
-    drawn = draws.below(limit, key, torch.arange(101))
+    drawn = draws.randint(limit, key, torch.arange(101))
     assert int(drawn.min()) >= 0
     assert int(drawn.max()) < limit
 
@@ -52,7 +52,7 @@ def test_draws_are_even():
     assert abs(float(u.var()) - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
     fine = draws.uniform64(3, torch.arange(n))  # the same bits, and more of them
     assert bool(((fine >= u) & (fine < u + 2**-24)).all())
-    counts = torch.bincount(draws.below(13, 4, torch.arange(n)), minlength=13).double()
+    counts = torch.bincount(draws.randint(13, 4, torch.arange(n)), minlength=13).double()
     chi_squared = float(((counts - n / 13) ** 2 / (n / 13)).sum())
     assert chi_squared < 33  # 12 degrees of freedom: one in a thousand is above
 

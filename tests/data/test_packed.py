@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from clearhead.data import (
     Batches,
-    Packed,
     PackedPairBatch,
     PairSplit,
     Ragged,
+    SequencePacking,
     SortDedup,
     read_pairs,
     train_bpe,
@@ -55,7 +55,7 @@ pair_lengths = st.lists(st.tuples(st.integers(1, 23), st.integers(1, 19)), min_s
 def test_every_example_once_in_rows_that_hold_it(lengths, width, rows):
     lengths = torch.tensor(lengths)
     order = torch.randperm(len(lengths))
-    groups = Packed(rows, width).groups(lengths, order)
+    groups = SequencePacking(rows, width).groups(lengths, order)
     fits = [row for row in order.tolist() if int(lengths[row].max()) <= width]
     laid = [line[line >= 0] for group in groups for line in group]
     assert [example for line in laid for example in line.tolist()] == fits
@@ -86,7 +86,7 @@ def test_rows_hold_the_ids_of_their_examples_end_to_end():
 
 
 def test_counts_are_those_of_the_pairs(split):
-    batches = Batches(split, Packed(rows=5, width=53), seed=7)
+    batches = Batches(split, SequencePacking(rows=5, width=53), seed=7)
     counted = batches.statistics()
     made = list(batches)
     assert {tuple(batch.source.shape) for batch in made} == {(5, 53)}
@@ -117,7 +117,7 @@ def test_loss_and_gradients_are_those_of_padded_batches(split, positions):
         decoder_mask=causal() & window(7, 0),
     )
     model = config.build().double()
-    batches = Batches(split, Packed(rows=3, width=53), seed=2)
+    batches = Batches(split, SequencePacking(rows=3, width=53), seed=2)
     (group, *_), packed = batches.groups(), next(iter(batches))
     assert isinstance(packed, PackedPairBatch)
     padded = split.batch(group[group >= 0])
@@ -137,7 +137,7 @@ def test_a_pair_does_not_see_its_neighbours(split):
     model = EncoderDecoderConfig(
         vocab_size=281, max_len=64, d_model=12, n_heads=3, d_ff=17, n_encoder_layers=1, n_decoder_layers=1
     ).build()
-    rows = Batches(split, Packed(rows=3, width=53)).groups()[0]
+    rows = Batches(split, SequencePacking(rows=3, width=53)).groups()[0]
     other = rows.clone()
     other[:, 1:] = other.roll(1, 0)[:, 1:]  # the same first pairs, with the neighbours of another row
     first, second = (split.packed(some, 2 * 53) for some in (rows, other))
@@ -149,11 +149,11 @@ def test_a_pair_does_not_see_its_neighbours(split):
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 17])
 def test_resuming_goes_on_with_the_next_batch(split, taken):
-    unbroken = Batches(split, Packed(rows=4, width=53), seed=5)
+    unbroken = Batches(split, SequencePacking(rows=4, width=53), seed=5)
     stream = unbroken.forever()
     for _ in range(taken):
         next(stream)
-    resumed = Batches(split, Packed(rows=4, width=53), seed=5)
+    resumed = Batches(split, SequencePacking(rows=4, width=53), seed=5)
     resumed.load_state_dict(unbroken.state_dict())
     for a, b in itertools.islice(zip(stream, resumed.forever(), strict=False), 20):
         assert torch.equal(a.target, b.target)
@@ -162,7 +162,7 @@ def test_resuming_goes_on_with_the_next_batch(split, taken):
 
 @given(world=st.integers(1, 5), rows=st.integers(1, 4))
 def test_processes_joined_are_one_process(split, world, rows):
-    size = Packed(rows=rows, width=53)
+    size = SequencePacking(rows=rows, width=53)
     whole = list(Batches(split, size, seed=3))
     parts = [list(Batches(split, size, seed=3, rank=rank, world=world)) for rank in range(world)]
     assert {len(part) for part in parts} == {len(whole)}
@@ -178,10 +178,10 @@ def test_processes_joined_are_one_process(split, world, rows):
 
 @pytest.mark.bad_input
 def test_what_cannot_be_packed_is_said(split):
-    with pytest.raises(ConfigError, match="Packed: rows is 0; expected a whole number of at least 1"):
-        Packed(rows=0, width=53)
+    with pytest.raises(ConfigError, match="SequencePacking: rows is 0; expected a whole number of at least 1"):
+        SequencePacking(rows=0, width=53)
     with pytest.raises(DataError, match=r"no batch can be made: .*151 over the budget skipped"):
-        Batches(split, Packed(rows=3, width=1))
+        Batches(split, SequencePacking(rows=3, width=1))
     task = SortDedup(n_symbols=5, max_length=7, n_train=11, n_validation=5)
-    with pytest.raises(ConfigError, match=r"only sentence pairs can: use batch=ByTokens"):
-        Batches(task.train, Packed(rows=3, width=53))
+    with pytest.raises(ConfigError, match=r"only sentence pairs can: use batch=TokenBudget"):
+        Batches(task.train, SequencePacking(rows=3, width=53))

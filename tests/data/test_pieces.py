@@ -8,7 +8,7 @@ import pickle
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from clearhead.data.pieces import load_pieces, train_bpe
+from clearhead.data.pieces import load_hf_tokenizer, train_bpe
 from clearhead.errors import ConfigError, DataError, StorageError
 
 TEXTS = ["the quick brown fox", "the lazy dog, the quick dog", "unaffable and quick"]
@@ -58,7 +58,7 @@ def made(request, tmp_path):
 
 def test_ids_and_text_are_the_makers(made):
     inner, _, folder = made
-    pieces = load_pieces(folder)
+    pieces = load_hf_tokenizer(folder)
     assert pieces.vocab_size == inner.get_vocab_size()
     for text in TEXTS:
         assert pieces.encode(text) == inner.encode(text, add_special_tokens=False).ids
@@ -72,7 +72,7 @@ def test_ids_and_text_are_the_makers(made):
 
 def test_special_tokens_are_those_of_the_folder(made):
     inner, specials, folder = made
-    pieces = load_pieces(folder)
+    pieces = load_hf_tokenizer(folder)
     for role, name in (("bos_token", "bos_id"), ("eos_token", "eos_id"), ("pad_token", "pad_id")):
         if role in specials:
             token = specials[role]
@@ -84,7 +84,7 @@ def test_special_tokens_are_those_of_the_folder(made):
 
 
 def test_what_is_too_long_is_cut_inside_its_special_tokens(made):
-    pieces = load_pieces(made[2])
+    pieces = load_hf_tokenizer(made[2])
     whole, plain = pieces.prompt(TEXTS[1]), pieces.encode(TEXTS[1])
     around = len(whole) - len(plain)
     cut = pieces.prompt(TEXTS[1], around + 3)
@@ -95,9 +95,9 @@ def test_what_is_too_long_is_cut_inside_its_special_tokens(made):
 
 def test_labels_can_be_read():
     inner, _ = byte_pairs()
-    from clearhead.data.pieces import Pieces
+    from clearhead.data.pieces import HFTokenizer
 
-    pieces = Pieces(inner, {})
+    pieces = HFTokenizer(inner, {})
     ids = pieces.encode("the ü\n")
     assert "".join(pieces.tokens(ids[:1])) == "the"
     assert pieces.tokens(ids)[-1] == "⏎"
@@ -109,7 +109,7 @@ def test_labels_can_be_read():
 def test_what_is_no_tokenizer_is_refused(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(StorageError, match="not a tokenizer"):
-        load_pieces(tmp_path)
+        load_hf_tokenizer(tmp_path)
 
 
 @pytest.mark.bad_input
@@ -117,7 +117,7 @@ def test_settings_that_are_no_object_are_refused(made):
     folder = made[2]
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(StorageError, match=r"tokenizer_config\.json is not an object"):
-        load_pieces(folder)
+        load_hf_tokenizer(folder)
 
 
 @pytest.mark.bad_input

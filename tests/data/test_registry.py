@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from clearhead.data import KNOWN, DataSet, KnownFile, Remote, fetch, fetch_file, find, recognise
+from clearhead.data import KNOWN, DataSet, DatasetFile, Download, fetch, fetch_file, get_dataset, identify
 from clearhead.errors import ConfigError, DataError, StorageError
 
 CONTENT = bytes(i * 31 % 251 for i in range(200_003))
@@ -78,7 +78,7 @@ def server():
 
 def _remote(server, **changes):
     fields = {"url": server.url(), "name": "data.bin", "size": len(CONTENT), "sha256": DIGEST} | changes
-    return Remote(**fields)
+    return Download(**fields)
 
 
 def _names(folder):
@@ -169,16 +169,16 @@ def test_answers_of_the_server(server, tmp_path):
 def test_no_server_at_all(tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
         port = closed.server_port
-    remote = Remote(url=f"http://127.0.0.1:{port}/a", name="a")
+    remote = Download(url=f"http://127.0.0.1:{port}/a", name="a")
     with pytest.raises(StorageError, match=r"could not be fetched .*refused.* after 2 tries; 0 bytes are kept"):
         fetch_file(remote, tmp_path, tries=2, pause=0.0)
 
 
 def test_addresses_and_names_that_are_refused():
     with pytest.raises(ConfigError, match="expected http:// or https://"):
-        Remote(url="file:///etc/passwd", name="a")
+        Download(url="file:///etc/passwd", name="a")
     with pytest.raises(ConfigError, match="expected a plain name without folders"):
-        Remote(url="http://127.0.0.1/a", name="../a")
+        Download(url="http://127.0.0.1/a", name="../a")
 
 
 def _pairs(server, **changes):
@@ -188,7 +188,7 @@ def _pairs(server, **changes):
         "description": "d",
         "licence": "l",
         "origin": "o",
-        "remotes": (Remote(url=server.url("pairs.tsv"), name="pairs.tsv"),),
+        "remotes": (Download(url=server.url("pairs.tsv"), name="pairs.tsv"),),
     }
     return DataSet(**(fields | changes))
 
@@ -215,18 +215,18 @@ def test_fetching_by_name_and_what_has_nothing_to_fetch(tmp_path):
 def test_a_local_file_is_recognised_by_its_content(server, tmp_path):
     path = tmp_path / "whatever"
     path.write_bytes(CONTENT)
-    copy = KnownFile(name="data.bin", size=len(CONTENT), sha256=DIGEST)
+    copy = DatasetFile(name="data.bin", size=len(CONTENT), sha256=DIGEST)
     known = [_pairs(server), _pairs(server, name="mine", copies=(copy,))]
-    assert recognise(path, known) == (known[1], "data.bin")
+    assert identify(path, known) == (known[1], "data.bin")
     path.write_bytes(b"other")
-    assert recognise(path, known) is None
-    assert recognise(path) is None
+    assert identify(path, known) is None
+    assert identify(path) is None
 
 
 def test_the_list_is_complete():
     assert len({item.name for item in KNOWN}) == len(KNOWN)
     for item in KNOWN:
-        assert find(item.name) is item
+        assert get_dataset(item.name) is item
         assert item.task in {"translation", "text", "digits", "sort-dedup", "speech"}
         assert item.description
         assert item.licence
@@ -234,7 +234,7 @@ def test_the_list_is_complete():
         for file in (*item.remotes, *item.copies):
             assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
             assert file.sha256 is None or file.size
-    assert find("svhn").size == 182_040_794 + 64_275_384
-    assert find("svhn").verified == "sha256"
-    assert find("en-es").size is None
-    assert find("sort-dedup").verified == "nothing to fetch"
+    assert get_dataset("svhn").size == 182_040_794 + 64_275_384
+    assert get_dataset("svhn").verified == "sha256"
+    assert get_dataset("en-es").size is None
+    assert get_dataset("sort-dedup").verified == "nothing to fetch"

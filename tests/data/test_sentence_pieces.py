@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from clearhead.data.pieces import load_pieces
+from clearhead.data.pieces import load_hf_tokenizer
 from clearhead.errors import DataError, StorageError
 from tests.data.test_pieces import TEXTS
 
@@ -43,7 +43,7 @@ def made(request, tmp_path):
 
 def test_ids_and_texts_are_those_of_sentencepiece(made):
     theirs, folder = made
-    ours = load_pieces(folder)
+    ours = load_hf_tokenizer(folder)
     assert ours.vocab_size == theirs.vocab_size()
     for text in [*READ, *TEXTS]:
         ids = ours.encode(text)
@@ -62,7 +62,7 @@ def test_two_languages_share_one_list(made):
     (folder / "tokenizer.model").rename(folder / "source.spm")
     (folder / "vocab.json").write_text(json.dumps(order))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
-    ours = load_pieces(folder)
+    ours = load_hf_tokenizer(folder)
     text = "the quick brown fox"
     assert ours.prompt(text) == [*(order[piece] for piece in theirs.encode(text, out_type=str)), order["</s>"]]
     assert ours.decode([order["▁perro"], order["</s>"]]).strip() == "perro"
@@ -71,7 +71,7 @@ def test_two_languages_share_one_list(made):
 def test_t5_has_tokens_of_its_own_at_the_end(made):
     theirs, folder = made
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
-    ours = load_pieces(folder)
+    ours = load_hf_tokenizer(folder)
     assert ours.prompt("dog")[-1] == theirs.eos_id()
     assert ours.encode("<extra_id_0>")[-1] == theirs.vocab_size() + 2
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_refused(made):
     for broken in (whole[: len(whole) // 3], b"", b"not a model", whole[: len(whole) // 2] + b"\xff" * 9):
         (folder / "tokenizer.model").write_bytes(broken)
         with pytest.raises(StorageError, match="not a whole SentencePiece model"):
-            load_pieces(folder)
+            load_hf_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
     with pytest.raises(DataError, match="of a XLMRobertaTokenizer, whose ids are not known here"):
-        load_pieces(folder)
+        load_hf_tokenizer(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data import Batches, ByCount, Characters, RandomWindows, Shards, Text, train_bpe
+from clearhead.data import Batches, CharTokenizer, FixedSize, LanguageModeling, RandomWindows, Shards, train_bpe
 from clearhead.data import shards as room
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.masks import documents
@@ -99,7 +99,7 @@ def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bp
 
 
 def test_wide_vocabularies_take_four_bytes(tmp_path):
-    alphabet = Characters([chr(i) for i in range(0x20, 0x7F)] + [chr(0x20000 + i) for i in range(1 << 16)])
+    alphabet = CharTokenizer([chr(i) for i in range(0x20, 0x7F)] + [chr(0x20000 + i) for i in range(1 << 16)])
     (tmp_path / "a.txt").write_text("abc" + chr(0x20000 + 65_000))
     found = tokenize([tmp_path / "a.txt"], alphabet, tmp_path / "out")
     assert found.dtype == "uint32"
@@ -139,7 +139,9 @@ def shards(tmp_path, bpe):
 
 
 def test_windows_are_those_of_the_ids_in_memory(shards):
-    task = Text.load(shards.folder, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True)
+    task = LanguageModeling.load(
+        shards.folder, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True
+    )
     cut = int(len(shards) * 0.8)
     ids = torch.from_numpy(shards.read(0, len(shards)))
     for split, part in ((task.train, ids[:cut]), (task.validation, ids[cut:])):
@@ -153,7 +155,7 @@ def test_windows_are_those_of_the_ids_in_memory(shards):
 
 
 def test_no_document_sees_another(shards):
-    task = Text.load(shards.folder, context=37)
+    task = LanguageModeling.load(shards.folder, context=37)
     batch = task.train.batch(torch.arange(len(task.train)))
     eos = shards.tokenizer.eos_id
     assert (batch.documents.max(1).values > 0).any()
@@ -176,7 +178,7 @@ def test_no_document_sees_another(shards):
 def test_the_order_is_the_same_for_any_number_of_processes_and_goes_on_at_any_batch(shards):
     def walk(world, skip=0):
         parts = [
-            Batches(Text.load(shards.folder, context=13).train, ByCount(6), seed=3, rank=r, world=world)
+            Batches(LanguageModeling.load(shards.folder, context=13).train, FixedSize(6), seed=3, rank=r, world=world)
             for r in range(world)
         ]
         for part in parts:

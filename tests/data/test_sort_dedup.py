@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import Batches, ByTokens, SortDedup, Task
+from clearhead.data import Batches, SortDedup, Task, TokenBudget
 from clearhead.data.sort_dedup import alphabet, is_held_out, make_batch, sorted_without_repeats, vocabulary
 from clearhead.errors import ConfigError, DataError
 
@@ -108,7 +108,7 @@ def test_lengths_are_those_of_the_batches(small):
     lengths = small.train.lengths(1)
     batch = small.train.batch(torch.arange(len(small.train)), epoch=1)
     assert torch.equal(lengths[:, 0], batch.lengths)
-    batches = Batches(small.train, ByTokens(997))
+    batches = Batches(small.train, TokenBudget(997))
     assert sum(len(batch) for batch in batches) == 4001
     assert batches.statistics().padding < 0.05
 

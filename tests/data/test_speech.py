@@ -108,7 +108,7 @@ class TestStreams:
         assert together.frames.shape == (5, MEL.n_frames(7200), 11)
         assert not torch.equal(split.batch(torch.arange(5), epoch=2).frames, together.frames)
         assert torch.equal(
-            split.answers(torch.arange(5)), split.recordings.digits[split._plan(torch.arange(5), 0).clips]
+            split.labels_of(torch.arange(5)), split.recordings.digits[split._plan(torch.arange(5), 0).clips]
         )
 
     def test_speed_moves_times_as_it_moves_the_sound(self, recordings):
@@ -195,7 +195,7 @@ def brute(logits, labels, may=lambda symbol, moment: True):
 def test_the_loss_is_the_sum_over_all_ways(labels):
     logits = torch.randn(2, 5, 4, dtype=torch.float64)
     expected = brute(logits[0], labels[0]) + brute(logits[1, :4], labels[1])
-    assert judged(logits, labels, n_frames=(5, 4)).own_loss(logits).item() == pytest.approx(expected, rel=1e-6)
+    assert judged(logits, labels, n_frames=(5, 4)).custom_loss(logits).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_ways_that_come_too_early_or_too_late_do_not_count():
@@ -207,7 +207,7 @@ def test_ways_that_come_too_early_or_too_late_do_not_count():
     def may(symbol, moment):
         return symbol in times and times[symbol][0] <= (moment + 1) / 10 <= times[symbol][1] + 1e-6
 
-    loss = batch.own_loss(logits)
+    loss = batch.custom_loss(logits)
     assert loss.item() == pytest.approx(brute(logits[0], [1, 0], may), rel=1e-5)
     loss.backward()
     moved = logits.detach().clone()
@@ -220,7 +220,7 @@ def test_ways_that_come_too_early_or_too_late_do_not_count():
 
 def test_a_silent_batch_adds_nothing():
     logits = torch.randn(1, 5, 4)
-    assert judged(logits, [[1]]).silent().own_loss(logits) == 0
+    assert judged(logits, [[1]]).with_zero_weight().custom_loss(logits) == 0
 
 
 def test_what_is_written_down_and_when():
@@ -229,7 +229,7 @@ def test_what_is_written_down_and_when():
     assert written(logits, [8, 6]) == [[(1, 1), (1, 4), (2, 5), (0, 7)], [(0, 0), (2, 3)]]
     batch = judged(logits, [[1, 1, 0], [0, 2]], n_frames=(8, 6))
     assert batch.right(logits) == 4
-    assert scores(Constant(logits), batch).tolist() == [batch.own_loss(logits).item(), 4]
+    assert scores(Constant(logits), batch).tolist() == [batch.custom_loss(logits).item(), 4]
 
 
 class Constant(nn.Module):

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from clearhead.data import (
     Batches,
-    ByCount,
     ConsecutiveWindows,
+    FixedSize,
+    LanguageModeling,
     RandomWindows,
     Task,
-    Text,
     WindowSplit,
     train_bpe,
 )
@@ -89,20 +89,20 @@ def test_the_last_tenth_is_for_validation(tmp_path):
     path = tmp_path / "input.txt"
     text = "".join(chr(97 + i * 7 % 26) for i in range(999)) + "\n"
     path.write_text(text)
-    task = Text.load(tmp_path, context=31)
+    task = LanguageModeling.load(tmp_path, context=31)
     assert isinstance(task, Task)
     assert task.tokenizer.decode(task.train.ids) == text[:900]
     assert task.tokenizer.decode(task.validation.ids) == text[900:]
     assert isinstance(task.train.windows, RandomWindows)
     assert str(task.report) == "input.txt: 1 of 1 rows are good."
-    assert sum(batch.n_labels for batch in Batches(task.validation, ByCount(2), shuffle=False)) == 99
+    assert sum(batch.n_labels for batch in Batches(task.validation, FixedSize(2), shuffle=False)) == 99
 
 
 def test_byte_pairs_over_a_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("to be or not to be\n\nthat is the question\n" * 20)
     tokenizer = train_bpe(path, 271)
-    task = Text.load(path, context=13, tokenizer=tokenizer, windows=ConsecutiveWindows())
+    task = LanguageModeling.load(path, context=13, tokenizer=tokenizer, windows=ConsecutiveWindows())
     assert task.tokenizer.decode(task.train.ids) == path.read_text()[: int(len(path.read_text()) * 0.9)]
 
 
@@ -129,4 +129,4 @@ def test_what_is_refused(tmp_path):
         _split(1, 5, ConsecutiveWindows())
     (tmp_path / "a.txt").write_text("abc" * 10)
     with pytest.raises(ConfigError, match=r"hold_out is 0\.0; expected a number above 0 and below 1"):
-        Text.load(tmp_path / "a.txt", hold_out=0.0)
+        LanguageModeling.load(tmp_path / "a.txt", hold_out=0.0)

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clearhead.data import tokenizers
-from clearhead.data.pieces import BytePairs, train_bpe
-from clearhead.data.tokenizers import Characters, Symbols, load_tokenizer
+from clearhead.data.pieces import ByteLevelBPE, train_bpe
+from clearhead.data.tokenizers import CharTokenizer, Symbols, load_tokenizer
 from clearhead.errors import ConfigError, DataError, StorageError
 
 TEXTS = [
@@ -90,8 +90,8 @@ def test_pieces_are_readable(bpe):
     assert bpe.decode(torch.tensor(ids)) == "the cat\n"
     # A character that the training texts lack is written as its bytes.
     assert bpe.tokens(bpe.encode("😀")) == ["<F0>", "<9F>", "<98>", "<80>"]
-    assert tokenizers.visible("  ") == "␣␣"
-    assert tokenizers.visible("\x07\t") == "\\x07⇥"
+    assert tokenizers.display_token("  ") == "␣␣"
+    assert tokenizers.display_token("\x07\t") == "\\x07⇥"
 
 
 def test_specials_come_first_and_further_ones_follow():
@@ -115,7 +115,7 @@ def test_what_byte_pairs_refuse(bpe):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("way", ["encode", "encode_long"])
 def test_what_is_no_text_is_refused(bpe, way):
-    for tokenizer in (bpe, Characters("abc"), Symbols(["a", "<pad>", "<bos>", "<eos>"])):
+    for tokenizer in (bpe, CharTokenizer("abc"), Symbols(["a", "<pad>", "<bos>", "<eos>"])):
         for wrong in (3, None, b"a", ["a"]):
             with pytest.raises(DataError, match=f"this is a {type(wrong).__name__}"):
                 getattr(tokenizer, way)(wrong)
@@ -123,7 +123,7 @@ def test_what_is_no_text_is_refused(bpe, way):
 
 @given(st.text(alphabet="abc\n😀é "))
 def test_characters_give_back_their_text(text):
-    t = Characters("abc\n😀é ")
+    t = CharTokenizer("abc\n😀é ")
     assert t.decode([t.bos_id, *t.encode(text), t.eos_id, t.pad_id]) == text
     # Independent of the look-up table: the place in the alphabet.
     assert t.encode(text) == [3 + "abc\n😀é ".index(c) for c in text]
@@ -131,17 +131,17 @@ def test_characters_give_back_their_text(text):
 
 
 def test_an_unknown_character_is_refused_or_replaced_by_choice():
-    t = Characters.of("banana")
+    t = CharTokenizer.of("banana")
     assert (t.alphabet, t.vocab_size) == ("abn", 6)
     with pytest.raises(DataError, match=r"'x' \(number 2 of the text\) is not in the alphabet of 3"):
         t.encode("anx")
-    t = Characters.of("banana", unknown=True)
+    t = CharTokenizer.of("banana", unknown=True)
     ids = t.encode("anx\ud800")
     assert t.tokens(ids) == ["a", "n", "<unk>", "<unk>"]
     assert t.decode(ids) == "an\ufffd\ufffd"
     assert t.encode("") == []
     with pytest.raises(ConfigError, match="each character once"):
-        Characters("aba")
+        CharTokenizer("aba")
 
 
 def test_symbols_are_words_of_a_list():
@@ -164,7 +164,7 @@ def test_symbols_are_words_of_a_list():
     ("make", "text"),
     [
         (lambda: train_bpe(TEXTS, 307), "The cat sat. ¿Mañana? 😀 <pad>"),
-        (lambda: Characters.of("aé\n😀", unknown=True), "é😀x"),
+        (lambda: CharTokenizer.of("aé\n😀", unknown=True), "é😀x"),
         (lambda: Symbols(["<pad>", "<bos>", "<eos>", "Ä", '"']), 'Ä " Ä'),
     ],
 )
@@ -225,6 +225,6 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 
 
 def test_the_common_interface_is_abstract():
-    assert issubclass(BytePairs, tokenizers.Tokenizer)
+    assert issubclass(ByteLevelBPE, tokenizers.Tokenizer)
     with pytest.raises(TypeError, match="abstract"):
         tokenizers.Tokenizer()

@@ -9,10 +9,10 @@ import torch
 
 from clearhead.data import (
     Batches,
-    ByTokens,
     PairSplit,
     Task,
-    Translation,
+    TokenBudget,
+    TranslationTask,
     encode_sources,
     read_pairs,
     train_bpe,
@@ -101,10 +101,10 @@ def test_a_batch_holds_the_sentences_and_nothing_else(tmp_path, tokenizer):
 
 def test_an_epoch_has_every_pair_once_within_the_budget(tmp_path):
     pairs = _write(tmp_path / "p.tsv", _sentences(301))
-    task = Translation.load(pairs, vocab_size=300, hold_out=0.1)
+    task = TranslationTask.load(pairs, vocab_size=300, hold_out=0.1)
     assert isinstance(task, Task)
     seen = []
-    for batch in Batches(task.train, ByTokens(499), seed=2):
+    for batch in Batches(task.train, TokenBudget(499), seed=2):
         assert batch.n_padded <= 499
         rows = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
         seen += [task.tokenizer.decode(row[:n]) for row, n in rows]
@@ -129,15 +129,15 @@ def test_held_out_sentences_are_in_one_part_only_in_any_order(tmp_path):
 def test_a_folder_and_a_file_of_ones_own(tmp_path, tokenizer):
     (tmp_path / "train.tsv.xz").write_bytes(lzma.compress(_write(tmp_path / "t", GOOD[:2]).read_bytes()))
     _write(tmp_path / "dev.tsv", GOOD[2:])
-    task = Translation.load(tmp_path, tokenizer=tokenizer)
+    task = TranslationTask.load(tmp_path, tokenizer=tokenizer)
     assert task.train.sources == ["Go.", "Hello world!"]
     assert task.validation.sources == ["I ran a long way."]
     assert task.tokenizer is tokenizer
     other = _write(tmp_path / "other.tsv", GOOD[:1])
-    assert Translation.load(tmp_path, validation=other, tokenizer=tokenizer).validation.sources == ["Go."]
+    assert TranslationTask.load(tmp_path, validation=other, tokenizer=tokenizer).validation.sources == ["Go."]
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match=r"has no file of pairs: expected one of train\.tsv"):
-        Translation.load(tmp_path / "empty")
+        TranslationTask.load(tmp_path / "empty")
 
 
 def test_a_split_on_a_device_makes_its_batches_there(tmp_path, tokenizer):

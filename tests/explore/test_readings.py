@@ -180,7 +180,7 @@ def test_a_drawing(page):
     assert [one["name"] for one in found] == ["digits-vit", "digits-conv"]
     for one in found:
         trained = pretrained.load(one["name"])
-        direct = trained.model(look.trained.prepare(PICTURE[None], trained.recipe.data.normalise))[0]
+        direct = trained.model(look.trained.prepare(PICTURE[None], trained.recipe.data.normalize))[0]
         assert one["chances"] == pytest.approx(direct.softmax(-1).tolist(), abs=1e-5)
         assert max(map(max, one["counts"])) == 255
     assert len(found[0]["attended"]) == 8

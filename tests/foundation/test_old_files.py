@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from clearhead.config import Config
-from clearhead.data import ByCount, ByTokens, ConsecutiveWindows, RandomWindows
+from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask, causal, dilated, every, prefix
 from clearhead.models import VisionConfig, load
 from clearhead.pretrained.box import BOX, names
-from clearhead.training import EMA, Constant, InverseRoot, Recipe, TrainConfig, WarmupCosine, checkpoints, train
+from clearhead.training import EMA, Constant, InverseSqrt, Recipe, TrainConfig, WarmupCosine, checkpoints, train
 from clearhead.training.tasks import TextData
 
 TRAIN = """\
@@ -79,7 +79,7 @@ pooling = {type = "Mean"}
     ("word", "schedule"),
     [
         ("warmup-cosine", WarmupCosine(0.002, 1000)),
-        ("inverse-root", InverseRoot(0.002, 1000)),
+        ("inverse-root", InverseSqrt(0.002, 1000)),
         ("constant", Constant(0.002, 1000)),
     ],
 )
@@ -88,10 +88,10 @@ def test_a_schedule_was_a_word_beside_its_numbers(word, schedule):
     assert config.schedule == schedule
     assert config.replace(schedule=WarmupCosine()) == TrainConfig(
         steps=9933,
-        batch=ByTokens(8192, multiple=8),
+        batch=TokenBudget(8192, multiple=8),
         clip=None,
         label_smoothing=0.1,
-        consistency=5.0,
+        r_drop_alpha=5.0,
         averaging=EMA(0.999),
         precision="bf16",
         compile=True,
@@ -111,7 +111,7 @@ def test_a_schedule_that_was_left_out_keeps_its_numbers():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('schedule = "cosine"', "there is no choice 'cosine' here; known are: WarmupCosine, InverseRoot, Constant"),
+        ('schedule = "cosine"', "there is no choice 'cosine' here; known are: WarmupCosine, InverseSqrt, Constant"),
         ("lr_max = -1.0", r"WarmupCosine: lr_max is -1\.0; expected a number above 0"),
         ('schedule = {type = "Constant"}\nlr_max = 1.0', "TrainConfig has no field 'lr_max'"),
     ],
@@ -155,7 +155,7 @@ SETTINGS = {
     "warmup_steps": 2,
     "d_model": 16,
     "n_heads": 2,
-    "batch": ByCount(16),
+    "batch": FixedSize(16),
     "n_train": 64,
     "n_validation": 32,
     "checkpoint_every": 3,
@@ -164,7 +164,7 @@ SETTINGS = {
 
 
 def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
-    train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     half = tmp_path / "half"
     shutil.copytree(tmp_path / "run", half)
     shutil.rmtree(half / "step-00000006")

@@ -41,7 +41,7 @@ CONTINUING = {
     "alibi": lambda: decoder(positions=ALiBi()),
     "relative": lambda: decoder(positions=RelativeBias(bidirectional=False)),
     "none": lambda: decoder(positions=NoPositions()),
-    "grouped-query": lambda: decoder(n_heads=4, n_kv_heads=2, tied=False),
+    "grouped-query": lambda: decoder(n_heads=4, n_kv_heads=2, tie_embeddings=False),
     "window": lambda: decoder(mask=causal() & (window(3, 0) | dilated(5))),
     "every": lambda: decoder(mask=causal() & (window(2, 0) | every(4))),
     "blocks": lambda: decoder(mask=causal() & blocks(5)),

@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead import pretrained
-from clearhead.data import Characters, Symbols, train_bpe
+from clearhead.data import CharTokenizer, Symbols, train_bpe
 from clearhead.layers import GELU
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
@@ -61,8 +61,8 @@ def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F81
 @pytest.mark.parametrize(
     ("tokenizer", "text"),
     [
-        (Characters.of("abc \nü"), "a cab\n üb"),
-        (Characters.of("abc", unknown=True), "abxc"),
+        (CharTokenizer.of("abc \nü"), "a cab\n üb"),
+        (CharTokenizer.of("abc", unknown=True), "abxc"),
         (Symbols(["A", "D", "<PAD>", "<S>", "<E>"], pad="<PAD>", bos="<S>", eos="<E>"), "D A A <S> A D"),
         (train_bpe(["low lower lowest", "new newer"], 270), "a new low ü"),
     ],

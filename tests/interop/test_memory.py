@@ -13,8 +13,8 @@ from clearhead.models import DecoderConfig
 from clearhead.positions import Rotary
 
 SIZES = {"d_model": 256, "n_heads": 4, "bias": False, "norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary()}
-LARGE = DecoderConfig(vocab_size=20_011, n_layers=11, d_ff=1024, tied=False, **SIZES)
-SMALL = DecoderConfig(vocab_size=11, n_layers=11, d_ff=7, tied=False, **SIZES)
+LARGE = DecoderConfig(vocab_size=20_011, n_layers=11, d_ff=1024, tie_embeddings=False, **SIZES)
+SMALL = DecoderConfig(vocab_size=11, n_layers=11, d_ff=7, tie_embeddings=False, **SIZES)
 
 # What loading imports, and room for as many modules, is in memory before the count begins; every page of the model is
 # touched before it ends.

@@ -22,7 +22,7 @@ SIZES = {"d_model": 24, "n_heads": 6}
 KINDS = {
     "pre-norm": {},
     "post-norm": {"residual": PostNorm()},
-    "rms, rotary, untied": {"norm": RMSNorm(), "positions": Rotary(), "tied": False},
+    "rms, rotary, untied": {"norm": RMSNorm(), "positions": Rotary(), "tie_embeddings": False},
     "plus one, biases of distance": {"norm": RMSNorm(plus_one=True), "positions": ALiBi()},
     "parallel, learned, normed, scaled": {
         "residual": Parallel(),
@@ -91,8 +91,8 @@ def image():
 CASES = {
     **{name: lambda options=options: (decoder(**options), ids(), changed) for name, options in KINDS.items()},
     "encoder-decoder": lambda: (pair(), (ids(S), ids()), lambda given: (given[0], changed(given[1]))),
-    "a picture, [CLS]": lambda: (picture_model(vision.Cls()), image(), lambda x: x.flip(-1)),
-    "a picture, mean": lambda: (picture_model(vision.Mean()), image(), lambda x: x.flip(-1)),
+    "a picture, [CLS]": lambda: (picture_model(vision.ClsPooling()), image(), lambda x: x.flip(-1)),
+    "a picture, mean": lambda: (picture_model(vision.MeanPooling()), image(), lambda x: x.flip(-1)),
     "gpt2": lambda: (gpt2(), ids(), changed),
     "llama": lambda: (llama(), ids(), changed),
 }

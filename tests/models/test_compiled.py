@@ -21,7 +21,7 @@ from clearhead.models import (
     EncoderConfig,
     EncoderDecoderConfig,
     LogisticRegressionConfig,
-    Mean,
+    MeanPooling,
     RecurrentConfig,
     VisionConfig,
 )
@@ -111,7 +111,7 @@ def test_encoder_decoder_trains_with_padding(assert_close):
     assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)
 
 
-@pytest.mark.parametrize("changes", [{}, {"pooling": Mean()}], ids=["cls", "mean"])
+@pytest.mark.parametrize("changes", [{}, {"pooling": MeanPooling()}], ids=["cls", "mean"])
 def test_vision_trains(changes, assert_close):
     model = made(VisionConfig(**VISION, **changes))
     assert_trains_alike(model, assert_close, torch.randn(3, 2, 6, 9, dtype=torch.float64), batches=2)
@@ -176,7 +176,7 @@ def test_decoding_goes_on_after_reordering(assert_close):
 def test_inductor_trains_and_decodes(assert_close):
     """The default back end, with the parts that a current language model has."""
     config = DecoderConfig(
-        **SIZES, n_layers=1, positions=Rotary(), norm=RMSNorm(), activation=SwiGLU(), bias=False, tied=False
+        **SIZES, n_layers=1, positions=Rotary(), norm=RMSNorm(), activation=SwiGLU(), bias=False, tie_embeddings=False
     )
     model, ids = made(config), random_ids(2, 10)
     assert_trains_alike(model, assert_close, random_ids(2, 10), backend="inductor")

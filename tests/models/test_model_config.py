@@ -17,7 +17,7 @@ from torch import nn
 from clearhead.errors import ConfigError
 from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, RMSNorm, SwiGLU, Xavier
 from clearhead.masks import Mask, causal, every, padding, window
-from clearhead.models import PRESETS, Config, DecoderConfig, EncoderConfig, Mean, VisionConfig
+from clearhead.models import PRESETS, Config, DecoderConfig, EncoderConfig, MeanPooling, VisionConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
 
@@ -71,7 +71,9 @@ VARIANTS = [
     small(norm=RMSNorm(eps=1e-7), activation=SwiGLU(), bias=False, residual=PostNorm(), init=Xavier()),
     small(norm=LayerNorm(eps=1e-12, bias=False), activation=GELU(tanh=True), init=DepthScaled(std=0.01)),
     small(mask=causal() & (window(5, 0) | every(3)), activation=ReLU(), residual=PreNorm(), d_head=5),
-    VisionConfig(image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=Mean()),
+    VisionConfig(
+        image_size=(6, 9), patch_size=3, n_classes=7, n_layers=1, d_model=10, n_heads=2, pooling=MeanPooling()
+    ),
     VisionConfig(
         image_size=(6, 9),
         patch_size=3,

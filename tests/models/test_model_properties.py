@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.masks import causal, documents, every, forbid, padding, window
-from clearhead.models import DecoderConfig, Mean, VisionConfig
+from clearhead.models import DecoderConfig, MeanPooling, VisionConfig
 from clearhead.positions import Learned, Rotary, Sinusoidal
 
 SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
@@ -151,7 +151,7 @@ def test_float32_is_close_to_float64(decoder):
 
 @pytest.fixture(params=["cls", "mean"])
 def vision(request, build):
-    pooling = {} if request.param == "cls" else {"pooling": Mean()}
+    pooling = {} if request.param == "cls" else {"pooling": MeanPooling()}
     return build(
         VisionConfig(
             image_size=(6, 9),

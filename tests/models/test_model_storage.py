@@ -37,7 +37,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     "config",
     [
         tiny_decoder(),
-        tiny_decoder().replace(tied=False, positions=RelativeBias()),
+        tiny_decoder().replace(tie_embeddings=False, positions=RelativeBias()),
         tiny_decoder().replace(positions=ALiBi(), mask=causal()),
         tiny_encoder_decoder(),
         tiny_vision(),

@@ -22,7 +22,7 @@ def test_a_segment_adds_its_vector(encoder):
     segments = torch.tensor([[0, 0, 1, 1, 1], [2, 2, 2, 0, 1]])
     got = encoder(IDS, segments=segments)
     x = encoder.embedding(IDS) + torch.stack([encoder.segments.weight[row] for row in segments])
-    torch.testing.assert_close(got, encoder.run(encoder.place(x)))
+    torch.testing.assert_close(got, encoder.run_blocks(encoder.add_positions(x)))
     assert not torch.allclose(got, encoder(IDS))
     torch.testing.assert_close(encoder(IDS), encoder(IDS, segments=torch.zeros_like(IDS)))
 

@@ -12,7 +12,7 @@ from clearhead.audio import Mel
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers import FrameEmbedding
 from clearhead.masks import blocks, causal, full, prefix, window
-from clearhead.models import Pace, SpeechConfig, load, save
+from clearhead.models import CTCEncoderConfig, StreamingSpec, load, save
 from clearhead.positions import ALiBi, NoPositions, RelativeBias
 from tests.rounding import assert_equal_up_to_rounding
 
@@ -27,8 +27,8 @@ MASKS = (
 
 
 def tiny(mask=MASKS[1], **changes):
-    sizes = {"d_model": 12, "n_heads": 3, "n_layers": 2, "n_symbols": 4, "mel": Mel(n_mels=5), "n_stacked": 2}
-    return SpeechConfig(**(sizes | {"n_earlier": 3, "mask": mask, "mean": -2.0, "std": 1.7} | changes))
+    sizes = {"d_model": 12, "n_heads": 3, "n_layers": 2, "n_symbols": 4, "mel": Mel(n_mels=5), "frame_stacking": 2}
+    return CTCEncoderConfig(**(sizes | {"left_frames": 3, "mask": mask, "mean": -2.0, "std": 1.7} | changes))
 
 
 @settings(max_examples=30)
@@ -40,8 +40,8 @@ def tiny(mask=MASKS[1], **changes):
     earlier=st.sampled_from((0, 1, 5)),
 )
 def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, rest, earlier):
-    model = tiny(mask, positions=positions, n_earlier=earlier).build().double().eval()
-    step = 2 * model.pace.step
+    model = tiny(mask, positions=positions, left_frames=earlier).build().double().eval()
+    step = 2 * model.streaming.chunk
     pieces = [size * step for size in sizes] + [rest]
     frames = torch.randn(2, sum(pieces), 5, dtype=torch.float64)
     with torch.no_grad():
@@ -57,11 +57,11 @@ def test_a_window_keeps_the_size_of_the_window(mask):
     model, cache, held = tiny(mask).build().eval(), KVCache(), []
     with torch.no_grad():
         for _ in range(25):
-            model(torch.randn(1, 2 * model.pace.step, 5), cache=cache)
+            model(torch.randn(1, 2 * model.streaming.chunk, 5), cache=cache)
             held.append((cache.length, cache.n_bytes))
     assert held[-1] == held[10]
-    assert cache.length <= model.pace.kept + model.pace.step
-    assert cache.at(0).length + cache.at(0).forgotten == 25 * model.pace.step
+    assert cache.length <= model.streaming.left_context + model.streaming.chunk
+    assert cache.at(0).length + cache.at(0).forgotten == 25 * model.streaming.chunk
 
 
 def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
@@ -80,21 +80,21 @@ def test_a_model_comes_back_from_its_folder(tmp_path):
     assert again.config == model.config
     assert_equal_up_to_rounding(again(frames), model(frames))
     assert again.config.blank == 4
-    assert again.config.moment == 0.02
+    assert again.config.frame_seconds == 0.02
 
 
 @pytest.mark.parametrize(
     ("mask", "pace"),
     [
-        (causal(), Pace(1, None)),
-        (causal() & window(64, 0), Pace(1, 64)),
-        ((causal() | blocks(16)) & window(64, 15), Pace(16, 64)),
-        ((causal() | blocks(6)) & window(7, 9), Pace(6, 12)),
-        (blocks(4) | blocks(6), Pace(12, None)),
+        (causal(), StreamingSpec(1, None)),
+        (causal() & window(64, 0), StreamingSpec(1, 64)),
+        ((causal() | blocks(16)) & window(64, 15), StreamingSpec(16, 64)),
+        ((causal() | blocks(6)) & window(7, 9), StreamingSpec(6, 12)),
+        (blocks(4) | blocks(6), StreamingSpec(12, None)),
     ],
 )
 def test_how_a_mask_runs_on_a_stream(mask, pace):
-    assert Pace.of(mask) == pace
+    assert StreamingSpec.of(mask) == pace
 
 
 @pytest.mark.bad_input
@@ -110,7 +110,7 @@ def test_other_mistakes_are_told():
     with pytest.raises(ShapeError, match="leave them out"):
         model(torch.randn(1, 8, 5), torch.tensor([8]), cache=cache)
     model(torch.randn(1, 6, 5), cache=cache)
-    with pytest.raises(ShapeError, match=r"inside a block of 4 moments; give pieces of 8 frames"):
+    with pytest.raises(ShapeError, match=r"inside a block of 4 encoder frames; expected a multiple of 8 frames"):
         model(torch.randn(1, 8, 5), cache=cache)
     with pytest.raises(ShapeError, match=r"expected \(B, T, 5\)"):
         model(torch.randn(1, 8, 6))

@@ -9,14 +9,14 @@ from clearhead.checks import check
 from clearhead.config import Config
 from clearhead.costs import cost
 from clearhead.errors import ConfigError
-from clearhead.models import ClsAndMean, Distilled, Mean, VisionConfig
+from clearhead.models import ClsMeanPooling, DistillationPooling, MeanPooling, VisionConfig
 
 CONFIG = VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=5, d_model=14, n_heads=2, n_layers=2)
 WORDS = [
-    {"pooling": ClsAndMean()},
-    {"pooling": Distilled()},
+    {"pooling": ClsMeanPooling()},
+    {"pooling": DistillationPooling()},
     {"n_registers": 3},
-    {"n_registers": 3, "pooling": Mean()},
+    {"n_registers": 3, "pooling": MeanPooling()},
     {"n_classes": 0},
 ]
 
@@ -30,27 +30,27 @@ def tokens(model, images):
     """What leaves the last norm: extra tokens, registers, patches."""
     x = model.embedding(images)
     x = x if model.cls is None else torch.cat((model.cls.expand(2, -1, -1), x), dim=1)
-    x = model.place(x)
+    x = model.add_positions(x)
     n = model.config.pooling.n_extra
     parts = [x[:, :n], *([] if model.registers is None else [model.registers.expand(2, -1, -1)]), x[:, n:]]
-    return model.run(torch.cat(parts, dim=1))
+    return model.run_blocks(torch.cat(parts, dim=1))
 
 
 def test_the_class_token_and_the_mean_stand_side_by_side(images):
-    model = CONFIG.replace(pooling=ClsAndMean(), n_registers=3).build().double().eval()
+    model = CONFIG.replace(pooling=ClsMeanPooling(), n_registers=3).build().double().eval()
     x = tokens(model, images)
     assert x.shape == (2, 1 + 3 + 6, 14)
     torch.testing.assert_close(model(images), model.head(torch.cat((x[:, 0], x[:, 4:].mean(1)), dim=1)))
 
 
 def test_two_heads_are_averaged(images):
-    model = CONFIG.replace(pooling=Distilled()).build().double().eval()
+    model = CONFIG.replace(pooling=DistillationPooling()).build().double().eval()
     x = tokens(model, images)
     torch.testing.assert_close(model(images), (model.head(x[:, 0]) + model.teacher_head(x[:, 1])) / 2)
 
 
 def test_registers_have_no_place_and_are_thrown_away(images):
-    model = CONFIG.replace(pooling=Mean(), n_registers=3).build().double().eval()
+    model = CONFIG.replace(pooling=MeanPooling(), n_registers=3).build().double().eval()
     assert model.positions.weight.shape == (6, 14)
     torch.testing.assert_close(model(images), model.head(tokens(model, images)[:, 3:].mean(1)))
 

@@ -46,13 +46,13 @@ def same_weights(model, **words):
     return other
 
 
-LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_cap": 1.7}
+LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_softcap": 1.7}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_scaled_then_moved_then_capped(tied):
-    model = built(tied=tied, **LOGITS)
-    plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_cap=None)(IDS)
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_logits_are_scaled_then_moved_then_capped(tie_embeddings):
+    model = built(tie_embeddings=tie_embeddings, **LOGITS)
+    plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_softcap=None)(IDS)
     torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
 
 
@@ -75,7 +75,7 @@ def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
     found = attribute(built(logit_bias=True, logit_scale=0.3, residual=Sandwich(), layer_scale=0.3), IDS[:1])
     assert abs(found.rest) <= found.tolerance
     with pytest.raises(ConfigError, match="tanh"):
-        attribute(built(logit_cap=1.7), IDS[:1])
+        attribute(built(logit_softcap=1.7), IDS[:1])
 
 
 def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
@@ -96,7 +96,7 @@ def test_attention_scores_are_those_of_the_configuration(scores):
     with trace(model) as seen:
         model(IDS)
     part = model.blocks[0].attention
-    h = model.blocks[0].norm1(model.place(model.embedding(IDS)))
+    h = model.blocks[0].norm1(model.add_positions(model.embedding(IDS)))
     heads = [x.unflatten(-1, (2, 7)).transpose(1, 2) for x in (part.q_proj(h), part.k_proj(h))]
     wanted = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
     torch.testing.assert_close(seen.weights("blocks.0.attention"), wanted)
@@ -159,16 +159,18 @@ ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_le
 
 
 def test_narrow_embeddings_are_widened_before_the_blocks():
-    model = built(ENCODER, d_embedding=6, positions=Learned(max_len=13))
+    model = built(ENCODER, embedding_dim=6, positions=Learned(max_len=13))
     x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
     x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
-    torch.testing.assert_close(model(IDS), model.run(x @ model.widen.weight.T + model.widen.bias))
+    torch.testing.assert_close(
+        model(IDS), model.run_blocks(x @ model.embedding_proj.weight.T + model.embedding_proj.bias)
+    )
     assert check(model).ok
 
 
 def test_shared_layers_are_one_block_again_and_again(tmp_path):
     model = built(ENCODER, share_layers=True)
-    x = model.place(model.embedding(IDS) + model.segments.weight[0])
+    x = model.add_positions(model.embedding(IDS) + model.segments.weight[0])
     for _ in range(3):
         x = model.blocks[0](x)
     torch.testing.assert_close(model(IDS), model.norm(x))
@@ -178,14 +180,14 @@ def test_shared_layers_are_one_block_again_and_again(tmp_path):
     assert_equal_up_to_rounding(load(tmp_path / "model")(IDS), model(IDS))
 
 
-@pytest.mark.parametrize("words", [{"d_embedding": 6}, {"share_layers": True}])
+@pytest.mark.parametrize("words", [{"embedding_dim": 6}, {"share_layers": True}])
 def test_words_of_encoders_are_stored(words):
     config = ENCODER.replace(**words)
     assert Config.from_toml(config.to_toml()) == config
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("words", [{"d_embedding": 7}, {"d_embedding": 0}, {"share_layers": 2}])
+@pytest.mark.parametrize("words", [{"embedding_dim": 7}, {"embedding_dim": 0}, {"share_layers": 2}])
 def test_what_words_of_encoders_cannot_be_is_refused(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         ENCODER.replace(**words)
@@ -211,7 +213,7 @@ def test_they_are_stored_with_the_model(words):
     "words",
     [
         {"logit_scale": 0.0},
-        {"logit_cap": -1.0},
+        {"logit_softcap": -1.0},
         {"logit_bias": 3},
         {"scores": 3},
         {"layer_scale": 0.0},

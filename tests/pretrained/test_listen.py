@@ -13,7 +13,7 @@ from clearhead import masks, pretrained
 from clearhead.audio import Mel, read
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
-from clearhead.models import SpeechConfig, SpeechEncoder
+from clearhead.models import CTCEncoder, CTCEncoderConfig
 from clearhead.positions import ALiBi, NoPositions, RelativeBias
 from clearhead.pretrained import Event, Listener
 
@@ -26,12 +26,20 @@ MASKS = {
 MODELS, EACH = (500, 20) if os.environ.get("WHOLE") else (12, 2)  # `make speech`: 10,000 ways to cut a sound
 
 
-def speech(mask: masks.Mask, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> SpeechEncoder:
+def speech(mask: masks.Mask, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> CTCEncoder:
     """A tiny model with weights large enough that its answers vary from moment to moment."""
     torch.manual_seed(seed)
-    config = {"d_model": 10, "n_heads": 2, "d_ff": 14, "n_layers": 2, "n_symbols": 3, "n_stacked": 2, "dropout": 0.0}
+    config = {
+        "d_model": 10,
+        "n_heads": 2,
+        "d_ff": 14,
+        "n_layers": 2,
+        "n_symbols": 3,
+        "frame_stacking": 2,
+        "dropout": 0.0,
+    }
     small = Mel(window=50, hop=20, n_fft=64, n_mels=11)
-    made = SpeechConfig(**config | {"mask": mask, "mel": small, "mean": -6.0, "std": 4.0} | options).build()
+    made = CTCEncoderConfig(**config | {"mask": mask, "mel": small, "mean": -6.0, "std": 4.0} | options).build()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(2.0).add_(0.2 * torch.randn_like(parameter))
@@ -46,7 +54,7 @@ def sound(n: int, seed: int = 0) -> torch.Tensor:
 
 
 def heard(
-    model: SpeechEncoder, samples: torch.Tensor, sizes: list[int], beam: int = 1
+    model: CTCEncoder, samples: torch.Tensor, sizes: list[int], beam: int = 1
 ) -> tuple[list[Event], torch.Tensor]:
     """The events, and the logits that the model gave, of a sound in pieces of these sizes, which are taken in turn."""
     logits: list[torch.Tensor] = []
@@ -63,7 +71,7 @@ def heard(
     return found, torch.cat([model.head.weight.new_zeros(0, model.config.n_symbols + 1), *logits])
 
 
-def whole(model: SpeechEncoder, samples: torch.Tensor) -> torch.Tensor:
+def whole(model: CTCEncoder, samples: torch.Tensor) -> torch.Tensor:
     """The logits of one pass over everything, without a cache."""
     with torch.no_grad():
         return model(model.config.mel(samples[None]).to(model.head.weight))[0]
@@ -80,13 +88,13 @@ def test_any_pieces_give_the_whole(turn):
     positions = draw.choice([ALiBi(), RelativeBias(), NoPositions()])
     dtype, earlier = draw.choice([torch.float32, torch.float64]), draw.choice([0, 1, 5])
     mask = draw.choice(list(MASKS.values()))
-    model = speech(mask, seed=turn, dtype=dtype, positions=positions, n_earlier=earlier)
+    model = speech(mask, seed=turn, dtype=dtype, positions=positions, left_frames=earlier)
     samples = sound(draw.randrange(0, 2_000), turn).to(dtype)
     wanted = whole(model, samples)
     at_once = told(heard(model, samples, [len(samples) or 1])[0])
     greedy = decode(wanted.float().log_softmax(-1), blank=model.config.blank)
     assert [text for text, *_ in at_once] == [str(one.id) for one in greedy]
-    assert [start for _, start, *_ in at_once] == pytest.approx([one.start * model.config.moment for one in greedy])
+    assert [start for _, start, *_ in at_once] == pytest.approx([one.start * model.config.frame_seconds for one in greedy])
     for _ in range(EACH):
         sizes = [draw.choice([1, 3, 19, 20, 40, 41, 317, 4_001]) + 2 * draw.randrange(10) for _ in range(5)]
         events, logits = heard(model, samples, sizes)
@@ -188,7 +196,7 @@ def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     """Of the tensors that a listener holds; the model has few moments a second here, and as many as an hour has."""
     monkeypatch.setattr("clearhead.pretrained.sound._PIECE", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
-    model = speech(MASKS[name], mel=coarse, n_stacked=2, n_layers=1)
+    model = speech(MASKS[name], mel=coarse, frame_stacking=2, n_layers=1)
     listener, piece, held = Listener(model), sound(9_970), []  # where pieces end repeats itself after 60 of them
     for _ in range(3_600 * 1_000 // len(piece)):
         listener.feed(piece)

@@ -43,7 +43,7 @@ class Doomed(Progress):
     def __init__(self, steps: int, calls: int) -> None:
         self.steps, self.calls = steps, calls
 
-    def stepped(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         self.steps -= 1
         if self.steps == 0:
             sys.setprofile(self._called)
@@ -65,7 +65,7 @@ def start(folder: Path, progress: Progress | None) -> int:
         if (folder / "train.toml").exists():
             train(resume=folder, progress=progress)
         else:
-            train("sort-dedup", out=folder, set=LONG, progress=progress)
+            train("sort-dedup", out=folder, overrides=LONG, progress=progress)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from clearhead.errors import ConfigError
-from clearhead.training import EMA, LastK
+from clearhead.training import EMA, CheckpointAverage
 from clearhead.training.checkpoints import places_like
-from clearhead.training.passes import borrowed
+from clearhead.training.passes import swapped_weights
 
 DECAY = 0.7
 
@@ -36,7 +36,7 @@ def test_ema_is_the_weighted_sum():
 
 def test_last_k_is_the_mean_of_the_last_snapshots():
     path = walk(17)
-    choice, kept = LastK(k=3, every=4), {}
+    choice, kept = CheckpointAverage(k=3, every=4), {}
     assert choice.value(kept) is None
     for step, weights in enumerate(path, start=1):
         choice.update(kept, weights, step)
@@ -45,7 +45,7 @@ def test_last_k_is_the_mean_of_the_last_snapshots():
         torch.testing.assert_close(choice.value(kept)[name], expected)
 
 
-@pytest.mark.parametrize("choice", [EMA(DECAY), LastK(k=3, every=2)])
+@pytest.mark.parametrize("choice", [EMA(DECAY), CheckpointAverage(k=3, every=2)])
 def test_stored_and_restored_it_goes_on_bit_for_bit(choice):
     path = walk(13)
     whole, first, second = {}, {}, {}
@@ -77,7 +77,7 @@ def test_borrowed_weights_are_given_back():
     other = {name: torch.full_like(parameter, 2.0) for name, parameter in own.items()}
 
     def spoil():
-        with borrowed(model, other):
+        with swapped_weights(model, other):
             assert model.weight.eq(2.0).all()
             raise RuntimeError("inside")
 
@@ -91,8 +91,8 @@ def test_borrowed_weights_are_given_back():
     [
         (lambda: EMA(1.0), r"EMA: decay is 1\.0; expected a number above 0 and below 1"),
         (lambda: EMA(0.0), r"EMA: decay is 0\.0"),
-        (lambda: LastK(0), "LastK: k is 0; expected a whole number of at least 1"),
-        (lambda: LastK(2, 0), "LastK: every is 0; expected a whole number of at least 1"),
+        (lambda: CheckpointAverage(0), "CheckpointAverage: k is 0; expected a whole number of at least 1"),
+        (lambda: CheckpointAverage(2, 0), "CheckpointAverage: every is 0; expected a whole number of at least 1"),
     ],
 )
 def test_bad_choices_are_refused(make, message):

@@ -29,7 +29,7 @@ def write(run, step, tensors):
 
 
 def good(run, recipe="mine"):
-    return list(checkpoints.good_ones(run, recipe=recipe))
+    return list(checkpoints.valid_checkpoints(run, recipe=recipe))
 
 
 def test_what_is_read_is_what_was_written(tmp_path, tensors):

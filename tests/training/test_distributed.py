@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.data.batches import Batches, ByTokens
+from clearhead.data.batches import Batches, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.training import FSDP, Recipe, train
 from clearhead.training.distributed import choose_device, join
@@ -36,8 +36,8 @@ def folder(tmp_path_factory):
     """One process alone, then two by torchrun: the whole run, and the second half of one that one process began."""
     folder = tmp_path_factory.mktemp("distributed")
     torch.set_num_threads(1)
-    train("sort-dedup", out=folder / "one", set=SHARED)
-    train("translation", data=write_pairs(folder / "pairs.tsv"), out=folder / "packed-one", set=PACKED)
+    train("sort-dedup", out=folder / "one", overrides=SHARED)
+    train("translation", data=write_pairs(folder / "pairs.tsv"), out=folder / "packed-one", overrides=PACKED)
     for way in WAYS:
         half(folder / "one", folder / f"one-then-{way}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -65,7 +65,7 @@ def assert_same(run: Path, one: Path) -> None:
 
 def test_some_batch_leaves_a_process_without_a_row(folder):
     recipe = Recipe.of(folder / "one")
-    batches = Batches(recipe.data.load(seed=0).train, ByTokens(23), seed=0)
+    batches = Batches(recipe.data.load(seed=0).train, TokenBudget(23), seed=0)
     first = batches.groups()[:20]  # ten updates of two batches
     assert any(len(group) == 1 for group in first)
     assert any(len(group) > 2 for group in first)
@@ -113,7 +113,7 @@ def test_a_full_disk_is_one_sentence_in_every_process(folder):
 
 def test_fsdp_alone_says_how_to_start_it(tmp_path):
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS | {"parallel": FSDP()})
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"parallel": FSDP()})
 
 
 def test_devices_are_named():
@@ -131,6 +131,6 @@ def test_devices_are_named():
 def test_a_process_alone_is_a_world_of_one():
     with join("cpu") as world:
         assert (world.rank, world.size, world.is_first, world.parallel) == (0, 1, True, None)
-        assert world.largest(5) == 5
+        assert world.all_reduce_max(5) == 5
         assert world.gather("x") == ["x"]
-        assert world.from_first("x") == "x"
+        assert world.broadcast("x") == "x"

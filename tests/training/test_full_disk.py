@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from clearhead.errors import StorageError
 from clearhead.training import Progress, train
-from clearhead.training.checkpoints import good_ones
+from clearhead.training.checkpoints import valid_checkpoints
 from tests.training.tiny import SETTINGS, rows
 
 ROOT = Path(__file__).parents[2]
@@ -26,24 +26,24 @@ class _FullAfter(Progress):
     def __init__(self, step: int, limit) -> None:
         self.step, self.limit = step, limit
 
-    def saved(self, step: int, folder: Path) -> None:
+    def on_save(self, step: int, folder: Path) -> None:
         if step == self.step:
             self.limit.__enter__()
 
 
 def whole(folder: Path) -> list[int]:
-    return sorted(checkpoint.step for checkpoint in good_ones(folder))
+    return sorted(checkpoint.step for checkpoint in valid_checkpoints(folder))
 
 
 def test_a_run_whose_disk_fills_up_goes_on_to_the_same_numbers(tmp_path, small_disk):
     settings = SETTINGS | {"log_every": 5}
-    train("sort-dedup", out=tmp_path / "easy", set=settings)
+    train("sort-dedup", out=tmp_path / "easy", overrides=settings)
     limit, run = small_disk(ROOM), tmp_path / "full"
     try:
         with pytest.raises(
             StorageError, match=r"cannot save a checkpoint to .*step-00000009: File too large; .*resume$"
         ):
-            train("sort-dedup", out=run, set=settings, progress=_FullAfter(6, limit))
+            train("sort-dedup", out=run, overrides=settings, progress=_FullAfter(6, limit))
     finally:
         limit.__exit__(None, None, None)
     assert whole(run) == [3, 6]
@@ -71,9 +71,9 @@ def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
         small_disk(2_500),
         pytest.raises(StorageError, match=r"cannot write to .*log.jsonl: File too large; make room"),
     ):
-        train("sort-dedup", out=tmp_path / "run", set=settings)
+        train("sort-dedup", out=tmp_path / "run", overrides=settings)
     train(resume=tmp_path / "run")
-    train("sort-dedup", out=tmp_path / "easy", set=settings)
+    train("sort-dedup", out=tmp_path / "easy", overrides=settings)
     assert rows(tmp_path / "run") == rows(tmp_path / "easy")
 
 
@@ -82,7 +82,7 @@ def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
 def test_every_file_of_a_run_follows_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL and fork are how POSIX systems kill and start processes")
 def test_killed_ten_times_it_is_the_run_that_was_never_killed(tmp_path):
-    train("sort-dedup", out=tmp_path / "whole", set=LONG)
+    train("sort-dedup", out=tmp_path / "whole", overrides=LONG)
     command = [sys.executable, "-m", "tests.training.killed", str(tmp_path / "killed"), "17"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

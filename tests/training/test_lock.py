@@ -15,7 +15,7 @@ import pytest
 from clearhead.errors import ConfigError, StorageError
 from clearhead.training import train
 from clearhead.training.distributed import World
-from clearhead.training.lock import held
+from clearhead.training.lock import run_lock
 from tests.training.tiny import SETTINGS, rows
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ import sys, time
 from clearhead.training import Progress, train
 
 class Wait(Progress):
-    def saved(self, step, folder):
+    def on_save(self, step, folder):
         print("saved", step, flush=True)
         time.sleep(600)
 
@@ -48,11 +48,11 @@ def run(tmp_path):
     from clearhead.training import Progress
 
     class _Stopping(Progress):
-        def saved(self, step, folder):
+        def on_save(self, step, folder):
             raise _Stop
 
     with pytest.raises(_Stop):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=_Stopping())
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=_Stopping())
     return tmp_path / "run"
 
 
@@ -90,22 +90,26 @@ def test_a_killed_process_leaves_no_lock(run, holder, tmp_path):
     holder.wait()
     assert json.loads((run / ".lock").read_text())["pid"] == holder.pid  # the name is there, the lock is not
     train(resume=run)
-    train("sort-dedup", out=tmp_path / "whole", set=SETTINGS)
+    train("sort-dedup", out=tmp_path / "whole", overrides=SETTINGS)
     assert rows(run) == rows(tmp_path / "whole")
 
 
 def test_a_new_run_holds_its_folder_too(tmp_path):
-    with held(tmp_path / "run", World()), pytest.raises(StorageError, match=f"process {os.getpid()} on"):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
-    train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    with run_lock(tmp_path / "run", World()), pytest.raises(StorageError, match=f"process {os.getpid()} on"):
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
+    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     with pytest.raises(ConfigError, match="holds a run already"):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
 
 
 def test_only_the_first_of_many_takes_it(tmp_path):
-    with held(tmp_path, World()), held(tmp_path, _Second()):
+    with run_lock(tmp_path, World()), run_lock(tmp_path, _Second()):
         pass
-    with held(tmp_path, World()), pytest.raises(StorageError, match="is being trained by"), held(tmp_path, World()):
+    with (
+        run_lock(tmp_path, World()),
+        pytest.raises(StorageError, match="is being trained by"),
+        run_lock(tmp_path, World()),
+    ):
         pass
 
 
@@ -114,7 +118,7 @@ class _Second(World):
 
     is_first = False
 
-    def from_first(self, value):
+    def broadcast(self, value):
         return None
 
 
@@ -123,5 +127,8 @@ def test_a_folder_that_cannot_be_locked_is_trained_in_with_a_warning(tmp_path, m
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("clearhead.training.lock._take", no_locks)
-    with pytest.warns(RuntimeWarning, match=r"cannot be locked \(Operation not supported\)"), held(tmp_path, World()):
+    with (
+        pytest.warns(RuntimeWarning, match=r"cannot be locked \(Operation not supported\)"),
+        run_lock(tmp_path, World()),
+    ):
         pass

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from clearhead.data.batches import Batches, ByTokens
+from clearhead.data.batches import Batches, TokenBudget
 from clearhead.data.sort_dedup import SortDedup
 from clearhead.errors import StorageError
 from clearhead.models import storage
@@ -33,7 +33,7 @@ from tests.training.tiny import SETTINGS, rows
 
 
 def run(folder, **settings):
-    return train("sort-dedup", out=folder, set=SETTINGS | settings)
+    return train("sort-dedup", out=folder, overrides=SETTINGS | settings)
 
 
 def final(folder):
@@ -98,9 +98,9 @@ def test_consistency_adds_how_far_two_draws_of_dropout_are_apart():
     logs = [draw[counts].double().log_softmax(-1) for draw in draws]  # (n, V) each
     entropies = [F.nll_loss(log, batch.labels[counts], reduction="sum").item() for log in logs]
     apart = sum(F.kl_div(a, b, reduction="sum", log_target=True).item() for a, b in (logs, logs[::-1]))
-    total = loss_sum(Fixed(draws.flatten(0, 1)), batch, Objective(consistency=alpha)).item()
+    total = loss_sum(Fixed(draws.flatten(0, 1)), batch, Objective(r_drop_alpha=alpha)).item()
     assert total == pytest.approx(sum(entropies) / 2 + alpha / 4 * apart, rel=1e-5)
-    same = loss_sum(Fixed(draws[:1].expand(2, -1, -1, -1).flatten(0, 1)), batch, Objective(consistency=alpha)).item()
+    same = loss_sum(Fixed(draws[:1].expand(2, -1, -1, -1).flatten(0, 1)), batch, Objective(r_drop_alpha=alpha)).item()
     assert same == pytest.approx(entropies[0], rel=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=False, foreach=False)
-    batches = Batches(task.train, ByTokens(131), seed=0).forever()
+    batches = Batches(task.train, TokenBudget(131), seed=0).forever()
     written = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"]
     assert len(written) == 11
     for step, row in enumerate(written, start=1):
@@ -191,7 +191,7 @@ def cut(source, target, step):
         {"dropout": 0.2, "averaging": '{type = "EMA", decay = 0.9}'},
         {
             "dropout": 0.2,
-            "averaging": '{type = "LastK", k = 2, every = 2}',
+            "averaging": '{type = "CheckpointAverage", k = 2, every = 2}',
             "keep_best": True,
             "accumulation": 2,
         },
@@ -312,7 +312,7 @@ class At(Progress):
     def __init__(self, step, act):
         self.step, self.act = step, act
 
-    def stepped(self, step):
+    def on_step_end(self, step):
         if step == self.step:
             self.act()
 
@@ -324,7 +324,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     summary = train(
         "sort-dedup",
         out=tmp_path / "part",
-        set=SETTINGS | {"dropout": 0.2, "log_every": 3},
+        overrides=SETTINGS | {"dropout": 0.2, "log_every": 3},
         progress=At(7, lambda: os.kill(os.getpid(), number)),
     )
     assert signal.getsignal(number) is before
@@ -339,7 +339,7 @@ def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
     summary = train(
         "sort-dedup",
         out=tmp_path / "part",
-        set=SETTINGS | {"log_every": 10},
+        overrides=SETTINGS | {"log_every": 10},
         progress=At(1, lambda: os.kill(os.getpid(), signal.SIGINT)),
     )
     assert summary.message.startswith("SIGINT received: saved after step 1 of 11. Go on with: ")
@@ -352,10 +352,10 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
         return train(**how, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
 
     run(tmp_path / "whole")
-    stopped(9, task="sort-dedup", out=tmp_path / "part", set=SETTINGS)
+    stopped(9, task="sort-dedup", out=tmp_path / "part", overrides=SETTINGS)
     (tmp_path / "part/step-00000009/model.safetensors").write_bytes(b"torn")
     with pytest.warns(RuntimeWarning, match="is torn"):
-        stopped(7, resume=tmp_path / "part", set={"keep": 1})
+        stopped(7, resume=tmp_path / "part", overrides={"keep": 1})
     assert [path.name for path in (tmp_path / "part").glob("step-*")] == ["step-00000007"]
     train(resume=tmp_path / "part")
     assert_same_run(tmp_path / "whole", tmp_path / "part")
@@ -367,7 +367,7 @@ def test_a_second_signal_is_not_held_back(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=At(2, twice))
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=At(2, twice))
 
 
 def test_it_runs_in_a_thread_where_no_signal_can_be_heard(tmp_path):
@@ -459,7 +459,7 @@ def test_the_average_is_what_is_exported(tmp_path):
 
 def test_checkpoints_are_kept_as_many_as_asked(tmp_path):
     run(tmp_path / "run", keep=2)
-    assert [c.step for c in checkpoints.good_ones(tmp_path / "run")] == [11, 9]
+    assert [c.step for c in checkpoints.valid_checkpoints(tmp_path / "run")] == [11, 9]
 
 
 def test_the_callers_random_numbers_are_left_alone(tmp_path):
@@ -491,14 +491,14 @@ def test_a_few_whole_graphs_serve_batches_of_all_shapes(tmp_path, monkeypatch, t
         settings |= {"vocab_size": 300, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
         data = tmp_path / "pairs.tsv"
         data.write_text("".join(f"{'a b ' * (n % 5 + 1)}{n}\t{n} {'cd ' * (n % 7 + 1)}\n" for n in range(199)))
-    train(task, data=data, out=tmp_path / "eager", set=settings)
+    train(task, data=data, out=tmp_path / "eager", overrides=settings)
     real = torch.compile
 
     def compile(function, **choices):
         return real(function, backend=as_traced, fullgraph=True, **choices)
 
     monkeypatch.setattr(torch, "compile", compile)
-    train(task, data=data, out=tmp_path / "compiled", set=settings | {"compile": True})
+    train(task, data=data, out=tmp_path / "compiled", overrides=settings | {"compile": True})
     assert 2 <= len(graphs) <= most
     for eager, compiled in zip(rows(tmp_path / "eager"), rows(tmp_path / "compiled"), strict=True):
         assert eager["loss"] == pytest.approx(compiled["loss"], rel=1e-4)

@@ -16,7 +16,7 @@ from torch import nn
 from clearhead.data import SortDedup
 from clearhead.models import DecoderConfig, EncoderDecoderConfig
 from clearhead.models.decoder import Decoder
-from clearhead.training.loss import LossOf, Objective, chunked_loss, loss_of_logits, loss_sum, parts_of, scores
+from clearhead.training.loss import ModelWithLoss, Objective, chunked_loss, loss_of_logits, loss_sum, parts_of, scores
 
 N, M, V = 22, 7, 53
 
@@ -46,21 +46,21 @@ CUTS = [(1 << 20, 1), (4 * 64, 64), (V, 1), (3 * V, 5)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("smoothing", "consistency"), [(0.0, 0.0), (0.13, 0.0), (0.1, 0.7)])
+@pytest.mark.parametrize(("smoothing", "r_drop_alpha"), [(0.0, 0.0), (0.13, 0.0), (0.1, 0.7)])
 @pytest.mark.parametrize(("at_once", "multiple"), CUTS)
 def test_chunks_err_no_more_than_twice_as_much_as_all_logits_at_once(
-    dtype, bias, smoothing, consistency, at_once, multiple
+    dtype, bias, smoothing, r_drop_alpha, at_once, multiple
 ):
-    tensors, labels, weights = given(dtype, bias=bias, halves=2 if consistency else 1)
+    tensors, labels, weights = given(dtype, bias=bias, halves=2 if r_drop_alpha else 1)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
 
     def plain(x, matrix, offset):
         logits = x @ matrix.T if offset is None else x @ matrix.T + offset
-        return loss_of_logits(logits, labels, weights, smoothing, consistency)
+        return loss_of_logits(logits, labels, weights, smoothing, r_drop_alpha)
 
     truth = gradients(plain(*exact), exact)
     reference = gradients(plain(*tensors), tensors)
-    objective = Objective(smoothing=smoothing, consistency=consistency, at_once=at_once, multiple=multiple)
+    objective = Objective(smoothing=smoothing, r_drop_alpha=r_drop_alpha, at_once=at_once, multiple=multiple)
     x, matrix, offset = tensors
     ours = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), tensors)
     for got, by_reference, wanted in zip(ours, reference, truth, strict=True):
@@ -69,17 +69,17 @@ def test_chunks_err_no_more_than_twice_as_much_as_all_logits_at_once(
         assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()
 
 
-@pytest.mark.parametrize("consistency", [0.0, 0.6])
-def test_the_gradients_are_those_of_finite_differences(consistency):
-    tensors, labels, weights = given(torch.float64, bias=True, halves=2 if consistency else 1, V=11)
-    objective = Objective(smoothing=0.1, consistency=consistency, at_once=3 * 11, multiple=8)
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 0.6])
+def test_the_gradients_are_those_of_finite_differences(r_drop_alpha):
+    tensors, labels, weights = given(torch.float64, bias=True, halves=2 if r_drop_alpha else 1, V=11)
+    objective = Objective(smoothing=0.1, r_drop_alpha=r_drop_alpha, at_once=3 * 11, multiple=8)
 
     def of(x, matrix, offset):
         return chunked_loss(x, matrix, labels, weights, objective, offset)
 
     assert torch.autograd.gradcheck(of, tensors)
     logits = tensors[0] @ tensors[1].T + tensors[2]
-    assert torch.allclose(of(*tensors), loss_of_logits(logits, labels, weights, 0.1, consistency), rtol=1e-13)
+    assert torch.allclose(of(*tensors), loss_of_logits(logits, labels, weights, 0.1, r_drop_alpha), rtol=1e-13)
 
 
 def test_rows_of_weight_zero_change_nothing():
@@ -105,7 +105,10 @@ def test_under_autocast_products_are_bfloat16_and_sums_are_float32():
 def models():
     decoder = DecoderConfig(vocab_size=8, max_len=32, d_model=12, n_heads=3, n_layers=1)
     yield decoder.build(), SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
-    yield decoder.replace(tied=False).build(), SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
+    yield (
+        decoder.replace(tie_embeddings=False).build(),
+        SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11),
+    )
 
 
 @pytest.mark.parametrize(("model", "task"), list(models()), ids=["tied", "untied"])
@@ -132,7 +135,7 @@ def test_features_times_vocabulary_are_the_logits_of_an_encoder_decoder():
     model = config.build().eval()
     source, target = torch.randint(23, (2, 5)), torch.randint(23, (2, 7))
     logits = model(source, target)
-    assert torch.allclose(model.features(source, target) @ model.vocabulary().T, logits, atol=1e-6)
+    assert torch.allclose(model.hidden_states(source, target) @ model.lm_head_weight().T, logits, atol=1e-6)
 
 
 def test_a_forward_of_its_own_and_listeners_are_not_passed_over():
@@ -149,16 +152,16 @@ def test_a_forward_of_its_own_and_listeners_are_not_passed_over():
     assert parts_of(model) is model
     heard = []
     model.register_forward_hook(lambda *told: heard.append(1))
-    LossOf(model, Objective())(batch)
+    ModelWithLoss(model, Objective())(batch)
     assert heard == [1]
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("consistency", [0.0, 0.6])
-def test_compiled_chunks_are_the_same(consistency):
-    tensors, labels, weights = given(torch.float32, bias=False, halves=2 if consistency else 1)
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 0.6])
+def test_compiled_chunks_are_the_same(r_drop_alpha):
+    tensors, labels, weights = given(torch.float32, bias=False, halves=2 if r_drop_alpha else 1)
     x, matrix, _ = tensors
-    plain = Objective(smoothing=0.1, consistency=consistency, at_once=8 * 64, multiple=64)
+    plain = Objective(smoothing=0.1, r_drop_alpha=r_drop_alpha, at_once=8 * 64, multiple=64)
     wanted = gradients(chunked_loss(x, matrix, labels, weights, plain), tensors)
     got = gradients(chunked_loss(x, matrix, labels, weights, plain.compiled(one_shape=False)), tensors)
     for a, b in zip(got, wanted, strict=True):

@@ -8,7 +8,7 @@ from torch import nn
 
 from clearhead.models.presets import tiny_decoder, tiny_encoder_decoder, tiny_vision
 from clearhead.positions import RelativeBias
-from clearhead.training.optimiser import adamw, clip, decay_groups
+from clearhead.training.optimiser import adamw, clip_grad_norm, decay_groups
 
 
 @pytest.mark.parametrize("make", [tiny_decoder, tiny_encoder_decoder, tiny_vision])
@@ -63,9 +63,9 @@ def test_clip_scales_all_gradients_together():
     a, b, unused = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (2, 3, 5))
     a.grad = torch.tensor([3.0, 0.0], dtype=torch.float64)
     b.grad = torch.tensor([0.0, 4.0, 12.0], dtype=torch.float64)
-    assert clip([a, b, unused], None).item() == pytest.approx(13.0)
+    assert clip_grad_norm([a, b, unused], None).item() == pytest.approx(13.0)
     assert a.grad[0] == 3.0
-    assert clip([a, b, unused], 6.5).item() == pytest.approx(13.0)  # the norm from before
+    assert clip_grad_norm([a, b, unused], 6.5).item() == pytest.approx(13.0)  # the norm from before
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in (a, b)))
     assert norm == pytest.approx(6.5, rel=1e-6)
     assert (a.grad[0] / b.grad[2]).item() == pytest.approx(3 / 12)

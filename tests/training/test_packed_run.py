@@ -12,7 +12,7 @@ from torch import nn
 
 from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
-from clearhead.training.passes import Recorded
+from clearhead.training.passes import GraphedStep
 from tests.training.test_loop import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 
@@ -25,7 +25,7 @@ SETTINGS = PACKED | {
     "eval_every": 11,
     "checkpoint_every": 4,
     "keep": 3,
-    "consistency": 2.0,
+    "r_drop_alpha": 2.0,
 }
 
 
@@ -35,7 +35,7 @@ def data(tmp_path_factory):
 
 
 def run(data, folder, **settings):
-    return train("translation", data=data, out=folder, set=SETTINGS | settings)
+    return train("translation", data=data, out=folder, overrides=SETTINGS | settings)
 
 
 def losses(folder):
@@ -101,7 +101,7 @@ def test_a_replay_reads_the_new_batch_draws_anew_and_leaves_its_gradients():
         (total * scale).backward()
         return total.detach() + torch.rand((), device="cuda") / 1024
 
-    recorded = Recorded(once, [table])
+    recorded = GraphedStep(once, [table])
     drawn = set()
     for number in range(9):
         ids = torch.tensor([[number, number + 1, number + 1]], device="cuda")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from clearhead.data.batches import ByCount, ByTokens
+from clearhead.data.batches import FixedSize, TokenBudget
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.positions import Rotary
 from clearhead.training import (
@@ -12,10 +12,10 @@ from clearhead.training import (
     EMA,
     FSDP,
     PRESETS,
+    CheckpointAverage,
     Constant,
     EarlyStopping,
-    InverseRoot,
-    LastK,
+    InverseSqrt,
     Recipe,
     TrainConfig,
     WarmupCosine,
@@ -32,18 +32,18 @@ def test_presets_round_trip_through_toml(task, name):
     made = PRESETS[task][name]()
     assert (made.task, made.preset) == (task, name)
     again = Recipe.from_toml(made.to_toml())
-    assert dataclasses.replace(again, about=made.about) == made
+    assert dataclasses.replace(again, description=made.description) == made
     assert again.mark() == made.mark()
 
 
 def test_every_field_of_the_settings_round_trips():
     config = TrainConfig(
         epochs=3,
-        batch=ByCount(7),
+        batch=FixedSize(7),
         accumulation=5,
-        schedule=InverseRoot(2e-3, 11),
+        schedule=InverseSqrt(2e-3, 11),
         clip=None,
-        averaging=LastK(3, 17),
+        averaging=CheckpointAverage(3, 17),
         precision="bf16",
         compile=True,
         parallel=FSDP(),
@@ -73,7 +73,7 @@ def test_settings_are_found_by_name():
     assert changed.model.vocab_size == 2000
     assert changed.model.d_model == 32
     assert changed.model.positions == Rotary()
-    assert changed.train.batch == ByTokens(777, multiple=8)
+    assert changed.train.batch == TokenBudget(777, multiple=8)
     assert changed.train.averaging == EMA(0.9)
     assert changed.train.parallel == DDP()
     assert changed.train.betas == (0.8, 0.9)
@@ -181,10 +181,10 @@ def test_a_task_that_makes_its_data_takes_none():
     ("word", "schedule"),
     [
         ("constant", Constant(4e-3, 50)),
-        ("inverse-root", InverseRoot(4e-3, 50)),
+        ("inverse-root", InverseSqrt(4e-3, 50)),
         ("WarmupCosine", WarmupCosine(4e-3, 50)),
         ('{type = "Constant", lr_max = 1}', Constant(1.0)),
-        (InverseRoot(1e-2, 7), InverseRoot(1e-2, 7)),
+        (InverseSqrt(1e-2, 7), InverseSqrt(1e-2, 7)),
     ],
 )
 def test_a_schedule_is_chosen_by_its_word_and_keeps_its_numbers(word, schedule):
@@ -201,4 +201,4 @@ def test_a_word_that_names_no_schedule_is_refused():
 def test_parts_are_found_by_their_name():
     changed = recipe("translation").changed({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
     assert changed.train.schedule == WarmupCosine(0.5, 7)
-    assert changed.train.batch == ByTokens(99, multiple=8)
+    assert changed.train.batch == TokenBudget(99, multiple=8)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.errors import ConfigError
-from clearhead.training import Constant, InverseRoot, WarmupCosine
+from clearhead.training import Constant, InverseSqrt, WarmupCosine
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_without_a_warm_up_and_with_nothing_else():
 @given(st.integers(1, 2048), st.integers(1, 8000), st.integers(1, 20_000))
 def test_inverse_root_is_the_papers_formula(width, warmup, step):
     paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-    assert InverseRoot.of_width(width, warmup)(step) == pytest.approx(paper, rel=1e-12)
+    assert InverseSqrt.of_width(width, warmup)(step) == pytest.approx(paper, rel=1e-12)
 
 
 def test_constant():
@@ -98,7 +98,7 @@ def test_a_schedule_is_a_value(asked):
         (lambda: WarmupCosine(math.nan, 0, 10), "lr_max is nan; expected a number above 0"),
         (lambda: WarmupCosine(math.inf, 0, 10), "lr_max is inf; expected a number above 0, and finite"),
         (lambda: WarmupCosine()(1), r"total_steps is None; expected the length of the run: use \.over"),
-        (lambda: InverseRoot(0.1, 0), "expected a whole number of at least 1"),
+        (lambda: InverseSqrt(0.1, 0), "expected a whole number of at least 1"),
         (lambda: Constant(0.1, -1), "warmup_steps is -1; expected a whole number of at least 0"),
         (lambda: Constant(0.1)(-1), "step is -1; expected a whole number of at least 0"),
     ],

@@ -14,7 +14,7 @@ SETTINGS = {
     "d_model": 24,
     "n_heads": 2,
     "n_layers": 1,
-    "n_stacked": 4,
+    "frame_stacking": 4,
     "model.dropout": 0.0,
     "mel.n_mels": 20,
     "streams": '{type = "Streams", seconds = 0.6, digits = [0, 2], pause = [0.0, 0.2], clean = 0.3}',
@@ -31,7 +31,7 @@ SETTINGS = {
 
 def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
     data = recorded(tmp_path / "data", ("ann",), (9, 10))
-    made = train("speech", data=data, out=tmp_path / "run", set=SETTINGS)
+    made = train("speech", data=data, out=tmp_path / "run", overrides=SETTINGS)
     assert made.train_loss < 0.3
     trained = load(tmp_path / "run")
     assert trained.task == "speech"

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from clearhead import pretrained
 from clearhead.config import Config
-from clearhead.data import ByCount, BytePairs, Text, WindowSplit, load_tokenizer, tokenize, train_bpe
+from clearhead.data import ByteLevelBPE, FixedSize, LanguageModeling, WindowSplit, load_tokenizer, tokenize, train_bpe
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation.program import why_not
 from clearhead.models import DecoderConfig
 from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
 from clearhead.training.distributed import World
-from clearhead.training.passes import Passes
+from clearhead.training.passes import StepRunner
 from clearhead.training.presets import recipe
 from tests.rounding import assert_equal_up_to_rounding
 from tests.training.tiny import rows
@@ -40,9 +40,9 @@ def book(tmp_path) -> Path:
 
 
 def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
-    summary = train("text", data=book, out=tmp_path / "run", set=SMALL | {"vocab_size": 290})
+    summary = train("text", data=book, out=tmp_path / "run", overrides=SMALL | {"vocab_size": 290})
     tokenizer = load_tokenizer(tmp_path / "run")
-    assert isinstance(tokenizer, BytePairs)
+    assert isinstance(tokenizer, ByteLevelBPE)
     assert tokenizer.vocab_size == 290
     assert tokenizer.to_json() == train_bpe([BOOK[: int(len(BOOK) * 0.9)]], 290).to_json()
     trained = pretrained.load(tmp_path / "run")
@@ -56,7 +56,7 @@ def test_a_tokenizer_is_given(tmp_path, book):
     train_bpe([BOOK], 290).save(tmp_path / "tok")
     for given in (tmp_path / "tok", tmp_path / "tok/tokenizer.json"):
         out = tmp_path / given.name
-        train("text", data=book, tokenizer=given, out=out / "run", set=SMALL)
+        train("text", data=book, tokenizer=given, out=out / "run", overrides=SMALL)
         assert load_tokenizer(out / "run").to_json() == load_tokenizer(tmp_path / "tok").to_json()
         assert Recipe.of(out / "run").model.vocab_size == 290
 
@@ -74,19 +74,19 @@ def test_a_setting_without_effect_is_refused(tmp_path, book, settings, options, 
     train_bpe([BOOK], 290).save(tmp_path / "tok")
     options = {name: tmp_path / value for name, value in options.items()}
     with pytest.raises(ConfigError, match=said):
-        train("text", data=book, out=tmp_path / "run", set=SMALL | settings, **options)
+        train("text", data=book, out=tmp_path / "run", overrides=SMALL | settings, **options)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_text_too_short_for_its_vocabulary_resumes_all_the_same(tmp_path, book):
     """Asked for 400 tokens it gives fewer, and the run is still the run that was asked for."""
     settings = SMALL | {"vocab_size": 400}
-    train("text", data=book, out=tmp_path / "run", set=settings)
+    train("text", data=book, out=tmp_path / "run", overrides=settings)
     assert load_tokenizer(tmp_path / "run").vocab_size < 400
     assert train(resume=tmp_path / "run").ending == "finished"
-    train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "next", set=settings)
+    train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "next", overrides=settings)
     with pytest.raises(ConfigError, match="vocab_size=350 has no effect"):
-        train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "x", set=SMALL | {"vocab_size": 350})
+        train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 350})
 
 
 def test_a_tokenizer_is_of_no_use_where_nothing_is_read(tmp_path):
@@ -100,8 +100,8 @@ def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, b
     bpe = train_bpe([BOOK], 290)
     (tmp_path / "two.txt").write_text(BOOK[::2])
     tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_at_once=997, processes=1)
-    train("text", data=tmp_path / "shards", out=tmp_path / "whole", set=SMALL)
-    train("text", data=tmp_path / "shards", out=tmp_path / "part", set=SMALL)
+    train("text", data=tmp_path / "shards", out=tmp_path / "whole", overrides=SMALL)
+    train("text", data=tmp_path / "shards", out=tmp_path / "part", overrides=SMALL)
     for later in (tmp_path / "part").glob("step-0000000[67]"):
         for path in sorted(later.rglob("*"), reverse=True):
             path.unlink()
@@ -111,9 +111,9 @@ def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, b
     assert len([row for row in read_log(tmp_path / "part") if row["kind"] == "train"]) == 7
     train_bpe([BOOK], 280).save(tmp_path / "tok")
     with pytest.raises(DataError, match="another tokenizer"):
-        train("text", data=tmp_path / "shards", tokenizer=tmp_path / "tok", out=tmp_path / "x", set=SMALL)
+        train("text", data=tmp_path / "shards", tokenizer=tmp_path / "tok", out=tmp_path / "x", overrides=SMALL)
     with pytest.raises(ConfigError, match="vocab_size=400 has no effect"):
-        train("text", data=tmp_path / "shards", out=tmp_path / "x", set=SMALL | {"vocab_size": 400})
+        train("text", data=tmp_path / "shards", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 400})
 
 
 def test_gpt2_is_a_recipe():
@@ -150,18 +150,18 @@ class Bag(nn.Module):
         return self.out(self.table(ids).cumsum(1))
 
 
-def own_task() -> Text:
+def own_task() -> LanguageModeling:
     bpe = train_bpe([BOOK], 280)
     ids = bpe.encode_long(BOOK)
     from clearhead.data import ConsecutiveWindows, Report
 
     parts = [WindowSplit(part, context=11, windows=ConsecutiveWindows()) for part in (ids[:-99], ids[-99:])]
-    return Text(*parts, bpe, Report(source="mine", n_rows=1))
+    return LanguageModeling(*parts, bpe, Report(source="mine", n_rows=1))
 
 
 def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_path):
     task = own_task()
-    config = TrainConfig(steps=5, batch=ByCount(7), device="cpu")
+    config = TrainConfig(steps=5, batch=FixedSize(7), device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         trainer = Trainer(Bag(BagConfig(vocab_size=280)), task, config, tmp_path / "deep/run")
@@ -179,7 +179,7 @@ def test_the_trainer_says_which_piece_is_missing(tmp_path):
     task.tokenizer = object()
     model = Bag(BagConfig(vocab_size=280))
     del model.config
-    trainer = Trainer(model, task, TrainConfig(steps=2, batch=ByCount(7), device="cpu"), tmp_path / "run")
+    trainer = Trainer(model, task, TrainConfig(steps=2, batch=FixedSize(7), device="cpu"), tmp_path / "run")
     with pytest.warns(RuntimeWarning) as caught:
         trainer.run()
     messages = [str(warning.message).partition(" lacks ")[2] for warning in caught]
@@ -190,18 +190,18 @@ def test_the_trainer_says_which_piece_is_missing(tmp_path):
 
 
 def test_recompute_changes_no_number(tmp_path, book):
-    for name, settings in (("kept", {}), ("again", {"recompute": True})):
-        train("text", data=book, out=tmp_path / name, set=SMALL | {"dropout": 0.1} | settings)
+    for name, settings in (("kept", {}), ("again", {"activation_checkpointing": True})):
+        train("text", data=book, out=tmp_path / name, overrides=SMALL | {"dropout": 0.1} | settings)
     assert rows(tmp_path / "kept") == rows(tmp_path / "again")
 
 
 def test_step_runner_with_recompute_leaves_the_model_unpatched(book):
-    task = Text.load(book, context=16)
+    task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()
-    passes = Passes(model, TrainConfig(steps=1, recompute=True, device="cpu"), World(), rows=None)
+    passes = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
     batch = task.train.batch(torch.arange(3))
-    loss = passes.learn([batch], 1.0)
+    loss = passes.train_step([batch], 1.0)
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert [name for name, module in model.named_modules() if "forward" in vars(module)] == []
@@ -209,7 +209,7 @@ def test_step_runner_with_recompute_leaves_the_model_unpatched(book):
 
 
 def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_after_an_error(book):
-    task = Text.load(book, context=16)
+    task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()
     forward = model.blocks[0].forward
@@ -219,16 +219,16 @@ def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_a
         raise RuntimeError("stop")
 
     model.blocks[1].forward = fail
-    passes = Passes(model, TrainConfig(steps=1, recompute=True, device="cpu"), World(), rows=None)
+    passes = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
     with pytest.raises(RuntimeError, match="stop"):
-        passes.learn([task.train.batch(torch.arange(3))], 1.0)
+        passes.train_step([task.train.batch(torch.arange(3))], 1.0)
     assert vars(model.blocks[0])["forward"] is forward
     assert vars(model.blocks[1])["forward"] is fail
 
 
 def test_step_runner_with_compile_leaves_the_model_uncompiled(book):
-    task = Text.load(book, context=16)
+    task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()
-    Passes(model, TrainConfig(steps=1, compile=True, device="cpu"), World(), rows=None)
+    StepRunner(model, TrainConfig(steps=1, compile=True, device="cpu"), World(), rows=None)
     assert all(module._compiled_call_impl is None for module in model.modules())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.data import tokenizers
-from clearhead.data.digits import PerSet
+from clearhead.data.digits import DatasetNormalize
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
 from clearhead.positions import Learned
@@ -65,10 +65,10 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
     seen = []
 
     class Watch(Progress):
-        def started(self, info):
+        def on_train_begin(self, info):
             seen.append(info)
 
-    summary = train(task, data=data[task], out=tmp_path / "run", set=FEW | SMALL[task], progress=Watch())
+    summary = train(task, data=data[task], out=tmp_path / "run", overrides=FEW | SMALL[task], progress=Watch())
     assert (summary.ending, summary.steps, summary.task, summary.preset) == ("finished", 7, task, "small")
     assert [row["step"] for row in read_log(tmp_path / "run") if row["kind"] == "valid"] == [5, 7]
     assert (tmp_path / "run/loss.png").read_bytes().startswith(PNG)
@@ -97,9 +97,9 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
 
 
 def test_the_measured_normalisation_goes_with_the_model(tmp_path):
-    summary = train("digits", out=tmp_path / "run", set=FEW | SMALL["digits"])
-    chosen = Recipe.of(summary.model).data.normalise
-    assert isinstance(chosen, PerSet)
+    summary = train("digits", out=tmp_path / "run", overrides=FEW | SMALL["digits"])
+    chosen = Recipe.of(summary.model).data.normalize
+    assert isinstance(chosen, DatasetNormalize)
     pixels = Recipe.of(summary.model).data.load().train.pixels.double() / 255
     assert (chosen.mean, chosen.std) == pytest.approx((pixels.mean().item(), pixels.std(correction=0).item()))
 
@@ -107,9 +107,9 @@ def test_the_measured_normalisation_goes_with_the_model(tmp_path):
 def test_it_learns(tmp_path):
     """Two hundred steps of a small decoder sort unseen rows of a five-letter alphabet without a fault; two steps
     do not."""
-    few = train("sort-dedup", out=tmp_path / "few", set=SETTINGS | {"steps": 2})
+    few = train("sort-dedup", out=tmp_path / "few", overrides=SETTINGS | {"steps": 2})
     settings = SETTINGS | {"steps": 200, "d_model": 36, "n_train": 4001}
-    many = train("sort-dedup", out=tmp_path / "many", set=settings)
+    many = train("sort-dedup", out=tmp_path / "many", overrides=settings)
     assert few.valid_loss > 1.5  # of ln 8 = 2.08 for no idea at all
     assert many.valid_loss < 0.1
     assert many.valid_accuracy > 0.99
@@ -123,12 +123,12 @@ def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, 
         **FEW,
         **SMALL[task],
         **few,
-        "batch": {"type": "ByTokens", "budget": 300, "multiple": 8},
+        "batch": {"type": "TokenBudget", "budget": 300, "multiple": 8},
         "max_len": 3,
         "positions": Learned(max_len=3),
         "steps": 29,
     }
-    assert train(task, data=data[task], out=tmp_path / "run", set=settings).ending == "finished"
+    assert train(task, data=data[task], out=tmp_path / "run", overrides=settings).ending == "finished"
 
 
 @pytest.mark.bad_input  # a stand-in for a task
@@ -140,7 +140,7 @@ def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
         def lengths(self):
             return torch.ones(1, 1, dtype=torch.int64)
 
-        def answers(self, rows):
+        def labels_of(self, rows):
             assert int(rows.max()) == len(self) - 1
             return rows
 
@@ -148,7 +148,7 @@ def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
 
 
 def test_data_that_have_moved_are_found_with_data(tmp_path, data):
-    train("text", data=data["text"], out=tmp_path / "run", set=FEW | SMALL["text"])
+    train("text", data=data["text"], out=tmp_path / "run", overrides=FEW | SMALL["text"])
     data["text"].rename(tmp_path / "elsewhere.txt")
     with pytest.raises(StorageError, match="there is no file"):
         train(resume=tmp_path / "run")
@@ -157,30 +157,30 @@ def test_data_that_have_moved_are_found_with_data(tmp_path, data):
 
 def test_a_callers_no_grad_is_not_meant_for_training(tmp_path):
     with torch.no_grad():
-        inside = train("sort-dedup", out=tmp_path / "inside", set=SETTINGS)
-    outside = train("sort-dedup", out=tmp_path / "outside", set=SETTINGS)
+        inside = train("sort-dedup", out=tmp_path / "inside", overrides=SETTINGS)
+    outside = train("sort-dedup", out=tmp_path / "outside", overrides=SETTINGS)
     assert inside.best_loss == outside.best_loss
     with torch.inference_mode(), pytest.raises(ConfigError, match="leave it"):
-        train("sort-dedup", out=tmp_path / "never", set=SETTINGS)
+        train("sort-dedup", out=tmp_path / "never", overrides=SETTINGS)
     assert not (tmp_path / "never").exists()
 
 
 def test_the_first_free_folder_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup"
-    assert train("sort-dedup", set=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup-2"
+    assert train("sort-dedup", overrides=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup"
+    assert train("sort-dedup", overrides=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup-2"
 
 
 def test_what_cannot_be_started_says_why(tmp_path):
-    train("sort-dedup", out=tmp_path / "run", set=SETTINGS | {"steps": 2})
+    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"steps": 2})
     with pytest.raises(ConfigError, match=r"holds a run already; go on with it \(resume="):
-        train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        train("sort-dedup", out=tmp_path / "full", set=SETTINGS)
+        train("sort-dedup", out=tmp_path / "full", overrides=SETTINGS)
     with pytest.raises(ConfigError, match="'lr_max' cannot be changed in a run that is resumed"):
-        train(resume=tmp_path / "run", set={"lr_max": 1.0})
+        train(resume=tmp_path / "run", overrides={"lr_max": 1.0})
     with pytest.raises(ConfigError, match="give no task, preset, init or out"):
         train("text", resume=tmp_path / "run")
     with pytest.raises(ConfigError, match="which task"):
@@ -198,16 +198,16 @@ def test_what_cannot_be_started_says_why(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch.budget": 1}, {"batch": {"type": "Packed", "rows": 2, "width": 64}}, {"epochs": 1}]
+    "wrong", [{"batch.budget": 1}, {"batch": {"type": "SequencePacking", "rows": 2, "width": 64}}, {"epochs": 1}]
 )
 def test_what_cannot_be_started_leaves_nothing_behind(tmp_path, wrong):
     settings = SETTINGS | {"warmup_steps": 10**6} if "epochs" in wrong else SETTINGS
     if "epochs" in wrong:
         del settings["steps"]
     with pytest.raises((ConfigError, DataError)):
-        train("sort-dedup", out=tmp_path / "run", set={**settings, **wrong})
+        train("sort-dedup", out=tmp_path / "run", overrides={**settings, **wrong})
     assert not (tmp_path / "run").exists()
-    assert train("sort-dedup", out=tmp_path / "run", set=SETTINGS).ending == "finished"
+    assert train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS).ending == "finished"
 
 
 def test_the_bar_shows_the_numbers(tmp_path):
@@ -215,7 +215,7 @@ def test_the_bar_shows_the_numbers(tmp_path):
 
     out = io.StringIO()
     with ProgressBar(Console(file=out, force_terminal=True, width=150)) as bar:
-        summary = train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=bar)
+        summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=bar)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     assert f"sort-dedup (small): {summary.n_parameters:,} weights, 97 examples, 11 steps on cpu" in shown
     last = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"][-1]
@@ -229,7 +229,7 @@ def test_nothing_of_the_bar_is_cut_at_eighty_columns(tmp_path):
 
     out = io.StringIO()
     with ProgressBar(Console(file=out, force_terminal=True, width=80)) as bar:
-        summary = train("sort-dedup", out=tmp_path / "run", set=SETTINGS, progress=bar)
+        summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=bar)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     last = [line for line in shown.splitlines() if "tok/s" in line][-1]
     assert "…" not in last
@@ -239,7 +239,7 @@ def test_nothing_of_the_bar_is_cut_at_eighty_columns(tmp_path):
 
 
 def test_the_table_is_for_people(tmp_path):
-    table = train("sort-dedup", out=tmp_path / "run", set=SETTINGS).table()
+    table = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS).table()
     assert table["run"] == "sort-dedup (small), finished"
     assert table["steps"].startswith("11 of 11 (")
     assert table["model"] == str(tmp_path / "run/model")
@@ -247,7 +247,7 @@ def test_the_table_is_for_people(tmp_path):
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", PNG), ("a.svg", b"<?xml")])
 def test_pictures(tmp_path, name, start):
-    train("sort-dedup", out=tmp_path / "run", set=SETTINGS)
+    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     assert draw_run(tmp_path / "run", tmp_path / name).read_bytes().startswith(start)
     assert draw_schedule(WarmupCosine(0.001, 40, 1000), 1000, tmp_path / name).read_bytes().startswith(start)
     with pytest.raises(StorageError, match=r"use \.png or \.svg"):
@@ -266,13 +266,13 @@ def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
 
 def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_path, data):
     settings = FEW | SMALL["translation"]
-    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
+    first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
     still = settings | {"steps": 3, "warmup_steps": 3, "lr_max": 1e-30, "weight_decay": 0.0, "eval_every": 1}
     more = tmp_path / "more"
     more.mkdir()
     (more / "train.tsv").write_text(pairs(67, start=900))  # other words: a tokenizer of its own would differ
     (more / "dev.tsv").write_text(pairs(13, start=500))
-    second = train("translation", data=more, out=tmp_path / "second", init=first.model, set=still)
+    second = train("translation", data=more, out=tmp_path / "second", init=first.model, overrides=still)
     assert second.valid_loss == pytest.approx(first.valid_loss, rel=1e-6)
     kept = [tokenizers.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
     assert kept[0] == kept[1]
@@ -282,8 +282,8 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
     from clearhead.training.loop import Trainer
 
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
-    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
-    whole = train("translation", data=data["translation"], out=tmp_path / "whole", init=first.model, set=settings)
+    first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
+    whole = train("translation", data=data["translation"], out=tmp_path / "whole", init=first.model, overrides=settings)
     update = Trainer._update
 
     def killed(trainer, step):
@@ -293,7 +293,7 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
 
     monkeypatch.setattr(Trainer, "_update", killed)
     with pytest.raises(KeyboardInterrupt):
-        train("translation", data=data["translation"], out=tmp_path / "broken", init=first.model, set=settings)
+        train("translation", data=data["translation"], out=tmp_path / "broken", init=first.model, overrides=settings)
     monkeypatch.setattr(Trainer, "_update", update)
     again = train(resume=tmp_path / "broken")
     assert again.valid_loss == whole.valid_loss
@@ -302,9 +302,9 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
 @pytest.mark.bad_input
 def test_weights_of_other_sizes_are_refused(tmp_path, data):
     settings = FEW | SMALL["translation"]
-    first = train("translation", data=data["translation"], out=tmp_path / "first", set=settings)
+    first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
     with pytest.raises(ConfigError, match=r"init: .* is \[.*\] in the model to be trained and \[.*\] in"):
-        train("translation", data=data["translation"], init=first.model, set=settings | {"d_ff": 17})
+        train("translation", data=data["translation"], init=first.model, overrides=settings | {"d_ff": 17})
 
 
 def test_phrases_are_learnt_from_and_never_held_out(data):
@@ -339,6 +339,6 @@ def test_batches_of_changing_shapes_do_without_cudnn(tmp_path, data, monkeypatch
         lambda trainer, step: (seen.append(torch.backends.cuda.cudnn_sdp_enabled()), update(trainer, step)),
     )
     assert torch.backends.cuda.cudnn_sdp_enabled()
-    train("translation", data=data["translation"], out=tmp_path / "run", set=FEW | SMALL["translation"])
+    train("translation", data=data["translation"], out=tmp_path / "run", overrides=FEW | SMALL["translation"])
     assert seen == [False] * FEW["steps"]
     assert torch.backends.cuda.cudnn_sdp_enabled()

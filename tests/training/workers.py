@@ -31,7 +31,7 @@ SHARED = SETTINGS | {
 
 # Rows of several pairs, an odd number of them: one process has a row more than the other.
 PACKED = {
-    "batch": {"type": "Packed", "rows": 3, "width": 31},
+    "batch": {"type": "SequencePacking", "rows": 3, "width": 31},
     "vocab_size": 283,
     "max_tokens": 29,
     "d_model": 12,
@@ -61,7 +61,7 @@ def fill_the_disk(folder: Path) -> None:
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
     try:
-        train("sort-dedup", out=folder / "full", set=SHARED | {"parallel": FSDP()})
+        train("sort-dedup", out=folder / "full", overrides=SHARED | {"parallel": FSDP()})
     except StorageError as error:
         (folder / f"full-{dist.get_rank()}.txt").write_text(str(error))
     resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
@@ -72,10 +72,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name, parallel in (("ddp", DDP()), ("fsdp", FSDP())):
-        summary = train("sort-dedup", out=folder / name, set=SHARED | {"parallel": parallel})
+        summary = train("sort-dedup", out=folder / name, overrides=SHARED | {"parallel": parallel})
         assert summary.processes == 2, summary
-        train(resume=folder / f"one-then-{name}", set={"parallel": parallel})
-    train("translation", data=folder / "pairs.tsv", out=folder / "packed", set=PACKED)
+        train(resume=folder / f"one-then-{name}", overrides={"parallel": parallel})
+    train("translation", data=folder / "pairs.tsv", out=folder / "packed", overrides=PACKED)
     fill_the_disk(folder)
     dist.destroy_process_group()
 

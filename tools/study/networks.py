@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clearhead._shapes import Float
 from clearhead.layers import Xavier
 from clearhead.models import ConvNetConfig, VisionConfig
-from clearhead.models.vision import Mean
+from clearhead.models.vision import MeanPooling
 
 Size = tuple[int, int]
 PATCH = 4
@@ -71,7 +71,7 @@ def _transformer(size: Size, d_model: int, n_layers: int, n_heads: int) -> nn.Mo
         n_layers=n_layers,
         n_heads=n_heads,
         dropout=0.0,
-        pooling=Mean(),
+        pooling=MeanPooling(),
         init=Xavier(),
     ).build()
 

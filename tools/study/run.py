@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead._version import __version__
 from clearhead.claims.study import MOVED, WHOLE, Study, Training
-from clearhead.data.digits import Images, PerImage, load_images, prepare
+from clearhead.data.digits import ImageNormalize, Images, load_images, prepare
 from clearhead.errors import DataError
 from tools.study.networks import NETWORKS, PATCH, Size, describe
 from tools.study.plan import Job, Settings, factor, jobs
@@ -65,7 +65,7 @@ class Bench:
         return height, width
 
     def _load(self, images: Images) -> Pictures:
-        return Pictures(prepare(images.pixels, PerImage()).to(self.device), images.labels.to(self.device))
+        return Pictures(prepare(images.pixels, ImageNormalize()).to(self.device), images.labels.to(self.device))
 
     def trainer(self, name: str) -> Trainer:
         if name not in self.trainers:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead._shapes import Float, Int
 from clearhead.training.config import WarmupCosine
-from clearhead.training.optimiser import clip, decay_groups
+from clearhead.training.optimiser import clip_grad_norm, decay_groups
 from tools.study.networks import Size, build
 
 _EVALUATE = 2048  # pictures at a time where no gradient is kept
@@ -91,7 +91,7 @@ class Trainer:
     def _update(self) -> None:
         loss = F.cross_entropy(self.network(self.images), self.labels)
         loss.backward()
-        clip(self.network.parameters(), self.how.clip)
+        clip_grad_norm(self.network.parameters(), self.how.clip)
         self.optimiser.step()
 
     def _capture(self) -> torch.cuda.CUDAGraph:

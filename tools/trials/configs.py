@@ -31,7 +31,7 @@ GOOD: dict[str, list[Any]] = {
     "n_layers": [1, 3],
     "dropout": [0.0, 0.5, 0],
     "bias": [True, False],
-    "tied": [True, False],
+    "tie_embeddings": [True, False],
     "norm": [{"type": "RMSNorm"}, {"type": "LayerNorm"}, {"type": "LayerNorm", "eps": 1e-6}],
     "residual": [{"type": "PreNorm"}, {"type": "PostNorm"}],
     "activation": [{"type": "ReLU"}, {"type": "GELU"}, {"type": "SwiGLU"}],

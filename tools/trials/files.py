@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from clearhead.data import Characters, Symbols, load_tokenizer, train_bpe
+from clearhead.data import CharTokenizer, Symbols, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
 from clearhead.models import load, save, tiny_decoder
 from clearhead.pretrained.box import BOX, read_card
@@ -36,7 +36,7 @@ def _whole() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="campaign-"))
     torch.manual_seed(0)
     save(tiny_decoder().build(), folder / "model")
-    Characters("abcdé ").save(folder / "characters")
+    CharTokenizer("abcdé ").save(folder / "characters")
     Symbols(["<pad>", "<bos>", "<eos>", "a", "b"]).save(folder / "symbols")
     train_bpe(["the cat sat on the mat, the cat ran"] * 3, vocab_size=280).save(folder / "bpe")
     (folder / "box").mkdir()

@@ -16,7 +16,7 @@ from clearhead.layers import Xavier
 from clearhead.models import Decoder, DecoderConfig
 from clearhead.training import WarmupCosine
 from clearhead.training.loss import loss_sum, scores
-from clearhead.training.optimiser import adamw, clip
+from clearhead.training.optimiser import adamw, clip_grad_norm
 
 TESTED_WITH = 1 << 20  # the seed of what is measured on: the same rows for every choice and every seed
 
@@ -41,7 +41,9 @@ def decoder(sizes: Sizes, vocab_size: int, **choices: Any) -> Decoder:
     """A small decoder, with what a study chooses."""
     given: dict[str, Any] = {"d_model": sizes.width, "n_heads": sizes.heads, "n_layers": sizes.layers}
     given |= {"d_ff": 2 * sizes.width, "max_len": sizes.trained or sizes.length, "init": Xavier()}
-    return DecoderConfig(vocab_size=vocab_size, tied=False, scaled_embedding=True, **(given | choices)).build()
+    return DecoderConfig(
+        vocab_size=vocab_size, tie_embeddings=False, scaled_embedding=True, **(given | choices)
+    ).build()
 
 
 def fit(
@@ -62,7 +64,7 @@ def fit(
         if not math.isfinite(value := loss.item()):
             return
         loss.backward()
-        clip(model.parameters(), limit)
+        clip_grad_norm(model.parameters(), limit)
         for group in optimiser.param_groups:
             group["lr"] = schedule(step)
         optimiser.step()

@@ -44,7 +44,7 @@ def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, d
     settings |= {"batch.examples": sizes.batch, "n_validation": sizes.tested}
     settings |= {"eval_every": sizes.steps, "checkpoint_every": sizes.steps + 1}
     with tempfile.TemporaryDirectory() as folder:
-        made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", set=settings | choices)
+        made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", overrides=settings | choices)
         model = load(f"{folder}/run/model", device=choose_device("auto")).eval()
         settled = Recipe.of(f"{folder}/run").data
     assert isinstance(settled, SpeechData)

@@ -171,7 +171,7 @@ def _read_t5(keys: Keys) -> dict[str, Any]:
         "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
         "attention_dropout": keys("dropout_rate", 0.1),
         "feed_forward_dropout": keys("dropout_rate", 0.1),
-        "tied": scaled or "lm_head.weight" not in keys.shapes,
+        "tie_embeddings": scaled or "lm_head.weight" not in keys.shapes,
         "logit_scale": keys("d_model") ** -0.5 if scaled else 1.0,
     }
 

@@ -68,7 +68,7 @@ _MAPS = {"q": "query", "k": "key", "v": "value", "o": "dense", "norm1": "LayerNo
 _ROWS_SHARED = (
     *block(_SHARED, ours="blocks.0", **{part: f"attention.{name}" for part, name in _MAPS.items()}),
     *block(_SHARED, ours="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
-    Row("encoder.embedding_hidden_mapping_in.*", "widen.*"),
+    Row("encoder.embedding_hidden_mapping_in.*", "embedding_proj.*"),
     Row("pooler.*", "pooler.*"),
     *(row for row in _ROWS if not row.ours[0].startswith(("blocks", "pooler"))),
 )
@@ -107,7 +107,7 @@ ALBERT = dataclasses.replace(
     BERT,
     name="albert",
     architecture="AlbertModel",
-    fields=BERT.fields | {"embedding_size": "d_embedding", "hidden_act": activation("gelu_new")},
+    fields=BERT.fields | {"embedding_size": "embedding_dim", "hidden_act": activation("gelu_new")},
     rows=_ROWS_SHARED,
     always=BERT.always | {"share_layers": True},
     fixed={"num_hidden_groups": 1, "inner_group_num": 1},

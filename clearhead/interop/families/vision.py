@@ -20,7 +20,15 @@ from clearhead.interop.family import Family, Field, Fields, Keys, Part
 from clearhead.interop.table import JOIN, LIFT, SPLIT, SQUEEZE, Row, block, fold
 from clearhead.layers import GELU, LayerNorm, SwiGLU
 from clearhead.masks import causal
-from clearhead.models import Cls, ClsAndMean, Distilled, DualEncoderConfig, EncoderConfig, Mean, VisionConfig
+from clearhead.models import (
+    ClsMeanPooling,
+    ClsPooling,
+    DistillationPooling,
+    DualEncoderConfig,
+    EncoderConfig,
+    MeanPooling,
+    VisionConfig,
+)
 from clearhead.values import shown
 
 
@@ -78,7 +86,7 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    always={"pooling": Distilled()},
+    always={"pooling": DistillationPooling()},
     rows=_rows_distilled,
     ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
@@ -103,7 +111,7 @@ def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
         "d_ff": _width(int(keys("hidden_size") * keys("mlp_ratio", 4)), gated),
         "layer_scale": keys("layerscale_value", 1.0),
         "n_registers": keys("num_register_tokens", 4) if registers else 0,
-        "pooling": ClsAndMean() if head else Cls(),
+        "pooling": ClsMeanPooling() if head else ClsPooling(),
         "activation": SwiGLU() if gated else plain,
     }
 
@@ -198,12 +206,12 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
     return {field.name: field.read(sizes, key) for key, field in _ARGUMENTS.items()} | {
         "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
         "n_classes": args.get("num_classes", keys("num_classes", 1000)),
-        "pooling": Cls() if token else Mean(),
+        "pooling": ClsPooling() if token else MeanPooling(),
     }
 
 
 def _write_timm(config: VisionConfig) -> dict[str, Any]:
-    token = config.pooling == Cls()
+    token = config.pooling == ClsPooling()
     pooling, classes = {"global_pool": "token" if token else "avg"}, {"num_classes": config.n_classes}
     arguments = {key: field.write(getattr(config, field.name)) for key, field in _ARGUMENTS.items()}
     arguments |= {"mlp_ratio": (config.ff_width + 0.5) / config.d_model}  # timm rounds the product down

@@ -38,7 +38,7 @@ models.Config.from_dict(tiny_decoder().to_dict()) == tiny_decoder()  # → True
 
 kinds = (models.EncoderConfig, models.EncoderDecoderConfig, models.VisionConfig)
 
-(models.Cls().pool(torch.zeros(1, 5, 8)).shape, models.Mean(), models.ClsAndMean(), models.Distilled())
+(models.ClsPooling().pool(torch.zeros(1, 5, 8)).shape, models.MeanPooling(), models.ClsMeanPooling(), models.DistillationPooling())
 
 models.ConvNet(models.ConvNetConfig())(torch.zeros(2, 1, 32, 32)).shape  # → torch.Size([2, 10])
 
@@ -54,17 +54,17 @@ models.LogisticRegression(models.LogisticRegressionConfig(n_features=4))(torch.z
 models.Autoencoder(models.AutoencoderConfig(n_features=6, d_latent=2))(torch.zeros(3, 6)).shape  # → torch.Size([3, 6])
 
 from clearhead.masks import causal, window
-models.Pace.of(causal() & window(3, 0)).kept  # → 3
+models.StreamingSpec.of(causal() & window(3, 0)).left_context  # → 3
 
-fields = sorted(set(models.SpeechConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))
-issubclass(models.SpeechEncoder, torch.nn.Module)  # → True
+fields = sorted(set(models.CTCEncoderConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))
+issubclass(models.CTCEncoder, torch.nn.Module)  # → True
 
-config = models.SoundConfig(n_layers=1, d_model=12, n_heads=3, n_features=5)
-models.SoundEncoder(config)(torch.zeros(2, 8, 5)).shape  # → torch.Size([2, 4, 12])
+config = models.AudioEncoderConfig(n_layers=1, d_model=12, n_heads=3, n_features=5)
+models.AudioEncoder(config)(torch.zeros(2, 8, 5)).shape  # → torch.Size([2, 4, 12])
 
 config = models.tiny_speech()
 frames = torch.zeros(1, 32, config.mel.n_mels)
-models.SpeechEncoder(config).eval()(frames).shape[0]  # → 1
+models.CTCEncoder(config).eval()(frames).shape[0]  # → 1
 
 pair = models.DualEncoderConfig(text=models.tiny_encoder(), image=models.tiny_vision().replace(n_classes=0), d_shared=8)
 parts = sum(p.numel() for p in models.DualEncoder(pair).parameters())

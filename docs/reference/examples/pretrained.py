@@ -28,7 +28,7 @@ callable(pretrained.transcribe)  # → True
 
 callable(pretrained.conversation)  # → True
 
-from clearhead.models import SpeechEncoder, tiny_speech
+from clearhead.models import CTCEncoder, tiny_speech
 import torch
-ears = pretrained.Listener(SpeechEncoder(tiny_speech()).eval())
+ears = pretrained.Listener(CTCEncoder(tiny_speech()).eval())
 events = ears.feed(torch.zeros(4000))  # of each symbol that is told an Event

@@ -1,10 +1,10 @@
 from clearhead import training
-from clearhead.training import Constant, InverseRoot, Recipe, TrainConfig, WarmupCosine, read_log, train
+from clearhead.training import Constant, InverseSqrt, Recipe, TrainConfig, WarmupCosine, read_log, train
 from clearhead.training.presets import recipe
 
 
 settings = {"steps": 2, "warmup_steps": 0, "device": "cpu", "n_train": 64, "n_validation": 16}
-summary = train("sort-dedup", preset="small", out="run", set=settings)  # a Summary
+summary = train("sort-dedup", preset="small", out="run", overrides=settings)  # a Summary
 len(read_log("run")) > 0  # → True
 
 picture = training.draw_schedule(WarmupCosine(lr_max=1e-3, warmup_steps=10, total_steps=100), 100, "schedule.svg")
@@ -13,7 +13,7 @@ Recipe.from_toml(recipe("sort-dedup").to_toml()).task  # → 'sort-dedup'
 
 TrainConfig(steps=100, schedule=Constant(1e-3), averaging=training.EMA(0.99)).steps  # → 100
 
-(InverseRoot(warmup_steps=4000), training.LastK(k=5), training.EarlyStopping(patience=3))
+(InverseSqrt(warmup_steps=4000), training.CheckpointAverage(k=5), training.EarlyStopping(patience=3))
 
 (training.DDP(), training.FSDP())  # how several processes share a run: TrainConfig(parallel=…)
 
@@ -25,5 +25,5 @@ bar = training.ProgressBar()
 # A Trainer is what `train` makes of a recipe; it raises DivergedError where a loss is no number.
 (training.Trainer, training.DivergedError)
 
-summary = train("sort-dedup", preset="small", out="another", set={"steps": 2, "warmup_steps": 0, "n_train": 64, "n_validation": 16})
+summary = train("sort-dedup", preset="small", out="another", overrides={"steps": 2, "warmup_steps": 0, "n_train": 64, "n_validation": 16})
 picture = training.draw_run("another", "run.svg")
