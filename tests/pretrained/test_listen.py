@@ -94,7 +94,9 @@ def test_any_pieces_give_the_whole(turn):
     at_once = told(heard(model, samples, [len(samples) or 1])[0])
     greedy = decode(wanted.float().log_softmax(-1), blank=model.config.blank)
     assert [text for text, *_ in at_once] == [str(one.id) for one in greedy]
-    assert [start for _, start, *_ in at_once] == pytest.approx([one.start * model.config.frame_seconds for one in greedy])
+    assert [start for _, start, *_ in at_once] == pytest.approx(
+        [one.start * model.config.frame_seconds for one in greedy]
+    )
     for _ in range(EACH):
         sizes = [draw.choice([1, 3, 19, 20, 40, 41, 317, 4_001]) + 2 * draw.randrange(10) for _ in range(5)]
         events, logits = heard(model, samples, sizes)
