@@ -54,7 +54,7 @@ COMMANDS = {
     "translate": "translate 'Hello world'",
     "train": "train --list",
     "evaluate": "evaluate sort-dedup --limit 50",
-    "generate": "generate ROMEO: --max-new 20",
+    "generate": "generate ROMEO: --max-new-tokens 20",
     "look": "look sort-dedup 'D A A'",
     "walk": "walk sort-dedup 'D A'",
     "exercise list": "exercise list",

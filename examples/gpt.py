@@ -106,11 +106,11 @@ def train(model: GPT, ids: Tensor, *, steps: int, rows: int = 16, lr_max: float 
 
 
 @torch.no_grad()
-def write(model: GPT, ids: Tensor, max_new: int, *, temperature: float = 0.8, seed: int = 0) -> Tensor:
-    """`ids` (T,) and up to `max_new` more, drawn one after the other; each step computes one token, over the cache."""
+def write(model: GPT, ids: Tensor, max_new_tokens: int, *, temperature: float = 0.8, seed: int = 0) -> Tensor:
+    """`ids` (T,) and up to `max_new_tokens` more, drawn one after the other; each step computes one token."""
     chance = torch.Generator().manual_seed(seed)
     cache, new = KVCache(), ids[None, -model.max_len :]
-    for _ in range(min(max_new, model.max_len - new.shape[1] + 1)):
+    for _ in range(min(max_new_tokens, model.max_len - new.shape[1] + 1)):
         logits = model(new, cache)[:, -1] / temperature  # (1, V)
         new = torch.multinomial(logits.softmax(-1), 1, generator=chance)  # (1, 1)
         ids = torch.cat((ids, new[0]))
@@ -132,7 +132,7 @@ def main(path: str = __file__, prompt: str = "def ", steps: int = 500) -> None:
     losses = train(model, ids, steps=steps)
     print(f"{len(text):,} characters, {sum(p.numel() for p in model.parameters()):,} weights")
     print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} after {steps} steps")
-    written = write(model, torch.tensor([number[letter] for letter in prompt]), max_new=60)
+    written = write(model, torch.tensor([number[letter] for letter in prompt]), max_new_tokens=60)
     print("".join(letters[i] for i in written.tolist()))
 
 

@@ -139,11 +139,11 @@ def train(model: Translator, source: Words, target: Words, pairs: list[tuple[str
 
 
 @torch.no_grad()
-def translate(model: Translator, source: Words, target: Words, texts: list[str], max_new: int = 16) -> list[str]:
+def translate(model: Translator, source: Words, target: Words, texts: list[str], max_new_tokens: int = 16) -> list[str]:
     """The likeliest word after the other, for all texts at once, each until its stop."""
     read, lengths = source.batch(texts, [], [STOP])
     written = torch.full((len(texts), 1), START)
-    for _ in range(max_new):
+    for _ in range(max_new_tokens):
         following = model(read, written, lengths)[:, -1].argmax(-1, keepdim=True)
         written = torch.cat((written, following), 1)
         if (written == STOP).any(1).all():

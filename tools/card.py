@@ -28,7 +28,7 @@ def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
     if trained.task == "speech":
         results["streams"] = evaluate(trained, data, streams=True)
     if trained.task == "translation":
-        results["beam 5"] = evaluate(trained, data, how=DEFAULT)
+        results["beam 5"] = evaluate(trained, data, strategy=DEFAULT)
     return {
         **card,
         "task": trained.task,

@@ -149,7 +149,7 @@ class LoadTest:
 
     async def impatient(self) -> None:
         """Disconnect while a long request runs."""
-        body = json.dumps({"model": "sort-dedup", "text": "A " * 60, "width": 8, "max_new": 48}).encode()
+        body = json.dumps({"model": "sort-dedup", "text": "A " * 60, "width": 8, "max_new_tokens": 48}).encode()
         await self.send(self.head("POST", f"{self.root}api/beams", len(body)), body, wait=False)
         self.outcomes["impatient: disconnected"] += 1
 
@@ -268,7 +268,18 @@ class LoadTest:
         ]
         action = self.rng.choice(actions)
         names = ["expression", "n", "model", "text", "written", "vectors", "edits", "pixels", "name", "seed", "type"]
-        names += ["tokens", "memory", "temperature", "top_k", "width", "max_new", "offset", "key", "forced", "head"]
+        names += [
+            "tokens",
+            "memory",
+            "temperature",
+            "top_k",
+            "width",
+            "max_new_tokens",
+            "offset",
+            "key",
+            "forced",
+            "head",
+        ]
         request: dict[str, object] = (
             {"model": "sort-dedup", "text": "A B"} if action in ("step", "beams", "change") else {}
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.bench.engine import Maker, Row, Setting, by_rate, by_time, seconds_of
 from clearhead.errors import MissingDependencyError
-from clearhead.generation import Beam, Greedy, How, generate
+from clearhead.generation import BeamSearch, Greedy, Strategy, generate
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.presets import gpt2
@@ -59,7 +59,7 @@ def _decode(setting: Setting, *, batch: int, goal: float, times: float) -> Itera
     new = 8 if setting.trial else NEW
     static: dict[str, Any] = {"cache_implementation": "static"} if setting.device == "cuda" else {}
     how: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    both = partial(generate, model, ids, max_new=new), partial(peer.generate, ids, **how, **static)
+    both = partial(generate, model, ids, max_new_tokens=new), partial(peer.generate, ids, **how, **static)
     ours, rate = (batch * new / taken for taken in seconds_of(setting, *both))
     work = f"decode GPT-2 124M, batch {batch}, {PROMPT} + {new} tokens"
     yield by_rate(work, "tokens/s", ours, "transformers" + (", static cache" if static else ""), rate, times)
@@ -89,7 +89,7 @@ def read_prompts(setting: Setting) -> Iterator[Row]:
     work = 2 * (length * blocks + n_layers * length**2 * wide + model.config.vocab_size * wide)
     for count, name in ((1, "a prompt"), (4, "four prompts")):
         ids = _ids(setting, model, count, length)
-        (seconds,) = seconds_of(setting, partial(generate, model, ids, max_new=1), repeats=9)
+        (seconds,) = seconds_of(setting, partial(generate, model, ids, max_new_tokens=1), repeats=9)
         rate, ceiling = count * work / seconds / 1e12, _matrix_rate(setting)
         yield by_rate(f"read {name} of {length:,} tokens", "TFLOP/s", rate, "matrix ceiling", ceiling, 0.5)
 
@@ -106,11 +106,11 @@ def first_token(setting: Setting) -> Iterator[Row]:
     """From the call to the first id, once the process is warm."""
     model = _gpt2(setting)
     ids = _ids(setting, model, 1, PROMPT)
-    (seconds,) = seconds_of(setting, lambda: generate(model, ids, max_new=1).ids.tolist(), repeats=9)
+    (seconds,) = seconds_of(setting, lambda: generate(model, ids, max_new_tokens=1).ids.tolist(), repeats=9)
     yield by_time("first token after 64, warm", "ms", 1e3 * seconds, "goal", 30.0, 1.0)
 
 
-def _translate(setting: Setting, *, how: How, name: str, goal: float) -> Iterator[Row]:
+def _translate(setting: Setting, *, how: Strategy, name: str, goal: float) -> Iterator[Row]:
     from clearhead import pretrained
     from clearhead.data.translation import read_pairs
 
@@ -118,7 +118,7 @@ def _translate(setting: Setting, *, how: How, name: str, goal: float) -> Iterato
         return
     trained = pretrained.load("en-es", device=setting.device)
     sentences = read_pairs(setting.data / "train.tsv.xz").sources[: 32 if setting.trial else 10_000]
-    (seconds,) = seconds_of(setting, lambda: pretrained.translate(trained, sentences, how=how), repeats=3)
+    (seconds,) = seconds_of(setting, lambda: pretrained.translate(trained, sentences, strategy=how), repeats=3)
     yield by_time(f"translate {len(sentences):,} sentences, {name}", "s", seconds, "goal", goal, 1.0)
 
 
@@ -132,14 +132,14 @@ def translate_cpu(setting: Setting) -> Iterator[Row]:
     sources = [torch.randint(5, model.config.vocab_size, (n,), generator=generator) for n in lengths]
     words = [_words(source.tolist()) for source in sources]
 
-    def ours(how: How) -> None:
+    def ours(how: Strategy) -> None:
         for first in range(0, len(sources), 64):
-            generate(model, sources[first : first + 64], how=how, max_new=10, start=1)
+            generate(model, sources[first : first + 64], strategy=how, max_new_tokens=10, decoder_start_ids=1)
 
     with _ctranslate2(model.config, torch.get_num_threads()) as peer:
         if peer is None:
             return
-        for name, how, width in (("greedy", Greedy(), 1), ("beam 5", Beam(5), 5)):
+        for name, how, width in (("greedy", Greedy(), 1), ("beam 5", BeamSearch(5), 5)):
             both = partial(ours, how), partial(peer, words, width)
             rates = [len(sources) / taken for taken in seconds_of(setting, *both, repeats=5)]
             work = f"translate {len(sources)} short sources on the CPU, {name}"
@@ -227,7 +227,7 @@ ON_GPU: dict[str, Maker] = {
     "decode_batch_1": partial(_decode, batch=1, goal=3_000, times=6.0),
     "decode_batch_32": partial(_decode, batch=32, goal=65_000, times=4.0),
     "translate_greedy": partial(_translate, how=Greedy(), name="greedy", goal=3.0),
-    "translate_beam": partial(_translate, how=Beam(5), name="beam 5", goal=8.0),
+    "translate_beam": partial(_translate, how=BeamSearch(5), name="beam 5", goal=8.0),
 }
 ON_CPU: dict[str, Maker] = {
     "decode_cpu": partial(_decode, batch=1, goal=0.8, times=1.2),

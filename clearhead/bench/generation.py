@@ -39,11 +39,11 @@ def cache_speed(
     *,
     prompt: int = 512,
     batch: int = 1,
-    max_new: int = 128,
+    max_new_tokens: int = 128,
     repeats: int = 1,
     seed: int = 0,
 ) -> CacheSpeed:
-    """Times `max_new` new ids after `batch` random prompts of `prompt` ids, in the threads that torch has been given.
+    """Time `max_new_tokens` new ids after `batch` random prompts of `prompt` ids.
 
     Without a model it is an untrained one of 23 million weights: six layers, 512 wide, room for 1,024 ids."""
     if repeats < 1:
@@ -57,9 +57,9 @@ def cache_speed(
 
     def best(use_cache: bool) -> float:
         def run(new: int) -> None:
-            found[use_cache] = generate(model, ids, max_new=new, use_cache=use_cache).ids
+            found[use_cache] = generate(model, ids, max_new_tokens=new, use_cache=use_cache).ids
 
-        run(min(2, max_new))  # allocations and first calls do not count
-        return min(seconds(partial(run, max_new)) for _ in range(repeats))
+        run(min(2, max_new_tokens))  # allocations and first calls do not count
+        return min(seconds(partial(run, max_new_tokens)) for _ in range(repeats))
 
-    return CacheSpeed(best(True), best(False), max_new, torch.equal(found[True], found[False]))
+    return CacheSpeed(best(True), best(False), max_new_tokens, torch.equal(found[True], found[False]))

@@ -115,15 +115,15 @@ def look(
 @bench.command()
 def generation(
     prompt: Annotated[int, option("Length of the prompt.", min=1)] = 512,
-    max_new: Annotated[int, option("How many new tokens.", min=1)] = 128,
+    max_new_tokens: Annotated[int, option("How many new tokens.", min=1)] = 128,
     json: Json = False,
 ) -> None:
     """Greedy decoding with the cache against computing everything anew at every step."""
     from clearhead.bench.generation import cache_speed
 
-    found = cache_speed(prompt=prompt, max_new=max_new)
+    found = cache_speed(prompt=prompt, max_new_tokens=max_new_tokens)
     times = {"cached_s": found.cached, "recomputed_s": found.recomputed, "ratio": found.ratio}
-    row = {"name": f"greedy, {max_new} tokens after {prompt}", **times, "same_ids": found.same}
+    row = {"name": f"greedy, {max_new_tokens} tokens after {prompt}", **times, "same_ids": found.same}
     cells = [(f"{found.cached:.2f}", f"{found.recomputed:.2f}", f"{found.ratio:.1f}", _yes(found.same))]
     _results([row], json, table(("with the cache, s", "without, s", "times faster", "same ids"), cells))
 

@@ -32,7 +32,7 @@ def evaluate(
     trained = pretrained.load(model, **placed(device, dtype))
     how = searching(beam, length_penalty, Greedy())
     with progress("evaluating", hidden=json) as told:
-        result = pretrained.evaluate(trained, data, how=how, limit=limit, streams=streams, on_done=told)
+        result = pretrained.evaluate(trained, data, strategy=how, limit=limit, streams=streams, on_done=told)
     rows = [(name.replace("_", " "), _shown(value)) for name, value in result.to_dict().items()]
     answer(json, result.to_dict(), table(("", ""), rows))
 

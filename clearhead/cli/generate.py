@@ -18,14 +18,14 @@ _WANTED = 300  # tokens, where nobody says how many
 def generate(
     prompt: Annotated[str, argument("The beginning; for sort-dedup the letters, such as 'D A A'.")],
     model: ByModel = "shakespeare",
-    max_new: Annotated[
+    max_new_tokens: Annotated[
         int | None, option("How many tokens at most; by default 300, or fewer where the model ends.", min=1)
     ] = None,
     chat: Annotated[
         bool, option("The prompt is what a user says; the model answers, by its chat template.", "--chat")
     ] = False,
-    slide: Annotated[
-        bool, option("With learned positions, go on beyond them, over the last tokens.", "--slide")
+    sliding_context: Annotated[
+        bool, option("With learned positions, go on beyond them, over the last tokens.", "--sliding-context")
     ] = False,
     temperature: Annotated[float | None, option("Sample at this temperature instead of greedily.")] = None,
     top_k: Annotated[int | None, option("Sample among the k likeliest.")] = None,
@@ -52,10 +52,16 @@ def generate(
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
-    room, longest = room_for(trained, len(ids), _WANTED if max_new is None else max_new, slide=slide)
+    room, longest = room_for(
+        trained, len(ids), _WANTED if max_new_tokens is None else max_new_tokens, sliding_context=sliding_context
+    )
     asked: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     chance = {name: value for name, value in asked.items() if value is not None}
-    how = {"how": Sample(**chance, seed=seed) if chance else Greedy(), "max_new": room, "slide": slide}
+    how = {
+        "strategy": Sample(**chance, seed=seed) if chance else Greedy(),
+        "max_new_tokens": room,
+        "sliding_context": sliding_context,
+    }
     made: list[int] = []
     text = ""
     if not json:
@@ -69,5 +75,7 @@ def generate(
     if json:
         return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
     sys.stdout.write("\n")
-    if not finished and max_new is not None and room < max_new:
-        sys.stderr.write(f"({model} reads at most {longest:,} tokens, which is where this ends; --slide goes on)\n")
+    if not finished and max_new_tokens is not None and room < max_new_tokens:
+        sys.stderr.write(
+            f"({model} reads at most {longest:,} tokens, which is where this ends; --sliding-context goes on)\n"
+        )

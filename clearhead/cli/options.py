@@ -10,7 +10,7 @@ import typer
 from clearhead.errors import ConfigError, DtypeError
 
 if TYPE_CHECKING:
-    from clearhead.generation import How
+    from clearhead.generation import Strategy
 
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -84,14 +84,14 @@ Penalty = Annotated[
 ]
 
 
-def searching(beam: int | None, length_penalty: float | None, default: How) -> How:
+def searching(beam: int | None, length_penalty: float | None, default: Strategy) -> Strategy:
     """Beam search of a width, greedy for width 1; where none is given, of the default's width."""
-    from clearhead.generation import Beam, Greedy
+    from clearhead.generation import BeamSearch, Greedy
     from clearhead.pretrained.translate import LENGTH_PENALTY
 
     if beam is None:
-        beam = default.width if isinstance(default, Beam) else 1
+        beam = default.width if isinstance(default, BeamSearch) else 1
     if beam < 1:
         raise ConfigError(f"--beam is {beam}; a beam is at least 1 wide (1 is greedy)")
     penalty = LENGTH_PENALTY if length_penalty is None else length_penalty
-    return Greedy() if beam == 1 else Beam(beam, length_penalty=penalty)
+    return Greedy() if beam == 1 else BeamSearch(beam, length_penalty=penalty)

@@ -30,7 +30,7 @@ def translate(
 
     texts = texts_of(text, file)
     trained = pretrained.load(model, **placed(device, dtype))
-    made = pretrained.translations(trained, texts, how=searching(beam, length_penalty, DEFAULT))
+    made = pretrained.translations(trained, texts, strategy=searching(beam, length_penalty, DEFAULT))
     if json:
         return show_json([{"source": one.source, "target": one.target} for one in made])
     for one in made:

@@ -18,7 +18,7 @@ def walk(
     layer: Annotated[str, option("The block to show in full: its number, or a path such as decoder.blocks.2.")] = "0",
     head: Annotated[int, option("The head whose vectors and matrices are shown.")] = 0,
     html: Annotated[Path | None, option("Write the page with all stations here.")] = None,
-    max_new: Annotated[
+    max_new_tokens: Annotated[
         int | None, option("How many tokens are written at most; by default to the end, or 8 of a text.", min=1)
     ] = None,
     data: Annotated[Path | None, option("Pictures by number: where they are.")] = None,
@@ -32,7 +32,7 @@ def walk(
     from clearhead.look.page import write_file
 
     walked = ch.look.build_walkthrough(
-        ch.pretrained.load(model, **placed(device, dtype)), given, max_new=max_new, data=data
+        ch.pretrained.load(model, **placed(device, dtype)), given, max_new_tokens=max_new_tokens, data=data
     )
     text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=colour())  # refuses a wrong choice
     if html is not None:

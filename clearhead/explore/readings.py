@@ -18,9 +18,9 @@ from clearhead.config import Value
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.explore.run import EmptyRequest, RequestContext, Seed
-from clearhead.generation import Beam, Sample, generate, search
-from clearhead.generation.adapters import stepper_for
-from clearhead.generation.pick import draw, probabilities
+from clearhead.generation import BeamSearch, Sample, generate, search
+from clearhead.generation.adapters import incremental_decoder
+from clearhead.generation.pick import probabilities, sample_inverse_cdf
 from clearhead.look.album import AttentionReport
 from clearhead.look.page import page_data
 from clearhead.look.trained import (
@@ -64,7 +64,7 @@ class Chosen(Text):
 @dataclass(frozen=True, kw_only=True)
 class Searched(Text):
     width: Annotated[int, Range(least=1, most=8)] = 3
-    max_new: Annotated[int, Range(least=1, most=48)] = 12
+    max_new_tokens: Annotated[int, Range(least=1, most=48)] = 12
     length_penalty: Annotated[float, Range(least=-2, most=4)] = 1.0
 
 
@@ -129,7 +129,9 @@ def answered(now: Reading) -> Reading:
     model: Any = now.trained.model
     room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
     start = now.ids if now.source else None  # what a decoder goes on from, where its encoder reads the prompt
-    made = generate(model, now.inputs[0], start=start, stop=now.trained.stops, max_new=room).sequence(0)
+    made = generate(
+        model, now.inputs[0], decoder_start_ids=start, stop_ids=now.trained.stops, max_new_tokens=room
+    ).sequence(0)
     return replace(now, ids=[*now.ids, *made.tolist()])
 
 
@@ -186,7 +188,7 @@ def step(given: Chosen, context: RequestContext) -> dict[str, Any]:
         how = Sample(given.temperature, top_k=given.top_k, top_p=given.top_p, seed=given.seed)
         p = probabilities(logits[None], how)[0]
     luck = torch.Generator().manual_seed(given.seed + len(given.written))
-    taken = int(draw(p[None], torch.rand(1, generator=luck, dtype=torch.float64)))
+    taken = int(sample_inverse_cdf(p[None], torch.rand(1, generator=luck, dtype=torch.float64)))
     best = (p + 1e-9 * raw).topk(min(_SHOWN, len(p))).indices.tolist()
     names = now.trained.tokenizer.tokens([*best, taken])
     return about | {
@@ -240,7 +242,7 @@ def walk(given: Text, context: RequestContext) -> dict[str, Any]:
     require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
     is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
     text = given.text + trained.tokenizer.decode(now.ids[now.given :]) if is_text else given.text
-    return look.build_walkthrough(trained, text, max_new=1 if is_text else None).to_dict()
+    return look.build_walkthrough(trained, text, max_new_tokens=1 if is_text else None).to_dict()
 
 
 class _Tree:
@@ -252,24 +254,24 @@ class _Tree:
         self._rows: list[int | None] = []
         self._known: dict[tuple[int | None, int], int] = {}
 
-    def begin(self) -> Tensor:
-        self._logits: Tensor = self._stepper.begin()
+    def prefill(self) -> Tensor:
+        self._logits: Tensor = self._stepper.prefill()
         self._rows = [None] * len(self._logits)
         return self._logits
 
-    def step(self, ids: Tensor) -> Tensor:
+    def decode_step(self, ids: Tensor) -> Tensor:
         self._made += 1
         self._context.checkpoint(self._made, self._most, f"{self._made} tokens")
         chances = self._logits.float().log_softmax(-1)
         taken = enumerate(zip(self._rows, ids.tolist(), strict=True))
         self._rows = [self.node(above, i, float(chances[row, i])) for row, (above, i) in taken]
-        self._logits = self._stepper.step(ids)
+        self._logits = self._stepper.decode_step(ids)
         return self._logits
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder_cache(self, rows: Tensor) -> None:
         self._rows = [self._rows[i] for i in rows.tolist()]
         self._logits = self._logits.index_select(0, rows.to(self._logits.device))
-        self._stepper.reorder(rows)
+        self._stepper.reorder_cache(rows)
 
     def node(self, above: int | None, id_: int, chance: float) -> int:
         """The number of a node, which is made where it is new."""
@@ -285,13 +287,15 @@ def beams(given: Searched, context: RequestContext) -> dict[str, Any]:
     now = reading(given, context)
     model: Any = now.trained.model
     require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
-    room = min(given.max_new, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
+    room = min(given.max_new_tokens, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
     require(room >= 1, "there is no room for another token: go back, or shorten the text")
     start = now.ids if now.source else None
-    stepper = stepper_for(model, now.inputs[0], start=start, max_new=room, use_cache=True, slide=False)
+    stepper = incremental_decoder(
+        model, now.inputs[0], decoder_start_ids=start, max_new_tokens=room, use_cache=True, sliding_context=False
+    )
     tree = _Tree(stepper, context, room)
-    how = Beam(given.width, length_penalty=given.length_penalty, n_best=given.width)
-    made = search(tree, how=how, max_new=room, stop=now.trained.stops)
+    how = BeamSearch(given.width, length_penalty=given.length_penalty, n_best=given.width)
+    made = search(tree, strategy=how, max_new_tokens=room, stop_ids=now.trained.stops)
     found = []
     for rank in range(given.width):
         ids = made.sequence(0, rank, with_stop=True).tolist()

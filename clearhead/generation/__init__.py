@@ -1,20 +1,21 @@
-"""New ids from a model: greedy, by chance, or by beam search, over a cache.
+"""Text generation: greedy decoding, sampling and beam search over a KV cache.
 
-A search knows ids and logits, never text, and reaches a model through three methods (`Stepper`).
+A search works on token ids and logits. It calls a model through the three methods of `IncrementalDecoder`.
 
-    from clearhead.generation import Beam, Sample, generate, stream
+    from clearhead.generation import BeamSearch, Sample, generate, stream
 
-    generate(decoder, [[5, 3], [7, 2, 9]], how=Sample(temperature=0.8, seed=1), max_new=50, stop=0).best
-    generate(translator, sources, start=1, stop=2, how=Beam(5, length_penalty=0.6)).best"""
+    generate(decoder, [[5, 3], [7, 2, 9]], strategy=Sample(temperature=0.8, seed=1), max_new_tokens=50, stop_ids=0).best
+    generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5, length_penalty=0.6)).best
+"""
 
 from __future__ import annotations
 
-from clearhead.generation.choices import Beam, Generated, Greedy, How, Sample, Step
+from clearhead.generation.choices import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
 from clearhead.generation.generate import generate, search, stream
-from clearhead.generation.limits import Limits, Times
-from clearhead.generation.stepper import LogitsError, Recompute, Stepper
+from clearhead.generation.limits import LogitsProcessors, WhisperTimestampRules
+from clearhead.generation.stepper import IncrementalDecoder, LogitsError, UncachedDecoder
 
 __all__ = [
-    "Beam", "Generated", "Greedy", "How", "Limits", "LogitsError", "Recompute", "Sample", "Step", "Stepper", "Times",
-    "generate", "search", "stream",
+    "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder", "LogitsError", "LogitsProcessors",
+    "Sample", "Strategy", "UncachedDecoder", "WhisperTimestampRules", "generate", "search", "stream",
 ]  # fmt: skip

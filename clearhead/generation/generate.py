@@ -1,6 +1,7 @@
-"""`generate` and `stream`: new ids from a model, and `search`, the same from anything that gives logits.
+"""`generate` and `stream` for models, and `search` for any source of next-token logits.
 
-Nothing here knows text. A tokenizer makes ids before, and text of the ids after."""
+These functions work on token ids; tokenizers convert from and to text.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any, Union
 from torch import nn
 
 from clearhead.errors import ConfigError, DtypeError
-from clearhead.generation.adapters import stepper_for
+from clearhead.generation.adapters import incremental_decoder
 from clearhead.generation.beam import beam_search
-from clearhead.generation.choices import Beam, Generated, Greedy, How, Sample, Step
-from clearhead.generation.limits import Limits
+from clearhead.generation.choices import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.limits import LogitsProcessors
 from clearhead.generation.prompts import Prompt
-from clearhead.generation.stepper import Stepper
-from clearhead.generation.walk import collect, walk
+from clearhead.generation.stepper import IncrementalDecoder
+from clearhead.generation.walk import run, stream_tokens
 from clearhead.values import checked, shown
 
 _GREEDY = Greedy()
@@ -27,89 +28,146 @@ def generate(
     model: nn.Module,
     prompt: Prompt,
     *,
-    how: How = _GREEDY,
-    max_new: int = 128,
-    stop: int | Sequence[int] | None = None,
-    start: int | Sequence[int] | None = None,
+    strategy: Strategy = _GREEDY,
+    max_new_tokens: int = 128,
+    stop_ids: int | Sequence[int] | None = None,
+    decoder_start_ids: int | Sequence[int] | None = None,
     use_cache: bool = True,
-    slide: bool = False,
-    limits: Limits | None = None,
+    sliding_context: bool = False,
+    logits_processors: LogitsProcessors | None = None,
 ) -> Generated:
-    """Up to `max_new` new ids for each prompt, chosen as `how` says, ending early after a `stop` id.
+    """Generate new ids for each prompt.
 
-        generate(decoder, [[5, 3], [7, 2, 9]], how=Sample(temperature=0.8, seed=1), max_new=50, stop=0).best
-        generate(translator, sources, start=1, stop=2, how=Beam(5, length_penalty=0.6)).best
+    A decoder continues its prompts; an encoder-decoder encodes them and generates after `decoder_start_ids`. Prompts of
+    different lengths are padded and masked internally, so each row gets the ids that it would get alone. The model is
+    in evaluation mode while it runs and in its previous mode afterwards. The fused decoder is used when it is
+    equivalent; models with hooks or replaced modules run their own forward.
 
-    A decoder goes on from its prompts. An encoder-decoder reads its prompts (the sources) and writes after
-    `start`, an id or several. `prompt` is a (B, T) tensor, or a list of rows of any lengths; padding is added
-    and hidden inside, and each row gets what it would get alone. `use_cache=False` computes everything anew
-    at every step: the same ids, slower. `slide=True` lets a decoder with learned positions go on beyond the last of
-    them, over the last ids that there are positions for; other positions go on by themselves. `limits` are ids that are
-    forced or forbidden, whatever is likely.
+    Args:
+        model: A decoder, an encoder-decoder, or a recurrent language model.
+        prompt: A (B, T) tensor, a list of rows of any lengths, or one row.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new ids per prompt.
+        stop_ids: An id, or several, that end a sequence.
+        decoder_start_ids: The id, or ids, that an encoder-decoder generates after.
+        use_cache: If False, recompute all ids at every step: the same result, slower.
+        sliding_context: Let a decoder with learned positions continue past the last of them, over the most recent ids
+            that fit. Other positions need no such option.
+        logits_processors: Ids that are forced, forbidden or penalized.
 
-    The fast way is taken where it is the same: a model that is watched or changed is called as it is.
+    Returns:
+        The new ids with their log-probabilities and scores.
 
-    The model is in evaluation mode while it runs and in its former mode afterwards."""
-    stops = _checked(how, max_new, stop)
-    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stops, "limits": limits}
-    stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
-    return search(stepper, how=how, max_new=max_new, stop=stop)
+    Raises:
+        ConfigError: If an option is invalid or does not apply to this model.
+        ShapeError: If a prompt is empty, contains an invalid id, or exceeds the position table.
+        LogitsError: If the model returns logits that no id can be chosen from.
+
+    Example:
+        generate(decoder, [[5, 3], [7, 2, 9]], strategy=Sample(temperature=0.8, seed=1), stop_ids=0).best
+        generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5)).best
+    """
+    stops = _validate(strategy, max_new_tokens, stop_ids)
+    decoder = incremental_decoder(
+        model,
+        prompt,
+        decoder_start_ids=decoder_start_ids,
+        max_new_tokens=max_new_tokens,
+        use_cache=use_cache,
+        sliding_context=sliding_context,
+        logits_processors=logits_processors,
+        stop_ids=stops,
+    )
+    return search(decoder, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
 
 
 def stream(
     model: nn.Module,
     prompt: Prompt,
     *,
-    how: Greedy | Sample = _GREEDY,
-    max_new: int = 128,
-    stop: int | Sequence[int] | None = None,
-    start: int | Sequence[int] | None = None,
+    strategy: Greedy | Sample = _GREEDY,
+    max_new_tokens: int = 128,
+    stop_ids: int | Sequence[int] | None = None,
+    decoder_start_ids: int | Sequence[int] | None = None,
     use_cache: bool = True,
-    slide: bool = False,
-    limits: Limits | None = None,
-) -> Iterator[Step]:
-    """The same as `generate`, one step at a time: each `Step` holds the newest id of every row.
+    sliding_context: bool = False,
+    logits_processors: LogitsProcessors | None = None,
+) -> Iterator[GenerationStep]:
+    """Generate like `generate`, and yield each step.
 
-        for step in stream(decoder, prompt, stop=0):
+    Arguments are validated at once, and the model runs as steps are requested. Between steps, and after the loop ends
+    or is left, the model is in its previous mode. The arguments are those of `generate`.
+
+    Yields:
+        The newest id of every row, its log-probability, and which rows are active.
+
+    Raises:
+        ConfigError: If the strategy is `BeamSearch`, whose ids may change until its end.
+
+    Example:
+        for step in stream(decoder, prompt, stop_ids=0):
             print(step.ids.tolist())
-
-    Arguments are checked at once, and the model runs as steps are asked for. Between steps, and when the loop
-    is left by whatever way, the model is in its former mode. `Beam` cannot be streamed: until its end, any id
-    may still change."""
-    if isinstance(how, Beam):
+    """
+    if isinstance(strategy, BeamSearch):
         raise ConfigError(
-            f"{how} cannot be streamed: until its end, any id may still change; use generate, or Greedy() or Sample(…)"
+            f"{strategy} cannot be streamed because any id may change until its end; use generate, or Greedy() or "
+            "Sample(…)"
         )
-    stops = _checked(how, max_new, stop, (Greedy, Sample))
-    bounds: dict[str, Any] = {"start": start, "max_new": max_new, "stops": stops, "limits": limits}
-    stepper = stepper_for(model, prompt, use_cache=use_cache, slide=slide, **bounds)
-    return walk(stepper, how, max_new, stops)
+    stops = _validate(strategy, max_new_tokens, stop_ids, (Greedy, Sample))
+    decoder = incremental_decoder(
+        model,
+        prompt,
+        decoder_start_ids=decoder_start_ids,
+        max_new_tokens=max_new_tokens,
+        use_cache=use_cache,
+        sliding_context=sliding_context,
+        logits_processors=logits_processors,
+        stop_ids=stops,
+    )
+    return stream_tokens(decoder, strategy, max_new_tokens, stops)
 
 
 def search(
-    stepper: Stepper, *, how: How = _GREEDY, max_new: int = 128, stop: int | Sequence[int] | None = None
+    decoder: IncrementalDecoder,
+    *,
+    strategy: Strategy = _GREEDY,
+    max_new_tokens: int = 128,
+    stop_ids: int | Sequence[int] | None = None,
 ) -> Generated:
-    """`generate` for any `Stepper`: a foreign model, or a plain function of ids wrapped in `Recompute`."""
-    stops = _checked(how, max_new, stop)
-    if not isinstance(stepper, Stepper):
+    """Generate new ids from any `IncrementalDecoder`.
+
+    Args:
+        decoder: Produces next-token logits, for example an `UncachedDecoder` around a function of ids.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new ids per prompt.
+        stop_ids: An id, or several, that end a sequence.
+
+    Returns:
+        The new ids with their log-probabilities and scores.
+    """
+    stops = _validate(strategy, max_new_tokens, stop_ids)
+    if not isinstance(decoder, IncrementalDecoder):
         raise DtypeError(
-            f"got a {type(stepper).__name__}; expected a Stepper, with begin(), step(ids) and reorder(rows) "
-            "(a function of ids becomes one with Recompute; a model is for generate)"
+            f"got a {type(decoder).__name__}; expected an IncrementalDecoder with prefill(), decode_step(ids) and "
+            "reorder_cache(rows) (wrap a function of ids in UncachedDecoder; pass a model to generate)"
         )
-    if isinstance(how, Beam):
-        return beam_search(stepper, how, max_new, stops)
-    return collect(stepper, how, max_new, stops)
+    if isinstance(strategy, BeamSearch):
+        return beam_search(decoder, strategy, max_new_tokens, stops)
+    return run(decoder, strategy, max_new_tokens, stops)
 
 
-def _checked(how: Any, max_new: Any, stop: Any, choices: tuple[type, ...] = (Greedy, Sample, Beam)) -> tuple[int, ...]:
-    """The stop ids, sorted, each once: one id, several, or none; refuses what is no way to choose, and no number."""
-    checked(how, "how", Union[choices])  # noqa: UP007  (a union of what is given can be written only so)
-    if isinstance(max_new, bool) or not isinstance(max_new, int) or not 1 <= max_new <= MAX_NEW_TOKENS:
+def _validate(
+    strategy: Any, max_new_tokens: Any, stop_ids: Any, strategies: tuple[type, ...] = (Greedy, Sample, BeamSearch)
+) -> tuple[int, ...]:
+    """Validate the strategy and `max_new_tokens`; return sorted unique stop ids."""
+    checked(strategy, "strategy", Union[strategies])  # noqa: UP007  (a union of a tuple can only be written so)
+    is_int = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
+    if not is_int or not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
         raise ConfigError(
-            f"max_new is {shown(max_new)}; expected a whole number of at least 1 and at most {MAX_NEW_TOKENS:,}: "
-            "how many ids to add at most"
+            f"max_new_tokens is {shown(max_new_tokens)}; expected a whole number of at least 1 and at most "
+            f"{MAX_NEW_TOKENS:,}"
         )
-    ids = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+    ids = () if stop_ids is None else (stop_ids,) if isinstance(stop_ids, int) else tuple(stop_ids)
     if any(isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0 for id_ in ids):
-        raise ConfigError(f"stop is {stop!r}; expected an id, several ids, or None for no early end")
+        raise ConfigError(f"stop_ids is {shown(stop_ids)}; expected an id, several ids, or None")
     return tuple(sorted(set(ids)))

@@ -1,10 +1,11 @@
-"""What may be written besides what is likely: ids that are forced, forbidden or made less likely, as a model's
-generation_config.json asks for it.
+"""Logits processors: forced, forbidden and penalized ids, as in a model's generation_config.json.
 
-`Limited` stands between a search and any stepper and changes the logits of every step, so greedy decoding, sampling and
-beam search all obey. It looks at the ids so far, which a recording cannot: the fast way runs under it step by step.
+`LogitsProcessingDecoder` wraps any decoder and changes the logits of every step, so processors apply to greedy
+decoding, sampling and beam search. They depend on the ids so far, which a captured CUDA graph cannot, so the fused
+decoder runs without CUDA graphs under them.
 
-    R rows   T ids so far   V vocabulary"""
+    R rows   T ids so far   V vocabulary
+"""
 
 from __future__ import annotations
 
@@ -16,22 +17,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._shapes import Float, Int
+from clearhead._shapes import Bool, Float, Int
 from clearhead.config import Value
 from clearhead.errors import ConfigError
-from clearhead.generation.prompts import padded
-from clearhead.generation.stepper import Stepper
+from clearhead.generation.prompts import pad_rows
+from clearhead.generation.stepper import IncrementalDecoder
 from clearhead.values import Natural, Positive
 
 Ids = tuple[Natural, ...]
 
 
 @dataclass(frozen=True)
-class Times(Value):
-    """Whisper's ids for moments: `first` is 0.00 s and the id before it "no times"; `end` follows the last id of text.
+class WhisperTimestampRules(Value):
+    """Whisper's rules for timestamp ids.
 
-    They come in pairs (an end and the next beginning), never go back, and the text begins with one, of which the
-    `latest` may be asked for. Where all of them together are likelier than any id of text, one of them is written."""
+    Timestamps come in pairs (an end and the next start), never decrease, and the text begins with one. If all of them
+    together are more likely than any text id, a timestamp is chosen.
+
+    Args:
+        first: Id of 0.00 s; the id before it means "no timestamps".
+        end: The id after the last text id.
+        latest: Largest index of the first timestamp; None for no bound.
+    """
 
     first: Natural
     end: Natural
@@ -39,114 +46,150 @@ class Times(Value):
 
 
 @dataclass(frozen=True)
-class Limits(Value):
-    """Applied in this order to the logits of a step, as transformers does it for greedy decoding."""
+class LogitsProcessors(Value):
+    """Changes applied to the logits of each step, in this order, as transformers does for greedy decoding.
 
-    repetition_penalty: Positive = 1.0  # divides the logits of ids that stand there already; a negative one grows by it
-    no_repeat: Natural = 0  # no run of so many ids occurs twice; 0 is no such limit
-    forbidden: tuple[Ids, ...] = ()  # runs of ids that are never completed
-    min_length: Natural = 0  # ids, with those of the prompt, before a stop may come
-    min_new: Natural = 0  # the same without those of the prompt
-    forced_first: Natural | None = None  # the id after a beginning of one id
-    forced_last: Ids = ()  # one of these is the last that there is room for
-    suppressed: Ids = ()  # never written
-    suppressed_first: Ids = ()  # not as the first id
-    times: Times | None = None
+    Args:
+        repetition_penalty: Divides positive logits of ids that occurred before, and multiplies negative ones.
+        no_repeat_ngram_size: Length of the runs of ids that must not occur twice; 0 for no such rule.
+        bad_words_ids: Runs of ids that are never completed.
+        min_length: Number of ids, including the prompt, before a stop id is allowed.
+        min_new_tokens: Number of new ids before a stop id is allowed.
+        forced_bos_token_id: The id after a start of one id.
+        forced_eos_token_ids: Ids allowed as the last of `max_new_tokens`.
+        suppress_tokens: Ids that are never generated.
+        begin_suppress_tokens: Ids that are not generated first.
+        timestamp_rules: Rules for Whisper's timestamps.
+    """
+
+    repetition_penalty: Positive = 1.0
+    no_repeat_ngram_size: Natural = 0
+    bad_words_ids: tuple[Ids, ...] = ()
+    min_length: Natural = 0
+    min_new_tokens: Natural = 0
+    forced_bos_token_id: Natural | None = None
+    forced_eos_token_ids: Ids = ()
+    suppress_tokens: Ids = ()
+    begin_suppress_tokens: Ids = ()
+    timestamp_rules: WhisperTimestampRules | None = None
 
 
-class Limited:
-    """A `Stepper` under limits. `begun` are the ids that each row goes on from."""
+class LogitsProcessingDecoder:
+    """Applies logits processors to a decoder. `prompts` are the ids that each row continues."""
 
     def __init__(
-        self, stepper: Stepper, limits: Limits, begun: Sequence[Tensor], *, max_new: int, stops: tuple[int, ...]
+        self,
+        decoder: IncrementalDecoder,
+        processors: LogitsProcessors,
+        prompts: Sequence[Tensor],
+        *,
+        max_new_tokens: int,
+        stop_ids: tuple[int, ...],
     ) -> None:
-        self._stepper, self._limits, self._max_new, self._stops = stepper, limits, max_new, list(stops)
-        self._lengths = torch.tensor([len(row) for row in begun])  # (R,) of what was begun
-        self._ids = padded([row.cpu() for row in begun], left=True, fill=-1)  # -1 is no id and equals none
-        self._made = 0
+        self._decoder = decoder
+        self._processors = processors
+        self._max_new_tokens = max_new_tokens
+        self._stop_ids = list(stop_ids)
+        self._prompt_lengths = torch.tensor([len(row) for row in prompts])  # (R,)
+        self._ids = pad_rows([row.cpu() for row in prompts], left=True, fill=-1)  # -1 differs from every id
+        self._n_new = 0
 
-    def begin(self) -> Float[Tensor, "B V"]:
-        logits = self._stepper.begin()
-        limits, V = self._limits, logits.shape[-1]
-        runs = (*limits.forbidden, limits.forced_last, limits.suppressed, limits.suppressed_first)
-        if strange := [id_ for id_ in (*itertools.chain(*runs), limits.forced_first or 0) if id_ >= V]:
-            raise ConfigError(f"the limits speak of id {strange[0]}, and the vocabulary ends at {V - 1}; correct them")
-        self._ids, self._lengths = self._ids.to(logits.device), self._lengths.to(logits.device)
-        return self._changed(logits)
+    def prefill(self) -> Float[Tensor, "B V"]:
+        logits = self._decoder.prefill()
+        V = logits.shape[-1]
+        p = self._processors
+        runs = (*p.bad_words_ids, p.forced_eos_token_ids, p.suppress_tokens, p.begin_suppress_tokens)
+        invalid = [id_ for id_ in (*itertools.chain(*runs), p.forced_bos_token_id or 0) if id_ >= V]
+        if invalid:
+            raise ConfigError(
+                f"token id {invalid[0]} in the logits processors is outside the vocabulary (0 … {V - 1}); remove it"
+            )
+        self._ids = self._ids.to(logits.device)
+        self._prompt_lengths = self._prompt_lengths.to(logits.device)
+        return self._process(logits)
 
-    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+    def decode_step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         self._ids = torch.cat((self._ids, ids[:, None]), dim=1)
-        self._made += 1
-        return self._changed(self._stepper.step(ids))
+        self._n_new += 1
+        return self._process(self._decoder.decode_step(ids))
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        self._stepper.reorder(rows)
-        self._ids, self._lengths = (x.index_select(0, rows.to(x.device)) for x in (self._ids, self._lengths))
+    def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
+        self._decoder.reorder_cache(rows)
+        self._ids = self._ids.index_select(0, rows.to(self._ids.device))
+        self._prompt_lengths = self._prompt_lengths.index_select(0, rows.to(self._prompt_lengths.device))
 
-    def _changed(self, logits: Tensor) -> Tensor:
-        limits, (R, V) = self._limits, logits.shape
-        x, banned = logits, torch.zeros(R, V + 1, dtype=torch.bool, device=logits.device)
-        if limits.repetition_penalty != 1:
-            seen = banned.scatter(1, self._ids.remainder(V + 1), True)[:, :V]  # -1 falls into the last column
-            x = torch.where(seen, torch.where(x < 0, x * limits.repetition_penalty, x / limits.repetition_penalty), x)
-        self._repeated(banned)
-        for *before, last in limits.forbidden:
-            banned[:, last] |= self._ends_in(before) if before else True
-        lengths = self._lengths + self._made
-        short = lengths < (limits.min_length if self._made >= limits.min_new else math.inf)
-        banned[:, self._stops] |= short[:, None]
+    def _process(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        """Return the processed logits."""
+        p = self._processors
+        R, V = logits.shape
+        x = logits
+        banned = torch.zeros(R, V + 1, dtype=torch.bool, device=logits.device)
+        if p.repetition_penalty != 1:
+            occurred = banned.scatter(1, self._ids.remainder(V + 1), True)[:, :V]  # -1 maps to the last column
+            penalized = torch.where(x < 0, x * p.repetition_penalty, x / p.repetition_penalty)
+            x = torch.where(occurred, penalized, x)
+        self._ban_repeated_ngrams(banned)
+        for *prefix, last in p.bad_words_ids:
+            banned[:, last] |= self._ends_with(prefix) if prefix else True
+        lengths = self._prompt_lengths + self._n_new
+        too_short = lengths < (p.min_length if self._n_new >= p.min_new_tokens else math.inf)
+        banned[:, self._stop_ids] |= too_short[:, None]
         x = x.masked_fill(banned[:, :V], -math.inf)
-        if limits.forced_first is not None:
-            x = torch.where((lengths == 1)[:, None], _only(x, [limits.forced_first]), x)
-        if limits.forced_last and self._made == self._max_new - 1:
-            x = _only(x, list(limits.forced_last))
-        after_all = torch.zeros(R, V, dtype=torch.bool, device=x.device)
-        after_all[:, list(limits.suppressed)] = True
-        # What was forced as the first id does not count as one.
-        first = (self._lengths == 1).long() * (limits.forced_first is not None)
-        after_all[:, list(limits.suppressed_first)] |= first.eq(self._made)[:, None]
-        x = x.masked_fill(after_all, -math.inf)
-        return x if limits.times is None else self._timed(x, limits.times)
+        if p.forced_bos_token_id is not None:
+            x = torch.where((lengths == 1)[:, None], _force(x, [p.forced_bos_token_id]), x)
+        if p.forced_eos_token_ids and self._n_new == self._max_new_tokens - 1:
+            x = _force(x, list(p.forced_eos_token_ids))
+        suppressed = torch.zeros(R, V, dtype=torch.bool, device=x.device)
+        suppressed[:, list(p.suppress_tokens)] = True
+        # A forced first id does not count as the first.
+        first_step = (self._prompt_lengths == 1).long() * (p.forced_bos_token_id is not None)
+        suppressed[:, list(p.begin_suppress_tokens)] |= first_step.eq(self._n_new)[:, None]
+        x = x.masked_fill(suppressed, -math.inf)
+        return x if p.timestamp_rules is None else self._apply_timestamp_rules(x, p.timestamp_rules)
 
-    def _repeated(self, banned: Tensor) -> None:
-        """Bans the ids that would make a run of `no_repeat` ids a second time."""
-        n, T = self._limits.no_repeat, self._ids.shape[1]
+    def _ban_repeated_ngrams(self, banned: Bool[Tensor, "R V1"]) -> None:
+        """Ban the ids that would complete an n-gram that occurred before."""
+        n = self._processors.no_repeat_ngram_size
+        T = self._ids.shape[1]
         if not n or T < n:
             return
-        runs = self._ids.unfold(1, n, 1)  # (R, T - n + 1, n)
-        again = (runs[..., :-1] == self._ids[:, None, T - n + 1 :]).all(-1) & (runs >= 0).all(-1)
-        banned.scatter_(1, torch.where(again, runs[..., -1], banned.shape[1] - 1), True)
+        ngrams = self._ids.unfold(1, n, 1)  # (R, T - n + 1, n)
+        matches = (ngrams[..., :-1] == self._ids[:, None, T - n + 1 :]).all(-1) & (ngrams >= 0).all(-1)
+        banned.scatter_(1, torch.where(matches, ngrams[..., -1], banned.shape[1] - 1), True)
 
-    def _ends_in(self, run: list[int]) -> Tensor:
-        """(R,): which rows end in a run of ids and have one more before it, which is what transformers asks for."""
+    def _ends_with(self, run: list[int]) -> Bool[Tensor, " R"]:
+        """Return which rows end with a run of ids that has at least one id before it, as transformers requires."""
         n = len(run)
         if self._ids.shape[1] <= n:
             return torch.zeros(len(self._ids), dtype=torch.bool, device=self._ids.device)
         return (self._ids[:, -n:] == torch.tensor(run, device=self._ids.device)).all(1) & (self._ids[:, -n - 1] >= 0)
 
-    def _timed(self, x: Tensor, times: Times) -> Tensor:
-        new, ids = self._ids[:, self._ids.shape[1] - self._made :], torch.arange(x.shape[1], device=x.device)
-        is_time, is_text = ids >= times.first, ids < times.end
-        banned = (ids == times.first - 1).expand_as(x)
-        if self._made:
-            was_time = new >= times.first
+    def _apply_timestamp_rules(self, x: Float[Tensor, "R V"], rules: WhisperTimestampRules) -> Float[Tensor, "R V"]:
+        """Return logits that follow the rules for timestamps."""
+        new = self._ids[:, self._ids.shape[1] - self._n_new :]
+        ids = torch.arange(x.shape[1], device=x.device)
+        is_time = ids >= rules.first
+        is_text = ids < rules.end
+        banned = (ids == rules.first - 1).expand_as(x)
+        if self._n_new:
+            was_time = new >= rules.first
             last = was_time[:, -1:]
-            before = was_time[:, -2:-1] if self._made > 1 else torch.ones_like(last)
-            banned = banned | (last & before & is_time) | (last & ~before & is_text)
-            latest = torch.where(was_time, new, times.first - 1).amax(1, keepdim=True)
-            # The same moment only as the beginning of what follows.
-            banned = banned | (is_time & (ids < torch.where(last & ~before, latest, latest + 1)))
+            second_last = was_time[:, -2:-1] if self._n_new > 1 else torch.ones_like(last)
+            banned = banned | (last & second_last & is_time) | (last & ~second_last & is_text)
+            latest = torch.where(was_time, new, rules.first - 1).amax(1, keepdim=True)
+            # A timestamp may be repeated only as the start of the next segment.
+            banned = banned | (is_time & (ids < torch.where(last & ~second_last, latest, latest + 1)))
         else:
             banned = banned | ~is_time
-            banned = banned | (ids > times.first + times.latest) if times.latest is not None else banned
+            banned = banned | (ids > rules.first + rules.latest) if rules.latest is not None else banned
         x = x.masked_fill(banned, -math.inf)
-        likely = x.float().log_softmax(-1)
-        rather = likely[:, times.first :].logsumexp(-1) > likely[:, : times.first].amax(-1)
-        return x.masked_fill(rather[:, None] & ~is_time, -math.inf)
+        log_probs = x.float().log_softmax(-1)
+        prefers_time = log_probs[:, rules.first :].logsumexp(-1) > log_probs[:, : rules.first].amax(-1)
+        return x.masked_fill(prefers_time[:, None] & ~is_time, -math.inf)
 
 
-def _only(x: Tensor, ids: list[int]) -> Tensor:
-    """Logits that leave these ids alone, all alike."""
-    alone = torch.full_like(x, -math.inf)
-    alone[:, ids] = 0.0
-    return alone
+def _force(x: Tensor, ids: list[int]) -> Tensor:
+    """Return logits that allow only these ids, with equal probability."""
+    forced = torch.full_like(x, -math.inf)
+    forced[:, ids] = 0.0
+    return forced

@@ -1,5 +1,5 @@
-"""The Triton kernels behind `likeliest`: each stretch of a row finds its own k largest and its share of Σ exp; a second
-launch puts the stretches of a row together."""
+"""Triton kernels of `topk_logprobs`: one finds the k largest and Σ exp of each chunk of a row, one merges the
+chunks."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
@@ -16,63 +16,64 @@ from clearhead._launch import early, wait
 
 __all__ = ["launch"]
 
-_STRETCH = 4096
+_CHUNK = 4096
 
 
 @triton.jit
-def _stretches(logits, values, places, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _chunk_topk(logits, values, indices, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * V + j, mask=j < V, other=-float("inf")).to(tl.float32)
     top = tl.maximum(tl.max(x, axis=0), -1e30)
-    at = row * n + part
-    tl.store(sums + at * 2, top)
-    tl.store(sums + at * 2 + 1, tl.sum(tl.exp(x - top), axis=0))
+    base = row * n + part
+    tl.store(sums + base * 2, top)
+    tl.store(sums + base * 2 + 1, tl.sum(tl.exp(x - top), axis=0))
     for i in tl.static_range(K):
-        place = tl.argmax(x, axis=0)
-        tl.store(values + at * K + i, tl.max(x, axis=0))
-        tl.store(places + at * K + i, part * BLOCK + place)
-        x = tl.where(tl.arange(0, BLOCK) == place, -float("inf"), x)
+        best = tl.argmax(x, axis=0)
+        tl.store(values + base * K + i, tl.max(x, axis=0))
+        tl.store(indices + base * K + i, part * BLOCK + best)
+        x = tl.where(tl.arange(0, BLOCK) == best, -float("inf"), x)
 
 
 @triton.jit
-def _together(
-    values, places, sums, ids, log_probs, n,
+def _merge_chunks(
+    values, indices, sums, ids, log_probs, n,
     K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, NP)
-    there = part < n
-    tops = tl.load(sums + (row * n + part) * 2, mask=there, other=-float("inf"))
-    totals = tl.load(sums + (row * n + part) * 2 + 1, mask=there, other=0.0)
+    valid = part < n
+    tops = tl.load(sums + (row * n + part) * 2, mask=valid, other=-float("inf"))
+    totals = tl.load(sums + (row * n + part) * 2 + 1, mask=valid, other=0.0)
     top = tl.max(tops, axis=0)
     lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
-    # The candidates lie in the order of their stretches, so that of equals the first is the earlier.
+    # Candidates are in the order of their chunks, so ties go to the smaller id.
     c = tl.arange(0, CP)
     x = tl.load(values + row * n * K + c, mask=c < n * K, other=-float("inf"))
     for i in tl.static_range(K):
         best = tl.argmax(x, axis=0)
-        tl.store(ids + row * K + i, tl.load(places + row * n * K + best).to(tl.int64))
+        tl.store(ids + row * K + i, tl.load(indices + row * n * K + best).to(tl.int64))
         tl.store(log_probs + row * K + i, tl.max(x, axis=0) - lse)
         x = tl.where(c == best, -float("inf"), x)
 
 
 def launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    logits = logits.contiguous()  # of a prompt: the last of many rows
+    """Return the ids (R, k) of the k largest logits of each row and their log-probabilities."""
+    logits = logits.contiguous()  # after a prefill, a view of the last position
     R, V = logits.shape
-    block = min(_STRETCH, triton.next_power_of_2(V))
+    block = min(_CHUNK, triton.next_power_of_2(V))
     n = triton.cdiv(V, block)
     device = logits.device
     values = torch.empty(R, n, k, dtype=torch.float32, device=device)
-    places = torch.empty(R, n, k, dtype=torch.int32, device=device)
+    indices = torch.empty(R, n, k, dtype=torch.int32, device=device)
     sums = torch.empty(R, n, 2, dtype=torch.float32, device=device)
     ids = torch.empty(R, k, dtype=torch.int64, device=device)
     log_probs = torch.empty(R, k, dtype=torch.float32, device=device)
-    _stretches[(R, n)](logits, values, places, sums, V, n, K=k, BLOCK=block, num_warps=4, **early(logits))
-    _together[(R,)](
-        values, places, sums, ids, log_probs, n,
+    _chunk_topk[(R, n)](logits, values, indices, sums, V, n, K=k, BLOCK=block, num_warps=4, **early(logits))
+    _merge_chunks[(R,)](
+        values, indices, sums, ids, log_probs, n,
         K=k, NP=triton.next_power_of_2(n), CP=triton.next_power_of_2(n * k), num_warps=1, **early(logits),
     )  # fmt: skip
     return ids, log_probs

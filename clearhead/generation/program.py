@@ -1,11 +1,12 @@
-"""A decoder as a straight line of operators: what its modules compute, without calling them.
+"""A decoder's forward pass on its parameters, without calling its modules.
 
-`Program` walks a `Decoder` once, takes its parameters along (q, k and v side by side, so that one product makes all
-three), and runs the line for the prompt and then for one token a row. It knows every decoder that this project's
-configurations can build; `why_not` says why it would not be the same as calling the model: hooks that watch it, parts
-that are not the ones that were built, a mask that moves. Keys and values are kept in a `Room`, which also attends.
+`DecoderProgram` reads the parameters of a `Decoder` once (q, k and v concatenated, so that one product computes all
+three), and runs the prompt, and then one token per row. It supports every decoder that the configurations of this
+package can build. `unsupported_reason` returns why it would differ from calling the model: hooks, replaced modules, or
+a mask that depends on data. A `StaticKVCache` stores the keys and values and computes attention.
 
-    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width"""
+    B prompts   R rows   T tokens of a prompt   M model width   H query heads   K key/value heads   D head width
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from clearhead._numbers import runs_triton
 from clearhead.attention import MultiHeadAttention, attend
 from clearhead.attention.scores import Dot, Scaled, ScaledDot
 from clearhead.attention.weights import Softmax
-from clearhead.generation.quiet import parts_of
+from clearhead.generation.quiet import iter_modules
 from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, many_rows, normed
 from clearhead.layers.norms import PlusOneRMSNorm
@@ -31,244 +32,275 @@ from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.stack import and_masks
 from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 
-_KNOWN = (
+_SUPPORTED_MODULES = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
     *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
     *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
 
-Rows = Callable[..., Tensor]
+LinearFn = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
 
 
-def why_not(model: Decoder | EncoderDecoder) -> str | None:
-    """Why the program would not be the same as the model, or None if it is."""
+def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
+    """Return why the program would differ from the model's forward pass, or None if it is equivalent."""
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
-        return "hooks on all modules are watching"
-    everything = parts_of(model)
-    for part in everything:
-        if part._forward_hooks or part._forward_pre_hooks:
-            return f"hooks are watching a {type(part).__name__}"
+        return "global forward hooks are registered"
+    modules = iter_modules(model)
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"a {type(module).__name__} has forward hooks"
     decoder = model.decoder if isinstance(model, EncoderDecoder) else model
-    parts = everything if decoder is model else parts_of(decoder)
-    for part in parts:
-        if isinstance(part, Block) and type(part.residual) not in (PreNorm, PostNorm, Parallel):
-            return f"a block has {type(part.residual).__name__} residuals"
-        if isinstance(part, ExpertsFeedForward):
-            return "its tokens go to different experts"
-        if type(part) not in _KNOWN or "forward" in vars(part):
-            return f"a {type(part).__name__} was not built here"
-        if isinstance(part, MultiHeadAttention) and (reason := _why_not_attention(part)):
+    modules = modules if decoder is model else iter_modules(decoder)
+    for module in modules:
+        if isinstance(module, Block) and type(module.residual) not in (PreNorm, PostNorm, Parallel):
+            return f"a block has {type(module.residual).__name__} residuals"
+        if isinstance(module, ExpertsFeedForward):
+            return "it has a mixture of experts"
+        if type(module) not in _SUPPORTED_MODULES or "forward" in vars(module):
+            return f"a {type(module).__name__} was replaced or patched"
+        if isinstance(module, MultiHeadAttention) and (reason := _unsupported_attention_reason(module)):
             return f"an attention layer {reason}"
-    weights = [weight for part in parts for weight in part._parameters.values() if weight is not None]
-    if len({(w.dtype, w.device) for w in weights}) != 1:
-        return "its weights have several dtypes or devices"
-    if any(type(w) is not nn.Parameter for w in weights):
-        return "its weights are not plain parameters"
-    device = weights[0].device.type
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    if len({(p.dtype, p.device) for p in parameters}) != 1:
+        return "its parameters have several dtypes or devices"
+    if any(type(p) is not nn.Parameter for p in parameters):
+        return "its parameters are subclasses of nn.Parameter"
+    device = parameters[0].device.type
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return f"it runs under autocast or on {device}"
     mask = decoder.config.mask
     if decoder.config.layer_masks or decoder.config.layer_rotary:
-        return "its layers have masks or positions of their own"
+        return "its layers have different masks or positions"
     if not mask.is_structural or mask.depends_on_length:
-        return f"{mask} holds tensors or changes with the length"
+        return f"{mask} contains tensors or depends on the length"
     return None
 
 
-def _why_not_attention(part: MultiHeadAttention) -> str | None:
-    if type(part.scores) not in (Dot, ScaledDot, Scaled):
-        return f"has {type(part.scores).__name__} scores"
-    if not isinstance(part.weights, Softmax) or part.weights.temperature != 1.0:
-        return "does not weigh by a softmax of temperature 1"
-    if part.impl != "auto":
-        return "is computed in a way that was asked for"
+def _unsupported_attention_reason(attention: MultiHeadAttention) -> str | None:
+    """Return why the program does not support an attention layer."""
+    if type(attention.scores) not in (Dot, ScaledDot, Scaled):
+        return f"has {type(attention.scores).__name__} scores"
+    if not isinstance(attention.weights, Softmax) or attention.weights.temperature != 1.0:
+        return "does not normalize by a softmax of temperature 1"
+    if attention.impl != "auto":
+        return f"has impl={attention.impl!r}"
     return None
 
 
-class Memory(NamedTuple):
-    """Keys and values (B, K, S, D) of a memory for every layer, and which of its tokens count: for attention over many
-    tokens a mask, for that of one a row a bias (B, 1, S); None for all of them."""
+class CrossMemory(NamedTuple):
+    """Encoder outputs as each layer's cross-attention uses them.
 
-    kept: list[Any]
+    `keys_values` are (B, K, S, D) per layer. Padding is hidden by `mask` during the prefill, and by `bias` (B, 1, S) in
+    decode steps; both are None without padding.
+    """
+
+    keys_values: list[Any]
     mask: Mask | None
     bias: Tensor | None
 
 
-class Attention:
-    """Projections and sizes of one attention layer; `memory`: of one that reads an encoder's memory."""
+class FusedAttention:
+    """Projections and sizes of one attention layer; `is_cross` for attention over encoder outputs."""
 
-    def __init__(self, part: MultiHeadAttention, norm: TorchNorm | None, *, memory: bool = False) -> None:
-        q, k, v = part.q_proj, part.k_proj, part.v_proj
-        self.q = _side_by_side(*((q,) if memory else (q, k, v)), norm=norm)
-        self.memory = _side_by_side(k, v) if memory else None
-        self.out = _side_by_side(part.o_proj)
-        self.n_heads, self.n_kv_heads, self.d_head = part.n_heads, part.n_kv_heads, part.d_head
-        self.norms = _norm(part.q_norm), _norm(part.k_norm)  # of every head's query and key
-        self.scores = part.scores  # a dot product, maybe scaled
-        # What the products of queries and keys are multiplied by.
-        self.scale = self.d_head**-0.5 if isinstance(part.scores, ScaledDot) else getattr(part.scores, "scale", 1.0)
+    def __init__(self, attention: MultiHeadAttention, norm: TorchNorm | None, *, is_cross: bool = False) -> None:
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        self.q = _joined_linear(*((q,) if is_cross else (q, k, v)), norm=norm)
+        self.memory = _joined_linear(k, v) if is_cross else None
+        self.out = _joined_linear(attention.o_proj)
+        self.n_heads = attention.n_heads
+        self.n_kv_heads = attention.n_kv_heads
+        self.d_head = attention.d_head
+        self.norms = _torch_norm(attention.q_norm), _torch_norm(attention.k_norm)
+        self.scores = attention.scores
+        is_scaled = isinstance(attention.scores, ScaledDot)
+        self.scale = self.d_head**-0.5 if is_scaled else getattr(attention.scores, "scale", 1.0)
 
-    def headed(self, qkv: Tensor) -> Tensor:
-        """Heads (…, heads, D) with the norms of queries and keys, where there are some."""
+    def normalize_heads(self, qkv: Tensor) -> Tensor:
+        """Apply the norms of queries and keys, if any, to heads (…, heads, D)."""
         if self.norms[0] is None and self.norms[1] is None:
             return qkv
-        keys = 0 if self.memory is not None else self.n_kv_heads
-        q, k, v = qkv.split((self.n_heads, keys, keys), dim=-2)
+        n_keys = 0 if self.memory is not None else self.n_kv_heads
+        q, k, v = qkv.split((self.n_heads, n_keys, n_keys), dim=-2)
         q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))
         return torch.cat((q, k, v), dim=-2)
 
 
-class _Layer:
+class _FusedLayer:
+    """Parameters of one block. `norms` follow the residual sums of self-attention, cross-attention and feed-forward."""
+
     def __init__(self, block: Block) -> None:
-        after = isinstance(block.residual, PostNorm)
-        norms = tuple(_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
-        own, cross, last = (None, None, None) if after else norms
-        self.norms = norms if after else (None, None, None)  # after each sum: own, cross, feed-forward
-        self.own = Attention(block.attention, own)
-        self.cross = None if block.cross_attention is None else Attention(block.cross_attention, cross, memory=True)
-        feed = block.feed_forward
-        assert isinstance(feed, FeedForward), "why_not refuses the others"
-        gate = () if feed.gate is None else (feed.gate.weight.detach(), _plain(feed.gate.bias))
-        self.up = Product(feed.up.weight.detach(), _plain(feed.up.bias), last, feed.activation, *gate)
-        self.down = _side_by_side(feed.down)
-        self.parallel = isinstance(block.residual, Parallel)  # every branch reads what entered the block
+        is_post_norm = isinstance(block.residual, PostNorm)
+        norms = tuple(_torch_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
+        norm1, norm_cross, norm2 = (None, None, None) if is_post_norm else norms
+        self.norms = norms if is_post_norm else (None, None, None)
+        self.self_attention = FusedAttention(block.attention, norm1)
+        self.cross_attention = None
+        if block.cross_attention is not None:
+            self.cross_attention = FusedAttention(block.cross_attention, norm_cross, is_cross=True)
+        ff = block.feed_forward
+        assert isinstance(ff, FeedForward), "unsupported_reason excludes other types"
+        gate = () if ff.gate is None else (ff.gate.weight.detach(), _detach(ff.gate.bias))
+        self.up = Product(ff.up.weight.detach(), _detach(ff.up.bias), norm2, ff.activation, *gate)
+        self.down = _joined_linear(ff.down)
+        self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
 
-Attend = Callable[[int, Attention, Tensor], Tensor]
+AttendFn = Callable[[int, FusedAttention, Tensor], Tensor]
 
 
-class Program:
-    """The line of one decoder. It shares the decoder's parameters, but for the joined q, k, v, which are copies."""
+class DecoderProgram:
+    """The forward pass of one decoder. It shares the decoder's parameters, except for copies of joined q, k and v."""
 
     def __init__(self, decoder: Decoder) -> None:
         config = decoder.config
         self.decoder = decoder
         self.embedding = decoder.embedding
         weight = decoder.lm_head_weight()
-        self.device, self.dtype = weight.device, weight.dtype
-        self.logits = Product(weight.detach(), norm=_norm(decoder.norm))
-        self.entrance = _norm(decoder.embedding_norm)
+        self.device = weight.device
+        self.dtype = weight.dtype
+        self.logits = Product(weight.detach(), norm=_torch_norm(decoder.norm))
+        self.embedding_norm = _torch_norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
-        self.layers = [_Layer(block) for block in decoder.blocks if isinstance(block, Block)]
-        self.n_kv_heads, self.d_head = config.kv_heads, config.head_width
+        self.layers = [_FusedLayer(block) for block in decoder.blocks if isinstance(block, Block)]
+        self.n_kv_heads = config.kv_heads
+        self.d_head = config.head_width
         self.mask = config.mask
-        # What a cache keeps of a token.
+        # Size of a token in the KV cache.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
-    def step(self, x: Tensor, own: Attend, cross: Attend, rows: Rows = few_rows) -> Tensor:
-        """One token a row, as a vector at its place (R, M): the next logits (R, V). `own` and `cross` attend, given the
-        layer's number, its sizes and its heads (R, H + 2K, D) or, over the memory, (R, H, D).
+    def decode_step(
+        self, x: Tensor, self_attend: AttendFn, cross_attend: AttendFn, linear: LinearFn = few_rows
+    ) -> Tensor:
+        """Return the next logits (R, V) for one embedded token per row (R, M).
 
-        `rows` multiplies: `few_rows`, or `few_rows_reference` where its kernels are not worth being compiled."""
-        x = x if self.entrance is None else normed(x, self.entrance)
-        return self._finished(rows(self._through(x, rows, own, cross), self.logits))
+        `self_attend` and `cross_attend` compute attention from the layer's index, its `FusedAttention` and its heads:
+        (R, H + 2K, D), or (R, H, D) for cross-attention. `linear` is `few_rows`, or `few_rows_reference` if compiling
+        its kernels does not pay off.
+        """
+        x = x if self.embedding_norm is None else normed(x, self.embedding_norm)
+        return self._postprocess(linear(self._run_layers(x, linear, self_attend, cross_attend), self.logits))
 
-    def read(
+    def prefill(
         self,
         ids: Tensor,
         *,
         mask: Mask | None = None,
         positions: Tensor | None = None,
-        memory: Memory | None = None,
+        memory: CrossMemory | None = None,
         last: Tensor | None = None,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """A prompt (B, T): the logits (B, V) after it, or after place `last` (1,) of it, and each layer's keys and
-        values (B, K, T, D)."""
+        """Return the logits (B, V) after prompts (B, T), and each layer's keys and values (B, K, T, D).
+
+        `last` (1,) is the index of the last prompt token, if padding follows.
+        """
         B, T = ids.shape
-        kept: list[tuple[Tensor, Tensor]] = []
+        keys_values: list[tuple[Tensor, Tensor]] = []
         decoder = self.decoder
         bias: Any = None
         if decoder.positions is not None and not decoder.adds_positions:
             bias = decoder.positions(T, T, 0, ids.device)
-        everything = and_masks(self.mask, mask)
-        places = torch.arange(T, device=ids.device)
+        full_mask = and_masks(self.mask, mask)
+        index = torch.arange(T, device=ids.device)
 
-        def own(i: int, part: Attention, qkv: Tensor) -> Tensor:
-            heads = qkv.view(B, T, -1, part.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
-            q, k, v = heads.split((part.n_heads, part.n_kv_heads, part.n_kv_heads), dim=1)
+        def self_attend(i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
+            heads = qkv.view(B, T, -1, layer.d_head).transpose(1, 2)  # (B, H + 2K, T, D)
+            q, k, v = heads.split((layer.n_heads, layer.n_kv_heads, layer.n_kv_heads), dim=1)
             if self.rotary is not None:
-                q, k = self.rotary.rotate(q, places), self.rotary.rotate(k, places)
-            kept.append((k, v))
-            if q.is_cuda and isinstance(everything, Causal) and bias is None:  # as `attend` would, sooner
-                grouped = part.n_heads != part.n_kv_heads
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=part.scale, enable_gqa=grouped)
+                q = self.rotary.rotate(q, index)
+                k = self.rotary.rotate(k, index)
+            keys_values.append((k, v))
+            if q.is_cuda and isinstance(full_mask, Causal) and bias is None:  # same as `attend`, with less host time
+                gqa = layer.n_heads != layer.n_kv_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale, enable_gqa=gqa)
             else:
-                out = attend(q, k, v, everything, bias=bias, scores=part.scores)
-            return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
+                out = attend(q, k, v, full_mask, bias=bias, scores=layer.scores)
+            return out.transpose(1, 2).reshape(B * T, -1, layer.d_head)
 
-        def cross(i: int, part: Attention, q: Tensor) -> Tensor:
-            assert memory is not None  # who has cross-attention was given one
-            k, v = memory.kept[i]
-            out = attend(q.view(B, T, -1, part.d_head).transpose(1, 2), k, v, memory.mask, scores=part.scores)
-            return out.transpose(1, 2).reshape(B * T, -1, part.d_head)
+        def cross_attend(i: int, layer: FusedAttention, q: Tensor) -> Tensor:
+            assert memory is not None  # a decoder with cross-attention gets one
+            k, v = memory.keys_values[i]
+            out = attend(q.view(B, T, -1, layer.d_head).transpose(1, 2), k, v, memory.mask, scores=layer.scores)
+            return out.transpose(1, 2).reshape(B * T, -1, layer.d_head)
 
         x = decoder.add_positions(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
-        x = self._through(x, many_rows, own, cross)
+        x = self._run_layers(x, many_rows, self_attend, cross_attend)
         x = x.view(B, T, -1)
         x = x[:, -1].contiguous() if last is None else x.index_select(1, last).squeeze(1)
-        return self._finished(many_rows(x, self.logits)), kept
+        return self._postprocess(many_rows(x, self.logits)), keys_values
 
-    def _through(self, x: Tensor, rows: Rows, own: Attend, cross: Attend) -> Tensor:
-        """x (N, M) through the layers."""
+    def _run_layers(self, x: Tensor, linear: LinearFn, self_attend: AttendFn, cross_attend: AttendFn) -> Tensor:
+        """Apply all layers to x (N, M)."""
         for i, layer in enumerate(self.layers):
-            entered = x
-            for part, attends, norm in ((layer.own, own, layer.norms[0]), (layer.cross, cross, layer.norms[1])):
-                if part is None:
+            block_input = x
+            branches = (
+                (layer.self_attention, self_attend, layer.norms[0]),
+                (layer.cross_attention, cross_attend, layer.norms[1]),
+            )
+            for attention, attend_fn, norm in branches:
+                if attention is None:
                     continue
-                heads = rows(entered if layer.parallel else x, part.q).view(len(x), -1, part.d_head)
-                x = rows(attends(i, part, part.headed(heads)).flatten(1), part.out, x)
+                heads = linear(block_input if layer.is_parallel else x, attention.q)
+                heads = attention.normalize_heads(heads.view(len(x), -1, attention.d_head))
+                x = linear(attend_fn(i, attention, heads).flatten(1), attention.out, x)
                 x = x if norm is None else normed(x, norm)
-            x = rows(rows(entered if layer.parallel else x, layer.up), layer.down, x)
+            x = linear(linear(block_input if layer.is_parallel else x, layer.up), layer.down, x)
             x = x if layer.norms[2] is None else normed(x, layer.norms[2])
         return x
 
-    def remember(self, memory: Tensor, mask: Mask | None, bias: Tensor | None) -> Memory:
-        """A memory (B, S, M) as each layer's cross-attention reads it."""
+    def cross_memory(self, memory: Tensor, mask: Mask | None, bias: Tensor | None) -> CrossMemory:
+        """Project encoder outputs (B, S, M) to each layer's keys and values."""
         B, S = memory.shape[:2]
-        kept = []
+        keys_values = []
         for layer in self.layers:
-            cross = layer.cross
+            cross = layer.cross_attention
             assert cross is not None
             assert cross.memory is not None
             heads = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
-            (k, v), norm = heads.unbind(2), cross.norms[1]
+            k, v = heads.unbind(2)
+            norm = cross.norms[1]
             k = k if norm is None else normed(k, norm)
-            kept.append((k.transpose(1, 2), v.transpose(1, 2)))
-        return Memory(kept, mask, bias)
+            keys_values.append((k.transpose(1, 2), v.transpose(1, 2)))
+        return CrossMemory(keys_values, mask, bias)
 
-    def _finished(self, products: Tensor) -> Tensor:
+    def _postprocess(self, products: Tensor) -> Tensor:
+        """Return logits from the products with the vocabulary."""
         scale = self.decoder.config.logit_scale
         return self.decoder.postprocess_logits(products if scale == 1 else products * scale)
 
-    def enter(self, ids: Tensor, table: Tensor | None, length: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The newest tokens (R,) as vectors (R, M) at their places, and how many tokens there are with them. `table`:
-        the rows that positions add; `before`: the padding in front of each row."""
-        scale, weight = (self.embedding.scale if self.embedding.scaled else None), self.embedding.weight
-        if runs_triton(ids) and self.dtype != torch.float64:
-            from clearhead.generation.note_triton import enter
+    def embed_newest(
+        self, ids: Tensor, table: Tensor | None, length: Tensor, left_pad: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the newest tokens (R,) embedded with their positions (R, M), and the length including them.
 
-            return enter(ids, weight, scale, table, length, before)
+        `table` contains the positions to add; `left_pad` is the padding of each row.
+        """
+        weight = self.embedding.weight
+        scale = self.embedding.scale if self.embedding.scaled else None
+        if runs_triton(ids) and self.dtype != torch.float64:
+            from clearhead.generation.note_triton import embed_token
+
+            return embed_token(ids, weight, scale, table, length, left_pad)
         x = F.embedding(ids, weight)
         x = x if scale is None else x * scale
         if table is not None:
-            x = x + F.embedding(length.reshape(1) if before is None else length - before, table)
+            x = x + F.embedding(length.reshape(1) if left_pad is None else length - left_pad, table)
         return x, length + 1
 
 
-def _side_by_side(*parts: nn.Linear, norm: TorchNorm | None = None) -> Product:
-    """Linear maps of the same input as one, after a norm of it; a single one shares its memory."""
-    if len(parts) == 1:
-        return Product(parts[0].weight.detach(), _plain(parts[0].bias), norm)
-    weight = torch.cat([part.weight.detach() for part in parts])
-    if all(part.bias is None for part in parts):
+def _joined_linear(*linears: nn.Linear, norm: TorchNorm | None = None) -> Product:
+    """Join linear maps of the same (normalized) input into one; a single one shares its memory."""
+    if len(linears) == 1:
+        return Product(linears[0].weight.detach(), _detach(linears[0].bias), norm)
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if all(linear.bias is None for linear in linears):
         return Product(weight, None, norm)
-    biases = [weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach() for part in parts]
+    biases = [weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears]
     return Product(weight, torch.cat(biases), norm)
 
 
-def _norm(norm: nn.Module | None) -> TorchNorm | None:
-    """The norm as torch's module: one that scales by 1 + weight becomes one that scales by the sum."""
+def _torch_norm(norm: nn.Module | None) -> TorchNorm | None:
+    """Return a norm as torch's module; one that scales by 1 + weight is copied with the sum as its weight."""
     if isinstance(norm, PlusOneRMSNorm):
         plain = nn.RMSNorm(norm.normalized_shape, eps=norm.eps, device=norm.weight.device, dtype=norm.weight.dtype)
         plain.weight.copy_(1 + norm.weight)
@@ -276,5 +308,6 @@ def _norm(norm: nn.Module | None) -> TorchNorm | None:
     return norm if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) else None
 
 
-def _plain(x: Tensor | None) -> Tensor | None:
+def _detach(x: Tensor | None) -> Tensor | None:
+    """Detach a tensor, if any."""
     return None if x is None else x.detach()

@@ -1,4 +1,4 @@
-"""Running a model quietly: in evaluation mode while it runs, and afterwards as it was."""
+"""Evaluation mode while a model generates, and its previous mode afterwards."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from contextlib import contextmanager
 from torch import nn
 
 
-def parts_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once. A short generation asks often, and `modules()` takes ten times as long."""
-    found = {model: None}
-    waiting = [model]
-    while waiting:
-        for part in waiting.pop()._modules.values():
-            if part is not None and part not in found:
-                found[part] = None
-                waiting.append(part)
-    return list(found)
+def iter_modules(model: nn.Module) -> list[nn.Module]:
+    """Return all modules of a model, each once.
+
+    Short generations call this often, and `nn.Module.modules` takes ten times as long.
+    """
+    modules = {model: None}
+    pending = [model]
+    while pending:
+        for child in pending.pop()._modules.values():
+            if child is not None and child not in modules:
+                modules[child] = None
+                pending.append(child)
+    return list(modules)
 
 
 @contextmanager
-def evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """The parts of a model in evaluation mode; afterwards, whatever happened, each in the mode it was in.
+def eval_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules into evaluation mode, and restore the mode of each on exit.
 
-    Several threads may run one model: the last of them to end gives its parts their mode back."""
+    Several threads may run one model; the last of them to exit restores the modes.
+    """
     with _LOCK:
-        held = [part for part in parts if part.training or part in _HELD]
-        for part in held:
-            _HELD[part] = _HELD.get(part, 0) + 1
-            part.training = False
+        switched = [module for module in modules if module.training or module in _N_USERS]
+        for module in switched:
+            _N_USERS[module] = _N_USERS.get(module, 0) + 1
+            module.training = False
     try:
         yield
     finally:
         with _LOCK:
-            for part in held:
-                _HELD[part] -= 1
-                if not _HELD[part]:
-                    del _HELD[part]
-                    part.training = True
+            for module in switched:
+                _N_USERS[module] -= 1
+                if not _N_USERS[module]:
+                    del _N_USERS[module]
+                    module.training = True
 
 
 _LOCK = threading.Lock()
-_HELD: dict[nn.Module, int] = {}  # parts that were in training mode, and how many are running them now
+_N_USERS: dict[nn.Module, int] = {}  # modules that were in training mode, and the number of threads running them

@@ -1,10 +1,11 @@
-"""What a search needs of a model: `Stepper`, three methods, and nothing about attention, caches or text.
+"""The interface between a search and a model, and decoders composed of other decoders.
 
-`adapters.py` makes one from each of this project's models. Any other source of next-id logits can be searched too: give
-`search` an object with these methods, or wrap a plain function from ids to logits in `Recompute`. `Grouped` and
-`Sliding` are steppers made of others.
+`IncrementalDecoder` has three methods and hides attention, caches and text. `adapters.py` implements it for the models
+of this package. To search any other source of next-token logits, pass an object with these methods to `search`, or wrap
+a function from ids to logits in `UncachedDecoder`.
 
-    B prompts   R rows at the moment (prompts times beams, without those that are done)   V vocabulary"""
+    B prompts   R active rows (prompts times beams, without finished ones)   V vocabulary
+"""
 
 from __future__ import annotations
 
@@ -19,108 +20,133 @@ from clearhead.errors import ClearheadError
 
 
 class LogitsError(ClearheadError, ArithmeticError):
-    """Logits from which no id can be chosen: NaN, +∞, or −∞ everywhere."""
+    """Logits that no id can be chosen from: NaN, +∞, or −∞ everywhere."""
 
 
 @runtime_checkable
-class Stepper(Protocol):
-    """A batch of sequences that grow by one id at a time. Logits need not be normalised; −∞ forbids an id."""
+class IncrementalDecoder(Protocol):
+    """Produces next-token logits for a batch of growing sequences.
 
-    def begin(self) -> Tensor:
-        """Reads the prompts; the logits (B, V) of the id after each. Called once, first."""
+    Logits need not be normalized; −∞ forbids an id.
+    """
+
+    def prefill(self) -> Tensor:
+        """Process the prompts and return the logits of the next id, shape (B, V). Called once, first."""
         ...
 
-    def step(self, ids: Tensor) -> Tensor:
-        """Appends one id (R,) to each row; the logits (R, V) of the id after it."""
+    def decode_step(self, ids: Tensor) -> Tensor:
+        """Append one id per row, shape (R,), and return the next logits, shape (R, V)."""
         ...
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was. `rows` (R′,) may repeat rows and leave rows out."""
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Replace row i by a copy of row `rows[i]`. Rows may be repeated or dropped."""
         ...
 
 
-class Recompute:
-    """A `Stepper` from a function of all ids so far, (R, n) → (R, V): no state but the ids themselves."""
+class UncachedDecoder:
+    """An `IncrementalDecoder` that calls a function with all ids at every step.
+
+    Args:
+        logits: Maps all ids so far, shape (R, n), to the logits of the next id, shape (R, V).
+        prompts: Prompts of one length, shape (B, n).
+    """
 
     def __init__(self, logits: Callable[[Tensor], Tensor], prompts: Int[Tensor, "B n"]) -> None:
         self._logits = logits
         self._ids = prompts
 
-    def begin(self) -> Float[Tensor, "B V"]:
-        """The logits (B, V) of the token after each prompt."""
+    def prefill(self) -> Float[Tensor, "B V"]:
+        """Return the logits (B, V) after the prompts."""
         return self._logits(self._ids)
 
-    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        """One more id for each row (R,), and the logits (R, V) of the token after it."""
+    def decode_step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        """Append one id (R,) per row and return the next logits (R, V)."""
         self._ids = torch.cat((self._ids, ids[:, None]), dim=1)
         return self._logits(self._ids)
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Row i goes on from what row `rows[i]` was, as beam search asks."""
+    def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
+        """Replace row i by a copy of row `rows[i]`."""
         self._ids = self._ids.index_select(0, rows)
 
 
-class Grouped:
-    """Several steppers as one: for prompts that cannot share a padded batch and yet are to be searched together.
+class LengthBucketedDecoder:
+    """Runs several decoders as one, for prompts that cannot share a padded batch.
 
-    `members[g]` are the places, among all prompts, of the rows of stepper g, in rising order. That order is kept: of
-    two rows of one stepper, the earlier there is the earlier here."""
+    `members[g]` are the indices, among all prompts, of the rows of decoder g, in increasing order. The relative order
+    of the rows of one decoder never changes.
+    """
 
-    def __init__(self, steppers: Sequence[Stepper], members: Sequence[Sequence[int]]) -> None:
-        self._steppers, self._sizes = list(steppers), [len(group) for group in members]
-        # The place of each row among those of all steppers, one stepper after the other.
-        self._at = torch.tensor([place for group in members for place in group]).argsort()
+    def __init__(self, decoders: Sequence[IncrementalDecoder], members: Sequence[Sequence[int]]) -> None:
+        self._decoders = list(decoders)
+        self._sizes = [len(bucket) for bucket in members]
+        # Index of each row in the concatenation of all decoders' rows.
+        self._index = torch.tensor([row for bucket in members for row in bucket]).argsort()
 
-    def begin(self) -> Float[Tensor, "B V"]:
-        return self._together([stepper.begin() for stepper in self._steppers])
+    def prefill(self) -> Float[Tensor, "B V"]:
+        return self._merge([decoder.prefill() for decoder in self._decoders])
 
-    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        parts = torch.empty_like(ids).index_copy_(0, self._at.to(ids.device), ids).split(self._sizes)
-        return self._together([stepper.step(part) for stepper, part in zip(self._steppers, parts, strict=True)])
+    def decode_step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        parts = torch.empty_like(ids).index_copy_(0, self._index.to(ids.device), ids).split(self._sizes)
+        return self._merge([decoder.decode_step(part) for decoder, part in zip(self._decoders, parts, strict=True)])
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        at, ends = self._at[rows.cpu()], torch.tensor(self._sizes).cumsum(0)
-        group = torch.bucketize(at, ends, right=True)
-        inside = [at[group == g] - (end - size) for g, (end, size) in enumerate(zip(ends, self._sizes, strict=True))]
-        kept = [(stepper, own) for stepper, own in zip(self._steppers, inside, strict=True) if len(own)]
-        for stepper, own in kept:
-            stepper.reorder(own)
-        self._steppers, self._sizes = [stepper for stepper, _ in kept], [len(own) for _, own in kept]
-        self._at = group.argsort(stable=True).argsort()
+    def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
+        index = self._index[rows.cpu()]
+        ends = torch.tensor(self._sizes).cumsum(0)
+        bucket = torch.bucketize(index, ends, right=True)
+        local_rows = [
+            index[bucket == g] - (end - size) for g, (end, size) in enumerate(zip(ends, self._sizes, strict=True))
+        ]
+        remaining = [(decoder, local) for decoder, local in zip(self._decoders, local_rows, strict=True) if len(local)]
+        for decoder, local in remaining:
+            decoder.reorder_cache(local)
+        self._decoders = [decoder for decoder, _ in remaining]
+        self._sizes = [len(local) for _, local in remaining]
+        self._index = bucket.argsort(stable=True).argsort()
 
-    def _together(self, parts: list[Tensor]) -> Tensor:
-        """The groups' logits, row by row in the order of the search."""
-        return torch.cat(parts).index_select(0, self._at.to(parts[0].device))
+    def _merge(self, parts: list[Tensor]) -> Tensor:
+        """Return the logits of all decoders, row by row in the order of the search."""
+        return torch.cat(parts).index_select(0, self._index.to(parts[0].device))
 
 
-class Sliding:
-    """Goes on beyond a table of learned positions, `room` of them: each new id is predicted from the last ids that the
-    table has rows for. As long as everything fits, one stepper serves. From then on all kept ids stand one place
-    further to the left at every step, so that nothing computed for them is true any more: they are read anew.
+class SlidingContextDecoder:
+    """Continues past a table of learned positions by dropping the oldest ids.
 
-    `stepper(rows, n)` gives one that is good for n ids after its rows."""
+    While everything fits into `max_positions`, one decoder is used. After that every id moves one position to the left
+    at each step, which invalidates the cache, so the last `max_positions` ids are encoded again at each step.
 
-    def __init__(self, rows: Sequence[Tensor], room: int, stepper: Callable[[Sequence[Tensor], int], Stepper]) -> None:
-        self._rows = [row[-room:] for row in rows]
-        self._room, self._stepper = room, stepper
-        self._left = room + 1 - max(len(row) for row in self._rows)  # ids that the usual way is good for
-        self._usual: Stepper | None = stepper(self._rows, self._left)
+    Args:
+        rows: Prompts.
+        max_positions: Number of rows of the position table.
+        make_decoder: Returns a decoder for some rows that supports n further ids.
+    """
 
-    def begin(self) -> Float[Tensor, "B V"]:
-        assert self._usual is not None
-        self._left -= 1
-        return self._usual.begin()
+    def __init__(
+        self,
+        rows: Sequence[Tensor],
+        max_positions: int,
+        make_decoder: Callable[[Sequence[Tensor], int], IncrementalDecoder],
+    ) -> None:
+        self._rows = [row[-max_positions:] for row in rows]
+        self._max_positions = max_positions
+        self._make_decoder = make_decoder
+        self._steps_before_sliding = max_positions + 1 - max(len(row) for row in self._rows)
+        self._cached: IncrementalDecoder | None = make_decoder(self._rows, self._steps_before_sliding)
 
-    def step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+    def prefill(self) -> Float[Tensor, "B V"]:
+        assert self._cached is not None
+        self._steps_before_sliding -= 1
+        return self._cached.prefill()
+
+    def decode_step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         newest = ids.cpu().split(1)
-        self._rows = [torch.cat(pair)[-self._room :] for pair in zip(self._rows, newest, strict=True)]
-        if self._usual is not None and self._left > 0:
-            self._left -= 1
-            return self._usual.step(ids)
-        self._usual = None  # its memory is free
-        return self._stepper(self._rows, 1).begin()
+        self._rows = [torch.cat(pair)[-self._max_positions :] for pair in zip(self._rows, newest, strict=True)]
+        if self._cached is not None and self._steps_before_sliding > 0:
+            self._steps_before_sliding -= 1
+            return self._cached.decode_step(ids)
+        self._cached = None  # frees its memory
+        return self._make_decoder(self._rows, 1).prefill()
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+    def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
         self._rows = [self._rows[row] for row in rows.tolist()]
-        if self._usual is not None:
-            self._usual.reorder(rows)
+        if self._cached is not None:
+            self._cached.reorder_cache(rows)

@@ -1,11 +1,12 @@
-"""What every search does (`Search`), and greedy decoding and sampling: one id after the other, every row on its own.
+"""The generation loop (`GenerationLoop`), and greedy decoding and sampling (`TokenLoop`).
 
-A search holds its state as tensors, and `advance` makes one step without looking at any number, so that a step can be
-recorded and run ahead of the host. The host looks in every few steps (at every step on a CPU): has something gone
-wrong, is everyone done, is half of the batch idle? No context (`no_grad`, evaluation mode) outlives a step, so whoever
-consumes the iterator, or drops it, finds the world as it was.
+A loop stores its state in tensors, and `advance` makes one step without a host sync, so that a step can be captured as
+a CUDA graph and run ahead of the host. The host syncs every few steps (every step on a CPU) to check for invalid
+logits, for completion, and whether half of the batch is idle. No context (`no_grad`, evaluation mode) outlives a step,
+so a consumer may interleave other work or drop the iterator.
 
-    B prompts   R rows still being computed   V vocabulary"""
+    B prompts   R active rows   V vocabulary
+"""
 
 from __future__ import annotations
 
@@ -20,205 +21,239 @@ from torch import Tensor
 from clearhead._numbers import runs_triton
 from clearhead.data import draws
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.choices import Generated, Greedy, How, Sample, Step
-from clearhead.generation.fast import Fast, bucket
-from clearhead.generation.pick import draw, likeliest, log_probs_of, probabilities, wide
-from clearhead.generation.stepper import LogitsError, Stepper
+from clearhead.generation.choices import Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.fast import FusedDecoder, bucket
+from clearhead.generation.pick import log_probs_at, probabilities, sample_inverse_cdf, to_float32, topk_logprobs
+from clearhead.generation.stepper import IncrementalDecoder, LogitsError
 
-_LUCK = 601  # keeps these random numbers apart from those that data draw
-_AHEAD, _FAR_AHEAD = 8, 64  # steps that a GPU makes before the host looks in, and where nothing ends a row
+_SAMPLING_STREAM = 601  # separates these random numbers from those of data
+STEPS_PER_SYNC = 8  # steps that a GPU makes between host syncs
+_STEPS_PER_SYNC_WITHOUT_STOPS = 64
 
 
-class Search(ABC):
-    """A search in progress, and the numbers of it that the host has seen."""
+class GenerationLoop(ABC):
+    """A search in progress, and how much of it the host has read."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Makes the tensors, and the first step."""
+        """Allocate the state and make the first step."""
 
     @abstractmethod
     def advance(self) -> None:
-        """One more id for everything that is alive."""
+        """Add one id to every active sequence."""
 
     @abstractmethod
-    def look(self) -> None:
-        """Looks at the numbers: raises where an id had to be chosen from nothing, lets go of who is done."""
+    def sync(self) -> None:
+        """Sync with the device: raise on invalid logits and drop finished rows."""
 
     @abstractmethod
     def result(self) -> Generated:
-        """What has been found, once the search is over."""
+        """Return the sequences, once the search is over."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """All that `advance` reads and changes."""
+        """Return all tensors that `advance` reads and changes."""
 
-    def __init__(self, stepper: Stepper, how: How, max_new: int, stops: tuple[int, ...]) -> None:
-        self.stepper, self.stops, self.max_new = stepper, stops, max_new
-        self.runs_ahead = isinstance(stepper, Fast) and stepper.record()
-        self.filler = stops[0] if stops else 0
-        self.room = bucket(max_new) if self.runs_ahead else max_new  # ids that a sequence has room for
-        self.made = self.seen = 0  # steps, and those that the host has looked at
+    def __init__(
+        self, decoder: IncrementalDecoder, strategy: Strategy, max_new_tokens: int, stops: tuple[int, ...]
+    ) -> None:
+        self.decoder = decoder
+        self.stops = stops
+        self.max_new_tokens = max_new_tokens
+        self.is_async = isinstance(decoder, FusedDecoder) and decoder.enable_graphs()
+        self.pad_id = stops[0] if stops else 0
+        self.capacity = bucket(max_new_tokens) if self.is_async else max_new_tokens  # ids per sequence
+        self.n_steps = 0
+        self.n_synced = 0
         self.is_over = False
-        # What a recording depends on; luck is a tensor.
-        fixed = dataclasses.replace(how, seed=0) if isinstance(how, Sample) else how
-        self.key: Hashable = (fixed, self.room, stops)
+        # Key of the captured graph. The seed is not part of it: uniforms are an input tensor.
+        fixed = dataclasses.replace(strategy, seed=0) if isinstance(strategy, Sample) else strategy
+        self.key: Hashable = (fixed, self.capacity, stops)
 
     def first_logits(self) -> Tensor:
-        """The logits (B, V) after the prompts; refused where they are none, or no logit stands for a stop id."""
-        logits = self.stepper.begin()
+        """Return the logits (B, V) after the prompts; raise if they are invalid or do not cover a stop id."""
+        logits = self.decoder.prefill()
         if not logits.is_floating_point():
-            raise DtypeError(f"the stepper's logits are {logits.dtype}; expected floating point")
+            raise DtypeError(f"the decoder's logits are {logits.dtype}; expected floating point")
         if logits.dim() != 2 or 0 in logits.shape:
-            raise ShapeError(f"the stepper's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)")
+            raise ShapeError(f"the decoder's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)")
         B, V = logits.shape
         if self.stops and self.stops[-1] >= V:
-            raise ConfigError(
-                f"stop id {self.stops[-1]} can never be generated: the vocabulary has {V} ids (0 … {V - 1})"
-            )
-        self.n_prompts: int = getattr(self.stepper, "n_prompts", B)
+            raise ConfigError(f"stop id {self.stops[-1]} is outside the vocabulary of {V} ids (0 … {V - 1})")
+        self.n_prompts: int = getattr(self.decoder, "n_prompts", B)
         self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=logits.device)
         return logits
 
-    def take_over(self, other: Search) -> None:
-        """Goes on with the state of another search, in its own memory."""
-        for mine, given in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(given)
-        self.made, self.seen, self.is_over = other.made, other.seen, other.is_over
-        self.n_prompts, self.max_new = other.n_prompts, other.max_new
+    def copy_state_from(self, other: GenerationLoop) -> None:
+        """Copy the state of another search into the memory of this one."""
+        for target, source in zip(self.tensors(), other.tensors(), strict=True):
+            target.copy_(source)
+        self.n_steps = other.n_steps
+        self.n_synced = other.n_synced
+        self.is_over = other.is_over
+        self.n_prompts = other.n_prompts
+        self.max_new_tokens = other.max_new_tokens
 
-    def progress(self, ahead: int) -> Iterator[Any]:
-        """The search after its first step and whenever the host has looked in: this one, or one that was recorded."""
+    def progress(self, steps_per_sync: int) -> Iterator[Any]:
+        """Yield the search after its first step and after each sync: this one, or a captured one with its state."""
         self.begin()
-        self.made = 1
-        self.look()
-        search, advance, leave = self, self.advance, lambda: None
-        if isinstance(self.stepper, Fast):
-            search, advance, leave = self.stepper.session(self)
+        self.n_steps = 1
+        self.sync()
+        search, advance, end = self, self.advance, lambda: None
+        if isinstance(self.decoder, FusedDecoder):
+            search, advance, end = self.decoder.start_session(self)
         try:
             yield search
             while not search.is_over:
-                steps = min(ahead if search.runs_ahead else 1, search.max_new - search.made)
+                remaining = search.max_new_tokens - search.n_steps
+                steps = min(steps_per_sync if search.is_async else 1, remaining)
                 for _ in range(steps):
                     advance()
-                search.made += steps
-                search.look()
+                search.n_steps += steps
+                search.sync()
                 yield search
         finally:
-            leave()
+            end()
 
-    def finished(self, ahead: int) -> Generated:
-        """What has been found in the end."""
-        states = self.progress(ahead)  # lends its memory until the result is made
+    def run(self, steps_per_sync: int) -> Generated:
+        """Run the search to its end and return the result."""
+        states = self.progress(steps_per_sync)  # owns the captured graph until the result is copied
         return next(state for state in states if state.is_over).result()
 
 
-def no_choice(row: int, step: int) -> LogitsError:
+def logits_error(row: int, step: int) -> LogitsError:
+    """Return the error for logits that no id can be chosen from."""
     return LogitsError(
-        f"the logits for new id {step} of prompt {row} (both counted from 0) are NaN, +∞ or all −∞, "
-        "and no id can be chosen from them; look for NaN or infinite weights in the model"
+        f"the logits for new id {step} of prompt {row} (both counted from 0) are NaN, +∞ or all −∞, so no id can be "
+        "chosen; check the model's parameters for NaN and infinity"
     )
 
 
-def walk(stepper: Stepper, how: Greedy | Sample, max_new: int, stops: tuple[int, ...]) -> Iterator[Step]:
-    """Steps until every row has ended, `max_new` at most."""
-    seen = 0
-    for state in Walk(stepper, how, max_new, stops).progress(_AHEAD):
-        for step in range(seen, state.made):
+def stream_tokens(
+    decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
+) -> Iterator[GenerationStep]:
+    """Yield steps until every row has finished."""
+    n_yielded = 0
+    for state in TokenLoop(decoder, strategy, max_new_tokens, stops).progress(STEPS_PER_SYNC):
+        for step in range(n_yielded, state.n_steps):
             yield state.step(step)
-        seen = state.made
+        n_yielded = state.n_steps
 
 
-def collect(stepper: Stepper, how: Greedy | Sample, max_new: int, stops: tuple[int, ...]) -> Generated:
-    """The same to its end, as one result."""
-    return Walk(stepper, how, max_new, stops).finished(_AHEAD if stops else _FAR_AHEAD)
+def run(
+    decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
+) -> Generated:
+    """Run greedy decoding or sampling to the end."""
+    steps_per_sync = STEPS_PER_SYNC if stops else _STEPS_PER_SYNC_WITHOUT_STOPS
+    return TokenLoop(decoder, strategy, max_new_tokens, stops).run(steps_per_sync)
 
 
-class Walk(Search):
-    """A walk in progress. Rows that have ended are filled up, and dropped from the batch once they are half of it,
-    where steps are not recorded."""
+class TokenLoop(GenerationLoop):
+    """Greedy decoding or sampling.
 
-    def __init__(self, stepper: Stepper, how: Greedy | Sample, max_new: int, stops: tuple[int, ...]) -> None:
-        super().__init__(stepper, how, max_new, stops)
-        self.how = how
-        self.rows: Tensor | None = None  # (R,) which prompt each row is; None: row i is prompt i
+    Finished rows are padded. Without CUDA graphs, they are dropped from the batch once they are half of it.
+    """
+
+    def __init__(
+        self, decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
+    ) -> None:
+        super().__init__(decoder, strategy, max_new_tokens, stops)
+        self.strategy = strategy
+        self.prompt_of_row: Tensor | None = None  # (R,); None: row i is prompt i
 
     @torch.no_grad()
     def begin(self) -> None:
         logits = self.first_logits()
-        R, device = len(logits), logits.device
-        self.running = torch.arange(R, device=device) < self.n_prompts
+        R = len(logits)
+        device = logits.device
+        self.is_active = torch.arange(R, device=device) < self.n_prompts
         self.newest = torch.zeros(R, dtype=torch.int64, device=device)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ids = torch.full((self.room, R), self.filler, device=device)
-        self.log_probs = torch.zeros(self.room, R, dtype=wide(logits[:0]).dtype, device=device)
-        self.ran = torch.zeros(self.room, R, dtype=torch.bool, device=device)
-        self.luck = torch.zeros(0, device=device)
-        if isinstance(self.how, Sample):
-            # A number of each prompt's own: no row's luck depends on how many others there are, or how long.
-            step, row = torch.arange(self.room)[:, None], torch.arange(R)
-            self.luck = draws.uniform64(_LUCK, self.how.seed, step, row).to(device)
-        self._note(*self._choose(logits))
+        self.index = torch.zeros(1, dtype=torch.int64, device=device)
+        self.ids = torch.full((self.capacity, R), self.pad_id, device=device)
+        self.log_probs = torch.zeros(self.capacity, R, dtype=to_float32(logits[:0]).dtype, device=device)
+        self.was_active = torch.zeros(self.capacity, R, dtype=torch.bool, device=device)
+        self.uniforms = torch.zeros(0, device=device)
+        if isinstance(self.strategy, Sample):
+            # Counter-based: a row's samples do not depend on the number of rows or steps.
+            step = torch.arange(self.capacity)[:, None]
+            row = torch.arange(R)
+            self.uniforms = draws.uniform64(_SAMPLING_STREAM, self.strategy.seed, step, row).to(device)
+        self._append(*self._choose(logits))
 
     @torch.no_grad()
     def advance(self) -> None:
-        self._note(*self._choose(self.stepper.step(self.newest)))
+        self._append(*self._choose(self.decoder.decode_step(self.newest)))
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if not isinstance(self.how, Sample):
-            ids, log_probs = likeliest(logits, 1)
+        """Return the next id of each row and its log-probability."""
+        if not isinstance(self.strategy, Sample):
+            ids, log_probs = topk_logprobs(logits, 1)
             return ids.squeeze(1), log_probs.squeeze(1)
-        luck = self.luck.index_select(0, self.at).squeeze(0)
-        ids = draw(probabilities(logits, self.how), luck if self.rows is None else luck[self.rows])
-        return ids, log_probs_of(logits, ids[:, None]).squeeze(1)
+        uniform = self.uniforms.index_select(0, self.index).squeeze(0)
+        uniform = uniform if self.prompt_of_row is None else uniform[self.prompt_of_row]
+        ids = sample_inverse_cdf(probabilities(logits, self.strategy), uniform)
+        return ids, log_probs_at(logits, ids[:, None]).squeeze(1)
 
-    def _note(self, ids: Tensor, log_probs: Tensor) -> None:
-        """Writes the step down, and sees who goes on."""
-        if self.rows is None and self.runs_ahead and runs_triton(ids) and log_probs.dtype == torch.float32:
-            from clearhead.generation.note_triton import launch
+    def _append(self, ids: Tensor, log_probs: Tensor) -> None:
+        """Append a step to the results and update which rows are active."""
+        is_fused = self.prompt_of_row is None and self.is_async and runs_triton(ids)
+        if is_fused and log_probs.dtype == torch.float32:
+            from clearhead.generation.note_triton import append_token
 
-            state = self.running, self.newest, self.at, self.ids, self.log_probs, self.ran
-            return launch(ids, log_probs, state, self.stop_ids, self.filler)
-        self._write(self.ids, torch.where(self.running, ids, self.filler))
-        self._write(self.log_probs, torch.where(self.running, log_probs, 0.0))
-        self._write(self.ran, self.running)
+            state = self.is_active, self.newest, self.index, self.ids, self.log_probs, self.was_active
+            append_token(ids, log_probs, state, self.stop_ids, self.pad_id)
+            return
+        self._write(self.ids, torch.where(self.is_active, ids, self.pad_id))
+        self._write(self.log_probs, torch.where(self.is_active, log_probs, 0.0))
+        self._write(self.was_active, self.is_active)
         self.newest.copy_(ids)
         if self.stops:
-            self.running.logical_and_((ids[:, None] != self.stop_ids).all(1))
-        self.at += 1
+            self.is_active.logical_and_((ids[:, None] != self.stop_ids).all(1))
+        self.index += 1
 
-    def _write(self, whole: Tensor, row: Tensor) -> None:
-        """Puts a row (R,) into line `at` of (room, B); those of prompts that have left keep their fillers."""
-        if self.rows is None:
-            whole.index_copy_(0, self.at, row[None])
+    def _write(self, results: Tensor, values: Tensor) -> None:
+        """Write values (R,) at the current index of (capacity, B); dropped prompts keep their padding."""
+        if self.prompt_of_row is None:
+            results.index_copy_(0, self.index, values[None])
         else:
-            whole[self.at, self.rows] = row
+            results[self.index, self.prompt_of_row] = values
 
-    def look(self) -> None:
-        strange = ~self.log_probs[self.seen : self.made].isfinite()
-        n_wrong, n_running = torch.stack((strange.sum(), self.running.sum())).tolist()
-        if n_wrong:
-            step, row = strange.nonzero()[0].tolist()
-            raise no_choice(row, self.seen + step)
-        self.seen = self.made
-        self.is_over = n_running == 0 or self.made == self.max_new
-        if self.is_over or self.runs_ahead or 2 * n_running > len(self.running):
+    def sync(self) -> None:
+        is_invalid = ~self.log_probs[self.n_synced : self.n_steps].isfinite()
+        n_invalid, n_active = torch.stack((is_invalid.sum(), self.is_active.sum())).tolist()
+        if n_invalid:
+            step, row = is_invalid.nonzero()[0].tolist()
+            raise logits_error(row, self.n_synced + step)
+        self.n_synced = self.n_steps
+        self.is_over = n_active == 0 or self.n_steps == self.max_new_tokens
+        if self.is_over or self.is_async or 2 * n_active > len(self.is_active):
             return
-        kept = self.running.nonzero().squeeze(-1)
-        self.stepper.reorder(kept)
-        self.rows = kept if self.rows is None else self.rows[kept]
-        self.newest, self.running = self.newest[kept], self.running[kept]
+        active = self.is_active.nonzero().squeeze(-1)
+        self.decoder.reorder_cache(active)
+        self.prompt_of_row = active if self.prompt_of_row is None else self.prompt_of_row[active]
+        self.newest = self.newest[active]
+        self.is_active = self.is_active[active]
 
-    def step(self, n: int) -> Step:
-        return Step(*(x[n, : self.n_prompts].clone() for x in (self.ids, self.log_probs, self.ran)))
+    def step(self, n: int) -> GenerationStep:
+        """Return step `n`."""
+        return GenerationStep(*(x[n, : self.n_prompts].clone() for x in (self.ids, self.log_probs, self.was_active)))
 
     def result(self) -> Generated:
         B = self.n_prompts
-        lengths = self.ran[: self.made, :B].sum(0)
+        lengths = self.was_active[: self.n_steps, :B].sum(0)
         longest = int(lengths.max())
-        ids, log_probs = (x[:longest, :B].T.clone() for x in (self.ids, self.log_probs))  # (B, T)
+        ids = self.ids[:longest, :B].T.clone()  # (B, T)
+        log_probs = self.log_probs[:longest, :B].T.clone()
         last = ids.gather(1, lengths[:, None] - 1).squeeze(1)
-        found = ids, lengths, log_probs, log_probs.sum(1), torch.isin(last, self.stop_ids)
-        return Generated(*(x[:, None] for x in found))
+        finished = torch.isin(last, self.stop_ids)
+        return Generated(
+            ids=ids[:, None],
+            lengths=lengths[:, None],
+            log_probs=log_probs[:, None],
+            scores=log_probs.sum(1)[:, None],
+            finished=finished[:, None],
+        )
 
     def tensors(self) -> list[Tensor]:
-        return [self.running, self.newest, self.at, self.ids, self.log_probs, self.ran, self.stop_ids, self.luck]
+        results = self.ids, self.log_probs, self.was_active
+        return [self.is_active, self.newest, self.index, *results, self.stop_ids, self.uniforms]

@@ -8,7 +8,7 @@ from clearhead.data.pieces import HFTokenizer
 from clearhead.data.tokenizers import FILE_NAME
 from clearhead.disk import read_json
 from clearhead.errors import ConfigError, StorageError
-from clearhead.generation import Limits
+from clearhead.generation import LogitsProcessors
 from clearhead.interop.source import CONFIG, GENERATION, Source
 from clearhead.values import shown
 
@@ -54,14 +54,14 @@ def start_of(source: Source) -> tuple[int, ...]:
 # Limits by their keys in generation_config.json; keys that ask for what is not done here, with what asks for nothing.
 _LIMITS = {
     "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat",
-    "bad_words_ids": "forbidden",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "bad_words_ids": "bad_words_ids",
     "min_length": "min_length",
-    "min_new_tokens": "min_new",
-    "forced_bos_token_id": "forced_first",
-    "forced_eos_token_id": "forced_last",
-    "suppress_tokens": "suppressed",
-    "begin_suppress_tokens": "suppressed_first",
+    "min_new_tokens": "min_new_tokens",
+    "forced_bos_token_id": "forced_bos_token_id",
+    "forced_eos_token_id": "forced_eos_token_ids",
+    "suppress_tokens": "suppress_tokens",
+    "begin_suppress_tokens": "begin_suppress_tokens",
 }
 _MORE = {
     "encoder_no_repeat_ngram_size": 0,
@@ -74,7 +74,7 @@ _MORE = {
 }
 
 
-def limits_of(source: Source) -> Limits | None:
+def limits_of(source: Source) -> LogitsProcessors | None:
     """What a model may write, as its settings of generation say; None where they say nothing."""
     found = {key: value for key, value in source.generation().items() if value is not None}
     for key, nothing in _MORE.items():
@@ -83,15 +83,17 @@ def limits_of(source: Source) -> Limits | None:
                 f"{source.path} asks for {key} {shown(found[key], 40)} in generation, which is not done here"
             )
     given = {field: found[key] for key, field in _LIMITS.items() if key in found}
-    runs = ("forced_last", "suppressed", "suppressed_first", "forbidden")
+    runs = ("forced_eos_token_ids", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
     given |= {field: _as_ids(given[field]) for field in runs if field in given}
-    if "forbidden" in given:  # a stop is no word
-        given["forbidden"] = tuple(run for run in given["forbidden"] if run not in {(id_,) for id_ in stops_of(source)})
+    if "bad_words_ids" in given:  # a stop is no word
+        given["bad_words_ids"] = tuple(
+            run for run in given["bad_words_ids"] if run not in {(id_,) for id_ in stops_of(source)}
+        )
     try:
-        limits = Limits(**given)
+        limits = LogitsProcessors(**given)
     except (ConfigError, TypeError) as error:
         raise StorageError(f"the settings of generation in {source.path} cannot be read: {error}") from error
-    return None if limits == Limits() else limits
+    return None if limits == LogitsProcessors() else limits
 
 
 def _as_ids(found: Any) -> Any:

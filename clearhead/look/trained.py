@@ -16,7 +16,7 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.data.digits import grey, prepare
 from clearhead.data.speech import TAIL
 from clearhead.errors import DataError, needing
-from clearhead.generation import Greedy, How, generate
+from clearhead.generation import Greedy, Strategy, generate
 from clearhead.generation.ctc import decode
 from clearhead.look.album import AttentionReport, Labels, build_report
 from clearhead.look.question import ModelInputs
@@ -26,14 +26,16 @@ from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import DEFAULT, Translated, translations
 
 
-def attention_report(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> AttentionReport:
+def attention_report(
+    trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None
+) -> AttentionReport:
     """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit, or a sound.
 
         look.attention_report(pretrained.load("en-es"), "How are you?")
 
     `how` a sentence is translated; `data` is where pictures are that are given by number."""
     if trained.task == "translation":
-        return translation_report(trained, translations(trained, [given], how=how)[0])
+        return translation_report(trained, translations(trained, [given], strategy=how)[0])
     if trained.task == "digits":
         return report_for_image(trained, read_image(trained, given, data), name=Path(given).name)
     if trained.task == "speech":
@@ -43,7 +45,7 @@ def attention_report(trained: Trained, given: str, *, how: How = DEFAULT, data: 
     return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
 
 
-def model_inputs(trained: Trained, given: str, *, how: How = DEFAULT, data: Path | None = None) -> ModelInputs:
+def model_inputs(trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None) -> ModelInputs:
     """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
 
         inputs = look.model_inputs(trained, "To be, or not")
@@ -57,7 +59,7 @@ def model_inputs(trained: Trained, given: str, *, how: How = DEFAULT, data: Path
     tokenizer = trained.tokenizer
     read: list[int] = []
     if trained.task == "translation":
-        made = translations(trained, [given], how=how)[0]
+        made = translations(trained, [given], strategy=how)[0]
         (read, ids), title = source_and_target_ids(trained, made), f"{title} → {made.target}"
     elif trained.task == "sort-dedup":
         ids, answer = sorting_ids(trained, given)
@@ -99,7 +101,9 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
         raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
-    made = generate(trained.model, ids_tensor(trained, ids), how=Greedy(), max_new=room, stop=tokenizer.eos_id)
+    made = generate(
+        trained.model, ids_tensor(trained, ids), strategy=Greedy(), max_new_tokens=room, stop_ids=tokenizer.eos_id
+    )
     return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate
-from clearhead.generation.quiet import evaluating, parts_of
+from clearhead.generation.quiet import eval_mode, iter_modules
 from clearhead.look import trained as tasks
 from clearhead.look.guide import TokenAxis, WalkthroughBuilder, record_calls
 from clearhead.look.page import iframe, render_template
@@ -130,36 +130,44 @@ class Walkthrough:
 
 
 def build_walkthrough(
-    model: Trained | nn.Module, *given: Any, max_new: int | None = None, data: Path | None = None
+    model: Trained | nn.Module, *given: Any, max_new_tokens: int | None = None, data: Path | None = None
 ) -> Walkthrough:
     """What happens to an input in a model: a sentence, a beginning, letters, or a picture of a digit.
 
         look.build_walkthrough(pretrained.load("en-es"), "Hello world")
 
-    `max_new` is how many tokens are written at most (by default to the end, or 8 of a text that has none); `data` is
-    where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare module is
-    given the tensors that it is called with."""
+    `max_new_tokens` is how many tokens are written at most (by default to the end, or 8 of a text that has none);
+    `data` is where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare
+    module is given the tensors that it is called with."""
     if isinstance(model, nn.Module):  # tokens are called by their numbers, and there is no text at either end
         lines, name = {"encoder": TokenAxis("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
         return _WalkthroughRun(model, name, lines | {"": TokenAxis("T", (), 0)}, None, *given).walk(f"A run of {name}")
     trained, text = model, given[0]
     if isinstance(trained.model, EncoderDecoder):
-        return _of_pair(trained, text, max_new)
+        return _of_pair(trained, text, max_new_tokens)
     if isinstance(trained.model, VisionTransformer):
         return _of_picture(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
-        return _of_text(trained, text, max_new)
+        return _of_text(trained, text, max_new_tokens)
     raise tasks.no_attention_error(trained)
 
 
-def _of_text(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
+def _of_text(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
     """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
     sorts = trained.task == "sort-dedup"
     ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.encode_prompt(trained, text), [])
-    made = made[:max_new]
+    made = made[:max_new_tokens]
     if isinstance(trained.model, Decoder) and not made:
-        room = min(max_new or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)  # the last is written, not read
-        new = generate(trained.model, tasks.ids_tensor(trained, ids), how=Greedy(), max_new=room, stop=trained.stops)
+        room = min(
+            max_new_tokens or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1
+        )  # the last is written, not read
+        new = generate(
+            trained.model,
+            tasks.ids_tensor(trained, ids),
+            strategy=Greedy(),
+            max_new_tokens=room,
+            stop_ids=trained.stops,
+        )
         made = new.sequence(0, with_stop=True).tolist()
     read = [*ids, *made[:-1]]
     line = TokenAxis("T", trained.tokenizer.tokens(read), len(ids))
@@ -171,8 +179,8 @@ def _of_text(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
     return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
 
-def _of_pair(trained: Trained, text: str, max_new: int | None) -> Walkthrough:
-    made = translations(trained, [text], how=Greedy(), max_new=max_new)[0]
+def _of_pair(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
+    made = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
     read, target = tasks.source_and_target_ids(trained, made)
     tokens = trained.tokenizer.tokens
     lines = {"encoder": TokenAxis("S", tokens(read), len(read)), "": TokenAxis("T", tokens(target), 1)}
@@ -200,7 +208,7 @@ class _WalkthroughRun:
     ) -> None:
         self._model, self._name, self._lines = model, name, lines
         self.predictions: list[Prediction] = []
-        with torch.no_grad(), evaluating(parts_of(model)), trace(model) as seen, record_calls(model) as visits:
+        with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as seen, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
         if not seen.paths or output is None:
             raise ConfigError(f"{name} has not attended to anything that can be seen. {seen.report()}")

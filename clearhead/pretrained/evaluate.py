@@ -22,7 +22,7 @@ from clearhead.data.sort_dedup import SortDedup
 from clearhead.data.speech import Speech
 from clearhead.data.translation import PairSplit, TranslationTask, read_pairs
 from clearhead.errors import ConfigError, DataError, needing
-from clearhead.generation import How, generate
+from clearhead.generation import Strategy, generate
 from clearhead.models import CTCEncoder
 from clearhead.pretrained.speak import GREEDY
 from clearhead.pretrained.store import Trained
@@ -37,7 +37,7 @@ class Evaluation:
 
     model: str
     task: str
-    how: str
+    strategy: str
     examples: int
     labels: int
     loss: float  # nats a label
@@ -60,7 +60,7 @@ def evaluate(
     trained: Trained,
     data: str | Path | None = None,
     *,
-    how: How = GREEDY,
+    strategy: Strategy = GREEDY,
     limit: int | None = None,
     streams: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,
@@ -80,17 +80,19 @@ def evaluate(
     numbers = _label_by_label(trained, split, n)
     extra: dict[str, Any] = {}
     if isinstance(split, PairSplit):
-        made = translate(trained, split.sources[:n], how=how, on_done=lambda done: on_done(done, n))
+        made = translate(trained, split.sources[:n], strategy=strategy, on_done=lambda done: on_done(done, n))
         extra = _bleu(made, split.targets[:n])
     elif isinstance(task, Speech):
         heard = hear(trained.model, split, n)
-        extra = {"how": "the likeliest class of every moment", "accuracy": heard.accuracy}
+        extra = {"strategy": "the likeliest class of every moment", "accuracy": heard.accuracy}
         if streams:
             waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
             extra |= {"digit_error_rate": heard.error_rate, **waits}
     elif isinstance(task, SortDedup):
-        extra = {"exact_match": _exact(trained, split, n, how)}
-    return Evaluation(model=trained.name, task=trained.task, examples=n, **({"how": str(how)} | numbers | extra))
+        extra = {"exact_match": _exact(trained, split, n, strategy)}
+    return Evaluation(
+        model=trained.name, task=trained.task, examples=n, **({"strategy": str(strategy)} | numbers | extra)
+    )
 
 
 def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch], Any]:
@@ -135,7 +137,7 @@ def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
     return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}
 
 
-def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
+def _exact(trained: Trained, split: Split[Batch], n: int, strategy: Strategy) -> float:
     """How many whole outputs are right: the prompt ends with <START>, the answer with <STOP>."""
     tokenizer = trained.tokenizer
     device = next(trained.model.parameters()).device
@@ -148,7 +150,9 @@ def _exact(trained: Trained, split: Split[Batch], n: int, how: How) -> float:
             prompts.append(ids[: first + 1].to(device))
             answers.append(labels[weights > 0].tolist())
         longest = max(len(answer) for answer in answers)
-        made = generate(trained.model, prompts, how=how, max_new=longest + 1, stop=tokenizer.eos_id)
+        made = generate(
+            trained.model, prompts, strategy=strategy, max_new_tokens=longest + 1, stop_ids=tokenizer.eos_id
+        )
         right += sum(made.sequence(i, with_stop=True).tolist() == answer for i, answer in enumerate(answers))
     return right / n
 

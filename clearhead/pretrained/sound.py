@@ -30,8 +30,8 @@ from clearhead._shapes import Float
 from clearhead.attention import KVCache
 from clearhead.audio import Mel, samples
 from clearhead.errors import ConfigError, DataError
-from clearhead.generation import How, Limits, Times, generate
-from clearhead.generation.ctc import GreedyCTC, PrefixBeam, Symbol
+from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
+from clearhead.generation.ctc import CTCGreedyDecoder, CTCPrefixBeamDecoder, CTCSymbol
 from clearhead.models import CTCEncoder
 from clearhead.pretrained.speak import GREEDY, each
 from clearhead.values import Count, NotNegative, checked
@@ -73,14 +73,14 @@ def transcribe(
     *,
     times: bool = True,
     language: str | None = None,
-    how: How = GREEDY,
+    strategy: Strategy = GREEDY,
 ) -> list[Transcript]:
     """What is said in a recording, with times: a file, or samples (N,) at 16 kHz; a list of transcripts for a list.
 
     Without `times` windows are cut blindly, and each is one segment. A model of many languages finds out which is
     spoken, unless `language` ("en") says it."""
     trained.require("transcription")
-    speech = _Speech(trained, times, how)
+    speech = _Speech(trained, times, strategy)
     heard = [speech.read(sound) for sound in sounds]
     for start in range(0, len(heard), _BATCH):
         speech.hear(heard[start : start + _BATCH], language)
@@ -101,9 +101,9 @@ class _Heard:
 
 
 class _Speech:
-    def __init__(self, trained: Trained, times: bool, how: How) -> None:
+    def __init__(self, trained: Trained, times: bool, strategy: Strategy) -> None:
         assert trained.source is not None  # who hears came from elsewhere
-        self.trained, self.times, self.how = trained, times, how
+        self.trained, self.times, self.strategy = trained, times, strategy
         model: Any = trained.model
         self.config = model.config
         self.mel = Mel.whisper(self.config.n_features)
@@ -117,8 +117,10 @@ class _Speech:
             )
         self.first, self.end = last_control + 1, trained.stops[0]
         latest = self.said.get("max_initial_timestamp_index")
-        moments = Times(self.first, self.end, latest if isinstance(latest, int) else None)
-        self.limits = replace(trained.limits or Limits(), times=moments if times else None)
+        moments = WhisperTimestampRules(self.first, self.end, latest if isinstance(latest, int) else None)
+        self.logits_processors = replace(
+            trained.logits_processors or LogitsProcessors(), timestamp_rules=moments if times else None
+        )
 
     def read(self, sound: str | Path | Tensor) -> _Heard:
         rate = self.mel.sample_rate
@@ -148,8 +150,13 @@ class _Speech:
         told = [] if language is None else [said["lang_to_id"][language], said["task_to_id"]["transcribe"]]
         start = [*self.trained.start, *told, *([] if self.times else [self.first - 1])]
         room = self.config.max_len - len(start)
-        bounds: dict[str, Any] = {"start": start, "stop": self.trained.stops, "max_new": room, "limits": self.limits}
-        made = generate(self.trained.model, windows, how=self.how, **bounds).to("cpu")
+        bounds: dict[str, Any] = {
+            "decoder_start_ids": start,
+            "stop_ids": self.trained.stops,
+            "max_new_tokens": room,
+            "logits_processors": self.logits_processors,
+        }
+        made = generate(self.trained.model, windows, strategy=self.strategy, **bounds).to("cpu")
         return [made.sequence(row).tolist() for row in range(len(windows))]
 
     @torch.no_grad()
@@ -249,7 +256,7 @@ class Listener:
         enough = over >= self.seconds(1)  # what is too short for a moment has said nothing
         found = self.feed(torch.zeros(round(self._silence * self.rate))) if enough else []
         rest = torch.cat((self._frames, self._mel.flush()))
-        found += self._told([*self._run(rest), *self._search.end()])
+        found += self._told([*self._run(rest), *self._search.flush()])
         self._begin()
         return [replace(one, start=min(one.start, over), end=min(one.end, over), known=over) for one in found]
 
@@ -257,19 +264,21 @@ class Listener:
         config = self.model.config
         self._mel, self._frames = config.mel.stream(), torch.zeros(0, config.mel.n_mels)
         self._cache = KVCache() if self._streams else None
-        self._search = GreedyCTC(config.blank) if self._beam == 1 else PrefixBeam(self._beam, blank=config.blank)
+        self._search = (
+            CTCGreedyDecoder(config.blank) if self._beam == 1 else CTCPrefixBeamDecoder(self._beam, blank=config.blank)
+        )
 
     @torch.no_grad()
-    def _run(self, frames: Tensor) -> list[Symbol]:
+    def _run(self, frames: Tensor) -> list[CTCSymbol]:
         if len(frames) < self.model.config.frame_stacking:
             return []
         logits = self.model(frames[None].to(self.model.head.weight), cache=self._cache)[0]
-        return self._search.feed(logits.float().log_softmax(-1))
+        return self._search.push(logits.float().log_softmax(-1))
 
-    def _told(self, symbols: list[Symbol]) -> list[Event]:
+    def _told(self, symbols: list[CTCSymbol]) -> list[Event]:
         moment, step, told = self.model.config.frame_seconds, self._step, self.seconds
         return [
-            Event(str(one.id), one.start * moment, told(one.end), told(-(-one.known // step) * step), one.log_prob)
+            Event(str(one.id), one.start * moment, told(one.end), told(-(-one.emitted_at // step) * step), one.log_prob)
             for one in symbols
         ]
 

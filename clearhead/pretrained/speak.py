@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead import generation
 from clearhead._shapes import Float
 from clearhead.errors import DataError
-from clearhead.generation import Greedy, How, Sample
+from clearhead.generation import Greedy, Sample, Strategy
 from clearhead.masks import padding
 from clearhead.models import Encoder
 from clearhead.positions import LearnedPositions
@@ -32,8 +32,8 @@ def each(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def of_both(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
-        def one_or_several(trained: Trained, given: Any, **how: Any) -> Any:
-            return run(trained, [given], **how)[0] if isinstance(given, kinds) else run(trained, given, **how)
+        def one_or_several(trained: Trained, given: Any, **strategy: Any) -> Any:
+            return run(trained, [given], **strategy)[0] if isinstance(given, kinds) else run(trained, given, **strategy)
 
         return one_or_several
 
@@ -41,22 +41,26 @@ def each(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @each(str)
-def generate(trained: Trained, texts: Sequence[str], *, how: How = GREEDY, max_new: int = 100) -> list[str]:
+def generate(
+    trained: Trained, texts: Sequence[str], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
+) -> list[str]:
     """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them for
     a list, made in one batch."""
     if trained.task == "translation":
-        return list(trained.translate(list(texts), how=how, max_new=max_new))
+        return list(trained.translate(list(texts), strategy=strategy, max_new_tokens=max_new_tokens))
     trained.require("text")
-    return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], how, max_new)
+    return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], strategy, max_new_tokens)
 
 
-def chat(trained: Trained, messages: Talk | Sequence[Talk], *, how: How = GREEDY, max_new: int = 100) -> Any:
+def chat(
+    trained: Trained, messages: Talk | Sequence[Talk], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
+) -> Any:
     """What a decoder answers to `[{"role": "user", "content": "…"}]`, which its own template makes one text of; a list
     of answers for a list of conversations."""
     trained.require("text")
     one = bool(messages) and isinstance(messages[0], Mapping)
     talks: Any = [messages] if one else messages
-    written = _written(trained, [conversation(trained, talk) for talk in talks], how, max_new)
+    written = _written(trained, [conversation(trained, talk) for talk in talks], strategy, max_new_tokens)
     return written[0] if one else written
 
 
@@ -73,12 +77,12 @@ def conversation(trained: Trained, messages: Talk) -> list[int]:
     return _checked(trained.tokenizer.encode(render(template, messages, {**specials, **settings})))
 
 
-def _written(trained: Trained, prompts: list[list[int]], how: How, max_new: int) -> list[str]:
+def _written(trained: Trained, prompts: list[list[int]], strategy: Strategy, max_new_tokens: int) -> list[str]:
     if not prompts:
         return []
-    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits}
-    room, _ = room_for(trained, max(map(len, prompts)), max_new)
-    made = generation.generate(trained.model, prompts, how=how, max_new=room, **bounds)
+    bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors}
+    room, _ = room_for(trained, max(map(len, prompts)), max_new_tokens)
+    made = generation.generate(trained.model, prompts, strategy=strategy, max_new_tokens=room, **bounds)
     return [after(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
 
 
@@ -88,16 +92,18 @@ def after(trained: Trained, ids: list[int], new: list[int]) -> str:
     return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
 
 
-def stream(trained: Trained, text: str | Talk, *, how: Greedy | Sample = GREEDY, max_new: int = 100) -> Iterator[str]:
+def stream(
+    trained: Trained, text: str | Talk, *, strategy: Greedy | Sample = GREEDY, max_new_tokens: int = 100
+) -> Iterator[str]:
     """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
     trained.require("text")
     ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
-    return pieces(trained, ids, [], how=how, max_new=room_for(trained, len(ids), max_new)[0])
+    return pieces(trained, ids, [], strategy=strategy, max_new_tokens=room_for(trained, len(ids), max_new_tokens)[0])
 
 
-def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = False, **how: Any) -> Iterator[str]:
+def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = False, **strategy: Any) -> Iterator[str]:
     """The text after ids as it is made; its ids go into `made`, a stop as well. `alone`: as a text of its own."""
-    bounds: dict[str, Any] = {"stop": trained.stops, "limits": trained.limits, **how}
+    bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors, **strategy}
     context, shown, rest = [] if alone else ids, "", ""
     for step in generation.stream(trained.model, [ids], **bounds):
         made.append(int(step.ids[0]))
@@ -191,15 +197,17 @@ def _checked(ids: list[int]) -> list[int]:
     return ids
 
 
-def room_for(trained: Trained, length: int, max_new: int, *, slide: bool = False) -> tuple[int, int | None]:
+def room_for(
+    trained: Trained, length: int, max_new_tokens: int, *, sliding_context: bool = False
+) -> tuple[int, int | None]:
     """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
     table = getattr(trained.model, "positions", None)
-    if slide or not isinstance(table, LearnedPositions):
-        return max_new, None
+    if sliding_context or not isinstance(table, LearnedPositions):
+        return max_new_tokens, None
     longest = table.length
     if length >= longest:
         raise DataError(
             f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; give a shorter one, or "
-            "--slide, which goes on from the last of them"
+            "--sliding-context, which goes on from the last of them"
         )
-    return min(max_new, longest - length), longest
+    return min(max_new_tokens, longest - length), longest

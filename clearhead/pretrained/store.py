@@ -22,7 +22,7 @@ from clearhead.data.pieces import ByteLevelBPE, HFTokenizer
 from clearhead.data.speech import TAIL
 from clearhead.data.tokenizers import BOS, EOS, PAD, UNK, CharTokenizer, Symbols, Tokenizer, load_tokenizer
 from clearhead.errors import DataError
-from clearhead.generation import Limits
+from clearhead.generation import LogitsProcessors
 from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
 from clearhead.pretrained import sound, speak
 from clearhead.pretrained.box import find, is_ours, read_card
@@ -80,7 +80,7 @@ class Trained:
         return (self.tokenizer.bos_id,) if self.source is None else interop.start_of(self.source)
 
     @cached_property
-    def limits(self) -> Limits | None:
+    def logits_processors(self) -> LogitsProcessors | None:
         """What its maker forces and forbids in generation; None where that is nothing."""
         return None if self.source is None else interop.limits_of(self.source)
 

@@ -52,8 +52,8 @@ def _rendered(template: str, values: dict[str, Any]) -> str:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def as_json(value: Any, **how: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **how})
+    def as_json(value: Any, **strategy: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **strategy})
 
     extensions: list[Any] = [Generation, "jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)

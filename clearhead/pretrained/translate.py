@@ -11,7 +11,7 @@ import torch
 from clearhead.data.ragged import Ragged
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
-from clearhead.generation import Beam, How, generate
+from clearhead.generation import BeamSearch, Strategy, generate
 from clearhead.positions import Learned
 from clearhead.pretrained.speak import each
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clearhead.pretrained.store import Trained
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's validation sentences
-DEFAULT = Beam(5, length_penalty=LENGTH_PENALTY)
+DEFAULT = BeamSearch(5, length_penalty=LENGTH_PENALTY)
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class Translated:
 
 
 @each(str)
-def translate(trained: Trained, texts: Sequence[str], **how: Any) -> list[str]:
-    """What an encoder-decoder writes of a text; a list of translations for a list, in their order. `how`, `max_new`,
-    `batch` and `on_done` as for `translations`."""
-    return [made.target for made in translations(trained, texts, **how)]
+def translate(trained: Trained, texts: Sequence[str], **strategy: Any) -> list[str]:
+    """What an encoder-decoder writes of a text; a list of translations for a list, in their order. `strategy`,
+    `max_new_tokens`, `batch` and `on_done` as for `translations`."""
+    return [made.target for made in translations(trained, texts, **strategy)]
 
 
 def translations(
     trained: Trained,
     texts: Sequence[str],
     *,
-    how: How = DEFAULT,
-    max_new: int | None = None,
+    strategy: Strategy = DEFAULT,
+    max_new_tokens: int | None = None,
     batch: int = 256,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[Translated]:
     """A translation for each text, in their order, with its ids: what `look.translation` shows.
 
-    Texts of like length go together, so that little is padding. `max_new` defaults to twice the longest source of a
-    batch and a little more. An empty text stays empty."""
+    Texts of like length go together, so that little is padding. `max_new_tokens` defaults to twice the longest
+    source of a batch and a little more. An empty text stays empty."""
     trained.require("translation")
     tokenizer = trained.tokenizer
     rows = [row for row, text in enumerate(texts) if text.strip()]
@@ -76,12 +76,16 @@ def translations(
         part = order[start : start + batch]
         ids, found = sources.padded(torch.tensor(part), fill=0)
         prompt = [row[:n] for row, n in zip(ids, found.tolist(), strict=True)]
-        limit = 2 * max(lengths[i] for i in part) + 8 if max_new is None else max_new
+        limit = 2 * max(lengths[i] for i in part) + 8 if max_new_tokens is None else max_new_tokens
         config: Any = trained.model.config
         if isinstance(getattr(config, "positions", None), Learned):
             limit = min(limit, config.max_len - len(trained.start))
-        bounds: dict[str, Any] = {"start": trained.start, "stop": trained.stops, "limits": trained.limits}
-        made = generate(trained.model, prompt, how=how, max_new=limit, **bounds)
+        bounds: dict[str, Any] = {
+            "decoder_start_ids": trained.start,
+            "stop_ids": trained.stops,
+            "logits_processors": trained.logits_processors,
+        }
+        made = generate(trained.model, prompt, strategy=strategy, max_new_tokens=limit, **bounds)
         made = made.to("cpu")  # once, and not number by number
         for row, i in enumerate(part):
             target = tokenizer.decode(made.sequence(row).tolist()).strip()

@@ -126,9 +126,9 @@ def test_our_own_models_and_their_generation():
     masked.load_state_dict(model.state_dict())
     ids = torch.randint(31, (2, T))
     with ch.under(model, local):
-        got, written = model(ids), ch.generate(model, ids[:, :5], max_new=9)
+        got, written = model(ids), ch.generate(model, ids[:, :5], max_new_tokens=9)
     torch.testing.assert_close(got, masked(ids))
-    wanted, plain = (ch.generate(other, ids[:, :5], max_new=9) for other in (masked, model))
+    wanted, plain = (ch.generate(other, ids[:, :5], max_new_tokens=9) for other in (masked, model))
     assert torch.equal(written.ids, wanted.ids)
     torch.testing.assert_close(written.log_probs, wanted.log_probs)
     assert not torch.allclose(written.log_probs, plain.log_probs)

@@ -15,7 +15,7 @@ from clearhead import __version__
 from clearhead.cli.app import _COMMANDS, app, every_command
 from clearhead.cli.options import searching
 from clearhead.data import train_bpe
-from clearhead.generation import Beam, Greedy
+from clearhead.generation import BeamSearch, Greedy
 from clearhead.models import storage
 from clearhead.training import presets
 
@@ -52,10 +52,10 @@ def test_help_is_shown_as_it_is_written():
     assert [text for text in written if Text.from_markup(text).plain != text] == []
 
 
-@pytest.mark.parametrize("default", [Beam(5), Greedy()])
+@pytest.mark.parametrize("default", [BeamSearch(5), Greedy()])
 def test_a_length_penalty_counts_in_every_beam_search(default):
     assert searching(None, 1.0, default) == default
-    assert searching(None, 0.3, Beam(5)) == searching(5, 0.3, default) == Beam(5, length_penalty=0.3)
+    assert searching(None, 0.3, BeamSearch(5)) == searching(5, 0.3, default) == BeamSearch(5, length_penalty=0.3)
     assert searching(1, 0.3, default) == Greedy()
 
 
@@ -191,9 +191,11 @@ class TestModels:
 
     def test_generate(self, cli):
         assert cli("generate", "D A A", "--model", "sort-dedup").out == "A D\n"
-        first = cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
+        first = cli("generate", "ROMEO:", "--max-new-tokens", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         assert first["tokens"] == 20
-        assert first == cli("generate", "ROMEO:", "--max-new", 20, "--temperature", 0.8, "--seed", 3, "--json").json
+        assert (
+            first == cli("generate", "ROMEO:", "--max-new-tokens", 20, "--temperature", 0.8, "--seed", 3, "--json").json
+        )
 
     def test_generate_shows_each_character_once_when_all_of_it_is_there(self, cli, tmp_path):
         """Characters of several bytes, of which a model that knows nothing makes whole ones and torn ones."""
@@ -205,15 +207,15 @@ class TestModels:
         storage.save(recipe.model.build(), tmp_path)
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
         for seed in range(5):
-            how = ["日本", "--model", tmp_path, "--max-new", 60, "--temperature", 1, "--seed", seed]
+            how = ["日本", "--model", tmp_path, "--max-new-tokens", 60, "--temperature", 1, "--seed", seed]
             assert cli("generate", *how).out == "日本" + cli("generate", *how, "--json").json["text"] + "\n"
 
     def test_generate_says_where_the_model_ends(self, cli):
-        ran = cli("generate", "A" * 251, "--max-new", 9)
+        ran = cli("generate", "A" * 251, "--max-new-tokens", 9)
         assert ran.out.startswith("A" * 251)
         assert len(ran.out.rstrip("\n")) <= 256
         assert "shakespeare reads at most 256 tokens" in ran.err
-        slid = cli("generate", "A" * 251, "--max-new", 9, "--slide", "--json").json
+        slid = cli("generate", "A" * 251, "--max-new-tokens", 9, "--sliding-context", "--json").json
         assert slid["tokens"] == 9
         assert "at most" not in cli("generate", "A" * 251).err  # nobody asked for more
 

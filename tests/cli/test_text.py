@@ -29,7 +29,7 @@ def test_three_commands_from_a_text_to_its_attention_page(cli, book, tmp_path):
     assert trained.code == 0, trained.err
     assert "waiting for data" in trained.out
     assert json.loads((run / "model/tokenizer.json").read_text())["model"]["type"] == "BPE"
-    made = cli("generate", "The cat went", "--model", run, "--max-new", 9)
+    made = cli("generate", "The cat went", "--model", run, "--max-new-tokens", 9)
     assert made.code == 0, made.err
     assert made.out.strip()
     looked = cli("look", run, "The cat went to the river", "--html", page)

@@ -56,8 +56,8 @@ def test_transcribe(cli, tmp_path):
 
 def test_chat(cli, talker):  # noqa: F811
     (talker / "chat_template.jinja").write_text(TEMPLATES["im_start"])
-    wanted = pretrained.load(talker).chat([{"role": "user", "content": "dog"}], max_new=5)
-    given = ("generate", "dog", "--chat", "--model", talker, "--max-new", 5)
+    wanted = pretrained.load(talker).chat([{"role": "user", "content": "dog"}], max_new_tokens=5)
+    given = ("generate", "dog", "--chat", "--model", talker, "--max-new-tokens", 5)
     assert cli(*given, "--json").json["text"] == wanted
     assert cli(*given).out == wanted + "\n"
     assert "has no chat template" in cli("generate", "dog", "--chat").err

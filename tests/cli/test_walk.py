@@ -48,7 +48,7 @@ def test_a_decoder_and_a_vision_transformer_have_their_own_walks(cli, model, giv
 
 
 def test_how_much_is_written(cli):
-    found = cli("walk", "shakespeare", "ROMEO:", "--max-new", 3, "--json").json
+    found = cli("walk", "shakespeare", "ROMEO:", "--max-new-tokens", 3, "--json").json
     assert len(found["predictions"]) == 3
     assert [len(prediction["context"]) for prediction in found["predictions"]] == [6, 7, 8]
     assert found["sizes"]["T"] == 8

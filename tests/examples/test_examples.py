@@ -68,7 +68,7 @@ def test_gpt_learns_a_line_and_says_it():
     ids = torch.arange(7).repeat(9)
     losses = module.train(model, ids, steps=60, lr_max=1e-2)
     assert losses[0] > 1.5 > 0.1 > losses[-1]
-    assert module.write(model, ids[:3], max_new=20, temperature=0.1).tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+    assert module.write(model, ids[:3], max_new_tokens=20, temperature=0.1).tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
 
 
 def test_translate_is_encoder_decoder():

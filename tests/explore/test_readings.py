@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead import look, pretrained
-from clearhead.generation import Beam, generate
+from clearhead.generation import BeamSearch, generate
 
 PICTURE = torch.zeros(32, 32, dtype=torch.uint8)
 PICTURE[6:26, 15:18] = 240
@@ -50,7 +50,7 @@ def test_what_comes_next(page, sorter):
         written.append(found["taken"]["id"])
         if found["ends"]:
             break
-    made = generate(sorter.model, torch.tensor([ids]), stop=sorter.tokenizer.eos_id, max_new=20)
+    made = generate(sorter.model, torch.tensor([ids]), stop_ids=sorter.tokenizer.eos_id, max_new_tokens=20)
     assert written == made.sequence(0, with_stop=True).tolist()
     assert found["text"] == sorter.tokenizer.decode(made.sequence(0))
 
@@ -86,17 +86,17 @@ def test_stations(page, sorter):
 
 
 def test_beams(page, translator):
-    found = page.post("beams", {"model": "en-es", "text": "The house is red.", "width": 3, "max_new": 10})
+    found = page.post("beams", {"model": "en-es", "text": "The house is red.", "width": 3, "max_new_tokens": 10})
     ids = page.post("step", {"model": "en-es", "text": "The house is red."})
     read = pretrained.translations(translator, ["The house is red."])[0].read
     assert len(ids["source"]) == len(read)
     made = generate(
         translator.model,
         torch.tensor([read]),
-        start=translator.tokenizer.bos_id,
-        stop=translator.tokenizer.eos_id,
-        how=Beam(3, n_best=3),
-        max_new=10,
+        decoder_start_ids=translator.tokenizer.bos_id,
+        stop_ids=translator.tokenizer.eos_id,
+        strategy=BeamSearch(3, n_best=3),
+        max_new_tokens=10,
     )
     for rank, one in enumerate(found["found"]):
         path = [found["nodes"][i]["id"] for i in one["path"]]
@@ -198,7 +198,7 @@ HUGE = 10**40
         ("step", {"model": "sort-dedup", "text": "A B", "top_k": HUGE, "seed": 1}),
         ("step", {"model": "sort-dedup", "text": "A B", "written": [HUGE]}),
         ("step", {"model": "sort-dedup", "text": "A B", "temperature": HUGE}),
-        ("beams", {"model": "sort-dedup", "text": "A B", "max_new": HUGE}),
+        ("beams", {"model": "sort-dedup", "text": "A B", "max_new_tokens": HUGE}),
         ("beams", {"model": "sort-dedup", "text": "A B", "length_penalty": HUGE}),
         ("change", {"model": "sort-dedup", "text": "A B", "forced": HUGE, "token": "C"}),
         ("change", {"model": "sort-dedup", "text": "A B", "head": HUGE}),

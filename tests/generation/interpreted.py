@@ -1,4 +1,4 @@
-"""Run by `test_fast.py` in a process of its own, with TRITON_INTERPRET=1: each kernel against its reference."""
+"""Compare each kernel with its reference; `test_fast.py` runs this in a separate process with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from clearhead.attention.kernels.decode import Places, Turn, attend_newest, attend_newest_reference
-from clearhead.generation import Beam, Greedy, generate
-from clearhead.generation.pick import likeliest, log_probs_of
+from clearhead.generation import BeamSearch, Greedy, generate
+from clearhead.generation.pick import log_probs_at, topk_logprobs
 from clearhead.layers import GELU, ReLU, SwiGLU
 from clearhead.layers.few_rows import Product, few_rows, few_rows_reference
 
 
-def a_norm(kind, width):
+def random_norm(kind, width):
     norm = kind(width)
     with torch.no_grad():
         for weight in norm.parameters():
@@ -30,22 +30,22 @@ def products():
         (11, 71, nn.LayerNorm, ReLU()),
         (11, 71, nn.RMSNorm, SwiGLU()),
         (37, 71, None, GELU()),
-        (11, 2100, None, GELU()),  # of which several programs take a part
+        (11, 2100, None, GELU()),  # split over several programs
     ):
         N = 38
         gated = isinstance(activation, SwiGLU)
         product = Product(
             torch.randn(N, M) * (71 / M) ** 0.5,
             None if activation is None else torch.randn(N),
-            None if norm is None else a_norm(norm, M),
+            None if norm is None else random_norm(norm, M),
             activation,
             torch.randn(N, M) if gated else None,
             torch.randn(N) if gated else None,
         )
         x = torch.randn(rows, M)
         residual = torch.randn(rows, N) if rows != 3 else None
-        wanted = few_rows_reference(x, product, residual)
-        torch.testing.assert_close(few_rows(x, product, residual), wanted, rtol=1e-4, atol=1e-4)
+        expected = few_rows_reference(x, product, residual)
+        torch.testing.assert_close(few_rows(x, product, residual), expected, rtol=1e-4, atol=1e-4)
 
 
 def attention():
@@ -56,7 +56,7 @@ def attention():
     ):
         qkv, keys, values = torch.randn(R, H + 2 * K, D), torch.randn(R, K, S, D), torch.randn(R, K, S, D)
         slot, count = torch.tensor(S // 3), torch.tensor(S // 3 + 1 if biased < 2 else S - 2)
-        keys[:, :, int(count) :] = values[:, :, int(count) :] = math.nan  # what no program may read
+        keys[:, :, int(count) :] = values[:, :, int(count) :] = math.nan  # must not be read
         bias = None
         if biased:
             bias = torch.randn(*((R, H) if biased == 1 else (1, 1)), S)
@@ -67,44 +67,49 @@ def attention():
         angle = torch.randn(R if biased else 1, turning)
         turn = Turn(angle.cos(), angle.sin()) if turning else None
         places = Places(slot, count, bias, parents)
-        theirs = keys.clone(), values.clone()
-        found = attend_newest(qkv, keys, values, places, scale=0.3, turn=turn)
-        wanted = attend_newest_reference(qkv, *theirs, places, scale=0.3, turn=turn)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(keys, theirs[0], equal_nan=True)
-        torch.testing.assert_close(values, theirs[1], equal_nan=True)
+        reference = keys.clone(), values.clone()
+        actual = attend_newest(qkv, keys, values, places, scale=0.3, turn=turn)
+        expected = attend_newest_reference(qkv, *reference, places, scale=0.3, turn=turn)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(keys, reference[0], equal_nan=True)
+        torch.testing.assert_close(values, reference[1], equal_nan=True)
 
 
-def picking():
-    logits = torch.randn(3, 2, 9001).round(decimals=1)[:, -1]  # with ties, and not in one piece
+def sampling():
+    logits = torch.randn(3, 2, 9001).round(decimals=1)[:, -1]  # with ties, and not contiguous
     logits[1, ::2] = -math.inf
     for k in (1, 7):
-        places, log_probs = likeliest(logits, k)
-        wanted = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
-        assert torch.equal(places, wanted)
-        torch.testing.assert_close(log_probs, log_probs_of(logits, wanted))
+        ids, log_probs = topk_logprobs(logits, k)
+        expected = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        assert torch.equal(ids, expected)
+        torch.testing.assert_close(log_probs, log_probs_at(logits, expected))
     logits[2, 5] = math.nan
-    assert likeliest(logits, 1)[1][2].isnan()
+    assert topk_logprobs(logits, 1)[1][2].isnan()
 
 
-def whole_models():
-    """A search through all kernels at once, as a GPU runs it, against the model's own forward."""
+def models():
+    """Compare searches through all kernels, as a GPU runs them, with the model's own forward."""
     from clearhead.generation import adapters, fast
     from tests.generation.small import decoder, prompts
 
     model = decoder(n_heads=4, n_kv_heads=2).float()
-    for how, lengths in ((Beam(2), (3, 5)), (Greedy(), (3, 5)), (Greedy(), (4, 4))):
+    for strategy, lengths in ((BeamSearch(2), (3, 5)), (Greedy(), (3, 5)), (Greedy(), (4, 4))):
         rows = prompts(23, lengths)
         with torch.no_grad():
-            why_not, adapters.why_not = adapters.why_not, lambda _: "the plain way"
-            wanted = generate(model, rows, how=how, max_new=4, stop=7)
-            adapters.why_not, fast.records = why_not, lambda _: True
-            found = generate(model, rows, how=how, max_new=4, stop=7)
-        assert torch.equal(found.ids, wanted.ids)
-        torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-4)
+            unsupported_reason = adapters.unsupported_reason
+            adapters.unsupported_reason = lambda _: "disabled"
+            expected = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
+            adapters.unsupported_reason = unsupported_reason
+            fast.uses_cuda_graphs = lambda _: True
+            actual = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
+        assert torch.equal(actual.ids, expected.ids)
+        torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     with torch.no_grad():
-        products(), attention(), picking(), whole_models()
+        products()
+        attention()
+        sampling()
+        models()

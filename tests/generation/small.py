@@ -1,4 +1,4 @@
-"""Small random models whose predictions differ from place to place, in float64, so that ids can be compared exactly."""
+"""Small random float64 models whose predictions differ between positions, so that ids can be compared exactly."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VOCAB = 23
 STOP = 7
 
 
-def lively(model):
-    """Larger weights than an initialisation gives: an untrained model would say nearly the same everywhere."""
+def randomize(model):
+    """Draw larger parameters than an initialization, because an untrained model predicts nearly the same everywhere."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.5)
@@ -35,7 +35,7 @@ def decoder(*, positions=None, mask=None, **changes):
         positions=positions,
         mask=causal() if mask is None else mask,
     )
-    return lively(config.replace(**changes).build())
+    return randomize(config.replace(**changes).build())
 
 
 def encoder_decoder(**changes):
@@ -51,7 +51,7 @@ def encoder_decoder(**changes):
         dropout=0.3,
         positions=Sinusoidal(),
     )
-    return lively(config.replace(**changes).build())
+    return randomize(config.replace(**changes).build())
 
 
 def prompts(vocab, lengths=(5, 2, 11, 2, 1, 7)):
@@ -60,10 +60,7 @@ def prompts(vocab, lengths=(5, 2, 11, 2, 1, 7)):
 
 
 def next_log_probs(model, prompt, start=None):
-    """One row's next-id log-probabilities, by the model's plain forward: no padding, no cache, no batch.
-
-    The returned function is what the plain searches of `tables` take.
-    """
+    """Return a function for one row's next-id log-probabilities, without padding, cache or batch, for `tables`."""
     model.eval()
     source = torch.as_tensor(prompt)[None]
 

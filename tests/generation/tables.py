@@ -1,8 +1,7 @@
-"""Models made by hand: log-probabilities that depend on everything before, without a network, and plain searches
-over them.
+"""Table models without a network, whose log-probabilities depend on all previous ids, and reference searches.
 
-The searches here are written for their plainness (lists, loops, one sequence at a time) and share no code with
-the package."""
+The searches use lists and loops over one sequence at a time, and share no code with the package.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 def chaotic(vocab: int, *, seed: int = 0, sharpness: float = 1.5):
-    """A function from ids (R, n) to logits (R, V) in float64: fixed, different after every history, not normalised."""
+    """Return a function from ids (R, n) to unnormalized float64 logits (R, V) that depend on the whole history."""
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(1009, vocab, generator=generator, dtype=torch.float64) * sharpness
 
@@ -31,7 +30,7 @@ def chaotic(vocab: int, *, seed: int = 0, sharpness: float = 1.5):
     def log_probs_after(ids: list[int]) -> list[float]:
         return row(functools.reduce(lambda key, id_: (key * 31 + id_ + 7) % 1009, ids, seed % 1009))
 
-    logits.log_probs_after = log_probs_after  # the same numbers for one history, without tensors
+    logits.log_probs_after = log_probs_after  # the same values for one history, without tensors
     return logits
 
 
@@ -39,29 +38,29 @@ def log_probs_after(logits, ids: list[int]) -> list[float]:
     return logits.log_probs_after(ids)
 
 
-def exhaustive(logits, prompt, *, vocab, max_new, stops, alpha):
-    """Every possible sequence as (score, new ids, ended), best first."""
-    found = []
+def exhaustive(logits, prompt, *, vocab, max_new_tokens, stops, alpha):
+    """Return every possible sequence as (score, new ids, finished), best first."""
+    sequences = []
 
-    def go(new, total):
+    def extend(new, total):
         if new and new[-1] in stops:
-            found.append((total / len(new) ** alpha, new, True))
+            sequences.append((total / len(new) ** alpha, new, True))
             return
-        if len(new) == max_new:
-            found.append((total / len(new) ** alpha, new, False))
+        if len(new) == max_new_tokens:
+            sequences.append((total / len(new) ** alpha, new, False))
             return
         row = log_probs_after(logits, [*prompt, *new])
         for id_ in range(vocab):
-            go([*new, id_], total + row[id_])
+            extend([*new, id_], total + row[id_])
 
-    go([], 0.0)
-    return sorted(found, key=lambda item: -item[0])
+    extend([], 0.0)
+    return sorted(sequences, key=lambda item: -item[0])
 
 
-def plain_beam(logits, prompt, *, width, max_new, stops, alpha):
-    """Beam search for one prompt, without the early bound: (score, new ids, ended), best first."""
+def plain_beam(logits, prompt, *, width, max_new_tokens, stops, alpha):
+    """Return the results of beam search without early end for one prompt: (score, new ids, finished), best first."""
     live, ended = [([], 0.0)], []
-    for n in range(1, max_new + 1):
+    for n in range(1, max_new_tokens + 1):
         options = [
             ([*new, id_], total + log_prob)
             for new, total in live
@@ -73,14 +72,14 @@ def plain_beam(logits, prompt, *, width, max_new, stops, alpha):
         if len(ended) >= width or not live:
             break
     else:
-        ended += [(total / max_new**alpha, new, False) for new, total in live]
+        ended += [(total / max_new_tokens**alpha, new, False) for new, total in live]
     return sorted(ended, key=lambda item: -item[0])[:width]
 
 
-def plain_greedy(logits, prompt, *, max_new, stops):
-    """(new ids, their log-probabilities)."""
+def plain_greedy(logits, prompt, *, max_new_tokens, stops):
+    """Return the ids of greedy decoding and their log-probabilities."""
     new, log_probs = [], []
-    while len(new) < max_new and not (new and new[-1] in stops):
+    while len(new) < max_new_tokens and not (new and new[-1] in stops):
         row = log_probs_after(logits, [*prompt, *new])
         new.append(max(range(len(row)), key=row.__getitem__))
         log_probs.append(row[new[-1]])
@@ -88,7 +87,7 @@ def plain_greedy(logits, prompt, *, max_new, stops):
 
 
 def plain_filter(logits: list[float], *, temperature=1.0, top_k=None, top_p=None, min_p=None) -> list[float]:
-    """The distribution of `Sample`, in lists: each filter works on what the one before has left, renormalised."""
+    """Return the distribution of `Sample`; each filter uses the renormalized result of the previous one."""
     weight = [math.exp((x - max(logits)) / temperature) for x in logits]
     if top_k is not None and top_k < len(weight):
         edge = sorted(weight, reverse=True)[top_k - 1]

@@ -1,7 +1,8 @@
-"""The fast way against the plain one: the same ids, log-probabilities and scores, for every model that it takes.
+"""The fused decoder gives the same ids, log-probabilities and scores as the module decoder.
 
-On the CPU the fast way reads the places in use. What a GPU records, steps of fixed shapes over a room of fixed size,
-runs here too, without being recorded: `fixed` asks for it."""
+On the CPU the fused decoder reads the used slots only. The `static_shapes` fixture runs the steps of fixed shapes that
+a GPU captures, without capturing them.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ import pytest
 import torch
 
 from clearhead.attention import Biases
-from clearhead.generation import Beam, adapters, fast, generate, stream
-from clearhead.generation.adapters import stepper_for
-from clearhead.generation.fast import Fast, bucket, kept_of
+from clearhead.generation import BeamSearch, adapters, fast, generate, stream
+from clearhead.generation.adapters import incremental_decoder
+from clearhead.generation.fast import FusedDecoder, bucket, compiled_decoder
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
 from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
-from tests.generation.test_models import CONTINUING, READING, STRATEGIES, assert_equal
+from tests.generation.test_models import DECODERS, ENCODER_DECODERS, STRATEGIES, assert_equal
 
-MAX_NEW = 13
-FURTHER = {
+MAX_NEW_TOKENS = 13
+FUSED_ONLY = {
     "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
     "rms-swiglu": lambda: decoder(norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(fraction=0.5), bias=False),
     "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
@@ -43,132 +44,139 @@ FURTHER = {
     "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
     "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
 }
-NOT_TAKEN = {"lstm", "gru", "ahead", "after-step", "before-step"}
+NOT_FUSED = {"lstm", "gru", "ahead", "after-step", "before-step"}
 CASES = [
-    *(("continue", name, build) for name, build in CONTINUING.items() if name not in NOT_TAKEN),
-    *(("read", name, build) for name, build in READING.items() if name not in NOT_TAKEN),
-    *(("read" if name.startswith("cross") else "continue", name, build) for name, build in FURTHER.items()),
+    *(("decoder", name, build) for name, build in DECODERS.items() if name not in NOT_FUSED),
+    *(("encoder-decoder", name, build) for name, build in ENCODER_DECODERS.items() if name not in NOT_FUSED),
+    *(
+        ("encoder-decoder" if name.startswith("cross") else "decoder", name, build)
+        for name, build in FUSED_ONLY.items()
+    ),
 ]
 
 
 @pytest.fixture
 def plain(monkeypatch):
-    """A context in which the plain way is taken."""
+    """Return a function that calls another with the fused decoder disabled."""
 
     def run(call):
         with monkeypatch.context() as patch:
-            patch.setattr(adapters, "why_not", lambda model: "the test asks for the plain way")
+            patch.setattr(adapters, "unsupported_reason", lambda model: "requested by the test")
             return call()
 
     return run
 
 
 @pytest.fixture
-def fixed(monkeypatch):
-    monkeypatch.setattr(fast, "records", lambda device: True)
+def static_shapes(monkeypatch):
+    monkeypatch.setattr(fast, "uses_cuda_graphs", lambda device: True)
 
 
 def arguments(kind):
-    return (prompts(VOCAB), None) if kind == "continue" else (prompts(19), 4)
+    return (prompts(VOCAB), None) if kind == "decoder" else (prompts(19), 4)
 
 
-PLAIN = {}
-"""What the plain way gives, by the case: two tests ask for it."""
+REFERENCE = {}
+"""Results of the module decoder by case, used by two tests."""
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-def test_the_fast_way_gives_what_the_plain_way_gives(kind, name, build, how, plain):
+def test_fused_decoder_equals_module_decoder(kind, name, build, strategy, plain):
     model, (rows, start) = build(), arguments(kind)
-    options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
-    PLAIN[kind, name, how] = plain(lambda: generate(model, rows, **options))
-    assert_equal(generate(model, rows, **options), PLAIN[kind, name, how])
+    options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
+    REFERENCE[kind, name, strategy] = plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), REFERENCE[kind, name, strategy])
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-@pytest.mark.usefixtures("fixed")
-def test_steps_of_fixed_shapes_give_the_same(kind, name, build, how, plain):
+@pytest.mark.usefixtures("static_shapes")
+def test_static_shapes_equal_module_decoder(kind, name, build, strategy, plain):
     model, (rows, start) = build(), arguments(kind)
-    options = {"how": how, "max_new": MAX_NEW, "stop": STOP, "start": start}
-    wanted = PLAIN.get((kind, name, how)) or plain(lambda: generate(model, rows, **options))
-    assert_equal(generate(model, rows, **options), wanted)
-    again = generate(model, rows[::-1], **options)  # in the memory of the first, with other numbers in it
+    options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
+    expected = REFERENCE.get((kind, name, strategy)) or plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), expected)
+    again = generate(model, rows[::-1], **options)  # reuses the buffers of the first call
     assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
 
 
-def test_a_prompt_whose_beams_are_done_at_once_leaves_the_others_theirs():
+def test_prompt_finished_at_first_step_does_not_change_other_prompts():
     model, rows = decoder(), prompts(VOCAB)
-    for stop in range(VOCAB):  # with each of them as a stop, some prompts are over after the first id
-        options = {"how": Beam(3, length_penalty=0.0), "max_new": 4, "stop": stop}
+    for stop in range(VOCAB):  # for some stop ids, some prompts finish at the first id
+        options = {"strategy": BeamSearch(3, length_penalty=0.0), "max_new_tokens": 4, "stop_ids": stop}
         assert_equal(generate(model, rows, **options), generate(model, rows, **options, use_cache=False))
 
 
-@pytest.mark.usefixtures("fixed")
-def test_streams_of_one_model_do_not_share_their_memory():
+@pytest.mark.usefixtures("static_shapes")
+def test_interleaved_streams_of_one_model_are_independent():
     model = decoder()
     first, second = [3, 1, 4], [1, 5, 9]
-    alone = [[int(step.ids[0]) for step in stream(model, row, max_new=30)] for row in (first, second)]
-    pairs = list(zip(stream(model, first, max_new=30), stream(model, second, max_new=30), strict=True))
+    alone = [[int(step.ids[0]) for step in stream(model, row, max_new_tokens=30)] for row in (first, second)]
+    pairs = list(zip(stream(model, first, max_new_tokens=30), stream(model, second, max_new_tokens=30), strict=True))
     assert [[int(step.ids[0]) for step in steps] for steps in zip(*pairs, strict=True)] == alone
 
 
-@pytest.mark.usefixtures("fixed")
-def test_a_stream_that_is_dropped_gives_its_memory_back():
+@pytest.mark.usefixtures("static_shapes")
+def test_closed_stream_releases_its_graph():
     model = decoder()
-    whole = generate(model, [3, 1, 4], max_new=30).ids[0, 0].tolist()
-    steps = stream(model, [3, 1, 4], max_new=30)
+    whole = generate(model, [3, 1, 4], max_new_tokens=30).ids[0, 0].tolist()
+    steps = stream(model, [3, 1, 4], max_new_tokens=30)
     assert int(next(steps).ids[0]) == whole[0]
     steps.close()
-    assert [int(step.ids[0]) for step in stream(model, [3, 1, 4], max_new=30)] == whole
+    assert [int(step.ids[0]) for step in stream(model, [3, 1, 4], max_new_tokens=30)] == whole
 
 
-def test_changed_weights_are_seen(plain):
+def test_changed_parameters_recompile_program(plain):
     model = decoder()
     rows = prompts(VOCAB)
-    first = generate(model, rows, max_new=9)
-    program = kept_of(model).program
+    first = generate(model, rows, max_new_tokens=9)
+    program = compiled_decoder(model).program
     with torch.no_grad():
         model.blocks[0].attention.k_proj.weight.neg_()
-    assert kept_of(model).program is not program
-    second = generate(model, rows, max_new=9)
+    assert compiled_decoder(model).program is not program
+    second = generate(model, rows, max_new_tokens=9)
     assert not torch.allclose(first.log_probs, second.log_probs)
-    assert_equal(second, plain(lambda: generate(model, rows, max_new=9)))
+    assert_equal(second, plain(lambda: generate(model, rows, max_new_tokens=9)))
 
 
-def taken(model, rows=((1, 2),), start=None):
-    stepper = stepper_for(model, [list(row) for row in rows], start=start, max_new=5, use_cache=True)
-    return isinstance(stepper, Fast)
+def is_fused(model, rows=((1, 2),), decoder_start_ids=None):
+    decoder = incremental_decoder(
+        model, [list(row) for row in rows], decoder_start_ids=decoder_start_ids, max_new_tokens=5, use_cache=True
+    )
+    return isinstance(decoder, FusedDecoder)
 
 
-def test_who_is_watched_or_changed_takes_the_plain_way():
+def test_models_with_hooks_or_replaced_modules_use_module_decoder():
     model = decoder()
-    assert taken(model)
+    assert is_fused(model)
     handle = model.blocks[1].register_forward_hook(lambda *_: None)
-    assert not taken(model)
+    assert not is_fused(model)
     handle.remove()
-    assert taken(model)
+    assert is_fused(model)
     model.blocks[0].attention.impl = "reference"
-    assert not taken(model)
+    assert not is_fused(model)
     model = decoder()
     model.blocks[0].feed_forward.up = torch.nn.Sequential(model.blocks[0].feed_forward.up)
-    assert not taken(model)
+    assert not is_fused(model)
     pair = encoder_decoder()
-    assert taken(pair, start=4)
+    assert is_fused(pair, decoder_start_ids=4)
     pair.encoder.blocks[0].register_forward_pre_hook(lambda *_: None)
-    assert not taken(pair, start=4)
+    assert not is_fused(pair, decoder_start_ids=4)
 
 
-def test_a_window_keeps_the_window_only():
+def test_cache_of_window_mask_has_window_size():
     model = decoder(mask=causal() & window(4, 0), positions=Rotary())
-    stepper = stepper_for(model, [[3, 1, 4, 1, 5, 9, 2, 6]], start=None, max_new=20, use_cache=True)
-    stepper.begin()
-    stepper.step(torch.tensor([5]))
-    assert stepper.room.keys[0].shape[2] == 5
+    fused = incremental_decoder(
+        model, [[3, 1, 4, 1, 5, 9, 2, 6]], decoder_start_ids=None, max_new_tokens=20, use_cache=True
+    )
+    fused.prefill()
+    fused.decode_step(torch.tensor([5]))
+    assert fused.cache.keys[0].shape[2] == 5
 
 
 @pytest.mark.parametrize(
-    ("mask", "wanted"),
+    ("mask", "expected"),
     [
         (causal(), None),
         (window(3, 0), 4),
@@ -180,11 +188,11 @@ def test_a_window_keeps_the_window_only():
         (full(), None),
     ],
 )
-def test_how_far_back_a_mask_reaches(mask, wanted):
-    assert lookback(mask) == wanted
+def test_reach_returns_lookback_of_mask(mask, expected):
+    assert lookback(mask) == expected
 
 
-def test_buckets():
+def test_bucket_rounds_up_to_captured_sizes():
     assert [bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
         *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
     ]
@@ -198,20 +206,20 @@ class PromptProgram:
     def __init__(self, *errors):
         self.errors = list(errors)
 
-    def read(self, ids, *, last):
+    def prefill(self, ids, *, last):
         if self.errors:
             raise self.errors.pop(0)
         return torch.zeros(len(ids), VOCAB), []
 
 
-def test_prefill_out_of_memory_is_raised():
-    prefill = fast.Reading(PromptProgram(torch.OutOfMemoryError("out of memory")), 1, 8)
+def test_prefill_out_of_memory_raises():
+    prefill = fast.GraphedPrefill(PromptProgram(torch.OutOfMemoryError("out of memory")), 1, 8)
     with pytest.raises(torch.OutOfMemoryError):
         prefill(torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_prefill_that_cannot_be_captured_warns_and_runs_eagerly():
-    prefill = fast.Reading(PromptProgram(RuntimeError("operation not permitted when stream is capturing")), 1, 8)
+def test_prefill_without_capture_warns_once_and_runs_eagerly():
+    prefill = fast.GraphedPrefill(PromptProgram(RuntimeError("operation not permitted when stream is capturing")), 1, 8)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
         logits, _ = prefill(torch.zeros(1, 3, dtype=torch.int64))
     assert logits.shape == (1, VOCAB)
@@ -220,15 +228,15 @@ def test_prefill_that_cannot_be_captured_warns_and_runs_eagerly():
         prefill(torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_prefill_error_that_is_not_of_the_capture_is_raised_without_a_warning():
-    prefill = fast.Reading(PromptProgram(RuntimeError("broken"), RuntimeError("broken")), 1, 8)
+def test_prefill_error_outside_capture_raises_without_warning():
+    prefill = fast.GraphedPrefill(PromptProgram(RuntimeError("broken"), RuntimeError("broken")), 1, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeError, match="broken"):
             prefill(torch.zeros(1, 3, dtype=torch.int64))
 
 
-def test_kernels_in_the_interpreter():
+def test_decode_kernels_equal_references_in_triton_interpreter():
     """The Triton kernels of a step, run by Triton's interpreter on tiny shapes, against their references."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""What generation asks of a decoder's mask, against the mask written out."""
+"""Mask properties that generation uses, compared with dense masks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tests.masks.strategies import masks
 
 
 @given(masks, st.integers(0, 9), st.integers(1, 11))
-def test_looking_ahead_is_at_what_is_generated(mask, prompt, more):
+def test_is_causal_equals_dense_definition(mask, prompt, more):
     total = prompt + more
     dense = mask.dense(total).tolist()
-    wanted = any(dense[p][j] for p in range(total) for j in range(max(prompt, p + 1), total))
-    assert is_causal(mask, prompt, total) != wanted
+    expected = any(dense[p][j] for p in range(total) for j in range(max(prompt, p + 1), total))
+    assert is_causal(mask, prompt, total) != expected
 
 
 @given(masks)
-def test_what_speaks_of_distance_only_may_be_moved(mask):
-    """Every entry but those of the last row and column is that of its neighbour down the diagonal."""
+def test_translation_invariant_masks_are_constant_along_diagonals(mask):
+    """Every entry equals its neighbor down the diagonal."""
     if is_translation_invariant(mask):
         dense = mask.dense(13)
         assert (dense[:-1, :-1] == dense[1:, 1:]).all()
 
 
 @pytest.mark.parametrize(
-    ("mask", "answer"),
+    ("mask", "expected"),
     [
         (causal() & ~window(2, 0).T, True),
         (causal() & every(4), False),
@@ -37,5 +37,5 @@ def test_what_speaks_of_distance_only_may_be_moved(mask):
     ],
     ids=str,
 )
-def test_positions_counted_from_the_start_are_more_than_distance(mask, answer):
-    assert is_translation_invariant(mask) is answer
+def test_masks_of_absolute_positions_are_not_translation_invariant(mask, expected):
+    assert is_translation_invariant(mask) is expected

@@ -1,11 +1,11 @@
-"""The same ids as transformers' `generate`, from a tiny random GPT-2 whose weights are copied."""
+"""Ids and scores equal those of transformers' `generate`, for a tiny random GPT-2 with copied parameters."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from clearhead.generation import Beam, Greedy, generate
+from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.layers import GELU
 from clearhead.models.decoder import DecoderConfig
 from clearhead.positions import Learned
@@ -17,9 +17,9 @@ VOCAB, WIDTH, HEADS, LAYERS, LENGTH, STOP = 29, 12, 3, 2, 61, 7
 
 @pytest.fixture(scope="module")
 def pair():
-    """GPT-2 as transformers has it, and as a `Decoder`, with the same weights in float64."""
+    """GPT-2 of transformers and as a `Decoder`, with the same float64 parameters."""
     torch.manual_seed(2)
-    theirs = transformers.GPT2LMHeadModel(
+    hf_model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=VOCAB,
             n_positions=LENGTH,
@@ -32,11 +32,11 @@ def pair():
             pad_token_id=STOP,
         )
     )
-    theirs = theirs.double().eval()
-    with torch.no_grad():  # the stop id a little likelier everywhere, so that some rows end and some do not
-        row = theirs.transformer.wte.weight[STOP]
-        theirs.transformer.ln_f.bias += row / row.square().sum()
-    ours = DecoderConfig(
+    hf_model = hf_model.double().eval()
+    with torch.no_grad():  # raise the stop id a little, so that some rows finish
+        row = hf_model.transformer.wte.weight[STOP]
+        hf_model.transformer.ln_f.bias += row / row.square().sum()
+    model = DecoderConfig(
         vocab_size=VOCAB,
         d_model=WIDTH,
         n_heads=HEADS,
@@ -45,12 +45,12 @@ def pair():
         positions=Learned(max_len=LENGTH),
         activation=GELU(tanh=True),
     ).build()
-    ours.load_state_dict(translated(theirs.state_dict()))
-    return theirs, ours.double().eval()
+    model.load_state_dict(convert_state(hf_model.state_dict()))
+    return hf_model, model.double().eval()
 
 
-def translated(weights):
-    """transformers' names and (in, out) matrices as ours."""
+def convert_state(weights):
+    """Convert the names and (in, out) matrices of transformers."""
     parts = {
         "ln_1": "norm1",
         "attn.c_proj": "attention.o_proj",
@@ -66,9 +66,9 @@ def translated(weights):
     }
     for i in range(LAYERS):
         for kind in ("weight", "bias"):
-            for theirs, ours in parts.items():
-                value = weights[f"transformer.h.{i}.{theirs}.{kind}"]
-                out[f"blocks.{i}.{ours}.{kind}"] = value.T if value.dim() == 2 else value
+            for hf_name, name in parts.items():
+                value = weights[f"transformer.h.{i}.{hf_name}.{kind}"]
+                out[f"blocks.{i}.{name}.{kind}"] = value.T if value.dim() == 2 else value
             joined = weights[f"transformer.h.{i}.attn.c_attn.{kind}"]
             for letter, value in zip("qkv", joined.chunk(3, dim=-1), strict=True):
                 out[f"blocks.{i}.attention.{letter}_proj.{kind}"] = value.T if value.dim() == 2 else value
@@ -90,27 +90,27 @@ def without_stop(ids):
 ROWS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 11], [13], [17, 19, 23, 28, 2, 4, 6, 8, 10, 12, 14]]
 
 
-def test_the_models_agree(pair):
-    theirs, ours = pair
+def test_logits_equal_transformers(pair):
+    hf_model, model = pair
     ids = torch.randint(VOCAB, (3, 17))
-    torch.testing.assert_close(ours(ids), theirs(ids).logits)
+    torch.testing.assert_close(model(ids), hf_model(ids).logits)
 
 
-def test_greedy(pair):
-    theirs, ours = pair
+def test_greedy_ids_equal_transformers(pair):
+    hf_model, model = pair
     ids, mask = padded_left(ROWS)
-    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=31, do_sample=False)[:, ids.shape[1] :]
-    found = generate(ours, ROWS, how=Greedy(), max_new=31, stop=STOP)
-    assert [row.tolist() for row in found.best] == [without_stop(row) for row in expected]
-    assert 0 < int(found.finished.sum()) < len(ROWS)
+    expected = hf_model.generate(ids, attention_mask=mask, max_new_tokens=31, do_sample=False)[:, ids.shape[1] :]
+    actual = generate(model, ROWS, strategy=Greedy(), max_new_tokens=31, stop_ids=STOP)
+    assert [row.tolist() for row in actual.best] == [without_stop(row) for row in expected]
+    assert 0 < int(actual.finished.sum()) < len(ROWS)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("width", [2, 5])
-def test_beam(pair, width, alpha):
-    theirs, ours = pair
+def test_beam_search_equals_transformers(pair, width, alpha):
+    hf_model, model = pair
     ids, mask = padded_left(ROWS)
-    expected = theirs.generate(
+    expected = hf_model.generate(
         ids,
         attention_mask=mask,
         max_new_tokens=23,
@@ -118,14 +118,16 @@ def test_beam(pair, width, alpha):
         num_beams=width,
         num_return_sequences=2,
         length_penalty=alpha,
-        early_stopping=True,  # over when `width` sequences have ended, as here
+        early_stopping=True,  # ends when `width` sequences have finished, as here
         return_dict_in_generate=True,
         output_scores=True,
     )
-    found = generate(ours, ROWS, how=Beam(width, length_penalty=alpha, n_best=2), max_new=23, stop=STOP)
+    actual = generate(
+        model, ROWS, strategy=BeamSearch(width, length_penalty=alpha, n_best=2), max_new_tokens=23, stop_ids=STOP
+    )
     sequences = expected.sequences[:, ids.shape[1] :].unflatten(0, (len(ROWS), 2))
     for row in range(len(ROWS)):
         for rank in range(2):
-            assert found.sequence(row, rank).tolist() == without_stop(sequences[row, rank])
-    torch.testing.assert_close(found.scores.flatten(), expected.sequences_scores, check_dtype=False)
-    assert 0 < int(found.finished.sum()) < 2 * len(ROWS)
+            assert actual.sequence(row, rank).tolist() == without_stop(sequences[row, rank])
+    torch.testing.assert_close(actual.scores.flatten(), expected.sequences_scores, check_dtype=False)
+    assert 0 < int(actual.finished.sum()) < 2 * len(ROWS)

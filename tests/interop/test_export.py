@@ -41,14 +41,14 @@ def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):  # noqa: F811
         got, wanted = theirs(batch).logits, trained.model(batch)
     assert (got - wanted).abs().max() <= 3000 * torch.finfo(torch.float64).eps * wanted.abs().max()
     made = theirs.generate(batch, max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
-    ours = ch.generate(trained.model, batch, max_new=20, stop=trained.stops).sequence(0).tolist()
+    ours = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stops).sequence(0).tolist()
     assert made[: len(ours)] == ours
 
 
 def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F811
     assert cli("export", "shakespeare", "--out", tmp_path / "out").code == 0
     for command in (
-        ["generate", TEXT, "--max-new", 20, "--model"],
+        ["generate", TEXT, "--max-new-tokens", 20, "--model"],
         ["look", "--json"],
         ["check", "--only", "future leak"],
     ):

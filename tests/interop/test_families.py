@@ -151,8 +151,8 @@ def test_generation_is_the_plain_loop(peer, saved):
         for _ in range(4):
             best = ours(*source, ids)[:, -1].log_softmax(-1).max(-1)
             ids, score = torch.cat((ids, best.indices[:, None]), dim=1), score + best.values[0]
-    how = {"start": begun[0].tolist()} if source else {}
-    found = generate(ours, *source or [begun], max_new=4, **how)
+    how = {"decoder_start_ids": begun[0].tolist()} if source else {}
+    found = generate(ours, *source or [begun], max_new_tokens=4, **how)
     assert found.ids[0, 0, -4:].tolist() == ids[0, -4:].tolist()
     assert_close(found.scores[0, 0], score, in_float32=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from clearhead import interop
 from clearhead.errors import ConfigError, StorageError
-from clearhead.generation import Beam, Limits, Sample, generate, stream
+from clearhead.generation import BeamSearch, LogitsProcessors, Sample, generate, stream
 from tests.interop.conftest import change_json
 from tests.interop.peers import BART, PEERS
 
@@ -81,9 +81,14 @@ def test_greedy_ids_are_those_of_transformers(both, name):
         assert wanted != free, "the settings change nothing, so the test would say nothing"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None, **settings}))
     source = interop.open_source(folder)
-    start = {"start": interop.start_of(source)} if theirs.config.is_encoder_decoder else {}
-    how = {"limits": interop.limits_of(source), "stop": interop.stops_of(source), "max_new": NEW, **start}
-    assert how["limits"] is not None
+    start = {"decoder_start_ids": interop.start_of(source)} if theirs.config.is_encoder_decoder else {}
+    how = {
+        "logits_processors": interop.limits_of(source),
+        "stop_ids": interop.stops_of(source),
+        "max_new_tokens": NEW,
+        **start,
+    }
+    assert how["logits_processors"] is not None
     got = generate(ours, PROMPT, **how)
     assert got.sequence(0, with_stop=True).tolist() == wanted
     assert [int(step.ids[0]) for step in stream(ours, PROMPT, **how)] == wanted
@@ -91,15 +96,19 @@ def test_greedy_ids_are_those_of_transformers(both, name):
     # Rows of other lengths beside it change nothing, nor does a beam of one.
     together = generate(ours, [[4], PROMPT[0].tolist(), [9, 9, 9, 9, 9, 9, 2]], **how)
     assert together.sequence(1, with_stop=True).tolist() == wanted
-    assert generate(ours, PROMPT, how=Beam(1), **how).sequence(0, with_stop=True).tolist() == wanted
+    assert generate(ours, PROMPT, strategy=BeamSearch(1), **how).sequence(0, with_stop=True).tolist() == wanted
 
 
 def test_sampling_and_beams_obey(both):
     _, ours, _ = both
-    start = {"start": 2} if hasattr(ours, "encoder") else {}
-    limits = Limits(suppressed=tuple(range(2, 29)), no_repeat=2)
-    for how in (Sample(seed=1, temperature=3.0), Beam(3, n_best=2)):
-        ids = generate(ours, PROMPT, how=how, max_new=5, limits=limits, **start).sequence(0).tolist()
+    start = {"decoder_start_ids": 2} if hasattr(ours, "encoder") else {}
+    limits = LogitsProcessors(suppress_tokens=tuple(range(2, 29)), no_repeat_ngram_size=2)
+    for how in (Sample(seed=1, temperature=3.0), BeamSearch(3, n_best=2)):
+        ids = (
+            generate(ours, PROMPT, strategy=how, max_new_tokens=5, logits_processors=limits, **start)
+            .sequence(0)
+            .tolist()
+        )
         assert set(ids) <= {0, 1, 29, 30}
         pairs = list(itertools.pairwise(ids))
         assert len(set(pairs)) == len(pairs)
@@ -109,7 +118,7 @@ def test_a_folder_without_such_a_file_is_read_from_its_configuration(made):
     _, folder = made("bart")
     (folder / "generation_config.json").unlink()
     source = interop.open_source(folder)
-    assert interop.limits_of(source) == Limits(forced_last=(BART["forced_eos_token_id"],))
+    assert interop.limits_of(source) == LogitsProcessors(forced_eos_token_ids=(BART["forced_eos_token_id"],))
     assert interop.start_of(source) == (BART["decoder_start_token_id"],)
 
 
@@ -120,14 +129,16 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
         ({"guidance_scale": 2.0}, "guidance_scale 2.0"),
         ({"stop_strings": ["x"]}, "stop_strings"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0"),
-        ({"suppress_tokens": "all"}, "suppressed"),
-        ({"bad_words_ids": [["a"]]}, "forbidden"),
+        ({"suppress_tokens": "all"}, "suppress_tokens"),
+        ({"bad_words_ids": [["a"]]}, "bad_words_ids"),
     ):
         change_json(file, **settings)
         with pytest.raises(StorageError, match=said):
             interop.limits_of(interop.open_source(llama))
         change_json(file, **dict.fromkeys(settings))
-    with pytest.raises(ConfigError, match="no_repeat is -1"):
-        Limits(no_repeat=-1)
+    with pytest.raises(ConfigError, match="no_repeat_ngram_size is -1"):
+        LogitsProcessors(no_repeat_ngram_size=-1)
     with pytest.raises(ConfigError, match="speak of id 31, and the vocabulary ends at 30"):
-        generate(interop.load(llama), PROMPT, limits=Limits(suppressed=(30, 31)), max_new=2)
+        generate(
+            interop.load(llama), PROMPT, logits_processors=LogitsProcessors(suppress_tokens=(30, 31)), max_new_tokens=2
+        )

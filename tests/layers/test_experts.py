@@ -8,7 +8,7 @@ import torch
 from clearhead.checks import check
 from clearhead.costs import cost
 from clearhead.errors import ConfigError
-from clearhead.generation.program import why_not
+from clearhead.generation.program import unsupported_reason
 from clearhead.layers import DepthScaled, Experts, ExpertsFeedForward, FeedForward, SwiGLU
 from clearhead.look import build_walkthrough
 from clearhead.models import DecoderConfig
@@ -81,7 +81,7 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
     assert DecoderConfig.from_toml(mixed.to_toml()) == mixed
     model = mixed.build()
     assert model.blocks[0].feed_forward.experts[0].down.weight.std() < 0.02
-    assert why_not(model) == "its tokens go to different experts"
+    assert unsupported_reason(model) == "it has a mixture of experts"
 
 
 def test_a_walk_stops_at_what_the_experts_say_together():

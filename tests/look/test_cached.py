@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead import look
 from clearhead.attention import KVCache, MultiHeadAttention
-from clearhead.generation import Beam, Greedy, generate
+from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.masks import allow, causal, every, padding, window
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
 from clearhead.positions import ALiBi, Learned, RelativeBias, Rotary, Sinusoidal
@@ -83,7 +83,7 @@ def test_greedy_generation_of_a_decoder():
     model = decoder()
     prompt = torch.randint(31, (2, 5))
     with look.trace(model) as t:
-        made = generate(model, prompt, how=Greedy(), max_new=7)
+        made = generate(model, prompt, strategy=Greedy(), max_new_tokens=7)
     ids = torch.cat((prompt, torch.stack(list(made.best))[:, :-1]), dim=1)  # the last id is not read again
     wanted = at_once(model, ids)
     for path in wanted.paths:
@@ -94,9 +94,9 @@ def test_generation_without_a_cache_is_a_run_a_step():
     model = decoder()
     prompt = torch.randint(31, (1, 5))
     with look.trace(model) as cached:
-        generate(model, prompt, how=Greedy(), max_new=4)
+        generate(model, prompt, strategy=Greedy(), max_new_tokens=4)
     with look.trace(model) as t:
-        generate(model, prompt, how=Greedy(), max_new=4, use_cache=False)
+        generate(model, prompt, strategy=Greedy(), max_new_tokens=4, use_cache=False)
     assert (t.runs, cached.runs) == (4, 1)
     assert t.weights("blocks.0.attention", run=0).shape == (1, 6, 5, 5)
     torch.testing.assert_close(t.weights("blocks.0.attention"), cached.weights("blocks.0.attention"))
@@ -106,7 +106,7 @@ def test_an_encoder_decoder_with_its_cross_attention():
     model = EncoderDecoder(tiny_encoder_decoder()).double().eval()
     source = [torch.randint(model.config.vocab_size, (n,)) for n in (7, 4)]
     with look.trace(model) as t:
-        made = generate(model, source, how=Greedy(), max_new=5, start=1)
+        made = generate(model, source, strategy=Greedy(), max_new_tokens=5, decoder_start_ids=1)
     target = torch.cat((torch.ones(2, 1, dtype=torch.long), torch.stack(list(made.best))[:, :-1]), dim=1)
     padded = torch.nn.utils.rnn.pad_sequence(source, batch_first=True)
     wanted = at_once(model, padded, target, source_mask=padding([7, 4]))
@@ -297,7 +297,9 @@ def test_beams_show_the_sequences_that_were_alive_at_the_end():
     model = EncoderDecoder(tiny_encoder_decoder()).double().eval()
     source = torch.randint(model.config.vocab_size, (2, 7))
     with look.trace(model) as t:
-        made = generate(model, source, how=Beam(3, n_best=3), max_new=5, start=1)  # nothing ends early
+        made = generate(
+            model, source, strategy=BeamSearch(3, n_best=3), max_new_tokens=5, decoder_start_ids=1
+        )  # nothing ends early
     # The last reordering is made by the sequences' own last id, which is never read: compare what came before it.
     path = t.paths[-1]
     attention_map = t.weights(path, rows=-1)  # (6, H, 1, S): the last query of every beam

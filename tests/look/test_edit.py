@@ -199,11 +199,11 @@ def test_patches_in_generation_with_a_cache_find_their_place():
 
 def test_an_edit_changes_what_is_generated():
     model, ids = decoder(), torch.randint(31, (2, 5))
-    plain = generate(model, ids, how=Greedy(), max_new=5)
+    plain = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
     with look.trace(model) as t:
         t.intervene("embedding", look.ReplaceActivation(lambda x: -x))
-        edited = generate(model, ids, how=Greedy(), max_new=5)
-    again = generate(model, ids, how=Greedy(), max_new=5)
+        edited = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
+    again = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
     assert torch.equal(plain.ids, again.ids)
     assert not torch.equal(plain.ids, edited.ids)
 

@@ -244,7 +244,7 @@ class TestPictures:
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=2)).eval()
         prompt = torch.tensor([[5, 3, 11]])
         with torch.no_grad(), trace(model) as steps:
-            made = generate(model, prompt, max_new=5)
+            made = generate(model, prompt, max_new_tokens=5)
         whole = torch.cat((prompt, made.best[0][None]), dim=1)[:, :-1]  # the last token was written, never read
         with torch.no_grad(), trace(model) as once:
             model(whole)

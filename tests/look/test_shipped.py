@@ -68,7 +68,7 @@ def test_weights_times_values_are_the_fast_paths_output(name, impl):
 def test_generation_stays_within_the_tolerance(name):
     model = model_of(name)
     with look.trace(model) as t:
-        generate(model, torch.randint(model.config.vocab_size, (2, 7)), how=Greedy(), max_new=5)
+        generate(model, torch.randint(model.config.vocab_size, (2, 7)), strategy=Greedy(), max_new_tokens=5)
     for path in t.paths:
         assert t.weights(path).shape[-2:] == (11, 11)
         assert t.difference(path) <= t.tolerance(path)

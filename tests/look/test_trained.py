@@ -10,7 +10,7 @@ import torch
 
 from clearhead import look, pretrained
 from clearhead.errors import DataError
-from clearhead.generation import Beam, Greedy, generate
+from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.pretrained.translate import DEFAULT
 
 RARE = [
@@ -33,10 +33,10 @@ def searched(source: str, how) -> tuple[list[int], list[int]]:
     made = generate(
         trained.model,
         [torch.tensor(ids)],
-        how=how,
-        max_new=2 * len(ids) + 8,
-        start=tokenizer.bos_id,
-        stop=tokenizer.eos_id,
+        strategy=how,
+        max_new_tokens=2 * len(ids) + 8,
+        decoder_start_ids=tokenizer.bos_id,
+        stop_ids=tokenizer.eos_id,
     )
     return ids, made.sequence(with_stop=True).tolist()
 
@@ -71,10 +71,10 @@ def test_the_weights_are_those_of_the_run_itself(source):
 def test_translations_are_translate_with_ids():
     trained = translator()
     texts = [RARE[2], "  ", "Thank you."]
-    made = pretrained.translations(trained, texts, how=Beam(2))
-    assert [one.target for one in made] == pretrained.translate(trained, texts, how=Beam(2))
+    made = pretrained.translations(trained, texts, strategy=BeamSearch(2))
+    assert [one.target for one in made] == pretrained.translate(trained, texts, strategy=BeamSearch(2))
     assert [one.source for one in made] == texts
     assert made[1].read == made[1].written == ()
     with pytest.raises(DataError, match="nothing to translate"):
         look.translation_report(trained, made[1])
-    assert (list(made[2].read), list(made[2].written)) == searched("Thank you.", Beam(2))
+    assert (list(made[2].read), list(made[2].written)) == searched("Thank you.", BeamSearch(2))

@@ -71,7 +71,14 @@ class TestHelloWorld:
         assert torch.equal(walk["decoder", "logits"].values, logits)
         ids, _ = encode_sources(trained.tokenizer, ["Hello world"]).padded(torch.tensor([0]), fill=0)
         assert torch.equal(source, ids[0])
-        made = generate(trained.model, ids, how=Greedy(), max_new=20, start=trained.tokenizer.bos_id, stop=2)
+        made = generate(
+            trained.model,
+            ids,
+            strategy=Greedy(),
+            max_new_tokens=20,
+            decoder_start_ids=trained.tokenizer.bos_id,
+            stop_ids=2,
+        )
         assert [step.token.id for step in walk.predictions] == made.sequence(0, with_stop=True).tolist()
         one_by_one = [step.token.probability for step in walk.predictions]
         assert one_by_one == pytest.approx(made.log_probs[0, 0].exp().tolist(), rel=1e-4)

@@ -41,4 +41,4 @@ def test_contradictions_are_refused():
     with pytest.raises(ShapeError, match=r"frames have shape \(2, 14, 6\); expected \(B, T, 5\)"):
         model.encode(torch.randn(2, 14, 6))
     with pytest.raises(ShapeError, match=r"the prompt is a list; expected frames of sound \(batch, frames, 5\)"):
-        generate(model, [[1, 2]], start=1, max_new=2)
+        generate(model, [[1, 2]], decoder_start_ids=1, max_new_tokens=2)

@@ -13,7 +13,7 @@ from clearhead.costs import cost
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
-from clearhead.generation.program import why_not
+from clearhead.generation.program import unsupported_reason
 from clearhead.layers import BlockConfig, PostNorm, Sandwich
 from clearhead.look import attribute, trace
 from clearhead.masks import causal, every, full, window
@@ -80,10 +80,10 @@ def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
 
 def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
     model = built(positions=Learned(max_len=13, skipped=2))
-    assert generate(model, IDS[:1], max_new=7).ids.shape[-1] == 7
+    assert generate(model, IDS[:1], max_new_tokens=7).ids.shape[-1] == 7
     with pytest.raises(ShapeError, match="has 13 rows"):
-        generate(model, IDS[:1], max_new=8)
-    assert generate(model, IDS[:1], max_new=9, slide=True).ids.shape[-1] == 9
+        generate(model, IDS[:1], max_new_tokens=8)
+    assert generate(model, IDS[:1], max_new_tokens=9, sliding_context=True).ids.shape[-1] == 9
 
 
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5), Capped(1.5, scale=0.7)])
@@ -106,8 +106,8 @@ def test_attention_scores_are_those_of_the_configuration(scores):
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5)])
 def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
     model = built(scores=scores)
-    assert (why_not(model) is None) == (not isinstance(scores, Capped))
-    fast, plain = (generate(model, IDS, max_new=5, use_cache=cached) for cached in (True, False))
+    assert (unsupported_reason(model) is None) == (not isinstance(scores, Capped))
+    fast, plain = (generate(model, IDS, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert fast.ids.tolist() == plain.ids.tolist()
     torch.testing.assert_close(fast.scores, plain.scores)
 
@@ -147,11 +147,13 @@ def test_layer_masks_are_taken_in_turn():
 )
 def test_generation_goes_on_as_the_model_does(words):
     model = built(**words)
-    assert why_not(model) is not None
-    fast, plain = (generate(model, [IDS[0], IDS[1, :4]], max_new=5, use_cache=cached) for cached in (True, False))
+    assert unsupported_reason(model) is not None
+    fast, plain = (
+        generate(model, [IDS[0], IDS[1, :4]], max_new_tokens=5, use_cache=cached) for cached in (True, False)
+    )
     assert fast.ids.tolist() == plain.ids.tolist()
     torch.testing.assert_close(fast.scores, plain.scores)
-    alone = generate(model, IDS[1:, :4], max_new=5)
+    alone = generate(model, IDS[1:, :4], max_new_tokens=5)
     assert fast.ids[1].tolist() == alone.ids[0].tolist()
 
 
@@ -238,7 +240,7 @@ def test_layers_turn_in_turn():
     torch.testing.assert_close(model(IDS), model.norm(x))
     assert check(model).ok
     decoder = built(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))
-    assert why_not(decoder) == "its layers have masks or positions of their own"
+    assert unsupported_reason(decoder) == "its layers have different masks or positions"
     assert Config.from_toml(decoder.config.to_toml()) == decoder.config
 
 

@@ -117,7 +117,7 @@ class TestEvaluate:
         assert result.perplexity == pytest.approx(math.exp(total / labels), rel=1e-5)
         from clearhead.generation import Greedy
 
-        made = pretrained.translate(translator, [a for a, _ in self.pairs], how=Greedy())
+        made = pretrained.translate(translator, [a for a, _ in self.pairs], strategy=Greedy())
         assert result.bleu == pytest.approx(BLEU().corpus_score(made, [[b for _, b in self.pairs]]).score)
         assert "tok:13a" in result.signature
 

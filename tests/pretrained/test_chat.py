@@ -96,11 +96,11 @@ def test_a_model_answers_by_its_template(folder):
     about.write_text(json.dumps({**settings, "chat_template": several}))
     trained = pretrained.load(folder)
     said = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\ndog<|im_end|>\n<|im_start|>assistant\n"
-    wanted = trained.generate(said, max_new=6)
+    wanted = trained.generate(said, max_new_tokens=6)
     talk = [{"role": "user", "content": "dog"}]
-    assert trained.chat(talk, max_new=6) == wanted
-    assert trained.chat([TALK, talk], max_new=6)[1] == wanted
-    assert "".join(trained.stream(talk, max_new=6)) == wanted
+    assert trained.chat(talk, max_new_tokens=6) == wanted
+    assert trained.chat([TALK, talk], max_new_tokens=6)[1] == wanted
+    assert "".join(trained.stream(talk, max_new_tokens=6)) == wanted
     about.write_text(json.dumps(settings))
     with pytest.raises(DataError, match="has no chat template"):
         pretrained.load(folder).chat(talk)

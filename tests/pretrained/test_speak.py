@@ -25,22 +25,22 @@ def bard():
 
 def test_a_decoder_goes_on_from_a_text(bard):
     ids = bard.tokenizer.encode(TEXT)
-    made = generation.generate(bard.model, torch.tensor([ids]), max_new=20, stop=bard.stops).sequence(0)
-    text = bard.generate(TEXT, max_new=20)
+    made = generation.generate(bard.model, torch.tensor([ids]), max_new_tokens=20, stop_ids=bard.stops).sequence(0)
+    text = bard.generate(TEXT, max_new_tokens=20)
     assert text == bard.tokenizer.decode(made)
     assert len(text) > 5
-    assert bard.generate([TEXT, "JULIET:"], max_new=20)[0] == text
-    assert "".join(bard.stream(TEXT, max_new=20)) == text
+    assert bard.generate([TEXT, "JULIET:"], max_new_tokens=20)[0] == text
+    assert "".join(bard.stream(TEXT, max_new_tokens=20)) == text
     assert bard.generate([]) == []
-    sampled = bard.generate(TEXT, max_new=20, how=Sample(seed=3))
-    assert sampled == bard.generate(TEXT, max_new=20, how=Sample(seed=3))
+    sampled = bard.generate(TEXT, max_new_tokens=20, strategy=Sample(seed=3))
+    assert sampled == bard.generate(TEXT, max_new_tokens=20, strategy=Sample(seed=3))
 
 
 def test_what_was_exported_says_the_same(bard, tmp_path):
     pretrained.export(bard, tmp_path / "out")
     again = pretrained.load(tmp_path / "out")
     assert again.task == "text"
-    assert again.generate(TEXT, max_new=20) == bard.generate(TEXT, max_new=20)
+    assert again.generate(TEXT, max_new_tokens=20) == bard.generate(TEXT, max_new_tokens=20)
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ def test_an_encoder_decoder_writes_what_its_maker_would(tmp_path):
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
     trained = pretrained.load(tmp_path, dtype=torch.float64)
-    got = trained.translate(TEXTS, how=Greedy(), max_new=7)
+    got = trained.translate(TEXTS, strategy=Greedy(), max_new_tokens=7)
     for text, found in zip(TEXTS, got, strict=True):
         made = theirs.generate(torch.tensor([trained.tokenizer.prompt(text)]), max_new_tokens=7, do_sample=False)
         assert found == trained.tokenizer.decode(made[0, 1:].tolist()).strip()
-        assert found == trained.generate(text, max_new=7)
+        assert found == trained.generate(text, max_new_tokens=7)
     assert len(set(got)) > 1
 
 

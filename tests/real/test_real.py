@@ -42,11 +42,11 @@ def peer(smollm):
 
 
 def test_smollm_knows_the_capital_of_italy(model):
-    text = model.generate(PROMPT, max_new=8)
+    text = model.generate(PROMPT, max_new_tokens=8)
     print(f"\n{PROMPT}{text}")
     assert text.startswith(" Rome")
-    assert "".join(model.stream(PROMPT, max_new=8)) == text
-    assert model.generate([PROMPT, "One, two, three,"], max_new=8)[0] == text
+    assert "".join(model.stream(PROMPT, max_new_tokens=8)) == text
+    assert model.generate([PROMPT, "One, two, three,"], max_new_tokens=8)[0] == text
 
 
 def test_smollm_gives_the_logits_of_transformers(model, peer):
@@ -70,7 +70,7 @@ def test_smollm_gives_the_logits_of_transformers(model, peer):
 def test_smollm_generates_the_ids_of_transformers(model, peer):
     ids = torch.tensor([model.tokenizer.prompt(PROMPT)])
     theirs = peer.generate(ids, max_new_tokens=20, do_sample=False, repetition_penalty=1.0)[0, ids.shape[1] :].tolist()
-    ours = ch.generate(model.model, ids, max_new=20, stop=model.stops).sequence(0).tolist()
+    ours = ch.generate(model.model, ids, max_new_tokens=20, stop_ids=model.stops).sequence(0).tolist()
     print(f"\n{len(ours)} greedy ids: {model.tokenizer.decode(ours)!r}")
     assert theirs[: len(ours)] == ours
 
@@ -90,7 +90,7 @@ def test_smollm_answers_by_its_template(model, peer, smollm):
     talk = [{"role": "user", "content": "What is the capital of France?"}]
     ids = pretrained.conversation(model, talk)
     assert ids == theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
-    answer = model.chat(talk, max_new=20)
+    answer = model.chat(talk, max_new_tokens=20)
     made = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=list(model.stops))
     print(f"\n{talk[0]['content']} {answer}")
     assert answer == theirs.decode(made[0, len(ids) :], skip_special_tokens=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.generation import Beam, Greedy, Sample, generate
+from clearhead.generation import BeamSearch, Greedy, Sample, generate
 from clearhead.models import Config
 from tools.trials import Broken, Case
 from tools.trials.configs import GOOD
@@ -43,8 +43,10 @@ def check(case: Case) -> list[str]:
     model = _model(case)
     chance = random.Random(case["seed"])
     prompts = [[chance.randrange(VOCAB) for _ in range(max(1, n))] for n in case["lengths"]] or [[1]]
-    how = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": Beam(max(1, case["width"]))}[case["how"]]
-    options: dict[str, Any] = {"how": how, "max_new": max(1, case["new"]), "stop": case["stop"]}
+    how = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": BeamSearch(max(1, case["width"]))}[
+        case["how"]
+    ]
+    options: dict[str, Any] = {"how": how, "max_new_tokens": max(1, case["new"]), "stop": case["stop"]}
     if case["seq2seq"]:
         options["start"] = 1
     cached = generate(model, prompts, **options)

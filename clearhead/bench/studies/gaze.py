@@ -44,10 +44,10 @@ def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[A
     """What `reader` looks at in texts that `trained` has made or translated: the same ids whoever reads them."""
     if trained.task == "translation":
         chosen = random.Random(seed).sample(re.split(r" \| |\n", SENTENCES), sizes.tested)
-        return [translation_report(reader, made) for made in translations(trained, chosen, how=Greedy())]
+        return [translation_report(reader, made) for made in translations(trained, chosen, strategy=Greedy())]
     starts = ["ROMEO:\n", "KING HENRY:\n", "First Citizen:\n", "JULIET:\n"][: sizes.batch]
     how = Sample(temperature=0.8, seed=seed)
-    made = generate(trained, starts, how=how, max_new=sizes.length)
+    made = generate(trained, starts, strategy=how, max_new_tokens=sizes.length)
     return [attention_report(reader, start + text) for start, text in zip(starts, made, strict=True)]
 
 

@@ -21,5 +21,5 @@ stops = interop.stops_of(source)
 
 family = interop.export(ch.Decoder(tiny_decoder()), "limits", files={"generation_config.json": '{"min_new_tokens": 3}'})
 source = interop.open_source("limits")
-interop.limits_of(source).min_new  # → 3
+interop.limits_of(source).min_new_tokens  # → 3
 interop.start_of(source)  # → ()
