@@ -247,7 +247,7 @@ class TestModels:
             (["generate", "A" * 256], "the prompt has 256 tokens and shakespeare reads at most 256"),
             (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
             (["generate", ""], "the prompt is empty: give some text"),
-            (["translate", "Hi", "--beam", "2", "--length-penalty", "1000"], "usual are 0 to 2"),
+            (["translate", "Hi", "--beam", "2", "--length-penalty", "1000"], "usually 0 to 2"),
             (["translate", "Hi", "--dtype", "int8"], "expected one of float32"),
             (["translate", "Hi", "--device", "tpu"], "expected cpu or cuda"),
             (["models", "nope"], "there is no model"),

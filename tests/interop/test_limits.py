@@ -138,7 +138,7 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
         change_json(file, **dict.fromkeys(settings))
     with pytest.raises(ConfigError, match="no_repeat_ngram_size is -1"):
         LogitsProcessors(no_repeat_ngram_size=-1)
-    with pytest.raises(ConfigError, match="speak of id 31, and the vocabulary ends at 30"):
+    with pytest.raises(ConfigError, match="token id 31 in the logits processors is outside the vocabulary"):
         generate(
             interop.load(llama), PROMPT, logits_processors=LogitsProcessors(suppress_tokens=(30, 31)), max_new_tokens=2
         )
