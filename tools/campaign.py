@@ -1,11 +1,12 @@
-"""Looks for what breaks: draws calls, compares them with definitions in plain loops, and shrinks what differs.
+"""Fuzz the package: draw random cases, compare results with plain definitions, and shrink the cases that fail.
 
     python tools/campaign.py --seconds 60 --device cpu --seed 0
     python tools/campaign.py --draws 20000 --seed 1 --json
 
-Draw n of a seed is the same on every machine and in every run. It prints what was tried, by kind, and what broke: the
-smallest case found that breaks in the same way, and the Python line that repeats it. The exit status is 1 if anything
-did. `--only attend` draws one kind. It is no part of `make test`.
+Draw n of a seed is the same on every machine and in every run. The report lists the cases tried, by kind, and each
+distinct failure: the smallest case that fails in the same way, and the Python line that repeats it. The exit status is
+1 if there was a failure. `--only attend` draws a single kind. On a CPU each case runs in a child process with a budget
+of CPU time and memory. `make test` does not run this tool.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from a checkout, installed or not
@@ -27,35 +29,36 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from a checkout, insta
 import torch
 
 from tools.trials import SHARES, Case, kinds
+from tools.trials.sandbox import Budget, OverBudgetError, run_limited
 
-MOST_CHECKS = 400  # of smaller cases, for one that broke
+MAX_SHRINK_CHECKS = 400
+MAX_SHRINK_SECONDS = 120.0
 
 
 def check(kind: str, case: Case) -> None:
-    """Repeat one case; whatever is wrong is raised."""
+    """Repeat a case in this process, without a budget; failures are raised."""
     kinds()[kind].check(case)
 
 
 def campaign(
     *, seed: int, device: str = "cpu", seconds: float = float("inf"), draws: int | None = None, only: str | None = None
 ) -> dict[str, Any]:
-    """Draws until the time or the number of draws is over; what was tried and what broke, as plain values."""
+    """Draw until the time or the number of draws is reached; return the report as plain values."""
     end, tried, parts = time.monotonic() + seconds, Counter[str](), Counter[str]()
-    broken: dict[tuple[str, str], dict[str, Any]] = {}
+    failures: dict[tuple[str, str], dict[str, Any]] = {}
     number = 0
     while (draws is None or number < draws) and time.monotonic() < end:
         kind, case = drawn(seed, number, device, only)
-        found = attempt(kind, case)
+        outcome = attempt(kind, case)
         tried[kind] += 1
-        if isinstance(found, list):
-            parts.update(f"{kind}: {part}" for part in found)
-        elif (kind, found[0]) in broken:
-            broken[kind, found[0]]["times"] += 1
+        if isinstance(outcome, list):
+            parts.update(f"{kind}: {part}" for part in outcome)
+        elif (kind, outcome[0]) in failures:
+            failures[kind, outcome[0]]["times"] += 1
         else:
-            small = shrunk(kind, case, found[0])
-            message = attempt(kind, small)[1]
+            small, message = shrunk(kind, case, outcome)
             line = f'python -c "from math import inf; from tools.campaign import check; check({kind!r}, {small!r})"'
-            broken[kind, found[0]] = {
+            failures[kind, outcome[0]] = {
                 "kind": kind,
                 "draw": number,
                 "times": 1,
@@ -70,53 +73,72 @@ def campaign(
         "draws": number,
         "tried": dict(tried),
         "parts": dict(sorted(parts.items())),
-        "broken": list(broken.values()),
+        "broken": list(failures.values()),
     }
 
 
 def drawn(seed: int, number: int, device: str, only: str | None = None) -> tuple[str, Case]:
-    """Draw `number` of a seed: a kind, and a case of it."""
+    """Return draw `number` of a seed: a kind and a case of it."""
     chance = random.Random(f"{seed} {number}")
     (kind,) = [only] if only else chance.choices(list(SHARES), list(SHARES.values()))
     return kind, kinds()[kind].draw(chance, device)
 
 
-def attempt(kind: str, case: Case) -> Any:
-    """What was tried, a list of names; or, where it broke, (a word for the way it broke, the message)."""
+def attempt(kind: str, case: Case) -> list[str] | tuple[str, str]:
+    """Check a case within its budget: the list of parts it covered, or (failure signature, message)."""
+    module = kinds()[kind]
+    getattr(module, "prepare", lambda: None)()  # once per process: a forked child inherits the result
+    if case.get("device", "cpu") != "cpu":  # CUDA cannot be used in a forked process
+        outcome = _outcome(module, case)
+    else:
+        try:
+            outcome = run_limited(lambda: _outcome(module, case), getattr(module, "BUDGET", Budget()))
+        except OverBudgetError as error:
+            outcome = {"failure": f"OverBudgetError: {error}"}
+    if "parts" in outcome:
+        parts: list[str] = outcome["parts"]
+        return parts
+    message = outcome["failure"]
+    # Messages that differ only in numbers or in brackets have the same cause.
+    first = message.splitlines()[0].partition(" | ")[0]
+    signature = re.sub(r"\([^()]*\)|[-+]?\d[\d.,e+-]*|\binf\b|\bnan\b", "#", first)
+    return signature[:60], message[:1000]
+
+
+def _outcome(module: ModuleType, case: Case) -> dict[str, Any]:
+    """Check a case without changing torch's random state."""
+    torch.set_num_threads(1)
     state = torch.random.get_rng_state()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return kinds()[kind].check(case)
+            return {"parts": module.check(case)}
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        # Two messages that differ only in numbers, or in what stands in brackets, tell of one fault.
-        words = re.sub(
-            r"\([^()]*\)|[-+]?\d[\d.,e+-]*|\binf\b|\bnan\b", "#", message.splitlines()[0].partition(" | ")[0]
-        )
-        return words[:60], message[:1000]
+        return {"failure": f"{type(error).__name__}: {error}"}
     finally:
         torch.random.set_rng_state(state)
 
 
-def shrunk(kind: str, case: Case, word: str) -> Case:
-    """A case as small as can be found that breaks in the same way."""
-    checks, again = 0, True
-    while again and checks < MOST_CHECKS:
-        again = False
+def shrunk(kind: str, case: Case, failure: tuple[str, str]) -> tuple[Case, str]:
+    """Return a case that fails in the same way and is as small as could be found, and its message."""
+    signature, message = failure
+    end = time.monotonic() + MAX_SHRINK_SECONDS
+    checks, improved = 0, True
+    while improved and checks < MAX_SHRINK_CHECKS and time.monotonic() < end:
+        improved = False
         for small in smaller(case):
             checks += 1
-            found = attempt(kind, small)
-            if not isinstance(found, list) and found[0] == word:
-                case, again = small, True
+            outcome = attempt(kind, small)
+            if not isinstance(outcome, list) and outcome[0] == signature:
+                case, message, improved = small, outcome[1], True
                 break
-            if checks >= MOST_CHECKS:
+            if checks >= MAX_SHRINK_CHECKS or time.monotonic() >= end:
                 break
-    return case
+    return case, message
 
 
 def smaller(value: Any) -> Iterator[Any]:
-    """Values simpler than one of a case, the boldest first."""
+    """Yield simpler values, the simplest first."""
     if isinstance(value, dict):
         for key, item in value.items():
             for simple in _simplest(key, item):
@@ -124,7 +146,7 @@ def smaller(value: Any) -> Iterator[Any]:
         for key, item in value.items():
             yield from (value | {key: small} for small in smaller(item))
     elif isinstance(value, list):
-        yield from (item for item in value if isinstance(item, list))  # a part of an expression
+        yield from (item for item in value if isinstance(item, list))  # a subexpression
         for n, item in enumerate(value):
             yield from ([*value[:n], small, *value[n + 1 :]] for small in smaller(item))
     elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -146,33 +168,37 @@ def _simplest(key: str, item: Any) -> Iterator[Any]:
         yield plain[key]
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The report for people."""
-    yield f"{found['draws']:,} draws of seed {found['seed']} on {found['device']}"
-    for kind, n in found["tried"].items():
-        some = [f"{name.partition(': ')[2]} {m:,}" for name, m in found["parts"].items() if name.startswith(kind + ":")]
-        yield f"  {kind:9} {n:6,}   {', '.join(some)}"
-    yield "nothing broke" if not found["broken"] else f"{len(found['broken'])} different things broke:"
-    for each in found["broken"]:
-        yield f"\n{each['kind']}, draw {each['draw']}, {each['times']} times: {each['message']}"
-        yield f"  {each['repeat']}"
+def lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield f"{report['draws']:,} draws of seed {report['seed']} on {report['device']}"
+    for kind, n in report["tried"].items():
+        parts = {name.partition(": ")[2]: m for name, m in report["parts"].items() if name.startswith(kind + ":")}
+        covered = [f"{name} {m:,}" for name, m in parts.items()]
+        yield f"  {kind:9} {n:6,}   {', '.join(covered)}"
+    yield "no failures" if not report["broken"] else f"{len(report['broken'])} distinct failures:"
+    for failure in report["broken"]:
+        yield f"\n{failure['kind']}, draw {failure['draw']}, {failure['times']} times: {failure['message']}"
+        yield f"  {failure['repeat']}"
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
-    parser.add_argument("--draws", type=int, help="stop after so many draws")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after N seconds", metavar="N")
+    parser.add_argument("--draws", type=int, help="stop after N draws", metavar="N")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=list(SHARES), help="draw this kind alone")
+    parser.add_argument("--only", choices=list(SHARES), help="draw only this kind")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    given = parser.parse_args(arguments)
-    if given.draws is None and given.seconds == float("inf"):
-        parser.error("say when to stop: --seconds N or --draws N")
+    options = parser.parse_args(arguments)
+    if options.draws is None and options.seconds == float("inf"):
+        parser.error("expected --seconds N or --draws N, got neither")
     torch.set_num_threads(1)
-    found = campaign(seed=given.seed, device=given.device, seconds=given.seconds, draws=given.draws, only=given.only)
-    print(json.dumps(found) if given.json else "\n".join(lines(found)))
-    return int(bool(found["broken"]))
+    report = campaign(
+        seed=options.seed, device=options.device, seconds=options.seconds, draws=options.draws, only=options.only
+    )
+    print(json.dumps(report) if options.json else "\n".join(lines(report)))
+    return int(bool(report["broken"]))
 
 
 if __name__ == "__main__":

@@ -262,6 +262,7 @@ def test_word_level_tokenizer_without_its_unknown_token_raises_one_sentence(llam
         tokenizer.encode("a c")
 
 
+@pytest.mark.fixed_memory
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64])
 def test_parameters_converted_while_loading_start_at_multiples_of_64_bytes(llama, stored):
     file = llama / "model.safetensors"

@@ -184,6 +184,7 @@ def test_gguf_with_an_array_as_architecture_raises_one_sentence(tmp_path):
         ch.load(path)
 
 
+@pytest.mark.fixed_memory
 def test_dequantized_parameters_start_at_multiples_of_64_bytes(peer, tmp_path):
     path = tmp_path / "m.gguf"
     write(path, peer, peer.config, gguf.GGMLQuantizationType.Q8_0)

@@ -1,4 +1,4 @@
-"""The campaign finds what is wrong, makes it small, and repeats itself. A long one is no part of the tests."""
+"""The fuzzer finds planted bugs, shrinks them and repeats itself. Long runs are not part of the tests."""
 
 from __future__ import annotations
 
@@ -14,27 +14,51 @@ from clearhead.errors import StorageError
 from clearhead.masks import Mask
 from tests.attention.oracle import attention_by_hand
 from tools import campaign
-from tools.trials import SHARES, Broken
+from tools.trials import SHARES, Broken, options
 from tools.trials.oracle import Rounding, attention
+from tools.trials.sandbox import Budget
 
 
-def test_a_few_draws_of_every_kind_find_nothing():
-    for kind in SHARES:
-        found = campaign.campaign(seed=3, draws=12, only=kind)
-        assert found["broken"] == []
-        assert found["tried"] == {kind: 12}
-        assert found["parts"]
+@pytest.mark.parametrize("kind", SHARES)
+def test_campaign_with_a_few_draws_of_each_kind_has_no_failures(kind):
+    report = campaign.campaign(seed=3, draws=12, only=kind)
+    assert report["broken"] == []
+    assert report["tried"] == {kind: 12}
+    assert report["parts"]
 
 
-def test_a_draw_is_the_same_again():
+def test_numeric_options_are_drawn_or_excluded_for_every_command():
+    commands = options.numeric_options()
+    assert set(commands) == set(options.ARGUMENTS) | set(options.EXCLUDED)
+    assert {"--max-new", "--top-k", "--top-p", "--seed"} <= set(commands["generate"])
+
+
+@pytest.mark.parametrize("command", options.ARGUMENTS)
+def test_arguments_of_options_are_valid_without_a_numeric_option(command):
+    assert campaign.attempt("option", {"command": command, "options": []}) == [command, "exit 0"]
+
+
+def test_campaign_reports_a_case_that_never_ends(monkeypatch):
+    def loop(case):
+        while True:
+            pass
+
+    monkeypatch.setattr("tools.trials.headers.check", loop)
+    monkeypatch.setattr("tools.trials.headers.BUDGET", Budget(cpu_seconds=1, memory=1 << 28))
+    monkeypatch.setattr(campaign, "MAX_SHRINK_CHECKS", 0)
+    (failure,) = campaign.campaign(seed=3, draws=1, only="header")["broken"]
+    assert failure["message"] == "OverBudgetError: used more than 1 s of CPU time"
+
+
+def test_drawn_repeats_for_the_same_seed():
     assert campaign.drawn(5, 17, "cpu") == campaign.drawn(5, 17, "cpu")
     assert campaign.drawn(5, 17, "cpu") != campaign.drawn(6, 17, "cpu")
-    kinds = {campaign.drawn(1, n, "cpu")[0] for n in range(80)}
+    kinds = {campaign.drawn(1, n, "cpu")[0] for n in range(160)}
     assert kinds == set(SHARES)
 
 
-def test_a_planted_fault_is_found_and_shrunk(monkeypatch, capsys):
-    """One way is off by a tenth where there are five queries or more."""
+def test_campaign_finds_and_shrinks_a_planted_attention_bug(monkeypatch, capsys):
+    """One implementation is wrong by a tenth for five queries or more."""
 
     def wrong(q, *arguments, impl, **options):
         out = attend(q, *arguments, impl=impl, **options)
@@ -55,15 +79,15 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch, capsys):
     campaign.check("attend", case)
 
 
-def test_a_planted_fault_of_a_mask_is_found_and_shrunk(monkeypatch):
-    right = Mask.count
-    monkeypatch.setattr(Mask, "count", lambda mask, *sizes, **at: right(mask, *sizes, **at) + ("window" in str(mask)))
-    (found,) = campaign.campaign(seed=1, draws=60, only="mask")["broken"]
-    assert found["message"].startswith("Broken: count gives")
-    assert found["case"]["spec"] == ["window", 0, 0]
+def test_campaign_finds_and_shrinks_a_planted_mask_bug(monkeypatch):
+    count = Mask.count
+    monkeypatch.setattr(Mask, "count", lambda mask, *sizes, **at: count(mask, *sizes, **at) + ("window" in str(mask)))
+    (failure,) = campaign.campaign(seed=1, draws=60, only="mask")["broken"]
+    assert failure["message"].startswith("Broken: count gives")
+    assert failure["case"]["spec"] == ["window", 0, 0]
 
 
-def test_an_error_of_another_kind_breaks_a_file(monkeypatch):
+def test_attempt_with_an_unexpected_error_of_a_reader_fails(monkeypatch):
     def careless(folder):
         try:
             return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -72,59 +96,58 @@ def test_an_error_of_another_kind_breaks_a_file(monkeypatch):
 
     monkeypatch.setitem(campaign.kinds()["file"].READERS, "symbols/tokenizer.json", careless)
     case = {"file": "symbols/tokenizer.json", "damage": [["turn", 0, 1], ["cut", 30, 7]]}
-    word, message = campaign.attempt("file", case)
+    signature, message = campaign.attempt("file", case)
     assert message.startswith("JSONDecodeError")
-    small = campaign.shrunk("file", case, word)
+    small, _ = campaign.shrunk("file", case, (signature, message))
     assert len(small["damage"][0]) == 3
     assert sum(n for _, n, m in small["damage"] for n in (n, m)) < 38
 
 
-def test_json_is_one_document(capsys):
+def test_main_with_json_prints_one_document(capsys):
     assert campaign.main(["--draws", "3", "--seed", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["draws"] == 3
 
 
-def test_it_must_be_told_when_to_stop(capsys):
+def test_main_without_a_limit_exits(capsys):
     with pytest.raises(SystemExit):
         campaign.main([])
-    assert "say when to stop" in capsys.readouterr().err
+    assert "expected --seconds N or --draws N" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.0])
-def test_the_oracle_is_the_definition(temperature):
-    """Values against loops over single numbers, gradients against differences of those values."""
+def test_oracle_matches_loops_and_finite_differences(temperature):
+    """Values are compared with scalar loops, gradients with differences of those values."""
     g = np.random.default_rng(0)
     q, k, v = g.normal(size=(1, 2, 3, 5)), g.normal(size=(1, 1, 7, 5)), g.normal(size=(1, 1, 7, 2))
     up, bias = g.normal(size=(1, 2, 3, 2)), g.normal(size=(1, 2, 3, 7))
     allowed = g.random((1, 2, 3, 7)) < 0.6
     allowed[0, 0, 1] = False
-    exact = Rounding(0.0, 0.0, 0.0)
+    no_rounding = Rounding(0.0, 0.0, 0.0)
 
     def run(**changed):
-        given = {"q": q, "k": k, "v": v, "bias": bias} | changed
-        made = attention(
-            given["q"], given["k"], given["v"], up, allowed, given["bias"],
-            scale=0.4, temperature=temperature, rounding=exact,
+        inputs = {"q": q, "k": k, "v": v, "bias": bias} | changed
+        exact = attention(
+            inputs["q"], inputs["k"], inputs["v"], up, allowed, inputs["bias"],
+            scale=0.4, temperature=temperature, rounding=no_rounding,
         )  # fmt: skip
-        return made.values
+        return exact.values
 
     tensors = [torch.from_numpy(x[0]) for x in (q, k, v, allowed)]
-    wanted = attention_by_hand(*tensors, scale=0.4, temperature=temperature, bias=torch.from_numpy(bias[0]))
-    np.testing.assert_allclose(run()["out"][0], wanted.numpy(), rtol=1e-12, atol=1e-12)
+    expected = attention_by_hand(*tensors, scale=0.4, temperature=temperature, bias=torch.from_numpy(bias[0]))
+    np.testing.assert_allclose(run()["out"][0], expected.numpy(), rtol=1e-12, atol=1e-12)
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
-        for place in [(0, 0, 0, 0), (0, x.shape[1] - 1, 2, 1)]:
+        for index in [(0, 0, 0, 0), (0, x.shape[1] - 1, 2, 1)]:
             step = np.zeros_like(x)
-            step[place] = 1e-6
+            step[index] = 1e-6
             slope = ((run(**{name: x + step})["out"] - run(**{name: x - step})["out"]) * up).sum() / 2e-6
-            assert run()["d" + name][place] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+            assert run()["d" + name][index] == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize(("query", "scale", "steps"), [(64.0, 1 / 32, 4), (1e-3, 32.0, 32)])
-def test_the_least_step_is_allowed_for_in_what_it_is_multiplied_by(query, scale, steps):
-    """A weight's, by queries of 64: a product begun with a small scale would round it to none. A product's, by a large
-    scale that comes after it."""
+def test_oracle_bounds_include_the_smallest_step_times_its_factor(query, scale, steps):
+    """The step of a weight is multiplied by queries of 64, the step of a product by the scale that follows it."""
     q, k, v, up = np.full((1, 1, 1, 1), query), *(np.ones((1, 1, n, 1)) for n in (2, 2, 1))
     allowed, bias = np.ones((1, 1, 1, 2), dtype=bool), np.zeros((1, 1, 1, 2))
     rounding = Rounding(unit=0.0, statistics=0.0, least=5e-324)
-    found = attention(q, k, v, up, allowed, bias, scale=scale, temperature=1.0, rounding=rounding)
-    assert (found.bounds["dk"] >= steps * 5e-324).all()
+    exact = attention(q, k, v, up, allowed, bias, scale=scale, temperature=1.0, rounding=rounding)
+    assert (exact.bounds["dk"] >= steps * 5e-324).all()
