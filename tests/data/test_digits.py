@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import struct
+import zipfile
 
 import numpy
 import pytest
@@ -91,6 +92,15 @@ def test_npz_plain_and_compressed(tmp_path, squeeze):
         train, validation = load_images(place)
         assert numpy.array_equal(train.pixels.numpy(), arrays["x_train"])
         assert validation.labels.tolist() == list(range(7))
+
+
+def test_npz_with_an_absurd_shape_raises_storage_error(tmp_path):
+    header = repr({"descr": "|u1", "fortran_order": False, "shape": (2**60,)}).encode()
+    header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
+    with pytest.raises(StorageError, match="cannot be read as npz"):
+        load_images(tmp_path / "d.npz")
 
 
 @pytest.mark.parametrize(

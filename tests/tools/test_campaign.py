@@ -21,9 +21,10 @@ from tools.trials.sandbox import Budget
 
 @pytest.mark.parametrize("kind", SHARES)
 def test_campaign_with_a_few_draws_of_each_kind_has_no_failures(kind):
-    report = campaign.campaign(seed=3, draws=12, only=kind)
+    draws = 4 if kind in ("header", "option") else 12  # those run whole commands
+    report = campaign.campaign(seed=3, draws=draws, only=kind)
     assert report["broken"] == []
-    assert report["tried"] == {kind: 12}
+    assert report["tried"] == {kind: draws}
     assert report["parts"]
 
 
@@ -33,7 +34,8 @@ def test_numeric_options_are_drawn_or_excluded_for_every_command():
     assert {"--max-new", "--top-k", "--top-p", "--seed"} <= set(commands["generate"])
 
 
-@pytest.mark.parametrize("command", options.ARGUMENTS)
+# The quiz exits with status 1 without answers.
+@pytest.mark.parametrize("command", [name for name in options.ARGUMENTS if name != "claims quiz"])
 def test_arguments_of_options_are_valid_without_a_numeric_option(command):
     assert campaign.attempt("option", {"command": command, "options": []}) == [command, "exit 0"]
 

@@ -62,7 +62,7 @@ FILE_READERS: dict[str, Callable[[Path], Any]] = {
     "picture/picture.png": _command("look", "digits-vit", "{}"),
     "digits/digits.npz": _command("evaluate", "digits-vit", "--data", "{}"),
     "pairs/pairs.tsv": _command("evaluate", "en-es", "--data", "{}", "--beam", "1"),
-    "sheet/sheet.toml": _command("work", "{}"),
+    "sheet/sheet.toml": _command("exercise", "solve", "{}"),
 }
 """Readers of the damaged file."""
 
@@ -113,7 +113,7 @@ def _write_media(folder: Path) -> None:
         soundfile.write(folder / f"sound/sound.{kind}", samples, 8000)
     Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / "picture/picture.png")
     pixels, labels = rng.integers(0, 255, (11, 32, 32), dtype=np.uint8), np.arange(11) % 10
-    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": labels}
+    arrays = {"x_train": pixels, "y_train": labels, "x_val": pixels, "y_val": labels}
     np.savez_compressed(folder / "digits/digits.npz", **arrays)
 
 

@@ -146,7 +146,7 @@ def _npz(folder: Path, counts: list[int], variant: int) -> list[str]:
     """Write an archive of arrays with absurd shapes."""
     path = folder / "digits.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("x_train", "y_train", "x_test", "y_test"):
+        for name in ("x_train", "y_train", "x_val", "y_val"):
             shape = tuple(counts[: 1 + variant % 3])
             header = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
             header += b" " * (63 - (len(header) + 10) % 64) + b"\n"

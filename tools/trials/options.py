@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "listen": ["{wav}"],
     "look": ["sort-dedup", "D A A"],
     "walk": ["sort-dedup", "D A A"],
-    "work": ["attention-by-hand"],
+    "exercise solve": ["attention-by-hand"],
     "exam": ["--from", "000", "--out", "{out}.md"],
     "mask": ["causal() & window(3, 0)", "--n", "7"],
     "cost": ["sort-dedup", "--tokens", "7"],
@@ -43,12 +43,13 @@ ARGUMENTS: dict[str, list[str]] = {
     "train-tokenizer": ["{text}", "--out", "{out}"],
     "plot schedule": ["--out", "{out}.svg"],
     "plot positions": ["--out", "{out}.svg"],
-    "data tokenize": ["{text}", "--out", "{out}"],
 }
 """Arguments with which a command is quick, by its words; without an entry its options are not drawn."""
 
 EXCLUDED = {
     "embed": "needs an encoder, and no bundled model is one",
+    "exercise grade": "needs a file of answers",
+    "data tokenize": "starts worker processes",
     "explore": "starts a server",
     "claims report": "runs every claim, which takes minutes",
     "plot growth": "measures time",
@@ -56,7 +57,6 @@ EXCLUDED = {
     "bench sparse": "measures time",
     "bench auto": "measures time",
     "bench generation": "measures time",
-    "bench engine": "measures time",
     "bench study": "trains models",
 }
 """Commands with numeric options that are not drawn, and why."""

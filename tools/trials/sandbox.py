@@ -6,6 +6,7 @@ that a busy machine changes no verdict; elapsed time only ends a child that slee
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -73,6 +74,7 @@ def run_limited(function: Callable[[], Any], budget: Budget) -> Any:
 
 def _run_child(function: Callable[[], Any], budget: Budget, write_end: int) -> None:
     """Set the limits, compute, write one JSON document and exit without cleaning up the parent's resources."""
+    faulthandler.disable()  # a crash is reported by its signal
     before = _status("VmRSS")
     # Address space is more than memory: leave room for files that are mapped and for stacks of threads.
     address_space = _status("VmSize") + 2 * budget.memory
