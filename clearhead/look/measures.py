@@ -1,7 +1,8 @@
-"""Numbers that sum up attention weights: how spread they are, how far they reach, what they add to an output.
+"""Measures of attention weights: entropy, distance, rollout and value-weighted norms.
 
-Each takes plain tensors (H heads, T queries, S keys, D head width, M model width) and works row by row, so that a long
-run can be measured a block of rows at a time."""
+All take plain tensors (H heads, T queries, S keys, D head width, M model width) and work row by row, so that a long run
+can be measured in blocks of rows.
+"""
 
 from __future__ import annotations
 
@@ -16,64 +17,71 @@ from clearhead.errors import ShapeError
 
 
 def check_labels(weights: Tensor, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Refuses weights (…, T, S) where not every query and every key has a name."""
+    """Raise ShapeError unless weights (…, T, S) have a label for every query and key."""
     if tuple(weights.shape[-2:]) != (len(rows), len(columns)):
         raise ShapeError(
             f"weights are {tuple(weights.shape)} and there are {len(rows)} row and {len(columns)} column labels; "
-            "expected a label for each"
+            "expected one label per row and column"
         )
 
 
 def check_patches(weights: Tensor, grid: tuple[int, int]) -> None:
-    """Refuses weights (…, N) that are not one for each patch of a grid."""
+    """Raise ShapeError unless weights (…, N) have one entry per patch."""
     n, (rows, columns) = weights.shape[-1], grid
     if n != rows * columns:
-        raise ShapeError(f"there are {n} weights for {rows}×{columns} patches; leave out tokens that stand for none")
+        raise ShapeError(f"there are {n} weights for {rows}×{columns} patches; omit the other tokens")
 
 
 def entropy(weights: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T"]:
-    """How spread each query's weights are, in nats: 0 for one key, log n for n keys alike."""
+    """Return the entropy of each query's weights in nats: 0 for one key, log n for n equal weights."""
     return torch.special.entr(weights).sum(-1)
 
 
 def mean_attention_distance(
-    weights: Float[Tensor, "*B T S"], apart: Float[Tensor, "T S"] | None = None
+    weights: Float[Tensor, "*B T S"], distances: Float[Tensor, "T S"] | None = None
 ) -> Float[Tensor, "*B T"]:
-    """How far from itself each query looks on average. `apart` is the distance of every pair, |i − j| unless given."""
-    if apart is None:
+    """Return the mean distance of each query to its keys; `distances` is the distance of every pair, default |i
+    − j|."""
+    if distances is None:
         T, S = weights.shape[-2:]
-        apart = (torch.arange(T)[:, None] - torch.arange(S)).abs()
-    return (weights * apart.to(weights)).sum(-1)
+        distances = (torch.arange(T)[:, None] - torch.arange(S)).abs()
+    return (weights * distances.to(weights)).sum(-1)
 
 
 def rollout(layers: Sequence[Float[Tensor, "_ T T"]], *, residual: float = 0.5) -> Float[Tensor, "T T"]:
-    """How much of each input position reaches each output position through all layers, first layer first.
+    """Return the attention rollout: how much of each input position reaches each output position through all layers.
 
-    A layer is taken as `residual` of staying in place and the rest of its heads' mean, and the layers are multiplied
-    (attention rollout). It follows the weights alone: what values and feed-forward layers do is not in it."""
+    Each layer is modeled as `residual` · identity + (1 − `residual`) · mean over heads, and the layers are multiplied.
+    Values and feed-forward layers are not taken into account.
+
+    Args:
+        layers: Weights of each layer, (H, T, T), first layer first.
+        residual: Share of the residual connection, in [0, 1).
+    """
     if not layers:
-        raise ShapeError("rollout got no layer; give the weights of at least one, (H, T, T) each")
+        raise ShapeError("rollout got no layer; pass the weights of at least one, (H, T, T) each")
     if not 0 <= residual < 1:
-        raise ShapeError(f"residual is {residual}; expected a share from 0 up to, and without, 1")
+        raise ShapeError(f"residual is {residual}; expected a number in [0, 1)")
     for number, layer in enumerate(layers):
         if layer.dim() != 3 or layer.shape[1:] != layers[0].shape[1:] or layer.shape[1] != layer.shape[2]:
             raise ShapeError(
                 f"layer {number} of the rollout is {tuple(layer.shape)} and the first {tuple(layers[0].shape)}; "
                 "expected self-attention of one length, (H, T, T)"
             )
-    stays = torch.eye(layers[0].shape[-1]).to(layers[0])
-    total = stays
+    identity = torch.eye(layers[0].shape[-1]).to(layers[0])
+    total = identity
     for layer in layers:
-        step = residual * stays + (1 - residual) * layer.mean(0)
-        # A query that may attend to nothing has a row of zeros: then all of it stays in place.
+        step = residual * identity + (1 - residual) * layer.mean(0)
+        # A fully masked query has a row of zeros; the row is normalized to the identity.
         total = step / step.sum(-1, keepdim=True) @ total
     return total
 
 
 def value_norms(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"]) -> Float[Tensor, "H S"]:
-    """‖v_j W_O‖ for each head and key: how long the vector is that a key would add at a weight of 1.
+    """Return ‖v_j W_O‖ for each head and key: the norm of the vector that the key would add at a weight of 1.
 
-    `projection` is the weight of the output projection, which puts the heads side by side; K divides H."""
+    `projection` is the weight of the output projection, whose input is the concatenation of the heads; K divides H.
+    """
     D = values.shape[-1]
     if projection.shape[1] % D or (projection.shape[1] // D) % values.shape[0]:
         raise ShapeError(
@@ -87,29 +95,35 @@ def value_norms(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"
 
 @dataclass(frozen=True)
 class ValueWeightedNorm:
-    """What one key added through one head: its weight, the length of what it added, and its share of all lengths."""
+    """Contribution of one key through one head: its weight, the norm of the added vector, and its share of
+    all norms."""
 
     head: int
     key: int
     weight: float
-    length: float
+    norm: float
     share: float
 
 
 def value_weighted_norms(
-    weights: Float[Tensor, "H S"], written: Float[Tensor, "H S"], *, top: int = 10
+    weights: Float[Tensor, "H S"], norms: Float[Tensor, "H S"], *, top: int = 10
 ) -> list[ValueWeightedNorm]:
-    """The largest contributions to one output, of all heads and keys: weight × ‖v W_O‖, largest first.
+    """Return the largest contributions to one output over all heads and keys: weight × ‖v W_O‖, in descending order.
 
-    `weights` is one query's row in each head; `written` comes from `lengths_written`. A large weight on a key whose
-    value is short adds little: this is what the weights alone do not show."""
-    if weights.shape != written.shape:
-        raise ShapeError(f"weights are {tuple(weights.shape)} and lengths {tuple(written.shape)}; expected both (H, S)")
-    lengths = weights * written
-    total = float(lengths.sum()) or 1.0
-    found = lengths.flatten().topk(min(top, lengths.numel()))
-    places = [divmod(place, weights.shape[1]) for place in found.indices.tolist()]
+    A large weight on a key whose value is small contributes little, which the weights alone do not show.
+
+    Args:
+        weights: The weights of one query in each head, (H, S).
+        norms: The result of `value_norms`, (H, S).
+        top: Number of contributions.
+    """
+    if weights.shape != norms.shape:
+        raise ShapeError(f"weights are {tuple(weights.shape)} and norms {tuple(norms.shape)}; expected both (H, S)")
+    weighted = weights * norms
+    total = float(weighted.sum()) or 1.0
+    largest = weighted.flatten().topk(min(top, weighted.numel()))
+    positions = [divmod(place, weights.shape[1]) for place in largest.indices.tolist()]
     return [
-        ValueWeightedNorm(head, key, float(weights[head, key]), length, length / total)
-        for (head, key), length in zip(places, found.values.tolist(), strict=True)
+        ValueWeightedNorm(head, key, float(weights[head, key]), norm, norm / total)
+        for (head, key), norm in zip(positions, largest.values.tolist(), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What a model is asked, and what is read off its answer: the arguments of one call, and one number of its logits."""
+"""Inputs of a model, and metrics of its logits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.look.watch import first_tensor
 
 ModelArgs = Tensor | Sequence[Any] | Mapping[str, Any]
-"""What a model is called with: a tensor, several arguments in order, or arguments by name."""
+"""Arguments of a model: a tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
 
 Metric = Callable[[Tensor], Any]
-"""One number from logits as the model gives them, (B, T, V), or (B, classes) of a classifier."""
+"""Maps logits, (B, T, V) or (B, classes), to one number."""
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """One input as its model is called with it, how its positions and the model's choices are called, and a title.
+    """One input of a model, with the display forms of its tokens and outputs, and a title.
 
-    `source` are the tokens that an encoder-decoder reads; `tokens` are then those that it writes."""
+    Attributes:
+        args: What the model is called with.
+        tokens: Tokens of the positions; in an encoder-decoder, those of the decoder.
+        name: Maps an output id to its display form.
+        title: Short description.
+        source: Tokens of the encoder.
+    """
 
     args: ModelArgs
     tokens: tuple[str, ...]
@@ -34,12 +40,18 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class LogitMetric:
-    """The logit of one token at one position, less that of another where one is named; the mean over a batch.
+    """The logit of one token at one position, minus that of a baseline token if given; the mean over a batch.
 
-        look.LogitMetric(token=17, baseline=4)        # how much more 17 is expected than 4, after the last token
-        look.LogitMetric()                          # the model's own first choice
+        look.LogitMetric(token=17, baseline=4)  # logit difference of 17 and 4 after the last token
+        look.LogitMetric()                      # logit of the model's top prediction
 
-    It can be called with logits, and so is a metric for `patch` and `ablate`. A classifier has no positions."""
+    It is callable with logits, so it is a metric for `patch` and `ablate`. A classifier has no positions.
+
+    Args:
+        token: Token or class; None is the model's top prediction.
+        baseline: Token whose logit is subtracted.
+        position: Position of the logits.
+    """
 
     token: int | None = None
     baseline: int | None = None
@@ -49,56 +61,56 @@ class LogitMetric:
         return float(self.as_tensor(logits))
 
     def as_tensor(self, logits: Tensor) -> Tensor:
-        """The same as a tensor, through which gradients pass."""
+        """Return the metric as a tensor, through which gradients flow."""
         if self.token is None:
-            raise ConfigError("this answer names no token; give LogitMetric(token=…)")
+            raise ConfigError("this metric has no token; use LogitMetric(token=…)")
         rows = self.logits_at(logits).double()
         difference = rows[..., self.token]
         return (difference if self.baseline is None else difference - rows[..., self.baseline]).mean()
 
     def logits_at(self, logits: Tensor) -> Tensor:
-        """(B, V): the logits of the position that is asked about."""
+        """Return the logits at the metric's position, (B, V)."""
         if logits.dim() < 3:
             return logits
         if not -logits.shape[-2] <= self.position < logits.shape[-2]:
-            raise ShapeError(f"position {self.position} was asked for; there are {logits.shape[-2]}")
+            raise ShapeError(f"position {self.position} is out of range; there are {logits.shape[-2]} positions")
         return logits[..., self.position, :]
 
     def resolve(self, logits: Tensor) -> LogitMetric:
-        """The same with a token: the first choice of the first sequence where none was named."""
+        """Return this metric with a token: the top prediction of the first sequence if none is set."""
         rows = self.logits_at(logits)
         answer = replace(self, token=int(rows.flatten(0, -2)[0].argmax())) if self.token is None else self
         for token in (answer.token, answer.baseline):
             if token is not None and not 0 <= token < rows.shape[-1]:
-                raise ShapeError(f"token {token} was asked for; the model chooses among {rows.shape[-1]}")
+                raise ShapeError(f"token {token} is out of range; the model has {rows.shape[-1]} outputs")
         return answer
 
 
-def split_args(given: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `given` means, as positional arguments and those by name."""
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    args = (given,) if isinstance(given, Tensor) else tuple(given)
+def split_args(args: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments."""
+    if isinstance(args, Mapping):
+        return (), dict(args)
+    args = (args,) if isinstance(args, Tensor) else tuple(args)
     if not any(isinstance(value, Tensor) for value in args):
         raise DtypeError(
-            f"got {type(given).__name__} without a tensor to call the model with; give token numbers (batch, length), "
-            "a tuple of arguments, or a dict of them by name"
+            f"got {type(args).__name__} without a tensor as model input; pass token ids (batch, length), "
+            "a tuple of arguments, or a dict of keyword arguments"
         )
     return args, {}
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses what is no module, or would not run twice alike."""
+    """Raise if `model` is not a module, or is in training mode."""
     if not isinstance(model, nn.Module):
-        raise DtypeError(f"got a {type(model).__name__} to look at; expected a PyTorch module")
+        raise DtypeError(f"got a {type(model).__name__} as model; expected a PyTorch module")
     if model.training:
-        raise ConfigError("the model is in training mode, where runs may differ by chance; call model.eval() first")
+        raise ConfigError("the model is in training mode, in which runs may be random; call model.eval() first")
 
 
-def run_logits(model: nn.Module, given: ModelArgs) -> Tensor:
-    """The logits of one call, in evaluation mode and without gradients."""
+def run_logits(model: nn.Module, args: ModelArgs) -> Tensor:
+    """Return the logits of one call, in evaluation mode and without gradients."""
     check_model(model)
-    args, kwargs = split_args(given)
+    args, kwargs = split_args(args)
     with torch.no_grad():
         logits = first_tensor(model(*args, **kwargs))
     if logits is None or logits.dim() < 2:
@@ -106,18 +118,18 @@ def run_logits(model: nn.Module, given: ModelArgs) -> Tensor:
     return logits
 
 
-def input_tensors(given: ModelArgs) -> list[Tensor]:
-    args, kwargs = split_args(given)
+def input_tensors(args: ModelArgs) -> list[Tensor]:
+    args, kwargs = split_args(args)
     return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
 
-def repeat_batch(given: ModelArgs, times: int) -> ModelArgs:
-    """The same call for `times` copies of its batch, one after another; what has no batch stays as it is."""
-    size = input_tensors(given)[0].shape[0]
+def repeat_batch(args: ModelArgs, times: int) -> ModelArgs:
+    """Repeat the batch of a call `times` times; arguments without a batch are unchanged."""
+    size = input_tensors(args)[0].shape[0]
 
     def copies(value: Any) -> Any:
         has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
         return torch.cat([value] * times) if has_batch else value
 
-    args, kwargs = split_args(given)
+    args, kwargs = split_args(args)
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

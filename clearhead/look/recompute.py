@@ -1,7 +1,9 @@
-"""Weights for the heads and rows asked for, from what a call of attention was given: never T × T for a few rows.
+"""Recompute attention weights from recorded inputs, for the requested heads and rows only.
 
-The arithmetic is the reference's (`attention/kernels/reference.py`): scores, bias and softmax in float32 or wider, and
-the mask asked for these rows only. The letters are the design's; h heads and r rows are those that were chosen."""
+The arithmetic is that of the reference (`attention/kernels/reference.py`): scores, bias and softmax in float32 or
+wider, and the mask evaluated for these rows only. Shapes use the project's letters; h heads and r rows are the
+selected ones.
+"""
 
 from __future__ import annotations
 
@@ -22,142 +24,149 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import Full, Mask
 
 Indices = int | Sequence[int] | slice | range | None
-"""Which heads, or which rows: one, several, a slice, or None for all."""
+"""Indices of heads or rows: one, several, a slice, or None for all."""
 
-_USUAL: dict[str, Any] = {"scores": ScaledDot(), "weights": Softmax(), "bias": None}
-_CELLS = 1 << 24  # how many weights are made at a time where a whole layer is walked through
+_DEFAULTS: dict[str, Any] = {"scores": ScaledDot(), "weights": Softmax(), "bias": None}
+_WEIGHTS_PER_BLOCK = 1 << 24  # bounds the memory of iterating over a layer
 
 
 class VersionedRef:
-    """Tensors that are kept by reference, and must be what they were when they are read.
+    """References to tensors that must not be modified between recording and reading.
 
-    Those made in `torch.inference_mode()` cannot tell. Ids are not asked: they may lie in a buffer that grows."""
+    Tensors created in `torch.inference_mode()` have no version counter and are not checked; neither are ids, which may
+    be in a buffer that grows.
+    """
 
-    def __init__(self, what: str, *tensors: Tensor | None) -> None:
-        self._what, self.tensors = what, [x for x in tensors if x is not None]
-        self._versions = self._now()
+    def __init__(self, name: str, *tensors: Tensor | None) -> None:
+        self._name, self.tensors = name, [x for x in tensors if x is not None]
+        self._versions = self._current_versions()
 
-    def _now(self) -> list[int]:
+    def _current_versions(self) -> list[int]:
         return [x._version for x in self.tensors if x.is_floating_point() and not x.is_inference()]
 
     def check(self) -> None:
-        if self._now() != self._versions:
+        """Raise ConfigError if a tensor was modified in place."""
+        if self._current_versions() != self._versions:
             raise ConfigError(
-                f"{self._what} changed since it ran, and a trace keeps references; ask before the next optimiser step, "
-                "and where the model itself writes into a tensor, let it make a new one: x = x + y, not x += y"
+                f"{self._name} was modified in place since it was recorded, and a trace stores references; read before "
+                "the next optimizer step, and use x = x + y instead of x += y in the model"
             )
 
-    def only(self) -> Tensor:
-        """The one tensor that this is about, as it was."""
+    def get(self) -> Tensor:
+        """Return the single tensor of this reference after checking it."""
         self.check()
         return self.tensors[0]
 
 
 class AttentionCall:
-    """One call of attention and what came out of it: of `attend`, asked for the implementation `impl`, or of torch's
-    function (None). `edited` is what edits made of its output, (B, H, T, E)."""
+    """One recorded attention call: of `attend` with the requested implementation `impl`, or of torch's function (None).
 
-    whole: ClassVar[bool] = False
-    """Whether heads can be compared only all together, because they were joined before anything could be seen."""
+    `edited` is the output (B, H, T, E) after interventions.
+    """
+
+    heads_merged: ClassVar[bool] = False
+    """Whether the heads are already merged in the recorded output, so that only all of them can be compared."""
 
     def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
         self._call, self._impl, self._out, self._edited = call, impl, out, edited
-        # Keys and values may lie in a cache, which grows in place and leaves them as they are.
-        self._given = VersionedRef("what this attention was given has", call.q, call.bias, *call.learned)
-        self._gave = VersionedRef("what this attention gave has", out, edited)
+        # Keys and values may be in a cache, which grows in place without changing existing entries.
+        self._inputs_ref = VersionedRef("an input of this attention", call.q, call.bias, *call.learned)
+        self._outputs_ref = VersionedRef("the output of this attention", out, edited)
 
     @property
     def call(self) -> Call:
-        """What `attend` was given, or would have been."""
-        self._given.check()
+        """The inputs in the form of an `attend` call."""
+        self._inputs_ref.check()
         return self._call
 
     @property
     def out(self) -> Tensor:
-        """What the fast path gave: (B, H, T, E), or (B, T, M) where heads were joined."""
-        self._gave.check()
+        """The recorded output: (B, H, T, E), or (B, T, M) if heads are merged."""
+        self._outputs_ref.check()
         return self._out
 
     @property
-    def how(self) -> str:
-        """What ran."""
+    def implementation(self) -> str:
+        """The name of the implementation that ran."""
         if self._impl is None:
             return "scaled_dot_product_attention"
         return f"attend, {choose(self._call, self._impl).name}"
 
     def heads(self) -> Tensor:
-        """(B, H, T, E): what the heads gave, edits included."""
-        self._gave.check()
+        """Return the outputs of the heads after interventions, (B, H, T, E)."""
+        self._outputs_ref.check()
         return self._edited
 
-    def joined(self, heads: Tensor) -> Tensor:
-        """(B, h, r, E), what heads give, made comparable with rows of `out`."""
+    def merge_heads(self, heads: Tensor) -> Tensor:
+        """Convert head outputs (B, h, r, E) to the layout of `out`."""
         return heads
 
     @cached_property
-    def wide(self) -> torch.dtype:
-        """The dtype in which the reference makes scores and weights of this call."""
+    def acc_dtype(self) -> torch.dtype:
+        """The dtype in which the reference computes scores and weights of this call."""
         return statistics_dtype(self.call)
 
 
 def attend_inputs(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **how: Any
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **options: Any
 ) -> tuple[Call, str]:
-    """The arguments of an `attend` that has run, with references to its tensors, and the implementation asked for."""
-    given = {**_USUAL, **how, "query_offset": how.get("query_offset") or 0}
-    if given["bias"] is not None:
-        given["bias"] = given["bias"].detach()
-    return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **given), impl
+    """Return the arguments of an `attend` call, with references to its tensors, and the requested implementation."""
+    arguments = {**_DEFAULTS, **options, "query_offset": options.get("query_offset") or 0}
+    if arguments["bias"] is not None:
+        arguments["bias"] = arguments["bias"].detach()
+    return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **arguments), impl
 
 
-def resolve_indices(choice: Indices, size: int, what: str) -> list[int]:
-    """A choice as a list of numbers from 0 to size − 1; negative ones count from the end."""
+def resolve_indices(choice: Indices, size: int, name: str) -> list[int]:
+    """Return indices from 0 to size − 1; negative ones count from the end."""
     if choice is None:
         return list(range(size))
     if isinstance(choice, slice):
         return list(range(size))[choice]
-    wanted = [choice] if isinstance(choice, int) else list(choice)
-    for i in wanted:
+    values = [choice] if isinstance(choice, int) else list(choice)
+    for i in values:
         if isinstance(i, bool) or not isinstance(i, int):
-            raise DtypeError(f"{what} are {choice!r}; expected a whole number, several, a slice, or None for all")
+            raise DtypeError(f"{name} is {choice!r}; expected an integer, several, a slice, or None for all")
         if not -size <= i < size:
-            raise ShapeError(f"{what} {i} was asked for; this layer has {size}: 0 … {size - 1}")
-    return [i % size for i in wanted]
+            raise ShapeError(f"{name} {i} was asked for; this layer has {size}: 0 … {size - 1}")
+    return [i % size for i in values]
 
 
 def select_indices(x: Tensor, dim: int, index: list[int]) -> Tensor:
-    """The entries of one dimension, as a view where they are a run of numbers."""
+    """Select entries of one dimension, as a view if the indices are contiguous."""
     if index and index == list(range(index[0], index[-1] + 1)):
         return x.narrow(dim, index[0], len(index))
     return x.index_select(dim, torch.tensor(index, dtype=torch.long, device=x.device))
 
 
 @torch.no_grad()
-def recompute_weights(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
-    """(B, h, r, S): who attended to whom, before any dropout, for these heads and rows only; made in `wide`."""
+def recompute_weights(call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
+    """Return the weights (B, h, r, S) before dropout for these heads and rows, computed in `acc_dtype`."""
     if isinstance(call.weights, Gumbel):
         raise ConfigError(
-            "Gumbel weights are drawn anew at every call, and this draw was not kept; trace it with Softmax weights"
+            "Gumbel weights are sampled in every call and this sample was not stored; trace it with Softmax weights"
         )
     weights = replace(call.weights, dropout=0.0) if isinstance(call.weights, Softmax) else call.weights
     with call.uncast():
-        return weights(*recompute_scores(call, heads, rows, wide))
+        return weights(*recompute_scores(call, heads, rows, acc_dtype))
 
 
 @torch.no_grad()
-def recompute_scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """(B, h, r, S) scores with their bias, and which of them count: bool that broadcasts to them, None for all."""
-    scores, allowed = _scores(call, heads, rows, wide), None
+def recompute_scores(
+    call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Return scores with their bias (B, h, r, S), and a broadcastable bool mask of the visible pairs, None for all."""
+    scores, allowed = _scores(call, heads, rows, acc_dtype), None
     if call.mask is not None:
         p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.query_offset  # (r, 1)
         j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
-        allowed = _of_heads(call.mask.allows(p, j, keys=call.S, query_offset=call.query_offset), heads)
+        allowed = _select_heads(call.mask.allows(p, j, keys=call.S, query_offset=call.query_offset), heads)
     if call.bias is not None:
         bias = select_indices(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
-        bias = _of_heads(bias, heads)
-        scores = scores + bias.to(wide)
-        seen = bias > -math.inf  # −∞ is how a float mask hides a key
-        allowed = seen if allowed is None else allowed & seen
+        bias = _select_heads(bias, heads)
+        scores = scores + bias.to(acc_dtype)
+        visible = bias > -math.inf  # a float mask hides a key by −∞
+        allowed = visible if allowed is None else allowed & visible
     return scores, allowed
 
 
@@ -166,75 +175,79 @@ def dropout_of(call: Call) -> float:
 
 
 def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
-    """The rows in pieces, each of which makes a bounded number of weights."""
-    size = max(1, _CELLS // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
+    """Split the rows into blocks with a bounded number of weights."""
+    size = max(1, _WEIGHTS_PER_BLOCK // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
-# ---------------------------------------------------------------------- against what really ran
+# ---------------------------------------------------------------------- comparison with the recorded outputs
 
 
 @torch.no_grad()
 def max_difference(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
-    """The largest difference between recomputed weights times values and what the fast path gave."""
-    call, wide, largest = attended.call, attended.wide, 0.0
+    """Return the largest difference between recomputed weights times values and the recorded output."""
+    call, acc_dtype, largest = attended.call, attended.acc_dtype, 0.0
     for part in row_blocks(call, len(heads), rows):
-        ours = attended.joined(_averaged(call, heads, part, wide, wide))
-        out = attended.out if attended.whole else select_indices(attended.out, -3, heads)
-        largest = max(largest, _apart(ours, select_indices(out, -2, part)))
+        recomputed = attended.merge_heads(_weighted_values(call, heads, part, acc_dtype, acc_dtype))
+        out = attended.out if attended.heads_merged else select_indices(attended.out, -3, heads)
+        largest = max(largest, _max_abs_diff(recomputed, select_indices(out, -2, part)))
     return largest
 
 
 @torch.no_grad()
 def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
-    """How large `difference_of` may be.
+    """Return the bound for `max_difference`.
 
-    The house lets a fast path err at most twice as much against float64 as the reference does in that dtype, and two
-    roundings of the largest entry; the recomputation is the reference's arithmetic and may err once more. In float64
-    the reference is the yardstick itself: there the bound is that of summing in another order, over D and over S."""
+    A fast path may differ from float64 by at most twice the error of the reference in that dtype, plus two roundings
+    of the largest entry; the recomputation is the reference's arithmetic and may add its error once more. In float64
+    the reference is the yardstick, so the bound is that of summing in another order, over D and over S.
+    """
     call, error, largest = attended.call, 0.0, 0.0
     for part in row_blocks(call, len(heads), rows):
-        exact = attended.joined(_averaged(call, heads, part, torch.float64, torch.float64))
-        plain = attended.joined(_averaged(call, heads, part, attended.wide, call.v.dtype))
-        error = max(error, _apart(plain, exact))
+        exact = attended.merge_heads(_weighted_values(call, heads, part, torch.float64, torch.float64))
+        plain = attended.merge_heads(_weighted_values(call, heads, part, attended.acc_dtype, call.v.dtype))
+        error = max(error, _max_abs_diff(plain, exact))
         largest = max(largest, float(exact.abs().max()) if exact.numel() else 0.0)
     dtype = attended.out.dtype
     terms = call.q.shape[-1] + call.S if dtype == torch.float64 else 2
     return 3 * error + terms * torch.finfo(dtype).eps * largest
 
 
-def _averaged(call: Call, heads: list[int], rows: list[int], wide: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """(B, h, r, E): weights made in `wide`, times values in `dtype`."""
-    return recompute_weights(call, heads, rows, wide).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
+def _weighted_values(
+    call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype, dtype: torch.dtype
+) -> Tensor:
+    """Return weights computed in `acc_dtype`, times values in `dtype`, (B, h, r, E)."""
+    return recompute_weights(call, heads, rows, acc_dtype).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def _max_abs_diff(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 
-# ---------------------------------------------------------------------- the parts of the equation
+# ---------------------------------------------------------------------- terms of the equation
 
 
-def _scores(call: Call, heads: list[int], rows: list[int], wide: torch.dtype) -> Tensor:
-    """(B, h, r, S). Score functions with weights of their own, maybe a set a head, are asked for all heads first."""
-    own = isinstance(call.scores, nn.Module)
+def _scores(call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
+    """Return the scores (B, h, r, S). Score functions with parameters, possibly per head, are evaluated for
+    all heads."""
+    has_parameters = isinstance(call.scores, nn.Module)
     every = list(range(call.q.shape[-3]))
-    q = select_indices(select_indices(call.q, -2, rows), -3, every if own else heads).to(wide)
+    q = select_indices(select_indices(call.q, -2, rows), -3, every if has_parameters else heads).to(acc_dtype)
     dot = call.scores.as_dot(q)
     if dot is None:
-        return select_indices(call.scores(q, expand_kv_heads(call, call.k, every).to(wide)), -3, heads)
-    turned, factor = dot
-    return ((select_indices(turned, -3, heads) if own else turned) * factor) @ expand_kv_heads(call, call.k, heads).to(
-        wide
-    ).mT
+        return select_indices(call.scores(q, expand_kv_heads(call, call.k, every).to(acc_dtype)), -3, heads)
+    projected, factor = dot
+    return ((select_indices(projected, -3, heads) if has_parameters else projected) * factor) @ expand_kv_heads(
+        call, call.k, heads
+    ).to(acc_dtype).mT
 
 
 def expand_kv_heads(call: Call, x: Tensor, heads: list[int]) -> Tensor:
-    """(B, h, S, ·): the keys or values of each of these query heads."""
+    """Return the keys or values of these query heads, (B, h, S, ·)."""
     return select_indices(x, -3, [head // call.groups for head in heads])
 
 
-def _of_heads(x: Tensor, heads: list[int]) -> Tensor:
-    """These heads of what broadcasts to (B, H, r, S)."""
+def _select_heads(x: Tensor, heads: list[int]) -> Tensor:
+    """Select these heads of a tensor that broadcasts to (B, H, r, S)."""
     return select_indices(x, -3, heads) if x.dim() > 2 and x.shape[-3] > 1 else x

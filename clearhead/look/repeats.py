@@ -1,4 +1,4 @@
-"""What heads do with repetition: random tokens, said twice, and where each head looks in the second half."""
+"""Induction scores of heads on a repeated sequence of random tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from clearhead.values import require, whole
 
 @dataclass(frozen=True, eq=False)
 class InductionScores(HasCharts):
-    """For each layer (`rows`, by path) and head, (L, H), the share of its weight in the second half on the token after
-    the same one before (`induction`), the same one itself (`duplicate`), and the token before (`previous`)."""
+    """Scores of each layer (`rows`, by path) and head, (L, H).
+
+    Each is the share of the head's weight in the second half of the sequence: on the token after the previous
+    occurrence of the query's token (`induction`), on that occurrence (`duplicate`), and on the previous
+    token (`previous`).
+    """
 
     rows: tuple[str, ...]
     induction: Tensor
@@ -27,42 +31,48 @@ class InductionScores(HasCharts):
     previous: Tensor
 
     def charts(self) -> list[Chart]:
-        """A chart a score."""
+        """Return one chart per score."""
         return [
-            head_chart("Induction: on the token after the same one before", self.rows, self.induction),
-            head_chart("Duplicates: on the same token before", self.rows, self.duplicate),
-            head_chart("On the previous token", self.rows, self.previous),
+            head_chart("Induction: weight on the token after the previous occurrence", self.rows, self.induction),
+            head_chart("Duplicate token: weight on the previous occurrence", self.rows, self.duplicate),
+            head_chart("Previous token", self.rows, self.previous),
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Each head's score as plain values, for JSON."""
+        """Return the scores as plain data for JSON."""
         scores = {name: getattr(self, name).tolist() for name in ("induction", "duplicate", "previous")}
         return {"rows": list(self.rows), **scores}
 
 
 def induction_scores(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> InductionScores:
-    """Scores of every head for induction, duplicate tokens and the previous token, on random tokens said twice.
+    """Score every head for induction, duplicate tokens and the previous token on repeated random tokens.
 
-        look.induction_scores(model).induction.max()            # near 1: there is an induction head
+        look.induction_scores(model).induction.max()     # near 1: there is an induction head
 
-    For models that read token numbers, (B, T). Tokens are drawn without repetition from all that the model knows, from
-    `seed`: `length` of them (23, or all where there are fewer), `batch` times."""
+    Args:
+        model: Model that takes token ids (B, T), in evaluation mode.
+        length: Number of tokens in each half, sampled without replacement; default: 23, or the vocabulary size if
+        smaller. batch: Number of sequences.
+        seed: Seed of the tokens.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    words = run_logits(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]
-    length = whole(min(words, 23) if length is None else length, "length", least=2)
-    few = f"length is {length}, and of the {words} tokens that the model knows each is drawn once; shorten it"
-    require(words >= length, few)
-    luck = torch.Generator().manual_seed(seed)
-    half = [torch.randperm(words, generator=luck)[:length] for _ in range(whole(batch, "batch", least=1))]
+    vocab_size = run_logits(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]
+    length = whole(min(vocab_size, 23) if length is None else length, "length", least=2)
+    message = (
+        f"length is {length}, but tokens are sampled without replacement from a vocabulary of {vocab_size}; reduce it"
+    )
+    require(vocab_size >= length, message)
+    generator = torch.Generator().manual_seed(seed)
+    half = [torch.randperm(vocab_size, generator=generator)[:length] for _ in range(whole(batch, "batch", least=1))]
     with trace(model) as t:
         run_logits(model, torch.stack(half).repeat(1, 2).to(device))
     if not t.paths:
         raise ConfigError(t.report())
-    tokens = [str(i % length) for i in range(2 * length)]  # all that matters of tokens is which are the same
-    found = []
+    tokens = [str(i % length) for i in range(2 * length)]  # only the equality of tokens matters
+    labels_by_layer = []
     for path in t.paths:
         weights = t.weights(path, rows=range(length, 2 * length)).mean(0).float().cpu()  # (H, r, S)
-        found.append([one.scores for one in classify_head(weights, rows=tokens[length:], columns=tokens)])
+        labels_by_layer.append([label.scores for label in classify_head(weights, rows=tokens[length:], columns=tokens)])
     names = ("induction", "same token", "previous token")
-    scores = (pad_ragged([one[name] for one in heads] for heads in found).float() for name in names)
+    scores = (pad_ragged([label[name] for label in heads] for heads in labels_by_layer).float() for name in names)
     return InductionScores(tuple(t.paths), *scores)

@@ -1,13 +1,13 @@
-"""The residual stream of one run, found by watching: which modules add to it, and how the logits are read off it.
+"""Decompose the residual stream of one run: the modules that add to it, and how the logits depend on it.
 
-While the model runs, every operation is noted whose result depends on the input. From the logits the notes are then
-followed back through whatever is linear: sums, moves of data, constant factors, the matrix that makes logits. What a
-norm divides by is one number a position; it is taken as it came out of the run, and a norm so frozen is linear too.
-Where the way back ends, something was added: what a head, a feed-forward layer or an embedding wrote. So
+While the model runs, every operation whose result depends on the input is recorded. The records are then traversed
+backward from the logits through all linear operations: sums, data movement, constant factors, the unembedding matrix.
+The divisor of a norm is one number per position; it is fixed to its value in the run, which makes the norm linear too.
+The traversal ends at the terms that were added: outputs of heads and feed-forward layers, and embeddings. So
 
-    logit = Σ over these leaves of (gradient at the leaf) · (what was written there)
+    logit = Σ over the terms of (gradient at the term) · (value of the term)
 
-and nothing is left over but rounding. No model is known by name here; a leaf is called as the module that returned it.
+holds except for rounding. No model is special-cased; a term is named after the module that returned it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _MOVE = re.compile(
 _CAST = re.compile("to|float|double|half|bfloat16|type|type_as")
 _TIMES, _OVER = re.compile("[ri]?mul|multiply"), re.compile("i?(true)?div|true_divide|divide")
 _NORM = re.compile("layer_norm|rms_norm")
-_READ = re.compile("linear|addmm|matmul|mm")  # what makes logits of the stream
+_READ = re.compile("linear|addmm|matmul|mm")  # unembedding
 _FOLLOWED = re.compile("|".join(one.pattern for one in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
 _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
 
 
 @dataclass(frozen=True, eq=False)
 class OpRecord:
-    """One operation: how it can be done again, the module that ran it, and which of its results is meant."""
+    """One operation: how to repeat it, the module that ran it, and which of its results is meant."""
 
     number: int
     name: str
@@ -63,7 +63,7 @@ class OpRecord:
 
     @property
     def product(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of a matrix product: x, the matrix by which it is multiplied from the right, and what is added."""
+        """Of a matrix product: x, the right factor, and the summand."""
         if self.name == "addmm":
             return self.args[1], self.args[2], self.args[0]
         if self.name == "linear":
@@ -83,12 +83,12 @@ class OpRecord:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Something that was added: what it is called, what it wrote, and the gradient there."""
+    """A summand of the stream: its name, its value and the gradient there."""
 
     path: str
     value: Tensor
     gradient: Tensor
-    step: OpRecord | None  # None: a constant, such as a bias or a table of positions
+    step: OpRecord | None  # None: a constant, such as a bias or a position table
 
     @property
     def shares(self) -> Tensor:
@@ -96,7 +96,7 @@ class Term:
 
 
 class OpRecorder(TorchFunctionMode):
-    """Every operation whose result depends on the tensors that were given. What nobody needs any more is forgotten."""
+    """Record every operation whose result depends on the given tensors; records are freed with their tensors."""
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
@@ -110,20 +110,20 @@ class OpRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
         if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
-            # Written over: what was there goes on as a tensor of its own.
+            # In-place: keep the previous value as a separate tensor.
             copy = args[0].detach().clone()
             for notes in (self.steps, self.names):
                 if args[0] in notes:
                     notes[copy] = notes.pop(args[0])
             before = (copy, *args[1:])
         out = func(*args, **kwargs)
-        made = args[0] if name == "__setitem__" else out
-        read, several = tree_flatten((before, kwargs))[0], isinstance(made, (tuple, list))
+        results = args[0] if name == "__setitem__" else out
+        read, several = tree_flatten((before, kwargs))[0], isinstance(results, (tuple, list))
         if any(isinstance(x, Tensor) and x in self.steps for x in read):
             name, path = name.strip("_"), self.running[-1] if self.running else ""
             again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
-            for index, one in enumerate(made if several else [made]):
-                # Dropout at rest gives what it is given.
+            for index, one in enumerate(results if several else [results]):
+                # Dropout in evaluation mode returns its input.
                 if isinstance(one, Tensor) and not any(one is x for x in read):
                     self.steps[one] = OpRecord(next(self.count), name, path, index if several else None, *again)
         return out
@@ -131,35 +131,36 @@ class OpRecorder(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class BlockCall:
-    """One call of a member of an nn.ModuleList or nn.Sequential: what came in, what it returned, and when it had."""
+    """One call of a member of an nn.ModuleList or nn.Sequential: input, output and completion time."""
 
-    entered: Tensor | None
+    block_input: Tensor | None
     output: Any
     number: int
 
     @property
     def keeps_shape(self) -> bool:
-        left = first_tensor(self.output)
-        return left is not None and self.entered is not None and left.shape == self.entered.shape
+        output = first_tensor(self.output)
+        return output is not None and self.block_input is not None and output.shape == self.block_input.shape
 
 
 class ResidualStream:
-    """One run of a model, with the way from its logits back to everything that was added up for them.
+    """One run of a model and its linear decomposition from the logits backward.
 
-    `blocks` are the layers on that way: members of an nn.ModuleList or nn.Sequential that pass the stream on. `writers`
-    are the modules in them that add to it: attention and feed-forward layers."""
+    `blocks` are the layers of the decomposition: members of an nn.ModuleList or nn.Sequential that pass the stream on.
+    `contributors` are the modules in them that add to it: attention and feed-forward layers.
+    """
 
     def __init__(self, model: nn.Module, notes: OpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]) -> None:
-        self.logits, self.ran = logits, ran  # `ran` by path, in the order in which they had run
+        self.logits, self.ran = logits, ran  # by path, in order of completion
         self._notes = notes
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
         way = list(self._walk(None))
         passed = {id(leaf[1]) for leaf, is_end, on_stream in way if on_stream and not is_end}
-        # Some norms work in float32 whatever the model's dtype is.
+        # Some norms compute in float32 regardless of the model's dtype.
         self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in way if _is_float(leaf[1]))
         holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
         found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
-        if not found:  # what reads the stream is not linear: the list that ran last, of what hands on what it is given
+        if not found:  # the head is not linear: take the list that ran last and preserves shapes
             alike = [path for path, one in ran.items() if holds[path] and one.keeps_shape]
             found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
         self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
@@ -168,13 +169,13 @@ class ResidualStream:
         self.contributors = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
     def terms(self, gradient: Tensor) -> list[Term]:
-        """What was added up, with the gradient of (gradient · logits).sum() at each."""
+        """Return the summands, with the gradient of (gradient · logits).sum() at each."""
         return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
     def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, OpRecord | None], bool, bool]]:
-        """Every tensor on the way back as a leaf would be, whether it is one, and whether the stream comes by there.
-
-        Latest result first, so that each is met once and with its whole gradient."""
+        """Iterate over the tensors backward: each as a term, whether it is one, and whether it is on the stream. In
+        reverse order of computation, so that each tensor is visited once with its complete gradient.
+        """
         steps, names = self._notes.steps, self._notes.names
         found: dict[int, tuple[Tensor, Any, str, bool]] = {}
         queue: list[tuple[int, int]] = []
@@ -199,11 +200,11 @@ class ResidualStream:
                 continue
             gradients = [None] * len(sources) if g is None else _gradients(step, sources, g)
             for source, part in zip(sources, gradients, strict=True):
-                # What only moves or scales data is called as its result is.
+                # Operations that only move or scale data get the name of their result.
                 push(source, part, path if len(sources) == 1 and path else step.path, reading and not on_stream)
 
     def _sources(self, step: OpRecord, reading: bool) -> list[Tensor] | None:
-        """The tensors in which an operation is linear, its factors taken as they are; None where nothing is."""
+        """Return the tensors in which an operation is linear, with its factors fixed; None if it is not linear."""
         name, args, steps = step.name, step.args, self._notes.steps
         if _CAST.fullmatch(name):
             return [args[0]]
@@ -220,18 +221,19 @@ class ResidualStream:
         return None
 
     def _scales(self, b: Any, a: Tensor) -> bool:
-        """Whether b is a factor of a: a constant, or one number for all features, such as what a norm divides by."""
+        """Return whether b is a factor of a: a constant, or one number for all features, such as the divisor of
+        a norm."""
         if not isinstance(b, Tensor) or b not in self._notes.steps:
             return True
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
 
 
 def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream:
-    """Run the model once and note what it does."""
+    """Run the model once and record its operations."""
     check_model(model)
     notes, thread = OpRecorder(input_tensors(given)), threading.get_ident()
     ran: dict[str, BlockCall] = {}
-    entered: dict[str, Tensor | None] = {}
+    block_input: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
     lists = (nn.ModuleList, nn.Sequential)
     in_list = {path for path in modules if path and isinstance(modules[path.rpartition(".")[0]], lists)}
@@ -239,7 +241,7 @@ def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream
     def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
             notes.running.append(path)
-            entered[path] = first_tensor((*args, *kwargs.values()))
+            block_input[path] = first_tensor((*args, *kwargs.values()))
 
     def leave(path: str, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() != thread:
@@ -249,8 +251,8 @@ def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream
             if isinstance(x, Tensor) and f"{notes.names.get(x, path)}.".startswith(f"{path}."):
                 notes.names[x] = path
         if path in in_list:
-            ran.pop(path, None)  # the last call counts
-            ran[path] = BlockCall(entered[path], output, next(notes.count))
+            ran.pop(path, None)  # keep the last call
+            ran[path] = BlockCall(block_input[path], output, next(notes.count))
 
     with ExitStack() as stack:
         for path, module in modules.items():
@@ -263,7 +265,7 @@ def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream
 
 
 def _gradients(step: OpRecord, sources: list[Tensor], g: Tensor) -> list[Tensor]:
-    """The gradient at each source, in float64, from the one at the result."""
+    """Return the gradient at each source, in float64, from the gradient at the result."""
     if _CAST.fullmatch(step.name):
         return [g]
     if _NORM.fullmatch(step.name):
@@ -275,16 +277,20 @@ def _gradients(step: OpRecord, sources: list[Tensor], g: Tensor) -> list[Tensor]
         return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
     if _READ.fullmatch(step.name):
         _, matrix, bias = step.product
-        used = g.flatten(0, -2).any(0)  # of a vocabulary only the tokens that were asked about
+        used = g.flatten(0, -2).any(0)  # only the requested tokens of the vocabulary
         own = g[..., used].double() @ matrix[:, used].detach().mT.double()
         return [own] if bias is None else [own, g.sum_to_size(bias.shape).double()]
-    wanted = {id(x): x.detach().double().requires_grad_() for x in sources}
+    leaf_inputs = {id(x): x.detach().double().requires_grad_() for x in sources}
     flat, shape = tree_flatten((step.args, step.kwargs))
     with torch.enable_grad():
-        wide_args = [(wanted[id(x)].clone() if id(x) in wanted else x.double()) if _is_float(x) else x for x in flat]
+        wide_args = [
+            (leaf_inputs[id(x)].clone() if id(x) in leaf_inputs else x.double()) if _is_float(x) else x for x in flat
+        ]
         args, kwargs = tree_unflatten(wide_args, shape)
         out = step.func(*args, **kwargs)
-    return list(torch.autograd.grad(out if step.index is None else out[step.index], list(wanted.values()), g.double()))
+    return list(
+        torch.autograd.grad(out if step.index is None else out[step.index], list(leaf_inputs.values()), g.double())
+    )
 
 
 def _is_float(x: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Many small changes to one run, side by side in a batch: patching from another run, and ablation.
+"""Activation patching and ablation: many single changes to one run, computed in batches.
 
-Each cell of a grid is the run with one thing changed: what one module gives at one position, what one head gives, or
-what a whole module gives. A batch holds a copy of the input for each cell, and one pass computes them all; the model
-runs as it always does, and the edits are those of `look.trace`."""
+Each cell of the result is the run with one change: the output of a module at one position, of one head, or of a whole
+module. A batch contains a copy of the input for each cell, so that one pass computes all of them; the model runs
+unchanged, and the changes are interventions of `look.trace`.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ from clearhead.look.trace import Trace, trace
 from clearhead.values import require
 
 Granularity = Literal["position", "head", "module"]
-_DIMS = {"position": -2, "head": -3}  # of what is changed
-_BUDGET = 1 << 30  # bytes that the runs of one pass may take, about
+_DIMS = {"position": -2, "head": -3}  # of the changed activation
+_BUDGET = 1 << 30  # approximate bytes of one batched pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PatchingResult(HasCharts):
-    """A metric for every module (`rows`, by path) and position or head (`columns`); NaN where a module has fewer.
+    """A metric for every module (`rows`, by path) and position or head (`columns`); NaN if a module has fewer.
 
-    `plain` is the metric of the run that was changed, `source` that of a patch's clean run; NaN for an ablation."""
+    `baseline` is the metric of the unchanged run, `clean` that of a patch's clean run; NaN for an ablation.
+    """
 
     method: str
     rows: tuple[str, ...]
@@ -44,31 +46,29 @@ class PatchingResult(HasCharts):
 
     @property
     def change(self) -> Tensor:
-        """(R, C): how far each change moved the metric."""
+        """Change of the metric by each cell, (R, C)."""
         return self.values - self.baseline
 
     @property
     def restored(self) -> Tensor:
-        """(R, C): of a patch, the share of the way from the corrupted run's metric to the clean one's."""
+        """(R, C), of a patch: the share of the metric's difference to the clean run that a cell restores."""
         if not abs(self.clean - self.baseline) > 0:
             raise ConfigError(
-                f"the metric is {self.baseline:.6g} in the run that was changed and {self.clean:.6g} in the other: "
-                "there is no way to measure shares of; look at `change`"
+                f"the metric is {self.baseline:.6g} in the changed run and {self.clean:.6g} in the clean run, so "
+                "`restored` is undefined; use `change`"
             )
         return self.change / (self.clean - self.baseline)
 
     def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
-        """How far each change moved the metric: as shares of the way to the clean run, where there is one to go."""
+        """Return a chart of the change of the metric, as shares of the difference to the clean run if there is one."""
         is_patch = abs(self.clean - self.baseline) > 0
         columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
         if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
             columns = list(tokens)
         way = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
-        note = (
-            f"1 brings the answer all the way {way}." if is_patch else f"The answer's change from {self.baseline:.4g}."
-        )
+        note = f"1 restores the metric fully, {way}." if is_patch else f"Change of the metric from {self.baseline:.4g}."
         what = {"position": "each module and position", "head": "each head", "module": "each module"}[self.granularity]
-        title = f"With {what} from the clean run" if self.method == "patched" else f"Without {what}"
+        title = f"Patching {what} from the clean run" if self.method == "patched" else f"Ablation of {what}"
         values = self.restored if is_patch else self.change
         return [
             Chart(
@@ -77,7 +77,7 @@ class PatchingResult(HasCharts):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number with its place as plain values, for JSON."""
+        """Return all values as plain data for JSON."""
         names = {"rows": list(self.rows), "columns": list(self.columns)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
         return {**vars(self), **names, "values": values, "clean": None if math.isnan(self.clean) else self.clean}
@@ -93,30 +93,40 @@ def patch(
     granularity: Granularity = "position",
     batch: int | None = None,
 ) -> PatchingResult:
-    """The corrupted run with one thing at a time taken from the clean run, and the metric of each.
+    """Patch activations of the clean run into the corrupted run, one at a time, and measure each run.
 
-        grid = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, baseline=4))
-        grid.restored                          # (blocks, positions): 1 where that alone brings the answer back
+        result = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, baseline=4))
+        result.restored                        # (blocks, positions): 1 if that activation alone restores the metric
         look.patch(model, clean_ids, corrupted_ids, granularity="head")
 
-    Without `modules`, the blocks that lead to the logits are patched, or with `granularity="head"` their attention
-    layers. `modules` is a pattern, such as "encoder.blocks.*". `metric` makes a number of logits; by default it is the
-    logit of the clean run's first choice. `batch` bounds how many runs go through the model at once."""
-    shapes = [[tuple(x.shape) for x in input_tensors(given)] for given in (clean, corrupted)]
+    Args:
+        model: Model in evaluation mode.
+        clean: Input of the clean run.
+        corrupted: Input of the corrupted run, of the same shape.
+        metric: Function from logits to a number; default: the logit of the clean run's top prediction.
+        modules: Pattern such as "encoder.blocks.*"; default: the blocks that lead to the logits, or their attention
+            layers if `granularity` is "head".
+        granularity: "position", "head" or "module".
+        batch: Maximum number of runs per pass.
+
+    Raises:
+        ShapeError: If the inputs have different shapes.
+    """
+    shapes = [[tuple(x.shape) for x in input_tensors(args)] for args in (clean, corrupted)]
     if shapes[0] != shapes[1]:
         raise ShapeError(
-            f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched one by one, so "
-            "give two inputs of the same length"
+            f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched separately, so "
+            "pass two inputs of the same length"
         )
-    source, logits = _recorded(model, clean, modules, granularity, "blocks")
+    source, logits = _record(model, clean, modules, granularity, "blocks")
     metric = _metric(metric, logits)
-    found = _swept(model, corrupted, source, granularity, metric, batch, lambda x: x)
-    return PatchingResult(method="patched", granularity=granularity, clean=_number(metric(logits)), **found)
+    paths = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
+    return PatchingResult(method="patched", granularity=granularity, clean=_number(metric(logits)), **paths)
 
 
 def ablate(
     model: nn.Module,
-    given: ModelArgs,
+    args: ModelArgs,
     metric: Metric | None = None,
     *,
     modules: str | None = None,
@@ -124,52 +134,59 @@ def ablate(
     to: Literal["zero", "mean"] = "zero",
     batch: int | None = None,
 ) -> PatchingResult:
-    """A run with one head, module or position at a time put out, and the metric of each.
+    """Ablate one head, module or position at a time, and measure each run.
 
-        grid = look.ablate(model, ids, look.LogitMetric(token=17))
-        grid.change                            # (layers, heads): what the answer loses or gains without each
+        result = look.ablate(model, ids, look.LogitMetric(token=17))
+        result.change                          # (layers, heads): change of the logit without each head
         look.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
 
-    Put out means zeros, or with `to="mean"` the mean of the same over all positions (and sequences) of this run.
-    Without `paths`, these are all heads; with another `over`, the attention and feed-forward layers."""
+    Args:
+        model: Model in evaluation mode.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments.
+        metric: Function from logits to a number; default: the logit of the model's top prediction.
+        modules: Pattern; default: all heads, or the attention and feed-forward layers for another `granularity`.
+        granularity: "head", "module" or "position".
+        to: "zero", or "mean" for the mean over all positions (and sequences) of this run.
+        batch: Maximum number of runs per pass.
+    """
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
-    source, logits = _recorded(model, given, modules, granularity, "contributors")
+    source, logits = _record(model, args, modules, granularity, "contributors")
 
-    def put_out(x: Tensor) -> Tensor:
+    def ablated(x: Tensor) -> Tensor:
         return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
     return PatchingResult(
         method="ablated",
         granularity=granularity,
-        **_swept(model, given, source, granularity, _metric(metric, logits), batch, put_out),
+        **_sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated),
     )
 
 
-def _recorded(
+def _record(
     model: nn.Module,
-    given: ModelArgs,
+    args: ModelArgs,
     modules: str | None,
     granularity: Granularity,
     default: Literal["blocks", "contributors"],
 ) -> tuple[Trace, Tensor]:
-    """A trace of a run with what the modules gave that are swept over, and its logits."""
+    """Return a trace of the activations to change, and the logits."""
     require(
         granularity in ("position", "head", "module"),
         f"granularity is {granularity!r}; expected 'position', 'head' or 'module'",
     )
-    found = [modules] if modules else []
+    paths = [modules] if modules else []
     if modules is None:
-        with trace(model) as seen:
-            stream = record_residual_stream(model, given)
+        with trace(model) as attention:
+            stream = record_residual_stream(model, args)
         within = tuple(f"{block}." for block in stream.blocks)
-        attention_layers = [path for path in seen.paths if f"{path}.".startswith(within)]
-        found = attention_layers if granularity == "head" else getattr(stream, default)
+        attention_layers = [path for path in attention.paths if f"{path}.".startswith(within)]
+        paths = attention_layers if granularity == "head" else getattr(stream, default)
     require(
-        bool(found),
-        f"nothing to change was found for granularity={granularity!r}; name modules with paths, or another granularity",
+        bool(paths),
+        f"no modules were found for granularity={granularity!r}; pass modules or another granularity",
     )
-    with trace(model, *(f"{path}.{'weights' if granularity == 'head' else 'output'}" for path in found)) as source:
-        return source, run_logits(model, given)
+    with trace(model, *(f"{path}.{'weights' if granularity == 'head' else 'output'}" for path in paths)) as source:
+        return source, run_logits(model, args)
 
 
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:
@@ -180,72 +197,76 @@ def _metric(metric: Metric | None, logits: Tensor) -> Metric:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerRowEdit(Intervention):
-    """A change of its own for each copy of the input in a batch: it takes one place along `dim`, or all, of `value`."""
+    """Change each copy of the input in a batch differently: one index along `dim`, or all, of `value`."""
 
     copies: int
-    places: list[tuple[int, int]]  # which copy, and which place
+    positions: list[tuple[int, int]]  # (copy, index)
     value: Tensor
     dim: int | None
 
-    def new(self, part: Tensor, path: str, places: list[int]) -> Tensor:
-        raise NotImplementedError  # every copy has its own
+    def replacement(self, part: Tensor, path: str, positions: list[int]) -> Tensor:
+        raise NotImplementedError  # replacements differ per copy
 
-    def apply(self, x: Tensor, moment: CallContext) -> Tensor:
+    def apply(self, x: Tensor, context: CallContext) -> Tensor:
         changed = x.clone().unflatten(0, (self.copies, -1))
-        for copy, i in self.places:
-            mine, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
-            mine.copy_(new)
+        for copy, i in self.positions:
+            target, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
+            target.copy_(new)
         return changed.flatten(0, 1)
 
 
-def _swept(
+def _sweep(
     model: nn.Module,
-    given: ModelArgs,
+    args: ModelArgs,
     source: Trace,
     granularity: Granularity,
     metric: Metric,
     batch: int | None,
     change: Callable[[Tensor], Tensor],
 ) -> dict[str, Any]:
-    """The metric of one input's run, and under every change; `change` makes it of what the source had there."""
-    once = f"batch is {batch}; expected how many runs may go through the model at once, 1 or more"
-    require(batch is None or batch >= 1, once)
+    """Return the metric of the unchanged run and of every change; `change` maps a recorded activation to
+    its replacement.
+    """
+    message = f"batch is {batch}; expected the maximum number of runs per pass, at least 1"
+    require(batch is None or batch >= 1, message)
     heads, dim = slice(None) if granularity == "head" else None, _DIMS.get(granularity)
-    found, gave = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
-    before, cells = run_logits(model, given), [(path, i) for path in found for i in range(_many(path, gave(path), dim))]
-    # What one run takes, about: its logits, with room to choose from them, and a block at work.
-    size = before.element_size() * (4 * before.numel() + 32 * gave(found[0]).numel())
-    at_once = batch or max(1, _BUDGET // size)
-    numbers: dict[str, list[float]] = {path: [] for path in found}
-    for start in range(0, len(cells), at_once):
-        some = cells[start : start + at_once]
+    paths, read = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
+    baseline_logits = run_logits(model, args)
+    cells = [(path, i) for path in paths for i in range(_n_cells(path, read(path), dim))]
+    # Approximate memory of one run: its logits with workspace, and one active block.
+    size = baseline_logits.element_size() * (4 * baseline_logits.numel() + 32 * read(paths[0]).numel())
+    chunk_size = batch or max(1, _BUDGET // size)
+    metrics: dict[str, list[float]] = {path: [] for path in paths}
+    for start in range(0, len(cells), chunk_size):
+        chunk = cells[start : start + chunk_size]
         with trace(model, "output") as t:
-            for path in dict.fromkeys(path for path, _ in some):
-                places = [(copy, i) for copy, (own, i) in enumerate(some) if own == path]
+            for path in dict.fromkeys(path for path, _ in chunk):
+                positions = [(copy, i) for copy, (cell_path, i) in enumerate(chunk) if cell_path == path]
                 t.intervene(
-                    path, PerRowEdit(copies=len(some), places=places, value=change(gave(path)), dim=dim, heads=heads)
+                    path,
+                    PerRowEdit(copies=len(chunk), positions=positions, value=change(read(path)), dim=dim, heads=heads),
                 )
-            logits = run_logits(model, repeat_batch(given, len(some)))
-        for (path, _), rows in zip(some, logits.chunk(len(some)), strict=True):
-            numbers[path].append(_number(metric(rows)))
-    values = pad_ragged(numbers.values())
-    baseline, columns = _number(metric(before)), tuple(range(values.shape[1]))
-    return {"rows": tuple(found), "columns": columns, "values": values, "baseline": baseline}
+            logits = run_logits(model, repeat_batch(args, len(chunk)))
+        for (path, _), rows in zip(chunk, logits.chunk(len(chunk)), strict=True):
+            metrics[path].append(_number(metric(rows)))
+    values = pad_ragged(metrics.values())
+    baseline, columns = _number(metric(baseline_logits)), tuple(range(values.shape[1]))
+    return {"rows": tuple(paths), "columns": columns, "values": values, "baseline": baseline}
 
 
-def _many(path: str, x: Tensor, dim: int | None) -> int:
-    """How many changes there are of what a module gave."""
+def _n_cells(path: str, x: Tensor, dim: int | None) -> int:
+    """Return the number of changes of a module's output."""
     if x.dim() < 3 and dim is not None:
         raise ShapeError(
-            f"{path or 'the model'} gives {tuple(x.shape)}, which has no positions; use granularity='module'"
+            f"{path or 'the model'} returns {tuple(x.shape)}, which has no positions; use granularity='module'"
         )
     return 1 if dim is None else x.shape[dim]
 
 
-def _number(found: Any) -> float:
-    if isinstance(found, Tensor) and found.numel() != 1:
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
         raise ShapeError(
-            f"the metric gave {tuple(found.shape)}; expected one number for the logits of one input, such as "
-            "look.Answer(token=…) gives"
+            f"the metric returned {tuple(value.shape)}; expected one number for the logits of one input, as from "
+            "look.LogitMetric(token=…)"
         )
-    return float(found)
+    return float(value)

@@ -1,9 +1,11 @@
-"""A recording of a run, made from outside: `with look.trace(model) as t: model(...)`.
+"""Record a forward pass without changing the model: `with look.trace(model) as t: model(...)`.
 
-The run itself stays on the fast path, which never has the attention weights. A trace keeps what attention was given (by
-reference: nothing is copied or computed while the model runs) and the outputs and inputs that were asked for. Weights
-are recomputed from that with the reference equation when they are asked for, for those heads and rows only, and
-`difference` says how far they are from what really ran. What the model has written over since (x += y) is refused."""
+The model stays on its fast path, which never materializes the attention weights. A trace stores references to the
+inputs of each attention layer, and the requested inputs and outputs of modules; it copies and computes nothing while
+the model runs. Weights are recomputed on demand by the reference implementation, only for the requested heads and
+rows, and `difference` compares them with the recorded outputs. Reading a tensor that was modified in place since then
+raises ConfigError.
+"""
 
 from __future__ import annotations
 
@@ -33,280 +35,325 @@ from clearhead.look.watch import AttentionRecorder
 from clearhead.tables import Markup, Printed, html_table, table
 from clearhead.values import require
 
-_SMALL = 48  # positions, beyond which a picture in a table is no help
+_MAX_THUMBNAIL_POSITIONS = 48
 
 
 class Trace:
-    """What was kept of the runs inside its `with` block, by module path.
+    """Recorded activations of the forward passes inside its `with` block, by module path.
 
-    A *run* is one call of the model, or one generation with a cache: its steps are stitched into one picture. `run=-1`
-    is the last, 0 the first. After a beam search the rows are the beams that were alive at the last step."""
+    A *run* is one call of the model, or one generation with a cache, whose steps are concatenated. `run=-1` is the last
+    run and 0 the first. After a beam search the rows are the beams that were active in the last step.
+
+    Example:
+        with look.trace(model, "blocks.*.attention.weights", "output") as t:
+            model(ids)
+        t.weights("blocks.0.attention", heads=2)
+    """
 
     def __init__(self, model: nn.Module, *patterns: str, runs: int | None = None) -> None:
-        message = f"runs is {runs}; expected how many of the latest runs to keep, 1 or more, or None for all"
+        message = f"runs is {runs}; expected the number of latest runs to keep, at least 1, or None for all"
         require(runs is None or runs >= 1, message)
         if not isinstance(model, nn.Module):
-            raise DtypeError(f"got a {type(model).__name__} to trace; expected a PyTorch module")
+            raise DtypeError(f"cannot trace a {type(model).__name__}; expected a PyTorch module")
         self._modules = dict(model.named_modules())
-        self._asked = resolve_patterns(self._modules, patterns)
+        self._recorded_paths = resolve_patterns(self._modules, patterns)
         self._edits: dict[str, list[Intervention]] = {}
-        kept = RecordStore(runs)
-        self._kept = kept.runs
-        self._watch = AttentionRecorder(self._modules, self._asked, self._edits, kept)
+        store = RecordStore(runs)
+        self._runs_by_kind = store.runs
+        self._recorder = AttentionRecorder(self._modules, self._recorded_paths, self._edits, store)
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Trace:
-        require(not self._watch.on, "this trace is recording already; make another with look.trace(model)")
-        of_heads = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
-        paths = self._asked["output"] | self._asked["input"] | set(self._edits)
-        attention_layers = self._attending([*self._asked["weights"], *of_heads])
-        self._watch.start([*(self._modules[path] for path in paths), *attention_layers])
+        require(not self._recorder.on, "this trace is already recording; create another one with look.trace(model)")
+        head_edits = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
+        paths = self._recorded_paths["output"] | self._recorded_paths["input"] | set(self._edits)
+        attention_layers = self._attending([*self._recorded_paths["weights"], *head_edits])
+        self._recorder.start([*(self._modules[path] for path in paths), *attention_layers])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        self._watch.stop()
+        self._recorder.stop()
         for path, edits in self._edits.items() if error is None else ():
-            # An edit that nothing came of is an answer to another question than was asked.
-            never = f"the edit of {path or 'the model'} was never made: it did not run, or has no heads of its own"
-            require(self._watch.made.issuperset(edits), never)
+            never = f"the edit on {path or 'the model'} was never applied: the module did not run, or exposes no heads"
+            require(self._recorder.applied.issuperset(edits), never)
 
     def intervene(self, path: str, edit: Intervention) -> Trace:
-        """Change what a module gives from now on: see `Zero`, `Mean`, `Replace` and `Patch`. Give it before the run.
+        """Add an intervention, which is applied to every following run. Returns the trace.
 
-        An edit with `heads` changes what these heads of an attention layer give, before its output projection; one
-        without changes the output of any module. Edits of one path are made in the order in which they are given."""
+        Args:
+            path: Module path.
+            edit: A `ZeroAblation`, `MeanAblation`, `ReplaceActivation` or `PatchActivation`. With `heads`, it changes
+            the
+                outputs of these heads of an attention layer before the output projection; without, the output of
+                any module. Interventions on the same path are applied in order.
+
+        Raises:
+            DtypeError: If `edit` is not an intervention.
+            ConfigError: If there is no such module, or `edit` names heads and the module has none.
+        """
         if not isinstance(edit, Intervention):
             kind = type(edit).__name__
             raise DtypeError(
-                f"got a {kind} for an edit; expected ZeroAblation, MeanAblation, ReplaceActivation or PatchActivation"
+                f"got a {kind} as an intervention; expected ZeroAblation, MeanAblation, ReplaceActivation or "
+                "PatchActivation"
             )
-        path = self._known(path, "output")
+        path = self._resolve_path(path, "output")
         if edit.heads is not None and not can_attend(self._modules[path]):
             layers = ", ".join(name for name, module in self._modules.items() if is_attention_layer(module))
             raise ConfigError(f"{path} has no heads; edit an attention layer: {layers or 'this model has none'}")
         self._edits.setdefault(path, []).append(edit)
-        if self._watch.on:
+        if self._recorder.on:
             for module in (self._modules[path], *self._attending([path] if edit.heads is not None else [])):
-                self._watch.hook(module)
+                self._recorder.hook(module)
         return self
 
     def _attending(self, paths: Sequence[str]) -> list[nn.Module]:
-        """The modules to watch for attention at these paths. A layer is watched alone; that others attend is known when
-        they do, and a call is filed under the innermost module that runs: all that may attend are watched."""
-        wanted = [self._modules[path] for path in paths]
-        if all(is_attention_layer(module) for module in wanted):
-            return wanted
+        """Return the modules to hook for attention at these paths.
+
+        An attention layer needs only its own hooks. Whether another module attends is known only when it runs, and the
+        recorder assigns a call to the innermost running module, so every module that can attend is hooked.
+        """
+        modules = [self._modules[path] for path in paths]
+        if all(is_attention_layer(module) for module in modules):
+            return modules
         return [module for module in self._modules.values() if can_attend(module)]
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------------------
 
     @property
     def paths(self) -> list[str]:
-        """The attention layers that are recorded; other modules that attend join them once they have run."""
+        """Paths of the recorded attention layers; other modules that attend are added when they run."""
         return [
             path
             for path, module in self._modules.items()
-            if path in self._asked["weights"] and (is_attention_layer(module) or path in self._kept["weights"])
+            if path in self._recorded_paths["weights"]
+            and (is_attention_layer(module) or path in self._runs_by_kind["weights"])
         ]
 
     @property
     def outputs(self) -> list[str]:
-        """The modules whose outputs are recorded."""
-        return [path for path in self._modules if path in self._asked["output"]]
+        """Paths of the modules whose outputs are recorded."""
+        return [path for path in self._modules if path in self._recorded_paths["output"]]
 
     @property
     def runs(self) -> int:
-        """How many runs of the attention layers there are, or of the other modules where no layer is recorded."""
-        kept = [self._kept["weights"]] if self._kept["weights"] else self._kept.values()
-        return max((len(runs) for by_path in kept for runs in by_path.values()), default=0)
+        """Number of recorded runs of the attention layers, or of the other modules if no attention layer
+        is recorded."""
+        attention = self._runs_by_kind["weights"]
+        by_kind = [attention] if attention else self._runs_by_kind.values()
+        return max((len(runs) for by_path in by_kind for runs in by_path.values()), default=0)
 
     def module(self, path: str) -> nn.Module:
-        """The module of the model at this path."""
-        return self._modules[self._known(path)]
+        """Return the module at this path."""
+        return self._modules[self._resolve_path(path)]
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
     def weights(
         self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1
     ) -> Float[Tensor, "*B h r S"]:
-        """Who attended to whom in this layer: recomputed, for these heads and rows only, before any dropout.
+        """Return the attention weights of a layer, before dropout, recomputed for these heads and rows.
 
-        Of a stitched run, rows are all queries one under another; a key that a row could not know yet has weight 0."""
-        made, last, picked, wanted = self._part(path, run, heads, rows)
-        if len(made.steps) == 1 and made.steps[0].places is None:
-            return recompute.recompute_weights(last.call, picked, wanted, last.wide)
-        shape = (made.size, len(picked), len(wanted), max(step.value.call.S for step in made.steps))
-        whole = torch.zeros(shape, dtype=last.wide, device=last.call.q.device)
-        for step, places, own in split_by_step(made, wanted):
-            part = recompute.recompute_weights(step.value.call, picked, own, step.value.wide)  # (batch, h, r, own keys)
-            whole[:, :, places, : part.shape[-1]] = step.align_rows(part).to(whole.dtype)
-        return whole
+        Args:
+            path: Path of the attention layer.
+            heads: Head index, several, a slice, or None for all.
+            rows: Query index, several, a slice, or None for all.
+            run: Run index.
+
+        Returns:
+            Weights (*B, h, r, S). In a run with a cache, the rows of all steps are concatenated, and keys that did not
+            exist yet have weight 0.
+        """
+        record, last, head_ids, row_ids = self._select(path, run, heads, rows)
+        if len(record.steps) == 1 and record.steps[0].batch_index is None:
+            return recompute.recompute_weights(last.call, head_ids, row_ids, last.acc_dtype)
+        shape = (record.size, len(head_ids), len(row_ids), max(step.value.call.S for step in record.steps))
+        weights = torch.zeros(shape, dtype=last.acc_dtype, device=last.call.q.device)
+        for step, positions, step_rows in split_by_step(record, row_ids):
+            attention = step.value
+            part = recompute.recompute_weights(attention.call, head_ids, step_rows, attention.acc_dtype)
+            weights[:, :, positions, : part.shape[-1]] = step.align_rows(part).to(weights.dtype)
+        return weights
 
     def weight_blocks(self, path: str, head: int, *, run: int = -1) -> Iterator[tuple[int, Float[Tensor, "*B r S"]]]:
-        """One head's weights in pieces that fit in memory at any length: the first row of each, and its rows."""
-        made = self._run(path, run)
-        for part in recompute.row_blocks(made.steps[-1].value.call, 1, list(range(made.length))):
+        """Iterate over the weights of one head in blocks of rows of bounded size: first row, and weights."""
+        record = self._run(path, run)
+        for part in recompute.row_blocks(record.steps[-1].value.call, 1, list(range(record.length))):
             yield part[0], self.weights(path, heads=head, rows=part, run=run).squeeze(-3)
 
     def values(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h S E"]:
-        """The values that each head averaged; heads that share a key/value head have the same."""
-        made, last, picked, _ = self._part(path, run, heads)
-        return made.steps[-1].align_rows(recompute.expand_kv_heads(last.call, last.call.v, picked))
+        """Return the values of each head; heads that share a key/value head have the same values."""
+        record, last, head_ids, _ = self._select(path, run, heads)
+        return record.steps[-1].align_rows(recompute.expand_kv_heads(last.call, last.call.v, head_ids))
 
     def heads(self, path: str, *, heads: Indices = None, run: int = -1) -> Float[Tensor, "*B h T E"]:
-        """What each head gave, before the output projection: what the fast path really made."""
-        made, _, picked, _ = self._part(path, run, heads)
-        return concat_steps(made, lambda attended: select_indices(attended.heads(), -3, picked))
+        """Return the output of each head before the output projection, as computed by the fast path."""
+        record, _, head_ids, _ = self._select(path, run, heads)
+        return concat_steps(record, lambda attended: select_indices(attended.heads(), -3, head_ids))
 
     def attention_inputs(self, path: str, *, run: int = -1) -> Call:
-        """What this layer's attention was given: q, k, v, mask and bias; of a run with a cache, at its last step."""
+        """Return q, k, v, mask and bias of this attention layer; of a run with a cache, those of its last step."""
         return self._run(path, run).steps[-1].value.call
 
     def difference(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
-        """The largest difference between recomputed weights times values and what the fast path gave for them.
+        """Return the largest difference between recomputed weights times values and the recorded head outputs.
 
-        For `nn.MultiheadAttention`, whose heads cannot be seen one by one, the outputs of the layer are compared."""
-        return self._compared(recompute.max_difference, path, heads, rows, run)
+        For `nn.MultiheadAttention`, whose head outputs are not exposed, the layer outputs are compared.
+        """
+        return self._max_over_steps(recompute.max_difference, path, heads, rows, run)
 
     def tolerance(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
-        """How large `difference` may be, derived from what the reference itself errs against float64 in this dtype."""
-        return self._compared(recompute.difference_tolerance, path, heads, rows, run)
+        """Return the bound for `difference`, derived from the error of the reference against float64 in this dtype."""
+        return self._max_over_steps(recompute.difference_tolerance, path, heads, rows, run)
 
     def report(self, *, rows: Indices = None, run: int = -1) -> str:
-        """A table: for each layer what ran, and how far what follows from the recomputed weights is from what it gave.
+        """Return a table with the implementation, the maximum error and the tolerance of each attention layer.
 
-        That computes every weight once more, or those of some queries (`rows`). Without attention, it says why."""
+        This recomputes all weights, or those of the queries in `rows`. If no attention was recorded, it returns
+        the reason.
+        """
         if not self.paths:
-            return Printed(self._why_none())
-        lines = [("layer", "heads", "queries × keys", "what ran", "weights · values off by", "allowed")]
+            return Printed(self._no_attention_reason())
+        lines = [("layer", "heads", "queries × keys", "implementation", "max error", "tolerance")]
         for path in self.paths:
             error = self.difference(path, rows=rows, run=run)
             bound = self.tolerance(path, rows=rows, run=run)
-            lines.append((path or "the model", *self._ran(path, run), f"{error:.1e}", f"{bound:.1e}"))
-        note = "The weights are recomputed from what attention was given."
+            lines.append((path or "the model", *self._layer_info(path, run), f"{error:.1e}", f"{bound:.1e}"))
+        note = "The weights are recomputed from the recorded attention inputs."
         return Printed(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
 
-    def _ran(self, path: str, run: int) -> tuple[str, str, str]:
-        """The heads of a layer, its queries and keys, and what ran, in words."""
-        made = self._run(path, run)
-        last = made.steps[-1].value
-        return str(last.call.q.shape[-3]), f"{made.length} × {last.call.S}", last.how
+    def _layer_info(self, path: str, run: int) -> tuple[str, str, str]:
+        """Return the number of heads, the numbers of queries and keys, and the implementation, as text."""
+        record = self._run(path, run)
+        last = record.steps[-1].value
+        return str(last.call.q.shape[-3]), f"{record.length} × {last.call.S}", last.implementation
 
-    def _why_none(self) -> str:
-        """Why there is no attention layer in this trace."""
-        if not self._asked["weights"]:
-            return "No attention is recorded: only outputs or inputs were asked for. Ask for weights: **.weights"
-        if not self._watch.has_run:
-            return "Nothing has run inside this trace: call the model in its `with` block."
+    def _no_attention_reason(self) -> str:
+        """Return the reason why this trace contains no attention layer."""
+        if not self._recorded_paths["weights"]:
+            return (
+                "No attention is recorded because the patterns name only outputs or inputs; add the pattern **.weights"
+            )
+        if not self._recorder.has_run:
+            return "Nothing has run inside this trace; call the model in its `with` block."
         return (
-            "No attention was seen. Seen are clearhead's attend and MultiHeadAttention, and torch's "
-            "scaled_dot_product_attention and nn.MultiheadAttention, where the model's own files call them; attention "
-            "that is written out, softmax(q @ k.T) @ v, is not: call one of these in its place."
+            "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, and torch's "
+            "scaled_dot_product_attention and nn.MultiheadAttention, if the model's own source files call them; it "
+            "cannot record attention that is written out as softmax(q @ k.T) @ v."
         )
 
     # -- outputs and inputs -------------------------------------------------------------------------------------------
 
     def output(self, path: str = "", *, run: int = -1) -> Tensor:
-        """What a module returned (the first tensor, where it returned several), stitched along the sequence."""
-        return concat_steps(self._run(path, run, "output"), VersionedRef.only)
+        """Return the output of a module (its first tensor if it returns several), concatenated along the sequence."""
+        return concat_steps(self._run(path, run, "output"), VersionedRef.get)
 
     def input(self, path: str = "", *, run: int = -1) -> Tensor:
-        """The first tensor that a module was given, stitched along the sequence."""
-        return concat_steps(self._run(path, run, "input"), VersionedRef.only)
+        """Return the first input tensor of a module, concatenated along the sequence."""
+        return concat_steps(self._run(path, run, "input"), VersionedRef.get)
 
     def norms(self, *, run: int = -1) -> list[tuple[str, Float[Tensor, "*B T"]]]:
-        """The length of the residual stream's vectors after each block whose output was recorded."""
+        """Return the norms of the residual stream after each block whose output was recorded."""
         parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
         blocks = [path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))]
         example = 'for example look.trace(model, "**.blocks.*.output")'
-        require(bool(blocks), f"no block is recorded; ask for their outputs, {example}")
+        require(bool(blocks), f"no block output is recorded; add a pattern for them, {example}")
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 
-    # -- finding ------------------------------------------------------------------------------------------------------
+    # -- lookup -------------------------------------------------------------------------------------------------------
 
     def _run(self, path: str, run: int, kind: str = "weights") -> RecordedRun:
-        """What was kept of one run of a module: its "weights", "output" or "input"."""
-        kept, asked, path = self._kept[kind], self._asked[kind], self._known(path, kind)
-        if path not in asked:
-            recorded = self.paths if kind == "weights" else sorted(asked)
-            what = "attention weights were" if kind == "weights" else f"{kind} was"
+        """Return one recorded run of a module: its "weights", "output" or "input"."""
+        runs = self._runs_by_kind[kind]
+        paths = self._recorded_paths[kind]
+        path = self._resolve_path(path, kind)
+        if path not in paths:
+            recorded = self.paths if kind == "weights" else sorted(paths)
+            quantity = "attention weights were" if kind == "weights" else f"{kind} was"
             raise ConfigError(
-                f"no {what} recorded for {path or 'the model'}; recorded: "
+                f"no {quantity} recorded for {path or 'the model'}; recorded: "
                 f"{', '.join(name or 'the model itself' for name in recorded) or 'none'}"
             )
-        if path not in kept and kind == "weights" and not self.paths:
-            raise ShapeError(f"there are no weights of {path or 'the model'}. {self._why_none()}")
-        if path not in kept:
+        if path not in runs and kind == "weights" and not self.paths:
+            raise ShapeError(f"{path or 'the model'} has no weights. {self._no_attention_reason()}")
+        if path not in runs:
             raise ShapeError(
                 f"{path or 'the model'} has not {'attended' if kind == 'weights' else 'run'} inside this trace; "
-                "call the model in its `with` block first (what torch.compile has compiled may run unseen)"
+                "call the model in its `with` block first (code compiled by torch.compile is not recorded)"
             )
-        found = kept[path]
-        if not -len(found) <= run < len(found):
-            raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {len(found)}: 0 … {len(found) - 1}")
-        return found[run]
+        records = runs[path]
+        if not -len(records) <= run < len(records):
+            n = len(records)
+            raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {n}: 0 … {n - 1}")
+        return records[run]
 
-    def _part(
+    def _select(
         self, path: str, run: int, heads: Indices, rows: Indices = None
     ) -> tuple[RecordedRun, AttentionCall, list[int], list[int]]:
-        """A run of a layer, what its last step was, and which heads and rows are meant."""
-        made = self._run(path, run)
-        last: AttentionCall = made.steps[-1].value
+        """Return a run of a layer, the attention call of its last step, and the selected heads and rows."""
+        record = self._run(path, run)
+        last: AttentionCall = record.steps[-1].value
         return (
-            made,
+            record,
             last,
             resolve_indices(heads, last.call.q.shape[-3], "head"),
-            resolve_indices(rows, made.length, "row"),
+            resolve_indices(rows, record.length, "row"),
         )
 
-    def _compared(
+    def _max_over_steps(
         self,
-        how: Callable[[AttentionCall, list[int], list[int]], float],
+        measure: Callable[[AttentionCall, list[int], list[int]], float],
         path: str,
         heads: Indices,
         rows: Indices,
         run: int,
     ) -> float:
-        made, last, picked, wanted = self._part(path, run, heads, rows)
-        what = path or "the model"
+        """Return the maximum of a measure over the steps of a run; raise if the layer applied dropout."""
+        record, last, head_ids, row_ids = self._select(path, run, heads, rows)
+        name = path or "the model"
         if dropout := recompute.dropout_of(last.call):
             raise ConfigError(
-                f"{what} dropped weights at random (dropout {dropout:g}), which cannot be done again: its weights are "
-                "those before dropout, and are compared in evaluation mode (model.eval())"
+                f"{name} applied dropout {dropout:g} to its weights, and recomputed weights are those before dropout; "
+                "compare in evaluation mode (model.eval())"
             )
-        all_of_them = not last.whole or len(picked) == last.call.q.shape[-3]
-        require(all_of_them, f"{what} joins its heads before they can be seen; compare all of them: leave heads out")
-        return max((how(step.value, picked, own) for step, _, own in split_by_step(made, wanted)), default=0.0)
+        has_all_heads = not last.heads_merged or len(head_ids) == last.call.q.shape[-3]
+        require(
+            has_all_heads, f"{name} merges its heads before they can be recorded; omit `heads` to compare all of them"
+        )
+        return max(
+            (measure(step.value, head_ids, step_rows) for step, _, step_rows in split_by_step(record, row_ids)),
+            default=0.0,
+        )
 
-    def _known(self, path: str, ending: str = "") -> str:
-        """A path without its ending, or the error that it is none."""
+    def _resolve_path(self, path: str, ending: str = "") -> str:
+        """Return a path without its ending; raise ConfigError if there is no such module."""
         if path not in self._modules:
             path = path.removesuffix(f".{ending}")
         if path not in self._modules:
             raise ConfigError(
-                f"{path!r} is not recorded: the model has no module of that name; "
+                f"{path!r} is not recorded because the model has no module of that name; "
                 f"recorded attention layers are: {', '.join(self.paths) or 'none'}"
             )
         return path
 
     def __repr__(self) -> str:
         sizes = f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
-        return sizes if self.paths or self.outputs else f"{sizes}: {self._why_none()}"
+        return sizes if self.paths or self.outputs else f"{sizes}: {self._no_attention_reason()}"
 
     def _repr_html_(self) -> str:
-        """In a notebook: what is recorded of the last run, with a small picture of each layer that is short enough."""
-        rows = [("recorded", "heads", "queries × keys", "what ran", "mean over the heads")]
-        attended = [path for path in self.paths if path in self._kept["weights"]]
-        rows += [(path, *self._ran(path, -1), self._thumbnail(path)) for path in attended]
-        shapes = {path: tuple(self.output(path).shape) for path in self.outputs if path in self._kept["output"]}
+        """Return a table of the last run, with a thumbnail of each layer that is short enough."""
+        rows = [("recorded", "heads", "queries × keys", "implementation", "mean over heads")]
+        attended = [path for path in self.paths if path in self._runs_by_kind["weights"]]
+        rows += [(path, *self._layer_info(path, -1), self._thumbnail(path)) for path in attended]
+        shapes = {path: tuple(self.output(path).shape) for path in self.outputs if path in self._runs_by_kind["output"]}
         rows += [(f"{path or 'the model'} output", "", str(shape), "", "") for path, shape in shapes.items()]
         return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
 
     def _thumbnail(self, path: str) -> str:
-        made = self._run(path, -1)
-        T, S = made.length, made.steps[-1].value.call.S
-        if not 0 < max(T, S) <= _SMALL:
+        record = self._run(path, -1)
+        T, S = record.length, record.steps[-1].value.call.S
+        if not 0 < max(T, S) <= _MAX_THUMBNAIL_POSITIONS:
             return ""
         weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0)
         squares = "".join(
@@ -318,8 +365,15 @@ class Trace:
 
 
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
-    """Record a run of `model`: what the patterns name, or without any the weights of every attention layer.
+    """Record forward passes of `model`: the activations that the patterns name.
 
-    `"blocks.*.attention.weights"`, `"blocks.*.output"`, `"head.input"`: see `clearhead.look.record`. `runs` is how
-    many of the latest runs to keep; by default all of them."""
+    Args:
+        model: Any PyTorch module.
+        *patterns: Such as `"blocks.*.attention.weights"`, `"blocks.*.output"` or `"head.input"`; see
+            `clearhead.look.record`. Default: the weights of every attention layer.
+        runs: Number of latest runs to keep; None keeps all.
+
+    Returns:
+        A `Trace`, to be used as a context manager.
+    """
     return Trace(model, *patterns, runs=runs)

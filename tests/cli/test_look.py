@@ -137,7 +137,7 @@ class TestDeeper:
         asked = model_inputs(trained, "To be")
         with torch.no_grad():
             said = trained.model(*asked.args)[0].argmax(-1).tolist()
-        assert [place[0]["id"] for place in found["layers"][-1]["says"]] == said
+        assert [place[0]["id"] for place in found["layers"][-1]["predictions"]] == said
         assert len(found["layers"]) == len(trained.model.blocks) + 1
         shown = cli("look", "shakespeare", "To be", "--view", "lens").out.splitlines()
         top = next(line for line in shown if line.startswith("layer")).split()[2:]
@@ -162,7 +162,7 @@ class TestDeeper:
         assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["logit"], abs=1e-4)
         assert found["logit"] > 1
         assert {part["kind"] for part in found["parts"]} == {"embedding", "head", "feed-forward", "bias"}
-        assert "What each head added" in (tmp_path / "a.html").read_text(encoding="utf-8")
+        assert "Contribution of each head" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
     def test_patching_the_source(self, cli):
         """What makes gato of a dog that becomes a cat is the word cat, and nothing else of the source."""
@@ -211,10 +211,10 @@ class TestDeeper:
         (["shakespeare", "ab", "--view", "attribution", "--answer", "zz"], "no token of this model is called 'zz'"),
         (["shakespeare", "ab", "--view", "patching"], "patching needs a second input"),
         (["shakespeare", "ab", "--view", "lens", "--patch", "cd"], "no other view takes one"),
-        (["shakespeare", "ab", "--patch", "abc"], "give two inputs of the same length"),
+        (["shakespeare", "ab", "--patch", "abc"], "pass two inputs of the same length"),
         (["shakespeare", "ab", "--view", "ablation", "--over", "rows"], "expected 'position', 'head' or 'module'"),
-        (["shakespeare", "ab", "--view", "ablation", "--paths", "layers.*"], "nothing in this model is called"),
-        (["shakespeare", "ab", "--view", "lens", "--row", "9"], "position 9 was asked for"),
+        (["shakespeare", "ab", "--view", "ablation", "--paths", "layers.*"], "no module of this model matches"),
+        (["shakespeare", "ab", "--view", "lens", "--row", "9"], "position"),
         (["digits-vit", __file__, "--view", "vectors"], "no table of token embeddings"),
         (["en-es", " "], "nothing to translate"),
         (["en-es", SENTENCE, "--layer", "9"], "there is no layer '9'; expected 0 to"),

@@ -136,7 +136,7 @@ def test_what_was_nothing_and_became_something_moved_without_bound():
     before = traced(model, ids, (BLOCK, zero), patterns=("blocks.0.output",))[1]
     after = traced(model, ids, (BLOCK, other), patterns=("blocks.0.output",))[1]
     (moved,) = look.compare(before, after).outputs
-    assert moved.where == {"sequence": 0, "position": 2}
+    assert moved.location == {"sequence": 0, "position": 2}
     assert moved.to_dict()["largest"] is None
 
 
@@ -261,12 +261,12 @@ def test_a_comparison_says_what_moved():
     moved = {m.path: m for m in found.outputs}
     assert list(moved) == ["", "blocks.0", "blocks.1", "blocks.2"]
     assert moved["blocks.0"].largest == 0.0
-    assert moved["blocks.0"].where == {}
+    assert moved["blocks.0"].location == {}
     amount = moved["blocks.1"].amount
     assert (amount[:, [0, 1, 2, 3, 5, 6]] == 0).all()
     x, y = before.output("blocks.1"), after.output("blocks.1")
     torch.testing.assert_close(amount[:, 4], ((y - x).norm(dim=-1) / x.norm(dim=-1))[:, 4])
-    assert moved["blocks.1"].where["position"] == 4
+    assert moved["blocks.1"].location["position"] == 4
     weights = {m.path: m.amount for m in found.weights}
     assert (weights["blocks.1.attention"] == 0).all()
     shift = (after.weights("blocks.2.attention") - before.weights("blocks.2.attention")).abs().sum(-1) / 2
@@ -298,31 +298,31 @@ def test_a_comparison_of_classifiers():
 @pytest.mark.bad_input
 def test_what_cannot_be_edited_or_compared():
     model, ids = decoder(), torch.randint(31, (3, 7))
-    with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded: the model has no module of that name"):
+    with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded because the model has no module of that name"):
         look.trace(model).intervene("blocks.9", look.ZeroAblation())
     with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6"):
         traced(model, ids, (LAYER, look.ZeroAblation(heads=6)))
     with pytest.raises(ShapeError, match="position 7 was asked for; this layer has 7"):
         traced(model, ids, (BLOCK, look.ZeroAblation(positions=[7])))
-    with pytest.raises(ShapeError, match=r"gives \(5,\) and replaces \(3, 7, 24\)"):
+    with pytest.raises(ShapeError, match=r"gave \(5,\) for \(3, 7, 24\)"):
         traced(model, ids, (BLOCK, look.ReplaceActivation(torch.zeros(5))))
-    with pytest.raises(ConfigError, match="got a Decoder; expected the trace of another run"):
+    with pytest.raises(ConfigError, match="got a Decoder; expected a trace of another run"):
         traced(model, ids, (BLOCK, look.PatchActivation(model)))
     short = traced(model, ids[:, :3])[1]
-    with pytest.raises(ShapeError, match=r"position 6 of blocks.0 is to be patched from a run of 3 positions"):
+    with pytest.raises(ShapeError, match=r"position 6 of blocks.0 cannot be patched from a run of 3 positions"):
         traced(model, ids, (BLOCK, look.PatchActivation(short)))
     with look.trace(model) as t:
         t.intervene(BLOCK, look.ZeroAblation(positions=[-1]))
-        with pytest.raises(ShapeError, match="with a cache the end is not known"):
+        with pytest.raises(ShapeError, match="with a cache the final length is unknown"):
             model(ids, cache=KVCache())
-    with pytest.raises(ShapeError, match=r"gave .* in one run and .* in the other"):
+    with pytest.raises(ShapeError, match=r"returned .* in one run and .* in the other"):
         look.compare(traced(model, ids)[1], short)
-    with pytest.raises(ConfigError, match="nothing in common"):
+    with pytest.raises(ConfigError, match="no activations in common"):
         look.compare(traced(model, ids, patterns=("output",))[1], traced(model, ids, patterns=(LAYER,))[1])
     with pytest.raises(ConfigError, match=r"blocks\.0\.norm1 has no heads"):
         look.trace(model).intervene("blocks.0.norm1", look.ZeroAblation(heads=1))
     with pytest.raises(
-        ConfigError, match=r"the edit of blocks\.0 was never made: it did not run, or has no heads of its own"
+        ConfigError, match=r"the edit on blocks\.0 was never applied: the module did not run, or exposes no heads"
     ):
         traced(model, ids, (BLOCK, look.ZeroAblation(heads=1)))
 
@@ -421,12 +421,18 @@ def test_what_another_thread_runs_is_neither_edited_nor_recorded():
 def test_what_is_no_edit_is_refused():
     model = decoder()
     ids = torch.randint(0, 31, (2, 5))
-    with pytest.raises(DtypeError, match="got a float for an edit; expected Zero"), look.trace(model) as t:
+    with (
+        pytest.raises(DtypeError, match="got a float as an intervention; expected ZeroAblation"),
+        look.trace(model) as t,
+    ):
         t.intervene(BLOCK, 0.0)
-    with pytest.raises(DtypeError, match="Replace got a float; expected a tensor, or a function"):
+    with pytest.raises(DtypeError, match="ReplaceActivation got a float; expected a tensor or a function"):
         look.ReplaceActivation(0.0)
     nothing = look.trace(model).intervene(BLOCK, look.ReplaceActivation(lambda x: None))
-    with pytest.raises(DtypeError, match=r"Replace gave a NoneType for blocks\.0"), nothing:
+    with (
+        pytest.raises(DtypeError, match=r"the function of ReplaceActivation returned a NoneType for blocks\.0"),
+        nothing,
+    ):
         model(ids)
-    with pytest.raises(DtypeError, match="got a function to trace; expected a PyTorch module"):
+    with pytest.raises(DtypeError, match="cannot trace a function; expected a PyTorch module"):
         look.trace(lambda x: x)

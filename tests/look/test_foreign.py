@@ -289,7 +289,7 @@ def test_what_torchs_layer_cannot_tell():
     x = torch.randn(B, T, M)
     with look.trace(layer) as t:
         layer(x, x, x)
-    with pytest.raises(ConfigError, match="joins its heads before they can be seen"):
+    with pytest.raises(ConfigError, match="merges its heads before they can be recorded"):
         t.difference("", heads=2)
     with torch.no_grad():
         layer.in_proj_weight.mul_(2)
@@ -297,7 +297,7 @@ def test_what_torchs_layer_cannot_tell():
         layer(x, x, x)
     with torch.no_grad():
         layer.in_proj_weight.mul_(2)
-    with pytest.raises(ConfigError, match="have changed since it ran"):
+    with pytest.raises(ConfigError, match="was modified in place since it was recorded"):
         t.weights("")
 
 
@@ -315,7 +315,7 @@ class ByHand(nn.Module):
         return (self.q(x) @ self.k(x).transpose(-2, -1)).softmax(-1) @ self.v(x)
 
 
-UNSEEN = "No attention was seen. Seen are clearhead's attend and MultiHeadAttention, and torch's scaled_dot_product_"
+UNSEEN = "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, and"
 
 
 def test_no_attention_seen_is_said():
@@ -326,9 +326,9 @@ def test_no_attention_seen_is_said():
     assert t.report().startswith(UNSEEN)
     assert "softmax(q @ k.T) @ v" in t.report()
     assert UNSEEN in repr(t)
-    with pytest.raises(ShapeError, match=r"there are no weights of 0\. No attention was seen"):
+    with pytest.raises(ShapeError, match=r"0 has no weights\. No attention was recorded"):
         t.weights("0")
-    with pytest.raises(ConfigError, match="No attention was seen"):
+    with pytest.raises(ConfigError, match="No attention was recorded"):
         look.build_report(t, title="by hand")
 
 
@@ -336,16 +336,16 @@ def test_a_trace_in_which_nothing_ran_says_that_instead():
     model = ByHand()
     with look.trace(model) as t:
         pass
-    assert t.report() == "Nothing has run inside this trace: call the model in its `with` block."
+    assert t.report() == "Nothing has run inside this trace; call the model in its `with` block."
     with look.trace(model, "output") as t:
         model(torch.randn(2, 5, 6))
-    assert t.report().startswith("No attention is recorded: only outputs or inputs were asked for")
+    assert t.report().startswith("No attention is recorded because the patterns name only outputs or inputs")
     assert repr(t) == "Trace(0 attention layers, 1 outputs, 1 runs)"
 
 
 @pytest.mark.bad_input
 def test_what_names_nothing_suggests_nothing_empty():
-    with pytest.raises(ConfigError, match="nothing in this model is called 'weights'") as caught:
+    with pytest.raises(ConfigError, match="no module of this model matches 'weights'") as caught:
         look.trace(nn.Sequential(ByHand()), "weights")
     assert "did you mean ?" not in str(caught.value)
     assert "did you mean ''" not in str(caught.value)

@@ -151,7 +151,7 @@ def test_the_difference_notices_a_fast_path_that_is_wrong(monkeypatch):
 def test_blocks_put_together_are_the_weights(impl, monkeypatch):
     from clearhead.look import recompute
 
-    monkeypatch.setattr(recompute, "_CELLS", 2 * 131 * 17)  # 17 rows at a time
+    monkeypatch.setattr(recompute, "_WEIGHTS_PER_BLOCK", 2 * 131 * 17)  # 17 rows at a time
     layer = MultiHeadAttention(30, 6, impl=impl)
     t = traced(layer, torch.randn(2, 131, 30), mask=causal() & (window(9, 0) | every(8)))
     pieces = list(t.weight_blocks("", 4))
@@ -195,7 +195,7 @@ def test_one_head_and_a_few_rows_never_build_the_square(mask):
 @pytest.mark.bad_input
 def test_a_draw_cannot_be_repeated():
     t = traced(MultiHeadAttention(30, 6, weights=Gumbel()), torch.randn(2, 11, 30))
-    with pytest.raises(ConfigError, match="Gumbel weights are drawn anew at every call"):
+    with pytest.raises(ConfigError, match="Gumbel weights are sampled in every call"):
         t.weights("")
 
 

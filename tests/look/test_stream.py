@@ -154,10 +154,10 @@ def test_parts_add_up_to_the_logit(case):
         rows = logits[0] if logits.dim() == 2 else logits[0, answer.position]
         token = int(rows.argmax()) if answer.token is None else answer.token
         wanted = rows[token] - (0 if answer.baseline is None else rows[answer.baseline])
-        assert found.answer.token == token
+        assert found.metric.token == token
         assert found.logit == pytest.approx(float(wanted), abs=0.0)
         size = sum(abs(part.value) for part in found.parts)
-        assert abs(found.rest) <= rounding(size, name=name)
+        assert abs(found.residual) <= rounding(size, name=name)
         assert found.tolerance < 1e-3 * size
         assert len({(part.path, part.head) for part in found.parts}) == len(found.parts)
 
@@ -270,10 +270,10 @@ def test_parts_of_transformers_models_by_hand(name):
 def test_an_attribution_in_words_and_numbers():
     found = look.attribute(decoder(), ids(), look.LogitMetric(token=2))
     document = json.loads(json.dumps(found.to_dict()))
-    assert document["answer"] == {"token": 2, "baseline": None, "position": -1}
-    assert sum(part["value"] for part in document["parts"]) + document["rest"] == pytest.approx(document["logit"])
+    assert document["metric"] == {"token": 2, "baseline": None, "position": -1}
+    assert sum(part["value"] for part in document["parts"]) + document["residual"] == pytest.approx(document["logit"])
     assert [p.name for p in found.parts if p.head == 3] == [f"{i}.3 attention" for i in range(2)]
-    assert "What moved the answer most" in str(found)
+    assert "Largest contributions to the logit" in str(found)
     assert found.largest[0].name in str(found)
     assert f"<th scope=row>{found.largest[0].name}</th>" in found._repr_html_()
     assert [abs(p.value) for p in found.largest] == sorted((abs(p.value) for p in found.parts), reverse=True)
@@ -282,7 +282,7 @@ def test_an_attribution_in_words_and_numbers():
 def test_layers_whose_attention_is_not_seen_are_parts_as_a_whole():
     found = look.attribute(gpt2(attn_implementation="eager"), ids())
     assert {part.kind for part in found.parts} == {"embedding", "layer", "bias"}
-    with pytest.raises(ConfigError, match="no head of this model could be told apart"):
+    with pytest.raises(ConfigError, match="the heads of this model could not be separated"):
         found.heads()
 
 
@@ -313,12 +313,12 @@ def test_in_place_sums_and_torch_layers():
     x = ids()
     found = look.attribute(model, x)
     assert found.logit == pytest.approx(float(said(model, x)[0, -1].max()), abs=rounding(found.logit))
-    assert abs(found.rest) <= rounding(found.logit)
+    assert abs(found.residual) <= rounding(found.logit)
 
 
 def test_what_is_no_sum_is_refused_and_the_lens_still_works():
     model, x = stirred(Odd(nn.Tanh())), ids()
-    with pytest.raises(ConfigError, match="something that is no sum"):
+    with pytest.raises(ConfigError, match="not linear between its blocks and its logits"):
         look.attribute(model, x)
     torch.testing.assert_close(look.logit_lens(model, x).logits[-1], said(model, x))
 
@@ -352,7 +352,7 @@ def test_the_lens_by_hand():
     assert tokens.shape == chances.shape == (3, 1, 2, 3)
     assert torch.equal(tokens[..., 0], found.logits.argmax(-1))
     document = json.loads(json.dumps(found.to_dict(lambda token: f"t{token}", k=2)))
-    assert document["layers"][2]["says"][1][0]["token"] == f"t{int(tokens[2, 0, 1, 0])}"
+    assert document["layers"][2]["predictions"][1][0]["token"] == f"t{int(tokens[2, 0, 1, 0])}"
     assert "layer 1" in str(found)
 
 
@@ -525,7 +525,7 @@ def test_any_module_and_any_metric():
     hand = patched_by_hand(model, given, "decoder.blocks.1.feed_forward", lambda x: x.zero_())
     assert float(out.values[1, 0]) == pytest.approx(float(hand[0, -1, said(model, given)[0, -1].argmax()]))
     assert json.loads(json.dumps(out.to_dict()))["clean"] is None
-    assert "Without each module" in str(out)
+    assert "Ablation of each module" in str(out)
 
 
 @pytest.mark.parametrize(("name", "parts"), [("pre-norm", ("attention", "feed_forward")), ("gpt2", ("attn", "mlp"))])
@@ -572,22 +572,26 @@ def test_arguments_by_name_and_without_a_batch():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m, x: look.attribute(m, x.repeat(2, 1)), ShapeError, "a batch of 2 to attribute; give one sequence"),
-        (lambda m, x: look.attribute(m, x, look.LogitMetric(token=V)), ShapeError, "the model chooses among 31"),
-        (lambda m, x: look.attribute(m, x, look.LogitMetric(position=9)), ShapeError, "position 9 was asked for"),
+        (
+            lambda m, x: look.attribute(m, x.repeat(2, 1)),
+            ShapeError,
+            "cannot attribute a batch of 2; pass one sequence",
+        ),
+        (lambda m, x: look.attribute(m, x, look.LogitMetric(token=V)), ShapeError, "the model has 31 outputs"),
+        (lambda m, x: look.attribute(m, x, look.LogitMetric(position=9)), ShapeError, "position 9 is out of range"),
         (lambda m, x: look.attribute(m.train(), x), ConfigError, "call model.eval"),
-        (lambda m, x: look.logit_lens(m, "text"), DtypeError, "without a tensor to call the model with"),
+        (lambda m, x: look.logit_lens(m, "text"), DtypeError, "without a tensor as model input"),
         (lambda m, x: look.logit_lens(m, x, positions=T), ShapeError, "position 5 was asked for"),
-        (lambda m, x: look.logit_lens(nn.Linear(5, 3).eval(), torch.randn(2, 5)), ConfigError, "no block was found"),
+        (lambda m, x: look.logit_lens(nn.Linear(5, 3).eval(), torch.randn(2, 5)), ConfigError, "no blocks were found"),
         (lambda m, x: look.logit_lens(lambda x: x, x), DtypeError, "expected a PyTorch module"),
-        (lambda m, x: look.patch(m, x, x[:, 1:]), ShapeError, "give two inputs of the same length"),
+        (lambda m, x: look.patch(m, x, x[:, 1:]), ShapeError, "pass two inputs of the same length"),
         (lambda m, x: look.patch(m, x, x, lambda logits: logits), ShapeError, "expected one number"),
         (lambda m, x: look.patch(m, x, x, batch=0), ConfigError, "batch is 0"),
-        (lambda m, x: look.patch(m, x, x).restored, ConfigError, "there is no way to measure shares of"),
-        (lambda m, x: look.patch(m, x, x, modules="layers.*"), ConfigError, "nothing in this model is called"),
+        (lambda m, x: look.patch(m, x, x).restored, ConfigError, "`restored` is undefined"),
+        (lambda m, x: look.patch(m, x, x, modules="layers.*"), ConfigError, "no module of this model matches"),
         (lambda m, x: look.ablate(m, x, granularity="rows"), ConfigError, "expected 'position', 'head' or 'module'"),
         (lambda m, x: look.ablate(m, x, to="noise"), ConfigError, "expected 'zero' or 'mean'"),
-        (lambda m, x: look.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "names no token"),
+        (lambda m, x: look.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "has no token"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(call, error, message):

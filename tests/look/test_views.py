@@ -81,8 +81,8 @@ class TestMeasures:
         assert [(one.head, one.key) for one in found] == largest
         total = sum(float(vector.norm()) for vector in vectors.values())
         for one in found:
-            assert one.length == pytest.approx(float(vectors[one.head, one.key].norm()))
-            assert one.share == pytest.approx(one.length / total)
+            assert one.norm == pytest.approx(float(vectors[one.head, one.key].norm()))
+            assert one.share == pytest.approx(one.norm / total)
             assert one.weight == pytest.approx(float(weights[one.head, 4, one.key]))
 
     @pytest.mark.bad_input

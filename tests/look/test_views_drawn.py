@@ -93,7 +93,7 @@ class TestTerminal:
         assert lines[4] == lines[5] == " " * 16 + "   " + " " * 12 + "█" * 4
 
     def test_contributions(self):
-        found = [ValueWeightedNorm(head=2, key=1, weight=0.5, length=3.0, share=0.25)]
+        found = [ValueWeightedNorm(head=2, key=1, weight=0.5, norm=3.0, share=0.25)]
         assert terminal.contribution_table(found, WORDS) == [("mundo (1)", "2", "0.500", "25.0 %")]
 
     @pytest.mark.bad_input
