@@ -1,10 +1,11 @@
-"""The ledger of claims: statements of courses and exams about attention, each with code that tries it.
+"""Claims: statements of courses and exams about attention, each with code that tests it.
 
     from clearhead import claims
 
     claims.run(["scale-key-weight"])[0].verdict   # "does not hold"
 
-A verdict is "holds", "holds when", "does not hold" or "misprint"; it is derived from what the code found.
+A verdict is "holds", "holds conditionally", "does not hold" or "misprint"; it is derived from the
+reported cases.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from clearhead.claims.ledger import (
     DOCUMENTS,
     DOES_NOT_HOLD,
     HOLDS,
-    HOLDS_WHEN,
+    HOLDS_CONDITIONALLY,
     MISPRINT,
     VERDICTS,
     Claim,
     ClaimError,
+    Experiment,
     Outcome,
-    Trial,
     claims,
     find,
     run,
@@ -28,6 +29,6 @@ from clearhead.claims.ledger import (
 from clearhead.claims.report import report
 
 __all__ = [
-    "DOCUMENTS", "DOES_NOT_HOLD", "HOLDS", "HOLDS_WHEN", "MISPRINT", "VERDICTS", "Claim", "ClaimError", "Outcome",
-    "Trial", "claims", "coverage", "find", "ledger_of", "report", "run",
+    "DOCUMENTS", "DOES_NOT_HOLD", "HOLDS", "HOLDS_CONDITIONALLY", "MISPRINT", "VERDICTS", "Claim", "ClaimError",
+    "Experiment", "Outcome", "claims", "coverage", "find", "ledger_of", "report", "run",
 ]  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from clearhead.claims.ledger import FINAL, Trial, claim
+from clearhead.claims.ledger import FINAL, Experiment, claim
 from clearhead.models import Autoencoder, AutoencoderConfig
 
 
 @claim(FINAL, "Part 1, Q5")
-def latent_space(t: Trial) -> None:
+def latent_space(t: Experiment) -> None:
     """The latent space of a dense auto-encoder is lower-dimensional and aims to capture the most salient features.
 
     It is offered as the most accurate of four answers. 400 points of width 6 with two strong directions: a trained
@@ -22,7 +22,7 @@ def latent_space(t: Trial) -> None:
         torch.manual_seed(t.seed + draw)
         error = trained(x, 2)
         what = f"draw {draw + 1}, 2 latents of 6: error, the best possible, and the data"
-        t.case(what, f"{error:.5f}, {best:.5f}, {x.square().mean():.3f}", error < 1.02 * best)
+        t.record_case(what, f"{error:.5f}, {best:.5f}, {x.square().mean():.3f}", error < 1.02 * best)
     t.note(f"one of 9 latents for 6 inputs is no compression and copies them: error {trained(x, 9):.1e}")
 
 

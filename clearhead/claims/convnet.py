@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from clearhead.attention import MultiHeadAttention
-from clearhead.claims.ledger import FINAL, HOMEWORK, Trial, apart, claim, listed, n_parameters, slope
+from clearhead.claims.ledger import (
+    FINAL,
+    HOMEWORK,
+    Experiment,
+    claim,
+    jacobian_row,
+    join_numbers,
+    max_abs_diff,
+    n_parameters,
+)
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
 
 PLACE = "Part 3, Problem 1"
@@ -33,41 +42,41 @@ def network(width: int) -> nn.Sequential:
 
 
 @claim(FINAL, "Part 1, Q4")
-def conv_output_size(t: Trial) -> None:
+def conv_output_size(t: Experiment) -> None:
     """A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.
 
     torch's own convolution, and the formula."""
     out = nn.Conv2d(1, 1, (3, 5), stride=(1, 3))(torch.zeros(1, 1, 128, 128))
-    t.equal("output", tuple(out.shape[2:]), (126, 42))
+    t.assert_equal("output", tuple(out.shape[2:]), (126, 42))
 
 
 @claim(FINAL, "Part 1, Q4, solution")
-def conv_formula(t: Trial) -> None:
+def conv_formula(t: Experiment) -> None:
     """The output size is M = (N − F)/S + 1.
 
     Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide."""
     asked = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
-    t.equal("128 with 3, 1 and with 5, 3", asked, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
+    t.assert_equal("128 with 3, 1 and with 5, 3", asked, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
     even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
-    t.case("sizes that divide", f"{good} of {len(even)}", good == len(even))
+    t.record_case("sizes that divide", f"{good} of {len(even)}", good == len(even))
     real = nn.Conv1d(1, 1, 2, stride=2)(torch.zeros(1, 1, 3)).shape[-1]
     t.note(f"where S does not divide N − F the quotient is rounded down: N = 3, F = 2, S = 2 gives {real}, not 1.5")
 
 
 @claim(FINAL, f"{PLACE}.2")
-def conv_weights(t: Trial) -> None:
+def conv_weights(t: Experiment) -> None:
     """Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.
 
     Counted in torch's layers."""
     counts = [n_parameters(layer) for layer in network(144)]
-    t.case("Conv-1", counts[0], counts[0] == 8 * (5 * 5 * 1 + 1) == 208)
-    t.case("Conv-2", f"{counts[3]:,}", counts[3] == 16 * (4 * 4 * 8 + 1) == 2064)
-    t.case("pooling", (counts[1], counts[4]), counts[1] == counts[4] == 0)
+    t.record_case("Conv-1", counts[0], counts[0] == 8 * (5 * 5 * 1 + 1) == 208)
+    t.record_case("Conv-2", f"{counts[3]:,}", counts[3] == 16 * (4 * 4 * 8 + 1) == 2064)
+    t.record_case("pooling", (counts[1], counts[4]), counts[1] == counts[4] == 0)
 
 
 @claim(FINAL, f"{PLACE}.3, solution")
-def conv_sizes(t: Trial) -> None:
+def conv_sizes(t: Experiment) -> None:
     """The maps are 28 × 28 × 8, 7 × 7 × 8, 6 × 6 × 16, 3 × 3 × 16, and the flattened vector has 144 entries.
 
     A 32 × 32 image through each layer."""
@@ -76,11 +85,11 @@ def conv_sizes(t: Trial) -> None:
     for i, layer in enumerate(net):
         x = layer(x)
         if i in expected:
-            t.equal(type(layer).__name__, tuple(x.shape[1:]), expected[i])
+            t.assert_equal(type(layer).__name__, tuple(x.shape[1:]), expected[i])
 
 
 @claim(FINAL, f"{PLACE}.3, solution")
-def conv_linear_144(t: Trial) -> None:
+def conv_linear_144(t: Experiment) -> None:
     """The mismatch is repaired by nn.Linear(144, 10).
 
     The network with commas, with 120 and with 144, on a 32 × 32 image."""
@@ -89,12 +98,12 @@ def conv_linear_144(t: Trial) -> None:
         network(120)(image)
     except RuntimeError as error:
         message = str(error).splitlines()[0]
-    t.case("with 120", message, "shapes cannot be multiplied" in message)
-    t.equal("with 144: output", tuple(network(144)(image).shape), (1, 10))
+    t.record_case("with 120", message, "shapes cannot be multiplied" in message)
+    t.assert_equal("with 144: output", tuple(network(144)(image).shape), (1, 10))
 
 
 @claim(FINAL, f"{PLACE}.3")
-def conv_program_runs(t: Trial) -> None:
+def conv_program_runs(t: Experiment) -> None:
     """Run as printed, the student's program fails because matrix sizes do not match (and only the linear layer is
     to be changed).
 
@@ -107,15 +116,15 @@ def conv_program_runs(t: Trial) -> None:
             return f"syntax error in line {error.lineno}"
         return "parses"
 
-    t.equal("the program", parses(PRINTED), "parses")
-    t.equal("with nn.Linear(144, 10)", parses(PRINTED.replace("120", "144")), "parses")
+    t.assert_equal("the program", parses(PRINTED), "parses")
+    t.assert_equal("with nn.Linear(144, 10)", parses(PRINTED.replace("120", "144")), "parses")
     commas = PRINTED.replace(")\n    nn.ReLU", "),\n    nn.ReLU")
     correct = "Two commas are missing after the pooling layers; with them the mismatch of 120 and 144 is what is left."
-    t.meant(correct, parses(commas) == "parses")
+    t.intended(correct, parses(commas) == "parses")
 
 
 @claim(FINAL, f"{PLACE}.4, solution 1")
-def conv_instead_of_linear(t: Trial) -> None:
+def conv_instead_of_linear(t: Experiment) -> None:
     """A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.
 
     The linear layer's weights reshaped into the kernel: equal logits on random images."""
@@ -124,26 +133,26 @@ def conv_instead_of_linear(t: Trial) -> None:
     conv.load_state_dict(last | {"weight": last["weight"].view(10, 16, 3, 3)})
     x = net[:6](t.normal(5, 1, 32, 32))
     a, b = net[6:](x), conv(x)
-    t.equal("output", tuple(b.shape[1:]), (10, 1, 1))
-    t.below("difference of the logits", apart(a, b.flatten(1)), 1e-12)
+    t.assert_equal("output", tuple(b.shape[1:]), (10, 1, 1))
+    t.assert_below("difference of the logits", max_abs_diff(a, b.flatten(1)), 1e-12)
 
 
 @claim(FINAL, f"{PLACE}.4, solution 2")
-def conv_pointwise_head(t: Trial) -> None:
+def conv_pointwise_head(t: Experiment) -> None:
     """A 1 × 1 convolution to 10 channels (3 × 3 × 10) and an average pooling of 3 × 3 also give 1 × 1 × 10.
 
     Sizes through torch's layers; and how many parameters are left."""
     x = torch.randn(2, 16, 3, 3, generator=t.generator)
     conv = nn.Conv2d(16, 10, 1)
     y = conv(x)
-    t.equal("after the convolution", tuple(y.shape[1:]), (10, 3, 3))
-    t.equal("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), (10, 1, 1))
+    t.assert_equal("after the convolution", tuple(y.shape[1:]), (10, 3, 3))
+    t.assert_equal("after pooling", tuple(nn.AvgPool2d(3)(y).shape[1:]), (10, 1, 1))
     than = f"{n_parameters(conv)} parameters where the linear layer has {144 * 10 + 10:,}"
     t.note(f"it has {than}: a smaller family, blind to where a feature is")
 
 
 @claim(FINAL, f"{PLACE}.1")
-def pooling_invariance(t: Trial) -> None:
+def pooling_invariance(t: Experiment) -> None:
     """Pooling provides invariance, which makes the network more robust to small variations of the input.
 
     A single bright entry moved by one place, under max and average pooling of width 4.
@@ -154,12 +163,14 @@ def pooling_invariance(t: Trial) -> None:
         x[0, 0, place] = 1.0
         return nn.MaxPool1d(4)(x).flatten().tolist(), nn.AvgPool1d(4)(x).flatten().tolist()
 
-    t.case("moved from 1 to 2", f"{pooled(1)} → {pooled(2)}", pooled(1) == pooled(2))
-    t.case("moved from 3 to 4, across the edge", f"{pooled(3)} → {pooled(4)}", pooled(3) == pooled(4), inside=False)
+    t.record_case("moved from 1 to 2", f"{pooled(1)} → {pooled(2)}", pooled(1) == pooled(2))
+    t.record_case(
+        "moved from 3 to 4, across the edge", f"{pooled(3)} → {pooled(4)}", pooled(3) == pooled(4), in_scope=False
+    )
 
 
 @claim(FINAL, f"{PLACE}.1")
-def pooling_receptive_field(t: Trial) -> None:
+def pooling_receptive_field(t: Experiment) -> None:
     """Pooling increases the receptive field of deeper layers.
 
     Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without."""
@@ -167,36 +178,38 @@ def pooling_receptive_field(t: Trial) -> None:
     for pool in (1, 4):
         x = torch.randn(1, 1, 64, 64, generator=t.generator, requires_grad=True)
         y = nn.Sequential(nn.Conv2d(1, 8, 5), nn.AvgPool2d(pool), nn.Conv2d(8, 16, 4))(x)
-        sides.append(int((slope(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum()))
-    t.case("side of the field: without, with pooling", listed(sides, ""), sides[0] < sides[1] == 5 + 3 + 3 * 4)
+        sides.append(int((jacobian_row(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum()))
+    t.record_case(
+        "side of the field: without, with pooling", join_numbers(sides, ""), sides[0] < sides[1] == 5 + 3 + 3 * 4
+    )
 
 
 @claim(FINAL, f"{PLACE}.1")
-def pooling_max_average(t: Trial) -> None:
+def pooling_max_average(t: Experiment) -> None:
     """Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.
 
     The patch (0, 0, 0, 8): both poolings; then beside a second channel."""
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
-    t.case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
+    t.record_case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
     both = nn.AvgPool1d(4)(torch.cat([x, -x], 1)).flatten().tolist()
-    t.equal("two channels, averaged", both, [mean, -mean])
+    t.assert_equal("two channels, averaged", both, [mean, -mean])
 
 
 @claim(HOMEWORK, "1.2b and 1.5a")
-def filters_local_heads_global(t: Trial) -> None:
+def filters_local_heads_global(t: Experiment) -> None:
     """Filters extract local patterns, attention heads can attend to all positions.
 
     Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention."""
     x = t.normal(1, 9, 4).requires_grad_()
     conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
     for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
-        reached = slope(out[0, 4].sum(), x)[0].abs().sum(1) > 0
-        t.equal(f"{name}: inputs of output 5", reached.nonzero().flatten().add(1).tolist(), expected)
+        reached = jacobian_row(out[0, 4].sum(), x)[0].abs().sum(1) > 0
+        t.assert_equal(f"{name}: inputs of output 5", reached.nonzero().flatten().add(1).tolist(), expected)
 
 
 @claim(HOMEWORK, "1.5a and 1.5d")
-def convolution_equivariance(t: Trial) -> None:
+def convolution_equivariance(t: Experiment) -> None:
     """Convolutional networks have translation equivariance built in.
 
     An image shifted by one pixel through a convolution (away from the border), through one with stride 2, and through
@@ -207,10 +220,12 @@ def convolution_equivariance(t: Trial) -> None:
     moved = x.roll(1, -1)
 
     def gap(conv: nn.Module, shift: int) -> float:
-        return apart(conv(x).roll(shift, -1)[..., 4:-4], conv(moved)[..., 4:-4])
+        return max_abs_diff(conv(x).roll(shift, -1)[..., 4:-4], conv(moved)[..., 4:-4])
 
     conv, strided = nn.Conv2d(1, 3, 5, padding=2), nn.Conv2d(1, 3, 5, padding=2, stride=2)
-    t.below("stride 1, shift 1", gap(conv, 1), 1e-6)
-    t.below("stride 2, shift 1", min(gap(strided, shift) for shift in (0, 1)), 1e-6, "{:.2f}", inside=False)
+    t.assert_below("stride 1, shift 1", gap(conv, 1), 1e-6)
+    t.assert_below("stride 2, shift 1", min(gap(strided, shift) for shift in (0, 1)), 1e-6, "{:.2f}", in_scope=False)
     net = ConvNet(ConvNetConfig()).eval()
-    t.below("logits of the whole network, shift 1", apart(net(x), net(moved)), 1e-6, "{:.3f}", inside=False)
+    t.assert_below(
+        "logits of the whole network, shift 1", max_abs_diff(net(x), net(moved)), 1e-6, "{:.3f}", in_scope=False
+    )

@@ -35,8 +35,8 @@ SILENT = {
 class Assertion:
     """One thing that a document says: where, in our words, and what becomes of it."""
 
-    place: str
-    says: str
+    location: str
+    statement: str
     at: tuple[str, ...]
     claims: tuple[str, ...] = ()
     reason: str = ""

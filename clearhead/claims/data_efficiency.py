@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import stdev
 
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import HOMEWORK, Trial, claim, listed
+from clearhead.claims.ledger import HOMEWORK, Experiment, claim, join_numbers
 from clearhead.claims.study import WHOLE, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
@@ -107,11 +107,11 @@ def little() -> list[int]:
     return [n for n in study().sizes(["vit", "cnn"]) if n <= SMALL]
 
 
-def beyond_chance(t: Trial, what: str, found: Interval, otherwise: str) -> None:
+def beyond_chance(t: Experiment, what: str, found: Interval, otherwise: str) -> None:
     """A case that is right where the whole interval is above 0; `otherwise` is what to say where it is not."""
-    t.case(what, found, found.above)
+    t.record_case(what, found, found.above)
     if not found.above:
-        t.instead(f"{otherwise}: {found}.", not found.above)
+        t.correction(f"{otherwise}: {found}.", not found.above)
 
 
 def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
@@ -130,7 +130,7 @@ def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
 
 
 @claim(HOMEWORK, "1.5d.1")
-def cnn_better_on_little(t: Trial) -> None:
+def cnn_better_on_little(t: Experiment) -> None:
     """On small data sets convolutional networks outperform vision Transformers of comparable size.
 
     {REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each with the
@@ -142,7 +142,7 @@ def cnn_better_on_little(t: Trial) -> None:
 
 
 @claim(HOMEWORK, "1.5d.2")
-def gap_narrows(t: Trial) -> None:
+def gap_narrows(t: Experiment) -> None:
     """With more data the gap between convolutional networks and vision Transformers narrows.
 
     {REDRAWN}The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the
@@ -157,22 +157,22 @@ def gap_narrows(t: Trial) -> None:
         first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
         got = f"{first:.1f} → {second:.1f} points, a change of {change}"
         learned = mean("vit", n) > LEARNED
-        t.case(f"lead with {n:,} → {last:,} pictures", got, change.below, inside=learned)
+        t.record_case(f"lead with {n:,} → {last:,} pictures", got, change.below, in_scope=learned)
         if learned and not change.below:
-            t.instead(f"From {n:,} to {last:,} pictures it does not narrow: {change}.", not change.below)
+            t.correction(f"From {n:,} to {last:,} pictures it does not narrow: {change}.", not change.below)
     for n in little():
         # How many errors the Transformer makes for each of the convolutional network.
         first, second = ((1 - mean("vit", m)) / (1 - mean("cnn", m)) for m in (n, last))
         what = f"errors for one of convolution, {n:,} → {last:,} pictures"
-        t.case(what, f"{first:.2f} → {second:.2f}", second < first, inside=False)
+        t.record_case(what, f"{first:.2f} → {second:.2f}", second < first, in_scope=False)
     steps = [100 * lead("cnn", "vit", n).mean for n in sizes]
-    t.note(f"the lead at {listed(sizes, ',')} pictures: {listed(steps, '.1f')} points")
+    t.note(f"the lead at {join_numbers(sizes, ',')} pictures: {join_numbers(steps, '.1f')} points")
     t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
     t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
 
 
 @claim(HOMEWORK, "1.5d, explanation")
-def vit_overfits_more(t: Trial) -> None:
+def vit_overfits_more(t: Experiment) -> None:
     """On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.
 
     {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
@@ -185,7 +185,7 @@ def vit_overfits_more(t: Trial) -> None:
 
 
 @claim(HOMEWORK, "1.5d, summary")
-def cnn_data_efficient(t: Trial) -> None:
+def cnn_data_efficient(t: Experiment) -> None:
     """Convolutional networks are more data-efficient than vision Transformers.
 
     {REDRAWN}How many pictures the Transformer needs for the accuracy that the convolutional network has with n,
@@ -197,9 +197,9 @@ def cnn_data_efficient(t: Trial) -> None:
         low, middle, high = (times_as_many(n, end, sizes) for end in ends)
         shown = [f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)]
         got = shown[0] if low is None else f"{shown[1]} ({shown[0]} … {shown[2]})"
-        t.case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
+        t.record_case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
         if low is not None and low <= 1:
-            t.instead(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
+            t.correction(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
 
 
 def times_as_many(n: int, wanted: float, sizes: Sequence[int]) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.attention import Hard, ScaledDot, Softmax
 from clearhead.claims import exact
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import FINAL, Trial, apart, claim, one_head
+from clearhead.claims.ledger import FINAL, Experiment, claim, max_abs_diff, single_head_attention
 from clearhead.masks import causal
 
 W = exact.matrix("0 3; 1 2; 2 1; 3 0")
@@ -43,37 +43,37 @@ PLACE = "Part 3, Problem 2"
 
 
 @claim(FINAL, f"{PLACE}.2")
-def dedup_projections(t: Trial) -> None:
+def dedup_projections(t: Experiment) -> None:
     """Q = K = V is the printed 7 × 2 matrix.
 
     XW in fractions."""
-    t.equal("XW", Q, exact.matrix("3 0;0 3;0 3;0 0;0 3;3 0;0 0"), exact.show)
+    t.assert_equal("XW", Q, exact.matrix("3 0;0 3;0 3;0 0;0 3;3 0;0 0"), exact.show)
 
 
 @claim(FINAL, f"{PLACE}.2")
-def dedup_scores(t: Trial) -> None:
+def dedup_scores(t: Experiment) -> None:
     """Kᵀ and QKᵀ are the printed matrices, with eight columns.
 
     QKᵀ in fractions against the printed 7 × 8 matrix."""
     d, a, neither = "9 0 0 0 0 9 0 0", "0 9 9 0 9 0 0 0", "0 0 0 0 0 0 0 0"
     p = exact.matrix(";".join((d, a, a, neither, a, d, neither)))
-    t.case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
+    t.record_case("columns of QKᵀ for seven tokens", f"{len(SCORES[0])}, printed {len(p[0])}", p == SCORES)
     correct = "Without the eighth column of zeros the printed product is right: it is 7 × 7."
-    t.meant(correct, [row[:7] for row in p] == SCORES)
+    t.intended(correct, [row[:7] for row in p] == SCORES)
 
 
 @claim(FINAL, f"{PLACE}.2, solution")
-def dedup_attention_printed(t: Trial) -> None:
+def dedup_attention_printed(t: Experiment) -> None:
     """The causal argmax attention matrix has eight columns (and in its last row eight times 1/7).
 
     Row sums of the printed matrix, in fractions, and comparison with the computed one."""
-    t.equal("sum of the last printed row", sum([sp.Rational(1, 7)] * 8), 1)
+    t.assert_equal("sum of the last printed row", sum([sp.Rational(1, 7)] * 8), 1)
     t.draw(Grid("Causal argmax attention", exact.to_tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
-    t.meant("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [sp.Rational(1, 7)] * 7)
+    t.intended("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [sp.Rational(1, 7)] * 7)
 
 
 @claim(FINAL, f"{PLACE}.3, note")
-def dedup_attention(t: Trial) -> None:
+def dedup_attention(t: Experiment) -> None:
     """The attention matrix is the 7 × 7 one of the note.
 
     Causal argmax with shared ties, in fractions, and `attend` with Hard() under causal()."""
@@ -81,87 +81,89 @@ def dedup_attention(t: Trial) -> None:
         "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
-    t.equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
-    ours = one_head(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
-    t.below("attend with Hard()", apart(ours, exact.to_tensor(expected)), 1e-15, "largest difference {:.1e}")
+    t.assert_equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
+    ours = single_head_attention(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
+    t.assert_below(
+        "attend with Hard()", max_abs_diff(ours, exact.to_tensor(expected)), 1e-15, "largest difference {:.1e}"
+    )
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_values(t: Trial) -> None:
+def dedup_values(t: Experiment) -> None:
     """Z = PV is the printed 7 × 2 matrix.
 
     PV in fractions."""
-    t.equal("PV", exact.matmul(P, Q), exact.matrix("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7"), exact.show)
+    t.assert_equal("PV", exact.matmul(P, Q), exact.matrix("3 0;0 3;0 3;3/4 3/2;0 3;3 0;6/7 9/7"), exact.show)
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_representations(t: Trial) -> None:
+def dedup_representations(t: Experiment) -> None:
     """R = Z W_O is the printed matrix.
 
     Z W_O in fractions against the printed rows."""
     r = exact.matmul(exact.matmul(P, Q), W_O)
     p = exact.matrix("0 3 0 3;3 0 3 0;3/2 3/4 3/2 3/4;3 0 3 0;0 3 0 3;9/7 6/7 9/7 6/7")
-    t.case("rows", f"{len(r)}, printed {len(p)}", r == p)
+    t.record_case("rows", f"{len(r)}, printed {len(p)}", r == p)
     correct = "One of the two equal rows (3 0 3 0) of the letters A is missing; with it the product is right."
-    t.meant(correct, [*p[:2], p[1], *p[2:]] == r)
+    t.intended(correct, [*p[:2], p[1], *p[2:]] == r)
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_logits(t: Trial) -> None:
+def dedup_logits(t: Experiment) -> None:
     """The logits of rows 5, 6, 7 are (3,0,3,0,0,0), (0,3,0,3,0,0), (9/7,6/7,9/7,6/7,0,0).
 
     R Eᵀ in fractions."""
     expected = exact.matrix("3 0 3 0 0 0;0 3 0 3 0 0;9/7 6/7 9/7 6/7 0 0")
     for i in range(3):
-        t.equal(f"row {i + 5}", logits()[i + 4], expected[i], exact.show)
+        t.assert_equal(f"row {i + 5}", logits()[i + 4], expected[i], exact.show)
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_probabilities(t: Trial) -> None:
+def dedup_probabilities(t: Experiment) -> None:
     """From these rows P(A) = P(D) = 0.4547 and P(<STOP>) = 0.0717.
 
     Exact expressions, rounded to four digits."""
     for row, name, value in ((5, "A", "0.4547"), (6, "D", "0.4547"), (7, "<STOP>", "0.0717")):
         p = exact.softmax(logits()[row - 1])[NAMES.index(name)]
-        t.case(f"P({name}) from row {row}", f"{sp.N(p, 8)}", f"{float(p):.4f}" == value)
+        t.record_case(f"P({name}) from row {row}", f"{sp.N(p, 8)}", f"{float(p):.4f}" == value)
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_loss_number(t: Trial) -> None:
+def dedup_loss_number(t: Experiment) -> None:
     """The sum of the three negative logarithms from rows 5, 6, 7 is 4.2114.
 
     Exact expression to 20 digits."""
     value = float(sp.N(loss(logits(), 5), 20))
-    t.case("−Σ log P", f"{value:.6f}", f"{value:.4f}" == "4.2114")
+    t.record_case("−Σ log P", f"{value:.6f}", f"{value:.4f}" == "4.2114")
 
 
 @claim(FINAL, f"{PLACE}.3")
-def dedup_loss_rows(t: Trial) -> None:
+def dedup_loss_rows(t: Experiment) -> None:
     """The loss of A, D, <STOP> under teacher forcing is read from the last three rows (5, 6, 7).
 
     A next-token loss may not depend on the token it predicts: is row 5's own input the label A? Then the loss from the
     rows whose inputs come before each label (4, 5, 6)."""
     for row, label in ((5, "A"), (6, "D"), (7, "<STOP>")):
-        t.case(f"row {row} predicts {label}; its own input is", SEQUENCE[row - 1], SEQUENCE[row - 1] != label)
+        t.record_case(f"row {row} predicts {label}; its own input is", SEQUENCE[row - 1], SEQUENCE[row - 1] != label)
     right = loss(logits(), 4)
     t.note(f"from rows 4, 5, 6 the loss is {sp.N(right, 8)}")
     value = f"{float(right):.4f}"
     correct = f"A, D, <STOP> are predicted from the rows of <START>, A, D (4, 5, 6); the loss is {value}, not 4.2114."
-    t.instead(correct, SEQUENCE[3:6] == ["<START>", "A", "D"] and value != "4.2114")
+    t.correction(correct, SEQUENCE[3:6] == ["<START>", "A", "D"] and value != "4.2114")
 
 
 @claim(FINAL, f"{PLACE}.4")
-def dedup_two_heads(t: Trial) -> None:
+def dedup_two_heads(t: Experiment) -> None:
     """With a second identical head and W_O the 4 × 4 identity, R and the loss are the same as before.
 
     [Z Z]·I against Z W_O in fractions, and both losses."""
     one, two = logits(), logits(exact.eye(4), heads=2)
-    t.case("first row of the logits", exact.pair(one[0][:4], two[0][:4]), one[0] == two[0])
+    t.record_case("first row of the logits", exact.pair(one[0][:4], two[0][:4]), one[0] == two[0])
     shown = f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}"
-    t.case("loss from rows 5, 6, 7", shown, sp.simplify(loss(one, 5) - loss(two, 5)) == 0)
+    t.record_case("loss from rows 5, 6, 7", shown, sp.simplify(loss(one, 5) - loss(two, 5)) == 0)
     swap = exact.matrix("0 1 0 0; 1 0 0 0; 0 0 0 1; 0 0 1 0")
     correct = "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4."
-    t.instead(correct, logits(swap, heads=2) == one)
+    t.correction(correct, logits(swap, heads=2) == one)
 
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
@@ -169,7 +171,7 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     x, e, w_o = (exact.to_tensor(m) for m in (X, E, W_O))
     parts = {name: exact.to_tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = (x @ w for w in parts.values())
-    out = one_head(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
+    out = single_head_attention(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])
     value = torch.nn.functional.cross_entropy(out[first - 1 : first + 2], labels, reduction="sum")
     found = torch.autograd.grad(value, list(parts.values()), materialize_grads=True)
@@ -177,36 +179,36 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
 
 
 @claim(FINAL, f"{PLACE}.5")
-def argmax_no_gradient(t: Trial) -> None:
+def argmax_no_gradient(t: Experiment) -> None:
     """Argmax attention passes no gradient to the query and key projections.
 
     Autograd through `attend` with Hard() on the exam's example."""
     found = gradients(Hard(), 5)
     for name in ("W_Q", "W_K"):
-        t.equal(f"gradient of {name}", found[name].norm(), 0, "norm {:g}")
+        t.assert_equal(f"gradient of {name}", found[name].norm(), 0, "norm {:g}")
 
 
 @claim(FINAL, f"{PLACE}.5")
-def argmax_nothing_changes(t: Trial) -> None:
+def argmax_nothing_changes(t: Experiment) -> None:
     """With argmax attention none of W_Q, W_K, W_V is ever updated, because its gradient is zero.
 
     Autograd through `attend` with Hard() on the exam's example, both readings of the loss."""
     for first in (5, 4):
         size = gradients(Hard(), first)["W_V"].norm().item()
-        t.equal(f"gradient of W_V (loss from rows {first}-{first + 2})", size, 0, "norm {:.4f}")
+        t.assert_equal(f"gradient of W_V (loss from rows {first}-{first + 2})", size, 0, "norm {:.4f}")
     q, k, v = (gradient.norm() for gradient in gradients(Hard(), 5).values())
     correct = "Only W_Q and W_K stand still; the values are averaged with fixed weights, so W_V does learn."
-    t.instead(correct, q == k == 0 < v)
+    t.correction(correct, q == k == 0 < v)
 
 
 @claim(FINAL, f"{PLACE}.5")
-def softmax_fixes(t: Trial) -> None:
+def softmax_fixes(t: Experiment) -> None:
     """The usual softmax attention with T = √d fixes the problem: the projections are updated.
 
     Autograd through `attend` with Softmax() on the exam's example, both readings of the loss."""
     for first in (5, 4):
         sizes = {name: g.norm().item() for name, g in gradients(Softmax(), first).items()}
         what = f"gradients (rows {first}-{first + 2})"
-        t.case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
+        t.record_case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
     alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
     t.note(f"{alike}: the task itself stays out of reach")

@@ -10,42 +10,42 @@ import torch
 
 from clearhead.claims import exact
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import HOMEWORK, Trial, apart, claim
+from clearhead.claims.ledger import HOMEWORK, Experiment, claim, max_abs_diff
 from clearhead.layers import FeedForward, ReLU
 
 
 @claim(HOMEWORK, "1.4d.1")
-def attention_linear(t: Trial) -> None:
+def attention_linear(t: Experiment) -> None:
     """Attention is primarily a linear operation, a weighted sum.
 
     f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.
     Holds when the weights are held fixed (linear in the values); as a function of its input it is not linear."""
     x, double = exact.eye(2), exact.matrix("2 0; 0 2")
     twice = exact.matmul(exact.attention(x, x, x), double)
-    t.equal("values doubled", exact.attention(x, x, double), twice, exact.show)
+    t.assert_equal("values doubled", exact.attention(x, x, double), twice, exact.show)
     found = exact.attention(double, double, double)
-    t.case("input doubled", exact.pair(found, twice, ", not "), found == twice, inside=False)
+    t.record_case("input doubled", exact.pair(found, twice, ", not "), found == twice, in_scope=False)
 
 
 @claim(HOMEWORK, "1.4d")
-def ffn_positionwise(t: Trial) -> None:
+def ffn_positionwise(t: Experiment) -> None:
     """The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512.
 
     One position disturbed; positions permuted; widths read from the library's layer."""
     ffn = FeedForward(512, 4 * 512, ReLU()).double()
     wide = ffn.up.out_features
-    t.case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
+    t.record_case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
     x = t.normal(1, 5, 512)
     y, moved = ffn(x), x.clone()
     moved[0, 2] += 1.0
     changed = [i + 1 for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
-    t.equal("position 3 disturbed: outputs changed", changed, [3])
+    t.assert_equal("position 3 disturbed: outputs changed", changed, [3])
     order = [3, 1, 4, 0, 2]
-    t.below("positions permuted", apart(ffn(x[:, order]), y[:, order]), 1e-12)
+    t.assert_below("positions permuted", max_abs_diff(ffn(x[:, order]), y[:, order]), 1e-12)
 
 
 @claim(HOMEWORK, "1.4d.4")
-def ffn_mixes_features(t: Trial) -> None:
+def ffn_mixes_features(t: Experiment) -> None:
     """Self-attention mixes information across positions, the feed-forward layer across the features of one position.
 
     Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, and
@@ -66,18 +66,18 @@ def ffn_mixes_features(t: Trial) -> None:
         values = [exact.matmul(tokens, exact.matrix(w_v)) for tokens in (x, moved)]
         matched = [exact.matrix("0; 0; 0")] * 2 if fixed else [x, moved]
         shown = touched(*(exact.attention(m, m, v) for m, v in zip(matched, values, strict=True)))
-        t.case(name, shown, "positions [1, 2, 3]" in shown)
+        t.record_case(name, shown, "positions [1, 2, 3]" in shown)
     t.note("attention mixes features as well where W_V does, or where the weights follow the tokens")
     ffn = FeedForward(2, 8, ReLU()).double()
     with torch.no_grad():
         for weight in (ffn.up.weight, ffn.down.weight):
             weight.fill_(1.0)
         before, after = (ffn(exact.to_tensor(tokens)).tolist() for tokens in (x, moved))
-    t.equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
+    t.assert_equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
 
 
 @claim(HOMEWORK, "1.4d.1")
-def ffn_universal(t: Trial) -> None:
+def ffn_universal(t: Experiment) -> None:
     """The two layers with a ReLU between them can approximate any function.
 
     x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is 1/(4w²), in
@@ -85,14 +85,14 @@ def ffn_universal(t: Trial) -> None:
     for w in (1, 2, 4, 8, 16):
         middles = [Fraction(2 * i + 1, 2 * w) for i in range(w)]
         error = max(broken_line(x, w) - x * x for x in middles)  # a chord is furthest from x² half way
-        t.equal(f"{units(w)}: largest error", error, Fraction(1, 4 * w * w))
+        t.assert_equal(f"{units(w)}: largest error", error, Fraction(1, 4 * w * w))
     layer = FeedForward(1, 4, ReLU()).double()
     bends = torch.tensor([[float(bend(i, 4)) for i in range(4)]])
     layer.up.load_state_dict({"weight": torch.ones(4, 1), "bias": -torch.arange(4) / 4})
     layer.down.load_state_dict({"weight": bends, "bias": torch.zeros(1)})
     ys = layer(torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]).flatten().tolist()
     gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(ys))
-    t.below("FeedForward with the weights for 4 units: difference", gap, 1e-12)
+    t.assert_below("FeedForward with the weights for 4 units: difference", gap, 1e-12)
     t.note("'universal' means that the hidden layer may be as wide as it needs: 1 unit leaves an error of 1/4")
     grid = [i / 64 for i in range(65)]
     curves = {units(w): [float(broken_line(Fraction(i, 64), w)) for i in range(65)] for w in (1, 2, 4)}

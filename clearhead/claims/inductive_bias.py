@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from clearhead.claims.data_efficiency import REDRAWN as REDRAWN  # of the claim's text
 from clearhead.claims.data_efficiency import beyond_chance, contrast, mean, study
-from clearhead.claims.ledger import HOMEWORK, Trial, claim
+from clearhead.claims.ledger import HOMEWORK, Experiment, claim
 from clearhead.claims.study import MOVED, WHOLE
 
 _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 
 
 @claim(HOMEWORK, "1.5d, explanation")
-def locality_helps(t: Trial) -> None:
+def locality_helps(t: Experiment) -> None:
     """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.
 
     {REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches

@@ -25,10 +25,10 @@ from clearhead.errors import ClearheadError
 from clearhead.values import require_known
 
 HOLDS = "holds"
-HOLDS_WHEN = "holds when"
+HOLDS_CONDITIONALLY = "holds conditionally"
 DOES_NOT_HOLD = "does not hold"
 MISPRINT = "misprint"
-VERDICTS = (HOLDS, HOLDS_WHEN, DOES_NOT_HOLD, MISPRINT)
+VERDICTS = (HOLDS, HOLDS_CONDITIONALLY, DOES_NOT_HOLD, MISPRINT)
 
 # The documents whose statements are tried, by course.
 EXAM = "CENG 403 (Transformers and Attention), exam"
@@ -78,7 +78,7 @@ class Case:
     what: str
     got: str
     ok: bool
-    inside: bool = True  # within the condition of the claim, where it has one
+    in_scope: bool = True  # within the condition of the claim, where it has one
 
     def __str__(self) -> str:
         return f"{self.what}: {self.got}"
@@ -93,20 +93,20 @@ def readable(text: str) -> str:
     return re.sub(r"\bnan\b", "NaN", text)
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def max_abs_diff(a: Tensor, b: Tensor) -> float:
     """The largest difference of two entries in the same place."""
     return (a - b).abs().max().item()
 
 
-def slope(y: Tensor, x: Tensor, along: Tensor | None = None) -> Tensor:
+def jacobian_row(y: Tensor, x: Tensor, weights_of_y: Tensor | None = None) -> Tensor:
     """The gradient of y in x, times `along` where y is no single number."""
-    return torch.autograd.grad(y, x, along)[0]
+    return torch.autograd.grad(y, x, weights_of_y)[0]
 
 
-def passed_on(y: Tensor, x: Tensor, generator: torch.Generator | None = None) -> float:
+def gradient_ratio(y: Tensor, x: Tensor, generator: torch.Generator | None = None) -> float:
     """How long a random gradient at y still is at x, as a share of its length."""
     gradient = torch.randn(y.shape, generator=generator, dtype=y.dtype)
-    return (slope(y, x, gradient).norm() / gradient.norm()).item()
+    return (jacobian_row(y, x, gradient).norm() / gradient.norm()).item()
 
 
 def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
@@ -122,7 +122,7 @@ def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr
     return losses
 
 
-def one_head(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Tensor:
+def single_head_attention(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Tensor:
     """`attend` with one head on one text: (T, D), (S, D), (S, E). Without values, what comes out are the weights."""
     from clearhead.attention import attend
 
@@ -147,23 +147,23 @@ def n_parameters(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def listed(numbers: Iterable[float], form: str) -> str:
+def join_numbers(numbers: Iterable[float], form: str) -> str:
     """Numbers one after the other, each in this format."""
     return ", ".join(format(number, form) for number in numbers)
 
 
-def rising(values: Iterable[Any]) -> bool:
+def is_increasing(values: Iterable[Any]) -> bool:
     return all(a < b for a, b in pairwise(values))
 
 
-def falling(values: Iterable[Any]) -> bool:
+def is_decreasing(values: Iterable[Any]) -> bool:
     return all(a > b for a, b in pairwise(values))
 
 
 _Form: TypeAlias = str | Callable[[Any], str]
 
 
-class Trial:
+class Experiment:
     """What a claim's function reports to. `generator` is its only source of chance."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -179,35 +179,35 @@ class Trial:
         """Standard normal numbers in float64."""
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
-    def case(self, what: str, got: object, ok: object, *, inside: bool = True) -> None:
+    def record_case(self, what: str, got: object, ok: object, *, in_scope: bool = True) -> None:
         """One case, smallest first: the first that fails is the counter-example."""
-        self.cases.append(Case(readable(what), readable(str(got)), bool(ok), inside))
+        self.cases.append(Case(readable(what), readable(str(got)), bool(ok), in_scope))
 
-    def equal(self, what: str, got: Any, expected: Any, form: _Form = "{}", *, inside: bool = True) -> None:
+    def assert_equal(self, what: str, got: Any, expected: Any, form: _Form = "{}", *, in_scope: bool = True) -> None:
         """A case that is right where something is what was expected; `form` shows what it is."""
         shown = form.format(got) if isinstance(form, str) else form(got)
-        self.case(what, shown, got == expected, inside=inside)
+        self.record_case(what, shown, got == expected, in_scope=in_scope)
 
-    def below(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, inside: bool = True) -> None:
+    def assert_below(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True) -> None:
         """A case that is right where a number is less than the limit."""
-        self.case(what, form.format(got), got < limit, inside=inside)
+        self.record_case(what, form.format(got), got < limit, in_scope=in_scope)
 
-    def above(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, inside: bool = True) -> None:
+    def assert_above(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True) -> None:
         """A case that is right where a number is more than the limit."""
-        self.case(what, form.format(got), got > limit, inside=inside)
+        self.record_case(what, form.format(got), got > limit, in_scope=in_scope)
 
     def note(self, text: str) -> None:
         """A number worth knowing that decides nothing."""
         self.notes.append(readable(text))
 
-    def instead(self, text: str, ok: object) -> None:
+    def correction(self, text: str, ok: object) -> None:
         """The correct statement, tried as well."""
         self.corrections.append((text, bool(ok)))
 
-    def meant(self, text: str, ok: object) -> None:
+    def intended(self, text: str, ok: object) -> None:
         """What a slip of the pen stands for: an index, a sign, a column too many. Tried as well."""
         self.misprint = True
-        self.instead(text, ok)
+        self.correction(text, ok)
 
     def draw(self, figure: Figure) -> None:
         """Keep a drawing, which is shown under the evidence."""
@@ -220,17 +220,17 @@ class Claim:
 
     id: str
     source: str
-    place: str
-    says: str
+    location: str
+    statement: str
     method: str
-    when: str
+    condition: str
     theme: str
-    function: Callable[[Trial], None]
+    function: Callable[[Experiment], None]
 
     def run(self, seed: int = 0) -> Outcome:
         """Tries it. The same seed gives the same outcome."""
         started = time.perf_counter()
-        trial = Trial(seed)
+        trial = Experiment(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
             self.function(trial)
@@ -246,7 +246,7 @@ class Outcome:
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
     counter_example: str = ""
-    correct: str = ""
+    correction: str = ""
     example_for: str = ""
     example_against: str = ""
     figure: Figure | None = None
@@ -259,23 +259,23 @@ class Outcome:
         return (*cases, *(f"· {note}" for note in self.notes))
 
     @property
-    def headline(self) -> str:
+    def summary(self) -> str:
         """The case that decides, in one line."""
         return (self.counter_example or self.example_against or self.evidence[0]).lstrip("✓✗ ")
 
     def to_dict(self) -> dict[str, Any]:
         """As `clearhead claims run --json` prints it."""
-        known = {name: getattr(self.claim, name) for name in ("id", "source", "place", "says")}
+        known = {name: getattr(self.claim, name) for name in ("id", "source", "location", "statement")}
         known |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
-        if self.verdict == HOLDS_WHEN:
-            known |= {"condition": self.claim.when}
+        if self.verdict == HOLDS_CONDITIONALLY:
+            known |= {"condition": self.claim.condition}
             known |= {"example_for": self.example_for, "example_against": self.example_against}
         if self.verdict in (DOES_NOT_HOLD, MISPRINT):
-            known |= {"counter_example": self.counter_example, "correct": self.correct}
+            known |= {"counter_example": self.counter_example, "correction": self.correction}
         return known
 
 
-def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
+def judge(claim: Claim, trial: Experiment, seconds: float = 0.0) -> Outcome:
     """The verdict that follows from the cases.
 
     All right: it holds. Wrong only outside of the claim's condition: it holds when that is met. Wrong anywhere else: it
@@ -287,24 +287,24 @@ def judge(claim: Claim, trial: Trial, seconds: float = 0.0) -> Outcome:
     if wrong:
         raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
     failed = [c for c in trial.cases if not c.ok]
-    inside = [c for c in trial.cases if c.inside]
+    in_scope = [c for c in trial.cases if c.in_scope]
     cases, notes = tuple(trial.cases), tuple(trial.notes)
     outcome = partial(Outcome, claim=claim, cases=cases, notes=notes, figure=trial.figure, seconds=seconds)
     if not failed:
         return outcome(verdict=HOLDS)
-    if claim.when and inside and all(c.ok for c in inside):
-        return outcome(verdict=HOLDS_WHEN, example_for=str(inside[0]), example_against=str(failed[0]))
-    correct = " ".join(text for text, _ in trial.corrections)
+    if claim.condition and in_scope and all(c.ok for c in in_scope):
+        return outcome(verdict=HOLDS_CONDITIONALLY, example_for=str(in_scope[0]), example_against=str(failed[0]))
+    correction = " ".join(text for text, _ in trial.corrections)
     verdict = MISPRINT if trial.misprint else DOES_NOT_HOLD
-    return outcome(verdict=verdict, counter_example=str(failed[0]), correct=correct)
+    return outcome(verdict=verdict, counter_example=str(failed[0]), correction=correction)
 
 
-_LEDGER: dict[str, Claim] = {}
-_Function: TypeAlias = Callable[[Trial], None]
+_REGISTRY: dict[str, Claim] = {}
+_Function: TypeAlias = Callable[[Experiment], None]
 _CONSTANT = re.compile(r"\{[A-Z_]+(:[^{}]+)?\}")
 
 
-def claim(source: str, place: str) -> Callable[[_Function], _Function]:
+def claim(source: str, location: str) -> Callable[[_Function], _Function]:
     """Enters a function into the ledger under its own name. It stays a plain function, so that a test may call it.
 
     Its docstring is what the claim says, then how it is tried, and last "Holds when …" if it has a condition. A {NAME}
@@ -312,18 +312,20 @@ def claim(source: str, place: str) -> Callable[[_Function], _Function]:
 
     def enter(function: _Function) -> _Function:
         id = function.__name__.replace("_", "-")
-        if id in _LEDGER:
+        if id in _REGISTRY:
             raise ClaimError(f"two claims are called {id!r}; every id is used once: rename one")
         known = vars(sys.modules[function.__module__])
         written = _CONSTANT.sub(lambda found: found[0].format_map(known), inspect.cleandoc(function.__doc__ or ""))
-        says, _, rest = written.partition("\n\n")
-        method, _, when = rest.partition("\nHolds when")
-        says, method, when = (" ".join(part.split()) for part in (says, method, when.removesuffix(".")))
+        statement, _, remainder = written.partition("\n\n")
+        method, _, condition = remainder.partition("\nHolds when")
+        statement, method, condition = (
+            " ".join(part.split()) for part in (statement, method, condition.removesuffix("."))
+        )
         if not method:
             raise ClaimError(f"the docstring of {id!r} has one paragraph; expected what it says, then how it is tried")
         theme = function.__module__.rsplit(".", 1)[-1]
-        words = {"says": says, "method": method, "when": when}
-        _LEDGER[id] = Claim(id=id, source=source, place=place, **words, theme=theme, function=function)
+        words = {"statement": statement, "method": method, "condition": condition}
+        _REGISTRY[id] = Claim(id=id, source=source, location=location, **words, theme=theme, function=function)
         return function
 
     return enter
@@ -333,7 +335,7 @@ def claims() -> dict[str, Claim]:
     """The whole ledger by id, theme after theme."""
     for theme in THEMES:
         importlib.import_module(f"clearhead.claims.{theme}")
-    return {c.id: c for theme in THEMES for c in _LEDGER.values() if c.theme == theme}
+    return {c.id: c for theme in THEMES for c in _REGISTRY.values() if c.theme == theme}
 
 
 def find(ids: Iterable[str]) -> list[Claim]:

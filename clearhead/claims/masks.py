@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.attention import attend
 from clearhead.claims.figure import Grid
-from clearhead.claims.ledger import ANSWERED, EXERCISES, HOMEWORK, Trial, apart, claim
+from clearhead.claims.ledger import ANSWERED, EXERCISES, HOMEWORK, Experiment, claim, max_abs_diff
 from clearhead.masks import padding
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
 from clearhead.positions import NoPositions
@@ -26,31 +26,31 @@ def column_attention(n: int, generator: torch.Generator) -> Tensor:
 
 
 @claim(HOMEWORK, "1.3e")
-def causal_zero_future(t: Trial) -> None:
+def causal_zero_future(t: Experiment) -> None:
     """Adding −∞ to the scores of later keys makes their weights exactly 0 and leaves a distribution over the rest.
 
     The formula as printed, 7 positions, in float64."""
     a = column_attention(7, t.generator)
-    t.equal("weights of later keys", a.tril(-1).max().item(), 0, "largest {:g}")
+    t.assert_equal("weights of later keys", a.tril(-1).max().item(), 0, "largest {:g}")
     low, high = a.sum(0).aminmax()
-    t.case("column sums", f"{low:.12f} … {high:.12f}", max(1 - low, high - 1) < 1e-12)
+    t.record_case("column sums", f"{low:.12f} … {high:.12f}", max(1 - low, high - 1) < 1e-12)
 
 
 @claim(HOMEWORK, "1.3e, result")
-def causal_lower_triangular(t: Trial) -> None:
+def causal_lower_triangular(t: Experiment) -> None:
     """With that mask A is lower triangular.
 
     A as the homework defines it (rows are keys, columns are queries), 2 positions."""
     a, b = (column_attention(n, t.generator) for n in (2, 5))
     shown = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
-    t.case("entry above the diagonal (key 1, query 2)", shown, a.triu(1).eq(0).all())
+    t.record_case("entry above the diagonal (key 1, query 2)", shown, a.triu(1).eq(0).all())
     t.draw(Grid("A by the homework's columns", b.tolist()))
     correct = "With keys as rows and queries as columns it is upper triangular; its transpose is lower triangular."
-    t.instead(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
+    t.correction(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
 
 
 @claim(ANSWERED, "Q2b, line 24 and 'masking types'")
-def mask_times_infinity(t: Trial) -> None:
+def mask_times_infinity(t: Experiment) -> None:
     """Masking is scores + mask × (−∞), with a mask of −∞ for hidden pairs and 0 for the others.
 
     The line as printed, two positions, in floating point; and with a mask of ones for hidden pairs."""
@@ -58,13 +58,13 @@ def mask_times_infinity(t: Trial) -> None:
     given = {"its own mask, two positions: weights": mask, "a mask of ones for hidden pairs": mask.isinf()}
     for name, hidden in given.items():
         printed = (hidden * -torch.inf).softmax(-1)  # of scores that are all 0
-        t.case(name, printed.tolist(), printed.isfinite().all())
+        t.record_case(name, printed.tolist(), printed.isfinite().all())
     correct = "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number)."
-    t.instead(correct, mask.softmax(-1).tolist() == [[1.0, 0.0], [0.5, 0.5]])
+    t.correction(correct, mask.softmax(-1).tolist() == [[1.0, 0.0], [0.5, 0.5]])
 
 
 @claim(ANSWERED, "Q2b, padding mask")
-def padding_mask(t: Trial) -> None:
+def padding_mask(t: Experiment) -> None:
     """A mask of −∞ at padded keys keeps padding out of the result.
 
     3 real keys and 2 padded ones: their contents are replaced by large numbers."""
@@ -72,8 +72,10 @@ def padding_mask(t: Trial) -> None:
     mask = padding(torch.tensor([3]))
     before = attend(q, k, v, mask)
     k[:, :, 3:], v[:, :, 3:] = 50.0, -1e6
-    t.equal("padding replaced by 50 and −10⁶", apart(attend(q, k, v, mask), before), 0, "output changes by {:.1e}")
-    t.above("the same without a mask", apart(attend(q, k, v), before), 1)
+    t.assert_equal(
+        "padding replaced by 50 and −10⁶", max_abs_diff(attend(q, k, v, mask), before), 0, "output changes by {:.1e}"
+    )
+    t.assert_above("the same without a mask", max_abs_diff(attend(q, k, v), before), 1)
 
 
 def _encoder_decoder() -> EncoderDecoder:
@@ -81,12 +83,12 @@ def _encoder_decoder() -> EncoderDecoder:
     return EncoderDecoder(config).double().eval()
 
 
-def _ids(t: Trial, *shape: int) -> Tensor:
+def _ids(t: Experiment, *shape: int) -> Tensor:
     return torch.randint(1, 11, shape, generator=t.generator)
 
 
 @claim(EXERCISES, "2(b)(i)")
-def encoder_masks(t: Trial) -> None:
+def encoder_masks(t: Experiment) -> None:
     """An encoder for classification needs the key padding mask in its self-attention, and no other.
 
     A text alone, and padded on the right with two kinds of padding, with and without the mask."""
@@ -95,12 +97,12 @@ def encoder_masks(t: Trial) -> None:
     alone = model(ids)
     long = torch.cat([ids, _ids(t, 1, 3)], 1)
     masked = model(long, mask=padding(torch.tensor([5])))
-    t.below("with the padding mask", apart(masked[:, :5], alone), 1e-12, "changes by {:.1e}")
-    t.above("without it padding is felt", apart(model(long)[:, :5], alone), 1e-6, "changes by {:.1e}")
+    t.assert_below("with the padding mask", max_abs_diff(masked[:, :5], alone), 1e-12, "changes by {:.1e}")
+    t.assert_above("without it padding is felt", max_abs_diff(model(long)[:, :5], alone), 1e-6, "changes by {:.1e}")
 
 
 @claim(EXERCISES, "2(b)(ii)")
-def decoder_masks(t: Trial) -> None:
+def decoder_masks(t: Experiment) -> None:
     """A decoder needs the causal mask only; with padding on the right a key padding mask is not needed.
 
     A text alone and padded on the right, through a two-layer decoder; then padded on the left."""
@@ -108,12 +110,12 @@ def decoder_masks(t: Trial) -> None:
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
     right, left = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]
-    t.below("padding on the right", apart(right, alone), 1e-12, "changes by {:.1e}")
-    t.note(f"padding on the left would be felt: changes by {apart(left, alone):.1e}")
+    t.assert_below("padding on the right", max_abs_diff(right, alone), 1e-12, "changes by {:.1e}")
+    t.note(f"padding on the left would be felt: changes by {max_abs_diff(left, alone):.1e}")
 
 
 @claim(EXERCISES, "2(b)(iii)")
-def encoder_decoder_masks(t: Trial) -> None:
+def encoder_decoder_masks(t: Experiment) -> None:
     """For translation the key padding mask goes into the encoder's self-attention and into cross-attention; the decoder
     needs only its causal mask if padding is on the right.
 
@@ -123,18 +125,18 @@ def encoder_decoder_masks(t: Trial) -> None:
     padded, mask = torch.cat([source, _ids(t, 1, 3)], 1), padding(torch.tensor([4]))
     alone = net(source, target)
     both, self_only, cross_only = (
-        apart(net.decode(target, net.encode(padded, mask=in_encoder), memory_mask=in_cross), alone)
+        max_abs_diff(net.decode(target, net.encode(padded, mask=in_encoder), memory_mask=in_cross), alone)
         for in_encoder, in_cross in ((mask, mask), (mask, None), (None, mask))
     )
-    t.below("both masks", both, 1e-12, "changes by {:.1e}")
-    t.above("none in cross-attention: padding is felt", self_only, 1e-8)
-    t.above("none in the encoder: padding is felt", cross_only, 1e-8)
+    t.assert_below("both masks", both, 1e-12, "changes by {:.1e}")
+    t.assert_above("none in cross-attention: padding is felt", self_only, 1e-8)
+    t.assert_above("none in the encoder: padding is felt", cross_only, 1e-8)
     longer = net(source, torch.cat([target, _ids(t, 1, 2)], 1))[:, :5]
-    t.below("target padded on the right, causal only", apart(longer, alone), 1e-12)
+    t.assert_below("target padded on the right, causal only", max_abs_diff(longer, alone), 1e-12)
 
 
 @claim(HOMEWORK, "1.4b.6")
-def self_attention_reads_encoder(t: Trial) -> None:
+def self_attention_reads_encoder(t: Experiment) -> None:
     """In the decoder self-attention also serves to attend to the encoder's representations.
 
     The source of a small encoder-decoder is replaced: which attention of the decoder changes?"""
@@ -146,14 +148,14 @@ def self_attention_reads_encoder(t: Trial) -> None:
     target = _ids(t, 1, 5)
     for source in (_ids(t, 1, 4), _ids(t, 1, 4)):
         net(source, target)
-    own, cross = (apart(*outs) for outs in given.values())
-    t.above("self-attention: output changes by", own, 0)
+    own, cross = (max_abs_diff(*outs) for outs in given.values())
+    t.assert_above("self-attention: output changes by", own, 0)
     correct = "That is cross-attention, with queries of the decoder and keys and values of the encoder; "
-    t.instead(f"{correct}self-attention reads the decoder's own sequence.", own == 0 < cross)
+    t.correction(f"{correct}self-attention reads the decoder's own sequence.", own == 0 < cross)
 
 
 @claim(HOMEWORK, "1.3e, result")
-def causal_streams(t: Trial) -> None:
+def causal_streams(t: Experiment) -> None:
     """With causal masking the input can be processed as a stream: what was put out need not be revised
     when more arrives.
 
@@ -164,13 +166,13 @@ def causal_streams(t: Trial) -> None:
         model = model.double().eval()
         with torch.no_grad():
             whole = model(ids)
-            moved = max(apart(model(ids[:, :n]), whole[:, :n]) for n in range(1, 9))
+            moved = max(max_abs_diff(model(ids[:, :n]), whole[:, :n]) for n in range(1, 9))
         what = "masked" if masked else "not masked, every earlier output is revised"
-        t.case(f"{what}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
+        t.record_case(f"{what}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
 
 
 @claim(HOMEWORK, "1.3e")
-def causal_speech(t: Trial) -> None:
+def causal_speech(t: Experiment) -> None:
     """Attention without a mask does not suit speech in real time; causal attention does.
 
     Redrawn from results/study-speech.json, which comes with the package: one small encoder under four masks on streams
@@ -181,9 +183,11 @@ def causal_speech(t: Trial) -> None:
         curves = [row["curve"] for row in rows if row["line"] == sees]
         waits = [wait for curve in curves if (wait := curve["seconds to wait (95 %)"]) is not None]
         if sees == "everything":
-            t.case("no mask: digits that are known before a recording ends", "some" if waits else "none", not waits)
+            t.record_case(
+                "no mask: digits that are known before a recording ends", "some" if waits else "none", not waits
+            )
         else:
             what = f"it sees {sees}: seconds until 95 % of the digits are written down"
-            t.case(what, f"{max(waits):.2f}", max(waits) <= 0.5)
+            t.record_case(what, f"{max(waits):.2f}", max(waits) <= 0.5)
         wrong = [curve["digits wrong in streams"] for curve in curves]
         t.note(f"{sees}: {min(wrong):.1%} to {max(wrong):.1%} of the digits wrong")

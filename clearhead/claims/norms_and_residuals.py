@@ -13,49 +13,60 @@ from torch import nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import EXAM, EXERCISES, FINAL, HOMEWORK, Trial, apart, claim, fit, passed_on, slope
+from clearhead.claims.ledger import (
+    EXAM,
+    EXERCISES,
+    FINAL,
+    HOMEWORK,
+    Experiment,
+    claim,
+    fit,
+    gradient_ratio,
+    jacobian_row,
+    max_abs_diff,
+)
 from clearhead.layers import Block, BlockConfig, FeedForward, PostNorm, PreNorm, ReLU
 from clearhead.layers import LayerNorm as LayerNormChoice
 
 
-def dependence(norm: nn.Module, t: Trial) -> set[str]:
+def dependence(norm: nn.Module, t: Experiment) -> set[str]:
     """On which inputs y[0, 0] depends, from its gradient: own, same column, same row, elsewhere."""
     x = t.normal(5, 7).requires_grad_()
-    moved = slope(norm(x)[0, 0], x).abs() > 1e-12
+    moved = jacobian_row(norm(x)[0, 0], x).abs() > 1e-12
     parts = {"own": moved[0, 0], "other rows, same column": moved[1:, 0], "same row": moved[0, 1:]}
     return {name for name, part in (parts | {"elsewhere": moved[1:, 1:]}).items() if bool(part.any())}
 
 
 @claim(EXERCISES, "3(a)")
-def layer_norm_depends(t: Trial) -> None:
+def layer_norm_depends(t: Experiment) -> None:
     """Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.
 
     Gradient of one output in every input, 5 × 7."""
     found = dependence(nn.LayerNorm(7).double(), t)
-    t.case("depends on", ", ".join(sorted(found)), found == {"own", "same row"})
+    t.record_case("depends on", ", ".join(sorted(found)), found == {"own", "same row"})
 
 
 @claim(EXERCISES, "3(a)")
-def batch_norm_depends(t: Trial) -> None:
+def batch_norm_depends(t: Experiment) -> None:
     """Batch norm's y[i, j] depends on x[i, j] and on the rest of its column only.
 
     Gradient of one output in every input, 5 × 7, with the statistics of the batch, as the solution says."""
     norm = nn.BatchNorm1d(7).double()
     found = dependence(norm, t)
-    t.case("training: depends on", ", ".join(sorted(found)), found == {"own", "other rows, same column"})
+    t.record_case("training: depends on", ", ".join(sorted(found)), found == {"own", "other rows, same column"})
     found = dependence(norm.eval(), t)
     t.note(f"in evaluation, with fixed statistics, it depends on: {', '.join(sorted(found))}")
 
 
 @claim(EXERCISES, "3(a), solution")
-def layer_norm_elementwise(t: Trial) -> None:
+def layer_norm_elementwise(t: Experiment) -> None:
     """Layer normalisation is elementwise: it is applied to each vector of the batch on its own.
 
     nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the first output
     depend on another entry?"""
     batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
-    t.below("five vectors alone and together", apart(norm(batch), alone), 1e-14, "differ by {:.1g}")
+    t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
     a, b = normalised((0, 0, 3)), normalised((0, 3, 3))
     within = "'elementwise' is said of the vectors; within one every entry counts"
     t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
@@ -68,7 +79,7 @@ def normalised(x: Sequence[Any]) -> list[Any]:
 
 
 @claim(EXERCISES, "3(b)")
-def layer_norm_length(t: Trial) -> None:
+def layer_norm_length(t: Experiment) -> None:
     """With scalar scale γ and shift β (ε = 0), ‖y − β1‖ = γ√d.
 
     Squares in fractions, x = (1, 2, 4, 9) and others.
@@ -78,47 +89,47 @@ def layer_norm_length(t: Trial) -> None:
         return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalised(x))))
 
     for x, gamma in (((1, 2, 4, 9), 3), ((-5, 0, 5), 1)):
-        t.equal(f"x = {x}, γ = {gamma}", length(x, gamma), sp.simplify(gamma * sp.sqrt(len(x))))
-    t.equal("x = (0, 1), γ = −1", length((0, 1), -1), -sp.sqrt(2), f"{{}}, not {-sp.sqrt(2)}", inside=False)
-    t.equal("x = (2, 2), γ = 1", length((2, 2), 1), sp.sqrt(2), inside=False)
+        t.assert_equal(f"x = {x}, γ = {gamma}", length(x, gamma), sp.simplify(gamma * sp.sqrt(len(x))))
+    t.assert_equal("x = (0, 1), γ = −1", length((0, 1), -1), -sp.sqrt(2), f"{{}}, not {-sp.sqrt(2)}", in_scope=False)
+    t.assert_equal("x = (2, 2), γ = 1", length((2, 2), 1), sp.sqrt(2), in_scope=False)
 
 
 @claim(EXERCISES, "3(b), solution")
-def layer_norm_z(t: Trial) -> None:
+def layer_norm_z(t: Experiment) -> None:
     """The normalised z is orthogonal to 1 and has length √d.
 
     Symbolically for three free entries."""
     z = normalised(sp.symbols("x:3", real=True))
-    t.equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
-    t.equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
+    t.assert_equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
+    t.assert_equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
 
 
 @claim(HOMEWORK, "1.4e.1")
-def residual_gradient_formula(t: Trial) -> None:
+def residual_gradient_formula(t: Experiment) -> None:
     """The Jacobian of x + F(x) is I + ∂F/∂x.
 
     Symbolically for a free two-dimensional F."""
     x = sp.Matrix(sp.symbols("x y"))
     f = sp.Matrix([sp.Function("f")(*x), sp.Function("g")(*x)])
     gap = sp.simplify((x + f).jacobian(x) - sp.eye(2) - f.jacobian(x))
-    t.case("difference", gap.tolist(), gap == sp.zeros(2))
+    t.record_case("difference", gap.tolist(), gap == sp.zeros(2))
 
 
 @claim(HOMEWORK, "1.4e.1")
-def residual_at_least_one(t: Trial) -> None:
+def residual_at_least_one(t: Experiment) -> None:
     """The identity term ensures gradients of at least 1.
 
     d/dx (x + F(x)) for F = −x, −x/2 and x, exactly."""
     x = sp.symbols("x", real=True)
     for f in (-x, -x / 2, x):
         gradient = sp.diff(x + f, x)
-        t.case(f"F(x) = {f}", f"gradient {gradient}", gradient >= 1)
+        t.record_case(f"F(x) = {f}", f"gradient {gradient}", gradient >= 1)
     correct = "It is 1 + F′(x): near 1 where the sub-layer's own gradient is small, and anything if it is not."
-    t.instead(correct, sp.diff(x + sp.sin(x) / 10, x) == 1 + sp.cos(x) / 10)
+    t.correction(correct, sp.diff(x + sp.sin(x) / 10, x) == 1 + sp.cos(x) / 10)
 
 
 @claim(EXAM, "Q5c")
-def residual_deep(t: Trial) -> None:
+def residual_deep(t: Experiment) -> None:
     """Residual connections help to mitigate vanishing gradients in deep Transformers.
 
     The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at their output,
@@ -131,13 +142,13 @@ def residual_deep(t: Trial) -> None:
             h = x
             for w in weights[:depth]:
                 h = h * float(skip) + torch.tanh(h @ w)
-            found.append(slope(h.sum(), x).norm().item())
+            found.append(jacobian_row(h.sum(), x).norm().item())
     plain, residual = (found[-1] for found in sizes.values())
-    t.case("40 layers: plain, residual", f"{plain:.1e}, {residual:.1e}", plain < 1e-6 < 1e-2 < residual)
+    t.record_case("40 layers: plain, residual", f"{plain:.1e}, {residual:.1e}", plain < 1e-6 < 1e-2 < residual)
     for draw in range(3):
         kept = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
         what = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
-        t.case(what, f"{kept[0]:.1e}, {kept[1]:.1e}", kept[0] < 1e-4 < 1 < kept[1])
+        t.record_case(what, f"{kept[0]:.1e}, {kept[1]:.1e}", kept[0] < 1e-4 < 1 < kept[1])
     t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
 
 
@@ -148,11 +159,11 @@ def _through_layers(skip: float, seed: int) -> float:
     for _ in range(12):
         for part in (MultiHeadAttention(16, 2), FeedForward(16, 32, ReLU())):
             x = skip * x + part.double()(x)
-    return passed_on(x, start)
+    return gradient_ratio(x, start)
 
 
 @claim(FINAL, "Part 2, Q3")
-def skip_regularises(t: Trial) -> None:
+def skip_regularises(t: Experiment) -> None:
     """Skip connections safeguard against overfitting, as a form of regularisation.
 
     The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the weight; the
@@ -163,11 +174,11 @@ def skip_regularises(t: Trial) -> None:
     for penalty in (5, 0):
         plain, skipped = fitted_slopes(Fraction(penalty))
         what = f"λ = {penalty}: slope without and with the skip, truth 1"
-        t.case(what, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), inside=penalty > 0)
+        t.record_case(what, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), in_scope=penalty > 0)
     more = _overfitting(t)
     mean, error = more.mean().item(), (more.std() / 8**0.5).item()
     what = "test − training error, skip minus plain, no decay"
-    t.case(what, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, inside=False)
+    t.record_case(what, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, in_scope=False)
 
 
 def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
@@ -177,7 +188,7 @@ def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
     return sum(x * y for x, y in points) / size, 1 + sum(x * (y - x) for x, y in points) / size
 
 
-def _overfitting(t: Trial) -> torch.Tensor:
+def _overfitting(t: Experiment) -> torch.Tensor:
     """How much more a skip overfits, test minus training error, for each of 8 starts that are trained side by side."""
     x, far = (torch.randn(m, 4, generator=t.generator) for m in (24, 400))
     y, y_far = (a[:, :1] + 0.5 * torch.randn(len(a), 1, generator=t.generator) for a in (x, far))
@@ -198,7 +209,7 @@ def _overfitting(t: Trial) -> torch.Tensor:
 
 
 @claim(HOMEWORK, "1.4e.2")
-def layer_norm_range(t: Trial) -> None:
+def layer_norm_range(t: Experiment) -> None:
     """Layer norm keeps activations from growing too large or becoming too small.
 
     Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.
@@ -207,26 +218,26 @@ def layer_norm_range(t: Trial) -> None:
     scales = [10.0**p for p in range(-6, 7)]
     sizes = [norm(x * s).norm().item() / 8 for s in scales]
     what = "scale 1 … 10⁶: size against √d"
-    t.case(what, f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}", max(abs(s - 1) for s in sizes[6:]) < 1e-3)
-    t.case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, inside=False)
+    t.record_case(what, f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}", max(abs(s - 1) for s in sizes[6:]) < 1e-3)
+    t.record_case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, in_scope=False)
     t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
 
 
 @claim(HOMEWORK, "1.4e.2")
-def layer_norm_initialisation(t: Trial) -> None:
+def layer_norm_initialisation(t: Experiment) -> None:
     """Layer norm makes a network less sensitive to initialisation and learning rate.
 
     LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs."""
     c, x = sp.symbols("c x", positive=True)
     w = sp.symbols("w:3", real=True)
     scaled, plain = (normalised([scale * v * x for v in w])[0] for scale in (c, 1))
-    t.equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
+    t.assert_equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
     one, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
-    t.equal("gradient at 10 W against W", sp.simplify(ten / one), sp.Rational(1, 10))
+    t.assert_equal("gradient at 10 W against W", sp.simplify(ten / one), sp.Rational(1, 10))
 
 
 @claim(HOMEWORK, "1.4e.2")
-def layer_norm_gradients(t: Trial) -> None:
+def layer_norm_gradients(t: Experiment) -> None:
     """Layer norm helps to keep the size of gradients alike across layers.
 
     The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, one and
@@ -239,25 +250,27 @@ def layer_norm_gradients(t: Trial) -> None:
             for _ in range(20):
                 h = torch.relu(h @ torch.randn(32, 32, generator=g, dtype=torch.float64) * gain / 4)
                 h = nn.functional.layer_norm(h, (32,)) if normed else h
-            found[normed].append(passed_on(h, x, g))
+            found[normed].append(gradient_ratio(h, x, g))
         bare, normed_sizes = (max(sizes) / min(sizes) for sizes in found.values())
         shown = ", ".join(f"{size:.1e}" for sizes in found.values() for size in sizes)
-        t.case(f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", shown, normed_sizes < 2 < 1e6 < bare)
+        t.record_case(
+            f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", shown, normed_sizes < 2 < 1e6 < bare
+        )
 
 
 @claim(FINAL, "Part 2, Q3")
-def skip_reuses(t: Trial) -> None:
+def skip_reuses(t: Experiment) -> None:
     """Skip connections let a network use features of earlier layers again.
 
     A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws."""
     for draw in range(3):
         down, up = (t.normal(*size) for size in ((5, 2), (2, 5)))
         ranks = [int(torch.linalg.matrix_rank(skip * torch.eye(5).double() + down @ up)) for skip in (0, 1)]
-        t.equal(f"draw {draw + 1}: without and with the skip", ranks, [2, 5])
+        t.assert_equal(f"draw {draw + 1}: without and with the skip", ranks, [2, 5])
 
 
 @claim(EXAM, "Q7b")
-def norm_placement(t: Trial) -> None:
+def norm_placement(t: Experiment) -> None:
     """Where layer norm stands (before or after the sub-layer) matters for training.
 
     12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? Then at
@@ -272,7 +285,7 @@ def norm_placement(t: Trial) -> None:
             for part, p in blocks.named_parameters():
                 if "o_proj" in part or "down" in part:
                     p.zero_()
-        changed.append(apart(blocks(x), x))
+        changed.append(max_abs_diff(blocks(x), x))
     (pre, post), (grown, steady) = changed, growth
-    t.case("silent sub-layers change x by: pre-norm, post-norm", f"{pre:g}, {post:.2f}", pre == 0 < post)
-    t.case("growth from block 1 to 12", f"{grown:.2f}, {steady:.2f}", grown > 1.05 and abs(steady - 1) < 1e-3)
+    t.record_case("silent sub-layers change x by: pre-norm, post-norm", f"{pre:g}, {post:.2f}", pre == 0 < post)
+    t.record_case("growth from block 1 to 12", f"{grown:.2f}, {steady:.2f}", grown > 1.05 and abs(steady - 1) < 1e-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.claims.ledger import EXAM, FINAL, Trial, claim
+from clearhead.claims.ledger import EXAM, FINAL, Experiment, claim
 
 # What stands beside each question, and beside its parts.
 MARKS = ((20, (8, 12)), (18, (10, 8)), (25, (15, 10)), (22, (10, 8, 4)), (28, (12, 8, 8)), (20, (10, 10)), (17, (8, 9)))
@@ -15,30 +15,30 @@ POINTS = {
 
 
 @claim(EXAM, "Instructions")
-def marks_add_up(t: Trial) -> None:
+def marks_add_up(t: Experiment) -> None:
     """The paper has seven questions, each with its marks.
 
     The marks beside the questions and beside their parts, added up."""
-    t.equal("questions", len(MARKS), 7)
-    t.case("their parts", [sum(parts) for _, parts in MARKS], all(whole == sum(parts) for whole, parts in MARKS))
+    t.assert_equal("questions", len(MARKS), 7)
+    t.record_case("their parts", [sum(parts) for _, parts in MARKS], all(whole == sum(parts) for whole, parts in MARKS))
 
 
 @claim(FINAL, "Instructions")
-def points_add_up(t: Trial) -> None:
+def points_add_up(t: Experiment) -> None:
     """There are 20 questions and 100 points: 32, 18, 25 and 25.
 
     The points beside the parts and beside their questions, added up."""
-    t.equal("questions", sum(len(parts) for _, parts in POINTS.values()), 20)
+    t.assert_equal("questions", sum(len(parts) for _, parts in POINTS.values()), 20)
     for name, (whole, parts) in POINTS.items():
-        t.equal(name, sum(parts), whole)
-    t.equal("in all", sum(whole for whole, _ in POINTS.values()), 100)
+        t.assert_equal(name, sum(parts), whole)
+    t.assert_equal("in all", sum(whole for whole, _ in POINTS.values()), 100)
 
 
 @claim(FINAL, "Part 3, Problem 1, second heading")
-def points_of_problem_1(t: Trial) -> None:
+def points_of_problem_1(t: Experiment) -> None:
     """Problem 1 has 5 points.
 
     The points of its four questions, added up; the heading above it says 25."""
     whole, parts = POINTS["Part 3, Problem 1"]
-    t.case("its questions", " + ".join(map(str, parts)) + f" = {sum(parts)}, printed 5", sum(parts) == 5)
-    t.meant("It has 25 points, as the heading above has it.", sum(parts) == whole == 25)
+    t.record_case("its questions", " + ".join(map(str, parts)) + f" = {sum(parts)}, printed 5", sum(parts) == 5)
+    t.intended("It has 25 points, as the heading above has it.", sum(parts) == whole == 25)

@@ -9,7 +9,17 @@ import torch
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.claims import exact
-from clearhead.claims.ledger import ANSWERED, EXAM, FINAL, HOMEWORK, Trial, apart, claim, listed, one_head
+from clearhead.claims.ledger import (
+    ANSWERED,
+    EXAM,
+    FINAL,
+    HOMEWORK,
+    Experiment,
+    claim,
+    join_numbers,
+    max_abs_diff,
+    single_head_attention,
+)
 from clearhead.claims.vision import patches_moved, small
 from clearhead.positions import NoPositions, Sinusoidal
 
@@ -43,20 +53,20 @@ Holds when what is read is pooled, or stands at one token such as [CLS]; the out
 inputs."""
 
 
-def invariant(t: Trial) -> None:
+def invariant(t: Experiment) -> None:
     """f(πX) = f(X)? Pooled, at one token, and as it stands."""
     rows = {order: self_attention(rearranged(FOUR, order)) for order in permutations(range(4))}
     sums = {tuple(sum(column) for column in zip(*y, strict=True)) for y in rows.values()}
-    t.equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
+    t.assert_equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
     first = {tuple(y[order.index(0)]) for order, y in rows.items()}
-    t.equal("at token 1, wherever it stands", len(first), 1, "different outputs: {}")
+    t.assert_equal("at token 1, wherever it stands", len(first), 1, "different outputs: {}")
     y, swapped = (self_attention(rearranged(FOUR, order)) for order in ((0, 1), (1, 0)))
-    t.case("two tokens, swapped", exact.pair(y, swapped, " → "), y == swapped, inside=False)
+    t.record_case("two tokens, swapped", exact.pair(y, swapped, " → "), y == swapped, in_scope=False)
     t.note(f"it is equivariant, f(πX) = π f(X), in {equivariant()} of 24 orders")
 
 
 @claim(ANSWERED, "Q1d")
-def permutation_invariant_answered(t: Trial) -> None:
+def permutation_invariant_answered(t: Experiment) -> None:
     """Self-attention is permutation invariant.
 
     {INVARIANT}"""
@@ -64,7 +74,7 @@ def permutation_invariant_answered(t: Trial) -> None:
 
 
 @claim(HOMEWORK, "1.3b")
-def permutation_invariant_homework(t: Trial) -> None:
+def permutation_invariant_homework(t: Experiment) -> None:
     """The operations of self-attention are permutation-invariant.
 
     {INVARIANT}"""
@@ -72,7 +82,7 @@ def permutation_invariant_homework(t: Trial) -> None:
 
 
 @claim(HOMEWORK, "1.5b")
-def permutation_invariant_vision(t: Trial) -> None:
+def permutation_invariant_vision(t: Experiment) -> None:
     """The Transformer is inherently permutation-invariant.
 
     {INVARIANT}"""
@@ -80,20 +90,20 @@ def permutation_invariant_vision(t: Trial) -> None:
 
 
 @claim(EXAM, "Q3b")
-def equivariance(t: Trial) -> None:
+def equivariance(t: Experiment) -> None:
     """Self-attention is permutation-equivariant: f(PX) = P f(X).
 
     All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64."""
-    t.equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
+    t.assert_equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
     mha, x = MultiHeadAttention(6, 2).double(), t.normal(1, 5, 6)
     y = mha(x)
-    gap = max(apart(mha(x[:, list(o)]), y[:, list(o)]) for o in permutations(range(5)))
-    t.below("5 tokens, two heads, biases", gap, 1e-12, "largest difference {:.1e}")
+    gap = max(max_abs_diff(mha(x[:, list(o)]), y[:, list(o)]) for o in permutations(range(5)))
+    t.assert_below("5 tokens, two heads, biases", gap, 1e-12, "largest difference {:.1e}")
     t.note(f"under a causal mask only {equivariant(causal=True)} of 24 orders agree")
 
 
 @claim(ANSWERED, "Q1d")
-def swap_changes_nothing(t: Trial) -> None:
+def swap_changes_nothing(t: Experiment) -> None:
     """Swapping positions i and j does not change the final representations.
 
     Three tokens in fractions, the first two swapped: compared token by token, then position by position.
@@ -104,22 +114,22 @@ def swap_changes_nothing(t: Trial) -> None:
     y, swapped = self_attention(x), self_attention(rearranged(x, order))
     for i, token in enumerate(order):
         what = f"token {token + 1}, now at position {i + 1}"
-        t.case(what, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
+        t.record_case(what, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
     for i in range(3):
-        t.case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], inside=False)
+        t.record_case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], in_scope=False)
 
 
 @claim(ANSWERED, "Q1d, 'mathematical proof'")
-def equivariance_formula(t: Trial) -> None:
+def equivariance_formula(t: Experiment) -> None:
     """f(π(X)) = π(f(X)) for any permutation π.
 
     All 24 orders of 4 tokens, in fractions."""
-    t.equal("4 tokens", equivariant(), 24, "{} of 24 orders")
+    t.assert_equal("4 tokens", equivariant(), 24, "{} of 24 orders")
     t.note("this is equivariance, though it is offered as the proof of invariance")
 
 
 @claim(ANSWERED, "Q1d, illustration")
-def cat_chased_dog(t: Trial) -> None:
+def cat_chased_dog(t: Experiment) -> None:
     """Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.
 
     Both sentences in fractions, compared word by word, pooled, and place by place.
@@ -127,30 +137,32 @@ def cat_chased_dog(t: Trial) -> None:
     one, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (one, two))
     words, again = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
-    t.case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
+    t.record_case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
     pooled, same = ([sum(c) for c in zip(*m, strict=True)] for m in (y, z))
-    t.equal("summed over the sentence", pooled, same, exact.show)
-    t.case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, inside=False)
+    t.assert_equal("summed over the sentence", pooled, same, exact.show)
+    t.record_case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, in_scope=False)
 
 
 @claim(ANSWERED, "Q1d")
-def weights_by_content(t: Trial) -> None:
+def weights_by_content(t: Experiment) -> None:
     """Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4.
 
     `attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in every
     order: is the weight of a token for a token the same wherever they stand?"""
     x = t.normal(5, 4)
-    found, scores = one_head(x, x), x @ x.T / 2
-    gap = apart((found / found[:, :1]).log(), scores - scores[:, :1])
-    t.below("logarithms of their ratios: largest difference", gap, 1e-12)
-    moved = [apart(one_head(x[[*o]], x[[*o]]), found[[*o]][:, [*o]]) for o in permutations(range(5))]
-    t.below("120 orders: largest change of a weight", max(moved), 1e-12)
-    off = apart(found / found[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
+    found, scores = single_head_attention(x, x), x @ x.T / 2
+    gap = max_abs_diff((found / found[:, :1]).log(), scores - scores[:, :1])
+    t.assert_below("logarithms of their ratios: largest difference", gap, 1e-12)
+    moved = [
+        max_abs_diff(single_head_attention(x[[*o]], x[[*o]]), found[[*o]][:, [*o]]) for o in permutations(range(5))
+    ]
+    t.assert_below("120 orders: largest change of a weight", max(moved), 1e-12)
+    off = max_abs_diff(found / found[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
     t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
 
 
 @claim(HOMEWORK, "1.3b")
-def weights_from_dot_products(t: Trial) -> None:
+def weights_from_dot_products(t: Experiment) -> None:
     """The weights of self-attention depend only on the pairwise dot products of the embeddings.
 
     Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and W_K the
@@ -162,11 +174,11 @@ def weights_from_dot_products(t: Trial) -> None:
         sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, turned)]
         before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
         what = f"{name}: first row before and after"
-        t.case(what, exact.pair(before[0], after[0]), before == after, inside=wq == unit)
+        t.record_case(what, exact.pair(before[0], after[0]), before == after, in_scope=wq == unit)
 
 
 @claim(ANSWERED, "Q1d, effectiveness")
-def positions_break_symmetry(t: Trial) -> None:
+def positions_break_symmetry(t: Experiment) -> None:
     """Adding position encodings breaks the symmetry: the same tokens in another order give other representations.
 
     MultiHeadAttention over x + a table, sinusoidal and as learned ones begin: no order but the first of
@@ -175,25 +187,25 @@ def positions_break_symmetry(t: Trial) -> None:
     x, learned = t.normal(1, 4, 8), t.normal(4, 8)
     for name, table in (("sinusoidal", Sinusoidal().table(4, 8).double()), ("learned", learned)):
         y = mha(x + table)
-        gaps = [apart(mha(x[:, [*o]] + table), y[:, [*o]]) for o in permutations(range(4))]
-        t.above(f"{name}: 23 orders other than the first", min(gaps[1:]), 1e-6, "smallest difference {:.1e}")
+        gaps = [max_abs_diff(mha(x[:, [*o]] + table), y[:, [*o]]) for o in permutations(range(4))]
+        t.assert_above(f"{name}: 23 orders other than the first", min(gaps[1:]), 1e-6, "smallest difference {:.1e}")
 
 
 @claim(HOMEWORK, "1.5b")
-def patches_shuffled(t: Trial) -> None:
+def patches_shuffled(t: Experiment) -> None:
     """Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches.
 
     A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS]."""
     image = t.normal(1, 1, 8, 12)
     shuffled = patches_moved(image, torch.randperm(6, generator=t.generator).tolist())
     without, learned = (small(positions=positions) for positions in (NoPositions(), None))
-    t.below("no positions: logits", apart(without(image), without(shuffled)), 1e-12, "differ by {:.1e}")
+    t.assert_below("no positions: logits", max_abs_diff(without(image), without(shuffled)), 1e-12, "differ by {:.1e}")
     what = "learned positions, for comparison"
-    t.above(what, apart(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
+    t.assert_above(what, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
 
 
 @claim(FINAL, "Part 3, Problem 2.1")
-def bag_of_symbols(t: Trial) -> None:
+def bag_of_symbols(t: Experiment) -> None:
     """Without positional encodings the exam's Transformer of one layer treats its input as a bag of symbols.
 
     Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two."""
@@ -206,12 +218,12 @@ def bag_of_symbols(t: Trial) -> None:
         # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
         second = exact.matrix([[round(12 * c) for c in row] for row in first])
         two.append(self_attention(second, causal=True)[-1])
-    t.case(f"one layer, {', '.join(map(''.join, orders))}", exact.show(one[0]), one[0] == one[1] == one[2])
-    t.note("a second causal layer would see the order: " + listed((float(row[0]) for row in two), ".4f"))
+    t.record_case(f"one layer, {', '.join(map(''.join, orders))}", exact.show(one[0]), one[0] == one[1] == one[2])
+    t.note("a second causal layer would see the order: " + join_numbers((float(row[0]) for row in two), ".4f"))
 
 
 @claim(FINAL, "Part 3, Problem 2.1")
-def dedup_order_free(t: Trial) -> None:
+def dedup_order_free(t: Experiment) -> None:
     """The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, AAD give AD.
 
     Every string of up to 5 letters over A, B, C, D, against all strings with the same letters."""
@@ -220,14 +232,14 @@ def dedup_order_free(t: Trial) -> None:
     for word in words:
         by_letters.setdefault("".join(sorted(word)), set()).add("".join(sorted(set(word))))
     most = max(map(len, by_letters.values()))
-    t.equal(f"{len(words)} inputs in {len(by_letters)} bags", most, 1, "most outputs in a bag: {}")
-    t.equal("DAA", min(by_letters["AAD"]), "AD")
+    t.assert_equal(f"{len(words)} inputs in {len(by_letters)} bags", most, 1, "most outputs in a bag: {}")
+    t.assert_equal("DAA", min(by_letters["AAD"]), "AD")
 
 
 @claim(HOMEWORK, "1.4b")
-def same_word_other_context(t: Trial) -> None:
+def same_word_other_context(t: Experiment) -> None:
     """The same word gets different representations in different contexts.
 
     'dog' after two contexts, in fractions."""
     a, b = (self_attention(exact.matrix([WORDS[other], WORDS["dog"]]))[-1] for other in ("cat", "chased"))
-    t.case("'dog' beside 'cat' and beside 'chased'", exact.pair(a, b), a != b)
+    t.record_case("'dog' beside 'cat' and beside 'chased'", exact.pair(a, b), a != b)

@@ -11,7 +11,7 @@ from torch import nn
 
 from clearhead.attention import attend
 from clearhead.claims.figure import Lines
-from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Trial, apart, claim, fit, n_parameters
+from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Experiment, claim, fit, max_abs_diff, n_parameters
 from clearhead.errors import ShapeError
 from clearhead.positions import ALiBi, Learned, Positions, RelativeBias, Rotary, Sinusoidal
 
@@ -24,7 +24,7 @@ KINDS: dict[str, Positions] = {
 
 
 @claim(EXAM, "Q4c")
-def sinusoid_values(t: Trial) -> None:
+def sinusoid_values(t: Experiment) -> None:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512.
 
     The four numbers to 20 digits against the library's table, in float32."""
@@ -33,50 +33,50 @@ def sinusoid_values(t: Trial) -> None:
         angle = sp.Integer(3) / sp.Integer(10000) ** sp.Rational(2 * i, 512)
         for place, wave in ((2 * i, sp.sin), (2 * i + 1, sp.cos)):
             value = float(sp.N(wave(angle), 20))
-            t.case(f"PE(3, {place})", f"{value:.7f}", abs(value - row[place].item()) < 1e-6)
+            t.record_case(f"PE(3, {place})", f"{value:.7f}", abs(value - row[place].item()) < 1e-6)
 
 
 @claim(EXAM, "Q4c, second of the three formulas (as the text at hand has it)")
-def sinusoid_second_line(t: Trial) -> None:
+def sinusoid_second_line(t: Experiment) -> None:
     """PE(pos, 2i) = cos(pos / pos).
 
     The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1."""
     p = sp.symbols("p", positive=True)
     first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
     what = "PE(1, 0) by the first formula and by this line"
-    t.case(what, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
+    t.record_case(what, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
     t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
     correct = "The line is a garbled copy of the third: even entries are the sines of the first, odd ones its cosines."
-    t.meant(correct, abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7)
+    t.intended(correct, abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7)
 
 
 @claim(ANSWERED, "Q1d")
-def sinusoid_unique(t: Trial) -> None:
+def sinusoid_unique(t: Experiment) -> None:
     """Each position gets a unique encoding vector.
 
     Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."""
     # sin p = 0 and cos p = 1 together need p / 2π whole.
     turns = (sp.symbols("p", integer=True, positive=True) / (2 * sp.pi)).is_rational
     what = "is p / 2π rational for a whole p > 0"
-    t.case(what, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
+    t.record_case(what, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
     learned = Learned(max_len=1000).build(8).weight.detach()
     tables = ("1,000 positions, width 8", Sinusoidal().table(1000, 8)), ("1,000 learned ones as they begin", learned)
     for name, table in tables:
         gaps = torch.cdist(table.double(), table.double()) + 9 * torch.eye(1000, dtype=torch.float64)
-        t.above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
+        t.assert_above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
 
 
 @claim(ANSWERED, "Q1d, types")
-def position_parameters(t: Trial) -> None:
+def position_parameters(t: Experiment) -> None:
     """Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.
 
     Parameters of the built modules, counted."""
-    t.equal("learned, 1000 × 512", n_parameters(Learned(max_len=1000).build(512)), 1000 * 512, "{:,}")
-    t.equal("sinusoidal", n_parameters(Sinusoidal().build(512)), 0)
+    t.assert_equal("learned, 1000 × 512", n_parameters(Learned(max_len=1000).build(512)), 1000 * 512, "{:,}")
+    t.assert_equal("sinusoidal", n_parameters(Sinusoidal().build(512)), 0)
 
 
 @claim(HOMEWORK, "1.3b")
-def relative_depends_on_distance(t: Trial) -> None:
+def relative_depends_on_distance(t: Experiment) -> None:
     """A relative encoding depends on the distance of two positions, not on where they stand.
 
     Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions."""
@@ -85,7 +85,9 @@ def relative_depends_on_distance(t: Trial) -> None:
         for p in built.parameters():
             nn.init.normal_(p)
         bias = built(13, 13, 0, torch.device("cpu"))
-        t.equal(type(choice).__name__, apart(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}")
+        t.assert_equal(
+            type(choice).__name__, max_abs_diff(bias[:, 1:, 1:], bias[:, :-1, :-1]), 0, "largest difference {:g}"
+        )
     table = Sinusoidal().table(13, 8)
     least = (table[1:] - table[:-1]).norm(dim=1).min()
     t.note(f"an absolute encoding differs from place to place: by at least {least:.3f}")
@@ -129,7 +131,7 @@ EXAMPLE = "One task and one small layer: an example, not a law."
 
 
 @claim(HOMEWORK, "1.5b.3")
-def sinusoid_longer(t: Trial) -> None:
+def sinusoid_longer(t: Experiment) -> None:
     """Fixed sinusoidal encodings can generalise to longer sequences than those of training, because they are a formula.
 
     {TASK}accuracy there and at {BEYOND}. {EXAMPLE}
@@ -137,14 +139,14 @@ def sinusoid_longer(t: Trial) -> None:
     not carry over."""
     norm = Sinusoidal().table(1, 32, start=10_000).norm()
     shown = f"norm {norm:.3f}, as everywhere: √16"
-    t.case("defined at position 10,000", shown, torch.isclose(norm, torch.tensor(4.0)))
+    t.record_case("defined at position 10,000", shown, torch.isclose(norm, torch.tensor(4.0)))
     for number, (inside, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
         what = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
-        t.case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, inside=False)
+        t.record_case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, in_scope=False)
 
 
 @claim(HOMEWORK, "1.3b")
-def relative_longer(t: Trial) -> None:
+def relative_longer(t: Experiment) -> None:
     """Relative encodings generalise better to sequences longer than those of training.
 
     {TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative one against
@@ -155,13 +157,13 @@ def relative_longer(t: Trial) -> None:
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
         worst, best = min(row[place] for row in found[kind]), max(row[place] for row in found["sinusoidal"])
         what = f"{kind} and sinusoidal, length {(TWICE, BEYOND)[place - 1]}"
-        t.case(what, f"{worst:.3f} and {best:.3f}", worst > best, inside=(kind, place) != ("relative bias", 2))
+        t.record_case(what, f"{worst:.3f} and {best:.3f}", worst > best, in_scope=(kind, place) != ("relative bias", 2))
     means = {kind: [sum(column) / 3 for column in zip(*rows, strict=True)] for kind, rows in found.items()}
     t.draw(Lines("Repeating the previous token", "length", "accuracy", (TRAINED, TWICE, BEYOND), means))
 
 
 @claim(HOMEWORK, "1.5b.3")
-def learned_bound_to_length(t: Trial) -> None:
+def learned_bound_to_length(t: Experiment) -> None:
     """Learned embeddings belong to the number of patches seen in training; for another resolution they may need
     to be interpolated.
 
@@ -172,6 +174,6 @@ def learned_bound_to_length(t: Trial) -> None:
     with suppress(ShapeError):
         grid(torch.zeros(1, 97, 8), torch.arange(97))
         refused = False
-    t.case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
-    t.equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
-    t.below("resized to its own size: change", apart(grid.resized((4, 6)).weight, grid.weight), 1e-6)
+    t.record_case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
+    t.assert_equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
+    t.assert_below("resized to its own size: change", max_abs_diff(grid.resized((4, 6)).weight, grid.weight), 1e-6)

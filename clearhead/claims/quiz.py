@@ -1,12 +1,11 @@
-"""Holds, holds when, does not hold, or a misprint? Statements are drawn by a seed; an answer is checked by trying the
-statement there and then."""
+"""A quiz about the verdicts of claims: statements are sampled by a seed; answers are checked by running the claim."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from clearhead.claims.ledger import DOCUMENTS, HOLDS_WHEN, VERDICTS, Claim, Outcome, claims
+from clearhead.claims.ledger import DOCUMENTS, HOLDS_CONDITIONALLY, VERDICTS, Claim, Outcome, claims
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,9 @@ class Answer:
     def because(self) -> list[str]:
         """What decides, in a line or two."""
         o = self.outcome
-        if o.verdict == HOLDS_WHEN:
-            return [f"It holds when {o.claim.when}.", f"Otherwise: {o.example_against}"]
-        return [o.headline, o.correct] if o.correct else [o.headline, *o.notes[:1]]
+        if o.verdict == HOLDS_CONDITIONALLY:
+            return [f"It holds when {o.claim.condition}.", f"Otherwise: {o.example_against}"]
+        return [o.summary, o.correction] if o.correction else [o.summary, *o.notes[:1]]
 
     def to_dict(self) -> dict[str, object]:
         so = {"id": self.outcome.claim.id, "given": self.given, "verdict": self.outcome.verdict}

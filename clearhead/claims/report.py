@@ -14,14 +14,19 @@ from importlib import resources
 from itertools import groupby
 from string import Template
 
-from clearhead.claims.ledger import DOCUMENTS, DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, MISPRINT, THEMES, Outcome
+from clearhead.claims.ledger import DOCUMENTS, DOES_NOT_HOLD, HOLDS, HOLDS_CONDITIONALLY, MISPRINT, THEMES, Outcome
 
-_CLASS = {HOLDS: "yes", HOLDS_WHEN: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
-_LABEL = {HOLDS: "holds", HOLDS_WHEN: "holds when …", DOES_NOT_HOLD: "does not hold as printed", MISPRINT: "misprint"}
-_MARK = {HOLDS: "✓", HOLDS_WHEN: "?", DOES_NOT_HOLD: "✗", MISPRINT: "≠"}
+_CLASS = {HOLDS: "yes", HOLDS_CONDITIONALLY: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
+_LABEL = {
+    HOLDS: "holds",
+    HOLDS_CONDITIONALLY: "holds conditionally",
+    DOES_NOT_HOLD: "does not hold as printed",
+    MISPRINT: "misprint",
+}
+_MARK = {HOLDS: "✓", HOLDS_CONDITIONALLY: "?", DOES_NOT_HOLD: "✗", MISPRINT: "≠"}
 _MEANS = {
     HOLDS: "every case that was tried agrees with it",
-    HOLDS_WHEN: "it is right under the condition that is given, with an example on each side of it",
+    HOLDS_CONDITIONALLY: "it is right under the condition that is given, with an example on each side of it",
     DOES_NOT_HOLD: "there is a counter-example, the smallest that was found; what to say instead was tried as well",
     MISPRINT: "only the typography is at fault (an index, a sign, a column too many); what was meant was tried as well",
 }
@@ -60,7 +65,8 @@ def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
         names = dict.fromkeys(o.claim.theme for o in found)
         themes = "".join(f'<li><a href="#document-{i}-{name}">{escape(THEMES[name])}</a></li>' for name in names)
         strip = "".join(
-            f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" title="{escape(o.claim.says)}">{_MARK[o.verdict]}</a>'
+            f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" '
+            f'title="{escape(o.claim.statement)}">{_MARK[o.verdict]}</a>'
             for o in found
         )
         items.append(f'<li>{link}<ul class="themes">{themes}</ul><div class="strip answers">{strip}</div></li>')
@@ -81,8 +87,8 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
         return ""
     wrong = {o.claim.id: o for o in outcomes}
     rows = "".join(
-        f'<tr><td class="n">{number}</td><td><a href="#{id}">{typeset(wrong[id].claim.says)}</a></td>'
-        f"<td>{typeset(wrong[id].counter_example)}</td><td>{typeset(wrong[id].correct)}</td></tr>"
+        f'<tr><td class="n">{number}</td><td><a href="#{id}">{typeset(wrong[id].claim.statement)}</a></td>'
+        f"<td>{typeset(wrong[id].counter_example)}</td><td>{typeset(wrong[id].correction)}</td></tr>"
         for id, number in numbers.items()
         if id in wrong
     )
@@ -95,11 +101,11 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
 
 def _key(o: Outcome) -> str:
     """What decides, in a box."""
-    if o.verdict == HOLDS_WHEN:
-        rows = [("Holds when", f"{o.claim.when}."), ("With it", o.example_for), ("Without it", o.example_against)]
-    elif o.correct:
+    if o.verdict == HOLDS_CONDITIONALLY:
+        rows = [("Holds when", f"{o.claim.condition}."), ("With it", o.example_for), ("Without it", o.example_against)]
+    elif o.correction:
         rows = [("Counter-example", o.counter_example)]
-        rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correct))
+        rows.append(("Meant" if o.verdict == MISPRINT else "Say instead", o.correction))
     else:
         return ""
     right = ("Holds when", "Say instead", "Meant")
@@ -119,9 +125,9 @@ def _entry(o: Outcome, number: str) -> str:
     figure = f'<figure class="answer">{o.figure.svg()}</figure>' if o.figure else ""
     return (
         f'<article class="{_CLASS[o.verdict]}" id="{c.id}" tabindex="-1"><span class="number">{number}</span>'
-        f"<h4>{typeset(c.says)}</h4>"
+        f"<h4>{typeset(c.statement)}</h4>"
         f'<p class="meta"><span class="verdict answer">{_LABEL[o.verdict]}</span> '
-        f"{escape(c.place)} · <code>{c.id}</code></p>"
+        f"{escape(c.location)} · <code>{c.id}</code></p>"
         f'{_key(o)}<p class="method answer"><b>How it was tried.</b> {typeset(c.method)}</p>'
         f'<table class="evidence answer"><tbody>{evidence}</tbody></table>{notes}{figure}</article>'
     )

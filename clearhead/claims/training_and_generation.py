@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Trial, apart, claim, fit
+from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Experiment, claim, fit, max_abs_diff
 from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
 from clearhead.positions import Learned
@@ -22,47 +22,47 @@ def _config(n: int, **choices: Any) -> DecoderConfig:
 
 
 @claim(FINAL, "Part 1, Q7 (marked as true)")
-def training_parallel(t: Trial) -> None:
+def training_parallel(t: Experiment) -> None:
     """In training, a decoder's forward pass over a sequence can be done for all positions at once.
 
     Logits of one pass over 9 tokens against 9 passes over growing prefixes."""
     model = _config(16, n_layers=2).build().double().eval()
     ids = torch.randint(0, 5, (3, 9), generator=t.generator)
     steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
-    t.below("one pass against nine", apart(model(ids), steps), 1e-12, "largest difference {:.1e}")
+    t.assert_below("one pass against nine", max_abs_diff(model(ids), steps), 1e-12, "largest difference {:.1e}")
 
 
 def second_token_spread() -> float:
     """How much the logits of the second generated token differ over the choices of the first."""
     model = _config(16, n_layers=1).build().double().eval()
     logits = model(torch.tensor([[0, first] for first in range(5)]))[:, -1]
-    return apart(logits, logits[:1])
+    return max_abs_diff(logits, logits[:1])
 
 
 @claim(FINAL, "Part 1, Q7 (option not marked as true)")
-def generation_sequential(t: Trial) -> None:
+def generation_sequential(t: Experiment) -> None:
     """At test time a decoder's pass over a sequence cannot be done for all positions at once.
 
     Do the logits of the second generated token depend on which token was chosen first?"""
     what = "logits of the second token, over the choices of the first"
-    t.above(what, second_token_spread(), 1e-6, "differ by up to {:.3f}")
+    t.assert_above(what, second_token_spread(), 1e-6, "differ by up to {:.3f}")
 
 
 @claim(HOMEWORK, "1.4a.1")
-def inference_parallel(t: Trial) -> None:
+def inference_parallel(t: Experiment) -> None:
     """Transformers allow full parallelisation in training and in inference.
 
     Is the input of the second generated token known before the first is chosen? Logits at place 2 for
     each first token."""
     what = "two generated tokens: the second's logits, over the choices of the first"
-    t.below(what, second_token_spread(), 1e-9, "differ by up to {:.3f}")
+    t.assert_below(what, second_token_spread(), 1e-9, "differ by up to {:.3f}")
     model = _config(16, n_layers=1).build().double().eval()
     whole, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
     correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
-    t.instead(f"{correct}because each token is the input of the next.", torch.allclose(whole, prompt, atol=1e-12))
+    t.correction(f"{correct}because each token is the input of the next.", torch.allclose(whole, prompt, atol=1e-12))
 
 
-def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
+def _train(masked: bool, seed: int, t: Experiment) -> tuple[float, float]:
     """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
     torch.manual_seed(seed)
     model = _config(8, n_layers=1, tie_embeddings=False, mask=causal() if masked else full()).build()
@@ -80,15 +80,15 @@ def _train(masked: bool, seed: int, t: Trial) -> tuple[float, float]:
 
 
 @claim(EXAM, "Q5b")
-def causal_mask_essential(t: Trial) -> None:
+def causal_mask_essential(t: Experiment) -> None:
     """Causal masking is essential when a decoder is trained.
 
     Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and without the mask; then
     generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014)."""
     for seed in (2 * t.seed, 2 * t.seed + 1):
         loss, _ = _train(True, seed, t)
-        t.case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
+        t.record_case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
         cheat, accuracy = _train(False, seed, t)
-        t.case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
+        t.record_case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
         shown = f"{accuracy:.3f} right, chance is 0.2"
-        t.case("and yet its guesses when generating", shown, abs(accuracy - 0.2) < 0.03)
+        t.record_case("and yet its guesses when generating", shown, abs(accuracy - 0.2) < 0.03)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.claims.ledger import HOMEWORK, Trial, apart, claim, listed, slope
+from clearhead.claims.ledger import HOMEWORK, Experiment, claim, jacobian_row, join_numbers, max_abs_diff
 from clearhead.layers import PatchEmbedding
 from clearhead.models import VisionConfig, VisionTransformer
 from clearhead.pretrained import load_model
@@ -29,39 +29,41 @@ def patches_moved(image: Tensor, order: list[int]) -> Tensor:
 
 
 @claim(HOMEWORK, "1.5a")
-def patches_as_convolution(t: Trial) -> None:
+def patches_as_convolution(t: Experiment) -> None:
     """The linear embedding of 16 × 16 patches is a convolution with kernel 16 and stride 16.
 
     PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels."""
     patches, images = PatchEmbedding(3, 16, 11).double(), t.normal(2, 3, 48, 32)
     conv = patches.as_convolution()
-    t.case("kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16))
-    t.below("largest difference", apart(patches(images), conv(images).flatten(2).mT), 1e-12)
+    t.record_case(
+        "kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16)
+    )
+    t.assert_below("largest difference", max_abs_diff(patches(images), conv(images).flatten(2).mT), 1e-12)
 
 
 @claim(HOMEWORK, "1.5c")
-def cls_sees_all(t: Trial) -> None:
+def cls_sees_all(t: Experiment) -> None:
     """By self-attention [CLS] gathers information from the whole image.
 
     Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer."""
     image = t.normal(1, 1, 8, 12).requires_grad_()
-    gradient = slope(small(t.seed)(image).square().sum(), image)
+    gradient = jacobian_row(small(t.seed)(image).square().sum(), image)
     by_patch = gradient[0, 0].abs().reshape(2, 4, 3, 4).sum((1, 3))
-    t.above("six patches: smallest gradient", by_patch.min(), 0)
+    t.assert_above("six patches: smallest gradient", by_patch.min(), 0)
 
 
 @claim(HOMEWORK, "1.5c")
-def cls_position(t: Trial) -> None:
+def cls_position(t: Experiment) -> None:
     """The sequence is [CLS] and N patches, and positions are added to all N + 1 of them.
 
     Rows of the learned positions of a model with a 2 × 3 grid."""
     rows = {tuple(p.shape) for name, p in small(t.seed).named_parameters() if "positions" in name}
     shown = " and ".join(str(row) for row in rows)
-    t.case("2 × 3 patches: shape of the positions", shown, rows == {(2 * 3 + 1, 8)})
+    t.record_case("2 × 3 patches: shape of the positions", shown, rows == {(2 * 3 + 1, 8)})
 
 
 @claim(HOMEWORK, "1.5b.2")
-def vit_2d_positions(t: Trial) -> None:
+def vit_2d_positions(t: Experiment) -> None:
     """The positional embeddings of a vision Transformer encode row and column, though its patches are one sequence.
 
     Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as it was trained,
@@ -75,12 +77,12 @@ def vit_2d_positions(t: Trial) -> None:
         distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
         near = [(unit @ unit.T)[distance == d].mean().item() for d in (1, 2, 4)]
         what = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
-        t.case(what, listed(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, inside=not draw)
+        t.record_case(what, join_numbers(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, in_scope=not draw)
         model = model.config.build()
 
 
 @claim(HOMEWORK, "1.5a")
-def no_spatial_bias(t: Trial) -> None:
+def no_spatial_bias(t: Experiment) -> None:
     """A vision Transformer has no built-in spatial bias; it learns spatial relations by self-attention over
     the patches alone.
 
@@ -92,10 +94,10 @@ def no_spatial_bias(t: Trial) -> None:
     with torch.no_grad():
         table[1:] = table[1:][order].clone()
     what = "patches moved, positions moved with them: logits"
-    t.below(what, apart(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
+    t.assert_below(what, max_abs_diff(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
     # Two neighbours of one patch may be told apart by one linear map; pixels of two patches may not.
     swapped = image.clone()
     swapped[..., 0, 0], swapped[..., 0, 4] = image[..., 0, 4], image[..., 0, 0]
     changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())
     what = "two pixels of different patches exchanged: patch vectors changed"
-    t.equal(what, changed, 0, "{}; no rearrangement of positions undoes it", inside=False)
+    t.assert_equal(what, changed, 0, "{}; no rearrangement of positions undoes it", in_scope=False)

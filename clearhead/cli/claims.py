@@ -20,7 +20,7 @@ app.add_typer(claims, name="claims")
 
 Seed = Annotated[int, option("Where chance begins; the same seed gives the same outcome.", min=0)]
 
-_COLOUR = {"holds": "green", "holds when": "yellow", "does not hold": "red", "misprint": "magenta"}
+_COLOUR = {"holds": "green", "holds conditionally": "yellow", "does not hold": "red", "misprint": "magenta"}
 
 
 # What typer hands over is a parent class of the one that it wants to see in the signature.
@@ -86,7 +86,7 @@ def coverage(
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
         return show_json({"documents": [one.to_dict() for one in lists]} | detail)
     for a in lists[0].assertions if document else ():
-        say(f"{a.place}. {a.says}")
+        say(f"{a.location}. {a.statement}")
         say(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
     found = [one.to_dict() for one in lists]
     names = [name for name in found[0] if name not in ("document", "source", "share")]
@@ -106,7 +106,7 @@ def quiz(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Decide for yourself: each statement holds, holds when, does not hold, or is a misprint."""
+    """Decide for yourself: each statement holds, holds conditionally, does not hold, or is a misprint."""
     from clearhead.claims.coverage import NAMES
     from clearhead.claims.quiz import Answer, drawn, meaning
 
@@ -114,10 +114,10 @@ def quiz(
     tell = (lambda *_, **__: None) if json else console.print
 
     def ask(number: int, c: ch.claims.Claim) -> str | None:
-        tell(f"\n{number} of {len(chosen)}. {c.says}", style="bold", markup=False)
-        tell(f"{c.source}, {c.place}", markup=False)
+        tell(f"\n{number} of {len(chosen)}. {c.statement}", style="bold", markup=False)
+        tell(f"{c.source}, {c.location}", markup=False)
         while True:
-            tell("1 holds, 2 holds when, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
+            tell("1 holds, 2 holds conditionally, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
             line = sys.stdin.readline()
             if not line or line.strip().lower() in ("q", "quit"):
                 return None
@@ -161,9 +161,9 @@ def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
         if not (found := [o for o in outcomes if o.claim.source == source]):
             continue
         console.print(Text(f"\n{source}", style="bold"))
-        rows = table(["claim", "verdict", "place", "figure"], [])
+        rows = table(["claim", "verdict", "location", "summary"], [])
         for o in found:
-            rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.place), Text(o.headline))
+            rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.location), Text(o.summary))
         console.print(rows)
     summary = ", ".join(f"{sum(o.verdict == v for o in outcomes)} {v}" for v in _COLOUR)
     seconds = sum(o.seconds for o in outcomes)
@@ -172,15 +172,15 @@ def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
 
 def _print_one(o: ch.claims.Outcome) -> None:
     c = o.claim
-    console.print(Text(c.says, style="bold"))
-    console.print(f"{c.source}, {c.place}", markup=False)
+    console.print(Text(c.statement, style="bold"))
+    console.print(f"{c.source}, {c.location}", markup=False)
     console.print(Text(o.verdict, style=_COLOUR[o.verdict]))
     details = (
-        ("condition", c.when if o.verdict == "holds when" else ""),
+        ("condition", c.condition if o.verdict == "holds conditionally" else ""),
         ("with it", o.example_for),
         ("without it", o.example_against),
         ("counter-example", o.counter_example),
-        ("meant" if o.verdict == "misprint" else "correct", o.correct),
+        ("intended" if o.verdict == "misprint" else "correction", o.correction),
         ("method", c.method),
     )
     for name, text in details:

@@ -32,7 +32,10 @@ class Answers(Named):
 def claims(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     """Every statement of the ledger, theme after theme; no verdict, for that is what is tried."""
     all_of_it = book.claims().values()
-    told = [_told(one, "id", "says", "source", "place", "method") | {"theme": THEMES[one.theme]} for one in all_of_it]
+    told = [
+        _told(one, "id", "statement", "source", "location", "method") | {"theme": THEMES[one.theme]}
+        for one in all_of_it
+    ]
     return {"verdicts": list(VERDICTS), "claims": told}
 
 

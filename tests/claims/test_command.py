@@ -26,7 +26,9 @@ def test_the_table(run, tried):
     assert status == 0, error
     assert "Deep learning final exam" in out
     assert "scale-key-limit" in out
-    counts = re.search(r"(\d+) claims: (\d+) holds, (\d+) holds when, (\d+) does not hold, (\d+) misprint", out)
+    counts = re.search(
+        r"(\d+) claims: (\d+) holds, (\d+) holds conditionally, (\d+) does not hold, (\d+) misprint", out
+    )
     assert counts
     total, *parts = map(int, counts.groups())
     assert total == sum(parts) == len(ledger.claims())
@@ -39,10 +41,10 @@ def test_json(run):
     assert [(c["id"], c["verdict"]) for c in document["claims"]] == [
         ("scale-key-weight", "does not hold"),
         ("rnn-update", "holds"),
-        ("key-noise-beta", "holds when"),
+        ("key-noise-beta", "holds conditionally"),
     ]
     for c in document["claims"]:
-        assert {"id", "source", "place", "says", "verdict", "evidence", "seconds"} <= set(c)
+        assert {"id", "source", "location", "statement", "verdict", "evidence", "seconds"} <= set(c)
         assert c["evidence"]
     assert document["claims"][0]["counter_example"] == "query -1: weight: 1/3 → 1/5"
 
@@ -54,7 +56,7 @@ def test_show(run, tmp_path):
         "for all queries",
         "does not hold",
         "counter-example: query -1: weight: 1/3 → 1/5",
-        "correct:",
+        "correction:",
         "method:",
         "▁",
     ):
@@ -124,7 +126,7 @@ def test_the_report_is_one_whole_page(outcomes):
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
-    for o, colour in (("holds", "yes"), ("holds when", "when"), ("does not hold", "no"), ("misprint", "slip")):
+    for o, colour in (("holds", "yes"), ("holds conditionally", "when"), ("does not hold", "no"), ("misprint", "slip")):
         assert page.verdicts.count(colour) == sum(x.verdict == o for x in outcomes.values())
     for theme in {o.claim.theme for o in outcomes.values()}:
         assert f">{ledger.THEMES[theme]}</h3>" in text

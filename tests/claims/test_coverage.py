@@ -18,8 +18,8 @@ def test_every_assertion_is_accounted_for(name):
     assert len(found.assertions) >= 20
     for a in found.assertions:
         assert a.accounted, a
-        assert a.place, a
-        assert a.says.endswith("."), a
+        assert a.location, a
+        assert a.statement.endswith("."), a
         assert a.claims or a.reason, a
         assert not (a.claims and a.reason), a
         assert set(a.claims) <= set(claims()), a

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.claims import DOCUMENTS, DOES_NOT_HOLD, HOLDS_WHEN, MISPRINT, VERDICTS, ClaimError, claims, find, run
+from clearhead.claims import (
+    DOCUMENTS,
+    DOES_NOT_HOLD,
+    HOLDS_CONDITIONALLY,
+    MISPRINT,
+    VERDICTS,
+    ClaimError,
+    claims,
+    find,
+    run,
+)
 from clearhead.claims.ledger import claim
 
 REVIEWED = json.loads((Path(__file__).parent / "verdicts.json").read_text(encoding="utf-8"))
@@ -25,13 +35,13 @@ def test_every_claim_has_a_verdict_with_evidence(outcomes):
         assert o.verdict in VERDICTS
         assert o.evidence
         assert all(any(c.isalnum() for c in line) for line in o.evidence)
-        if o.verdict == HOLDS_WHEN:
-            assert o.claim.when, o.claim.id
+        if o.verdict == HOLDS_CONDITIONALLY:
+            assert o.claim.condition, o.claim.id
             assert o.example_for, o.claim.id
             assert o.example_against, o.claim.id
         if o.verdict in (DOES_NOT_HOLD, MISPRINT):
             assert o.counter_example, o.claim.id
-            assert o.correct, f"{o.claim.id} does not hold and offers no correct statement"
+            assert o.correction, f"{o.claim.id} does not hold and offers no correct statement"
 
 
 def test_verdicts_are_those_of_the_last_review(outcomes):
@@ -116,7 +126,7 @@ def test_a_claim_says_how_it_is_tried():
 
 
 def test_what_a_docstring_says(monkeypatch):
-    monkeypatch.setattr("clearhead.claims.ledger._LEDGER", found := {})
+    monkeypatch.setattr("clearhead.claims.ledger._REGISTRY", found := {})
     monkeypatch.setattr("tests.claims.test_ledger.SIZE", 1_000, raising=False)
 
     @claim("a source", "a place")
@@ -130,7 +140,7 @@ def test_what_a_docstring_says(monkeypatch):
         there is x_{any}."""
 
     entry = found["more-is-more"]
-    assert (entry.says, entry.method) == ("More is more.", "Up to 1,000, and no further.")
-    assert entry.when == "there is x_{any}"
-    assert (entry.source, entry.place, entry.theme) == ("a source", "a place", "test_ledger")
+    assert (entry.statement, entry.method) == ("More is more.", "Up to 1,000, and no further.")
+    assert entry.condition == "there is x_{any}"
+    assert (entry.source, entry.location, entry.theme) == ("a source", "a place", "test_ledger")
     assert entry.function is more_is_more

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.claims import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, data_efficiency, inductive_bias
+from clearhead.claims import DOES_NOT_HOLD, HOLDS, HOLDS_CONDITIONALLY, data_efficiency, inductive_bias
 from clearhead.claims.data_efficiency import Interval
-from clearhead.claims.ledger import _LEDGER
+from clearhead.claims.ledger import _REGISTRY
 from clearhead.claims.study import MOVED, WHOLE, Study, Training
 from clearhead.errors import ConfigError, DataError, StorageError
 from tools.study.__main__ import main
@@ -220,7 +220,7 @@ BETTER = (0.40, 0.60, 0.90, 0.95, 0.97)
     [
         ("cnn-better-on-little", {}, HOLDS),
         ("cnn-better-on-little", {"vit": BETTER}, DOES_NOT_HOLD),
-        ("gap-narrows", {"vit": (0.1, 0.3, 0.55, 0.75, 0.8)}, HOLDS_WHEN),  # in points, and not in errors
+        ("gap-narrows", {"vit": (0.1, 0.3, 0.55, 0.75, 0.8)}, HOLDS_CONDITIONALLY),  # in points, and not in errors
         ("gap-narrows", {"vit": (0.1, 0.3, 0.55, 0.8, 0.89)}, HOLDS),
         ("gap-narrows", {"vit": (0.2, 0.3, 0.55, 0.6, 0.6)}, DOES_NOT_HOLD),
         ("vit-overfits-more", {}, HOLDS),
@@ -235,10 +235,10 @@ def test_the_verdict_follows_from_the_file(monkeypatch, name, changed, verdict):
     found = made_up(**changed)
     for module in (data_efficiency, inductive_bias):
         monkeypatch.setattr(module, "study", lambda: found)
-    outcome = _LEDGER[name].run()
+    outcome = _REGISTRY[name].run()
     assert outcome.verdict == verdict, outcome.evidence
     if verdict == DOES_NOT_HOLD:
-        assert outcome.correct
+        assert outcome.correction
     if outcome.figure is not None:
         assert outcome.figure.svg().count("<polyline") >= 2
 

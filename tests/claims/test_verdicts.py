@@ -10,10 +10,10 @@ import torch
 from clearhead.claims import (
     DOES_NOT_HOLD,
     HOLDS,
-    HOLDS_WHEN,
+    HOLDS_CONDITIONALLY,
     MISPRINT,
     ClaimError,
-    Trial,
+    Experiment,
     claims,
     convnet,
     dedup_decoder,
@@ -31,64 +31,73 @@ from clearhead.claims.ledger import Claim, judge
 
 
 def made(when: str = "") -> Claim:
-    return Claim(id="x", source="s", place="p", says="says", method="m", when=when, theme="t", function=lambda t: None)
+    return Claim(
+        id="x",
+        source="s",
+        location="p",
+        statement="says",
+        method="m",
+        condition=when,
+        theme="t",
+        function=lambda t: None,
+    )
 
 
 def test_all_cases_right():
-    t = Trial()
-    t.case("a", 1, True)
+    t = Experiment()
+    t.record_case("a", 1, True)
     assert judge(made(), t).verdict == HOLDS
 
 
 def test_wrong_only_outside_of_the_condition():
-    t = Trial()
-    t.case("a", 1, True)
-    t.case("b", 2, False, inside=False)
+    t = Experiment()
+    t.record_case("a", 1, True)
+    t.record_case("b", 2, False, in_scope=False)
     o = judge(made("the condition"), t)
-    assert (o.verdict, o.example_for, o.example_against) == (HOLDS_WHEN, "a: 1", "b: 2")
+    assert (o.verdict, o.example_for, o.example_against) == (HOLDS_CONDITIONALLY, "a: 1", "b: 2")
     assert judge(made(), t).verdict == DOES_NOT_HOLD  # without a condition there is no outside
 
 
 def test_wrong_inside_of_the_condition():
-    t = Trial()
-    t.case("a", 1, True)
-    t.case("b", 2, False)
-    t.case("c", 3, False, inside=False)
-    t.instead("the truth", True)
+    t = Experiment()
+    t.record_case("a", 1, True)
+    t.record_case("b", 2, False)
+    t.record_case("c", 3, False, in_scope=False)
+    t.correction("the truth", True)
     o = judge(made("the condition"), t)
-    assert (o.verdict, o.counter_example, o.correct) == (DOES_NOT_HOLD, "b: 2", "the truth")
+    assert (o.verdict, o.counter_example, o.correction) == (DOES_NOT_HOLD, "b: 2", "the truth")
 
 
 def test_a_condition_that_is_never_met_saves_nothing():
-    t = Trial()
-    t.case("b", 2, False, inside=False)
+    t = Experiment()
+    t.record_case("b", 2, False, in_scope=False)
     assert judge(made("the condition"), t).verdict == DOES_NOT_HOLD
 
 
 def test_nothing_reported():
     with pytest.raises(ClaimError, match="'x' reported no case"):
-        judge(made(), Trial())
+        judge(made(), Experiment())
 
 
 def test_a_correction_has_to_hold_too():
-    t = Trial()
-    t.case("a", 1, False)
-    t.instead("also wrong", False)
+    t = Experiment()
+    t.record_case("a", 1, False)
+    t.correction("also wrong", False)
     with pytest.raises(ClaimError, match="'x' offers does not hold either: also wrong"):
         judge(made(), t)
 
 
 def test_a_misprint_is_wrong_as_printed_and_right_as_meant():
-    t = Trial()
-    t.case("as printed", 1, False)
-    t.meant("as meant", True)
+    t = Experiment()
+    t.record_case("as printed", 1, False)
+    t.intended("as meant", True)
     o = judge(made(), t)
-    assert (o.verdict, o.counter_example, o.correct) == (MISPRINT, "as printed: 1", "as meant")
-    assert {"counter_example", "correct"} <= set(o.to_dict())
+    assert (o.verdict, o.counter_example, o.correction) == (MISPRINT, "as printed: 1", "as meant")
+    assert {"counter_example", "correction"} <= set(o.to_dict())
     t.cases.clear()
-    t.case("as printed", 1, True)
+    t.record_case("as printed", 1, True)
     assert judge(made(), t).verdict == HOLDS
-    t.meant("meant otherwise", False)
+    t.intended("meant otherwise", False)
     with pytest.raises(ClaimError, match="does not hold either: meant otherwise"):
         judge(made(), t)
 

@@ -20,9 +20,9 @@ export function open(box, given, { signal, remember }) {
     Object.assign(state, changes);
     remember(state, DEFAULTS);
     const asked = state.words.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = claims.filter((claim) => (!state.theme || claim.theme === state.theme) && asked.every((word) => `${claim.says} ${claim.id}`.toLowerCase().includes(word)));
+    const found = claims.filter((claim) => (!state.theme || claim.theme === state.theme) && asked.every((word) => `${claim.statement} ${claim.id}`.toLowerCase().includes(word)));
     list.replaceChildren(...found.map((claim) => {
-      const button = make("button", { type: "button", on: { click() { go({ id: claim.id }); } } }, make("span", { className: "note", textContent: claim.theme }), claim.says);
+      const button = make("button", { type: "button", on: { click() { go({ id: claim.id }); } } }, make("span", { className: "note", textContent: claim.theme }), claim.statement);
       button.setAttribute("aria-current", String(claim.id === state.id));
       return make("li", {}, button);
     }), ...(found.length ? [] : [make("li", { className: "note", textContent: "no statement has these words" })]));
@@ -37,7 +37,7 @@ export function open(box, given, { signal, remember }) {
     if (claim.id !== state.id) return go({ id: claim.id });
     const out = make("div");
     const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = Math.max(0, Math.round(value)); remember(state, DEFAULTS); });
-    one.replaceChildren(make("h2", { textContent: claim.says }), make("p", { className: "note", textContent: `${claim.source}, ${claim.place}` }),
+    one.replaceChildren(make("h2", { textContent: claim.statement }), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
       state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Try it now", on: { click() { run(claim, out); } } })), out);
     ready(`claim ${claim.id}`);
   }
@@ -69,9 +69,9 @@ export function open(box, given, { signal, remember }) {
   }
 
   function told(found) {
-    const parts = [make("p", { className: `verdict ${found.verdict.replaceAll(" ", "-")}`, textContent: said(found.verdict) + (found.condition ? ` ${found.condition}` : "") })];
+    const parts = [make("p", { className: `verdict ${found.verdict.replaceAll(" ", "-")}`, textContent: said(found.verdict) + (found.condition ? `: ${found.condition}` : "") })];
     if (found.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), found.counter_example));
-    if (found.correct) parts.push(make("p", {}, make("b", { textContent: "Instead: " }), found.correct));
+    if (found.correction) parts.push(make("p", {}, make("b", { textContent: "Instead: " }), found.correction));
     parts.push(make("p", { className: "note", textContent: `${found.method} · seed ${found.seed} · ${found.seconds} s` }),
       make("ul", { className: "evidence" }, ...found.evidence.map((line) => make("li", { textContent: line }))));
     if (found.figure) {

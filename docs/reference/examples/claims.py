@@ -1,7 +1,7 @@
 from clearhead import claims
 
 
-(outcome,) = claims.run(["scale-key-weight"])  # an Outcome of a Claim, tried on a Trial
+(outcome,) = claims.run(["scale-key-weight"])  # an Outcome of a Claim, run in an Experiment
 outcome.verdict  # → 'does not hold'
 
 len(claims.claims()) > 100  # → True
