@@ -65,7 +65,7 @@ COMMANDS = {
     "exam": "exam --from 000 --seed 7 --out {folder}/exam.pdf",
     "mask": "mask 'causal() & (window(3, 0) | every(4))' --n 12",
     "cost": "cost tiny-decoder --tokens 32",
-    "check": "check sort-dedup --only 'future leak'",
+    "check": "check sort-dedup --only 'causality'",
     "claims run": "claims run scale-key-weight",
     "claims show": "claims show scale-key-weight",
     "claims coverage": "claims coverage",

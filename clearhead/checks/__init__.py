@@ -1,23 +1,36 @@
-"""Is this Transformer right? Properties of any PyTorch module, tested.
+"""Test properties of any PyTorch Transformer: causality, padding, cache, numerics, gradients.
 
+Example:
     import clearhead as ch
-    from clearhead.checks import Ids, TrueIsReal
+    from clearhead.checks import Ids, KeepMask
 
-    print(ch.check(model))                                        # ours, transformers, torch.nn, timm
-    print(ch.check(net, inputs=Ids(101), causal=True, padding=TrueIsReal("mask")))    # anything else
+    print(ch.check(model))  # clearhead, transformers, torch.nn, timm
+    print(ch.check(net, inputs=Ids(101), causal=True, padding=KeepMask("mask")))  # any other module
 
-`clearhead.checks.testing` has the same as assertions for a test suite; `clearhead.checks.gallery` has broken modules to
-learn from.
+`clearhead.checks.testing` contains the properties as assertions for a test suite; `clearhead.checks.gallery` contains
+modules with typical errors.
 """
 
 from __future__ import annotations
 
-from clearhead.checks.guess import subject_of
+from clearhead.checks.guess import spec_for
 from clearhead.checks.report import Finding, Report, Verdict
 from clearhead.checks.runner import NAMES, check
-from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, TrueIsHidden, TrueIsReal, Values
+from clearhead.checks.subject import Caching, CallInputs, Embeddings, Ids, IgnoreMask, KeepMask, ModuleSpec, Values
 
 __all__ = [
-    "NAMES", "Batch", "Caching", "Embeddings", "Finding", "Ids", "Report", "Subject", "TrueIsHidden", "TrueIsReal",
-    "Values", "Verdict", "check", "subject_of",
+    "NAMES",
+    "Caching",
+    "CallInputs",
+    "Embeddings",
+    "Finding",
+    "Ids",
+    "IgnoreMask",
+    "KeepMask",
+    "ModuleSpec",
+    "Report",
+    "Values",
+    "Verdict",
+    "check",
+    "spec_for",
 ]  # fmt: skip

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.subject import Batch, Caching, Embeddings, Ids, Subject, Values
+from clearhead.checks.subject import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, window
 
 
-def guess(module: Any) -> Subject | None:
-    """The subject of a model of a known library; None for anything else."""
+def guess(module: Any) -> ModuleSpec | None:
+    """The spec of a model of a known library; None for anything else."""
     if not isinstance(module, nn.Module):
         return None
     if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
@@ -34,35 +34,36 @@ def guess(module: Any) -> Subject | None:
 # ---------------------------------------------------------------------- transformers
 
 
-def _transformers(model: Any) -> Subject | None:
+def _transformers(model: Any) -> ModuleSpec | None:
     config = model.config
     names = set(inspect.signature(model.forward).parameters)
     if "pixel_values" in names and "input_ids" not in names:
         size = config.image_size
         shape = (config.num_channels, *((size, size) if isinstance(size, int) else size))
-        return Subject(model, inputs=Values(shape), run=lambda model, batch: model(pixel_values=batch.x))
+        return ModuleSpec(model, inputs=Values(shape), run=lambda model, batch: model(pixel_values=batch.x))
     vocab = getattr(config, "vocab_size", None)
     if vocab is None or "input_ids" not in names:
         return None
     room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": room}
     if config.is_encoder_decoder:
-        # Only relative positions do not notice that the source has moved; no argument could tell the encoder.
-        left = hasattr(config, "relative_attention_num_buckets")
-        return Subject(
-            model, **reads, source=Ids(vocab), run=_run_pair, sees=causal(), pads=True, left=left, left_target=left,
-            pads_target="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
+        # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
+        is_relative = hasattr(config, "relative_attention_num_buckets")
+        return ModuleSpec(
+            model, **reads, source=Ids(vocab), run=_run_pair, mask=causal(), takes_padding=True,
+            left_padding=is_relative, left_target_padding=is_relative,
+            takes_target_padding="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
         )  # fmt: skip
     looks_back = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
     # What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor.
     scalar = getattr(config, "query_pre_attn_scalar", None)
-    return Subject(
+    return ModuleSpec(
         model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
-        sees=_pattern(config) if looks_back else full(), layers=getattr(config, "num_hidden_layers", None),
+        mask=_pattern(config) if looks_back else full(), layers=getattr(config, "num_hidden_layers", None),
         scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
-        pads="attention_mask" in names, left="position_ids" in names,
+        takes_padding="attention_mask" in names, left_padding="position_ids" in names,
         caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
     )  # fmt: skip
 
@@ -85,7 +86,7 @@ def _pattern(config: Any) -> Mask:
     return causal() & window(width - 1, 0)  # its window counts the token itself
 
 
-def _run_ids(model: Any, batch: Batch, first: int | None) -> Any:
+def _run_ids(model: Any, batch: CallInputs, first: int | None) -> Any:
     """`first` is the first token's position; None: positions cannot be passed."""
     extra: dict[str, Any] = {}
     keep = batch.keep
@@ -101,7 +102,7 @@ def _run_ids(model: Any, batch: Batch, first: int | None) -> Any:
     return model(input_ids=batch.x, **extra)
 
 
-def _run_pair(model: Any, batch: Batch) -> Any:
+def _run_pair(model: Any, batch: CallInputs) -> Any:
     extra: dict[str, Any] = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
     for name, keep in (("attention_mask", batch.source_keep), ("decoder_attention_mask", batch.keep)):
         if keep is not None:
@@ -130,20 +131,20 @@ _READERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAtten
 _WRITERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
-def _torch(module: nn.Module) -> Subject:
+def _torch(module: nn.Module) -> ModuleSpec:
     width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
     batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
 
     def turn(x: Any) -> Any:
         return x if batch_first else x.transpose(0, 1)
 
-    def read(model: Any, batch: Batch) -> Any:
+    def read(model: Any, batch: CallInputs) -> Any:
         hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return turn(model(x, src_key_padding_mask=hidden))
 
-    def write(model: Any, batch: Batch) -> Any:
+    def write(model: Any, batch: CallInputs) -> Any:
         # Padding as numbers: torch wants the two masks of a call in one dtype.
         told, hidden = (
             None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
@@ -157,16 +158,16 @@ def _torch(module: nn.Module) -> Subject:
         return turn(model(x, source, **how))
 
     name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
-    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "pads": True}
+    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
     if isinstance(module, _WRITERS):
-        return Subject(module, **about, run=write, source=vectors, sees=causal(), pads_target=True)
-    return Subject(module, **about, run=read, sees=full())
+        return ModuleSpec(module, **about, run=write, source=vectors, mask=causal(), takes_target_padding=True)
+    return ModuleSpec(module, **about, run=read, mask=full())
 
 
 # ---------------------------------------------------------------------- timm
 
 
-def _timm(module: nn.Module, picture: Any) -> Subject:
+def _timm(module: nn.Module, picture: Any) -> ModuleSpec:
     size = (3, 224, 224)
     if picture:
         size = picture["input_size"] if isinstance(picture, dict) else picture.input_size
@@ -174,7 +175,7 @@ def _timm(module: nn.Module, picture: Any) -> Subject:
     own = getattr(patches, "img_size", None)  # the size it was really made for
     if own is not None:
         size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *own)
-    return Subject(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
+    return ModuleSpec(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
 
 
 # ---------------------------------------------------------------------- x-transformers
@@ -183,26 +184,26 @@ def _timm(module: nn.Module, picture: Any) -> Subject:
 # returned, and a call that goes on from one says how many of its tokens are new (`cache_age`).
 
 
-def _x_transformers(model: Any) -> Subject | None:
-    """The subject of a wrapper (whole models); None for its parts."""
+def _x_transformers(model: Any) -> ModuleSpec | None:
+    """The spec of a wrapper (whole models); None for its parts."""
     kind = type(model).__name__
     if kind == "ViTransformerWrapper":
         places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
         side = model.patch_size * round(places**0.5)
-        return Subject(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
+        return ModuleSpec(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
     if kind == "XTransformer":
         net = model.decoder.net
-        return Subject(
+        return ModuleSpec(
             model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
-            run=_run_x_pair, sees=_sees(net.attn_layers), positions=True, pads=True, pads_target=True,
+            run=_run_x_pair, mask=_sees(net.attn_layers), positions=True, takes_padding=True, takes_target_padding=True,
             max_len=min(net.max_seq_len, model.encoder.max_seq_len),
         )  # fmt: skip
     if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
         return None
     layers = model.attn_layers
-    return Subject(
-        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, sees=_sees(layers),
-        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, pads=True,
+    return ModuleSpec(
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, mask=_sees(layers),
+        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, takes_padding=True,
         caching=Caching(new=_Kept) if layers.causal else None, max_len=model.max_seq_len,
     )  # fmt: skip
 
@@ -244,7 +245,7 @@ def _padding(keep: Tensor | None) -> dict[str, Any]:
     return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
 
 
-def _run_x(model: Any, batch: Batch) -> Any:
+def _run_x(model: Any, batch: CallInputs) -> Any:
     if batch.cache is None:
         return model(batch.x, **_padding(batch.keep))
     last = batch.cache.last
@@ -253,7 +254,7 @@ def _run_x(model: Any, batch: Batch) -> Any:
     return out
 
 
-def _run_x_pair(model: Any, batch: Batch) -> Any:
+def _run_x_pair(model: Any, batch: CallInputs) -> Any:
     memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
     told = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
     return model.decoder.net(batch.x, context=memory, **told, **_padding(batch.keep))

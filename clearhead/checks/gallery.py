@@ -7,7 +7,7 @@ and its cause is named.
     from clearhead.checks import check
     from clearhead.checks.gallery import GALLERY
 
-    print(check(GALLERY["causal mask off by one"].subject()))
+    print(check(GALLERY["causal mask off by one"].spec()))
 
     B batch   H heads   T queries   S keys   D head width   M model width   V vocabulary
 """
@@ -24,23 +24,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.attention import KVCache
-from clearhead.checks.guess import subject_of
+from clearhead.checks.guess import spec_for
 from clearhead.checks.specimens import ROOM, Attention, H, Language, M, Pair, Reader, Summary, V, Windowed
-from clearhead.checks.subject import Caching, Embeddings, Ids, Subject, TrueIsReal
+from clearhead.checks.subject import Caching, Embeddings, Ids, KeepMask, ModuleSpec
 from clearhead.masks import causal, window
 
-_KEEP = TrueIsReal("keep")
+_KEEP = KeepMask("keep")
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One mistake: the subject that has it, the property that finds it, and words that the named cause contains."""
+    """One mistake: the spec that has it, the property that finds it, and words that the named cause contains."""
 
-    make: Callable[[], Subject]
+    make: Callable[[], ModuleSpec]
     property: str
     cause: str
 
-    def subject(self, seed: int = 0) -> Subject:
+    def spec(self, seed: int = 0) -> ModuleSpec:
         """A fresh module with this mistake, its weights from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -49,7 +49,7 @@ class Bug:
 
 # ---------------------------------------------------------------------- a specimen, as it is or with a method changed
 
-Make = Callable[[], Subject]
+Make = Callable[[], ModuleSpec]
 
 
 def _changed(kind: type, changes: dict[str, Any]) -> Any:
@@ -57,31 +57,37 @@ def _changed(kind: type, changes: dict[str, Any]) -> Any:
 
 
 def _language(
-    kind: type[Language] = Language, *, sees: int | None = None, caching: Caching | None = None, **changes: Any
+    kind: type[Language] = Language, *, lookback: int | None = None, caching: Caching | None = None, **changes: Any
 ) -> Make:
-    mask = causal() if sees is None else causal() & window(sees, 0)
-    how = {"inputs": Ids(V), "sees": mask, "layers": 2, "padding": _KEEP, "caching": caching or Caching(new=KVCache)}
-    return lambda: subject_of(_changed(kind, changes)(), positions=True, max_len=ROOM, **how)
+    mask = causal() if lookback is None else causal() & window(lookback, 0)
+    options = {
+        "inputs": Ids(V),
+        "mask": mask,
+        "layers": 2,
+        "padding": _KEEP,
+        "caching": caching or Caching(new=KVCache),
+    }
+    return lambda: spec_for(_changed(kind, changes)(), positions=True, max_len=ROOM, **options)
 
 
-def _reader(kind: type[nn.Module] = Reader, *, padding: TrueIsReal | None = _KEEP, **changes: Any) -> Make:
-    how = {"inputs": Embeddings(M), "causal": False, "positions": False, "layers": 1, "padding": padding}
-    return lambda: subject_of(_changed(kind, changes)(), **how)
+def _reader(kind: type[nn.Module] = Reader, *, padding: KeepMask | None = _KEEP, **changes: Any) -> Make:
+    options = {"inputs": Embeddings(M), "causal": False, "positions": False, "layers": 1, "padding": padding}
+    return lambda: spec_for(_changed(kind, changes)(), **options)
 
 
 def _attention(of: Callable[..., Make] = _language, **changes: Any) -> Make:
-    """The language model, or another, its attention changed."""
+    """Return a model with a changed attention layer."""
     return of(layer=lambda self: _changed(Attention, changes)())
 
 
 def _pair(**changes: Any) -> Make:
-    how = {"padding": _KEEP, "target_padding": TrueIsReal("target_keep"), "max_len": ROOM, "positions": True}
-    return lambda: subject_of(_changed(Pair, changes)(), inputs=Ids(V), source=Ids(V), causal=True, **how)
+    options = {"padding": _KEEP, "target_padding": KeepMask("target_keep"), "max_len": ROOM, "positions": True}
+    return lambda: spec_for(_changed(Pair, changes)(), inputs=Ids(V), source=Ids(V), causal=True, **options)
 
 
 CORRECT: dict[str, Make] = {
     "language model": _language(),
-    "windowed language model": _language(Windowed, sees=3),
+    "windowed language model": _language(Windowed, lookback=3),
     "reader": _reader(),
     "summary": _reader(Summary),
     "encoder-decoder": _pair(),
@@ -146,44 +152,44 @@ def _by_view(self: Attention, x: Tensor) -> Tensor:
     return x.view(x.shape[0], H, x.shape[1], M // H)
 
 
-# ---------------------------------------------------------------------- the list: mask, attention, padding, cache
+# ---------------------------------------------------------------------- bugs: mask, attention, padding, cache
 
 GALLERY: dict[str, Bug] = {
     "inverted padding mask": Bug(
         _language(padding=lambda self, keep: keep[:, None, None, :]), "mask polarity", "inverted"
     ),
-    "inverted causal mask": Bug(  # True was meant as "may see"
-        _language(hidden=lambda self, T, start, keep: _square(T).tril()), "future leak", "inverted"
+    "inverted causal mask": Bug(  # True was intended as "may attend"
+        _language(hidden=lambda self, T, start, keep: _square(T).tril()), "causality", "inverted"
     ),
     "causal mask off by one": Bug(
-        _language(hidden=lambda self, T, start, keep: _square(T).triu(2)), "future leak", "off by one"
+        _language(hidden=lambda self, T, start, keep: _square(T).triu(2)), "causality", "off by one"
     ),
-    "no causal mask": Bug(_language(NoMask), "future leak", "no causal mask"),
+    "no causal mask": Bug(_language(NoMask), "causality", "no causal mask"),
     "mask added as 0/1": Bug(
         _attention(weights=lambda self, scores, hidden: (scores + (~hidden).to(scores.dtype)).softmax(-1)),
-        "future leak", "a 0/1 mask is added",
+        "causality", "a 0/1 mask is added",
     ),
     "bool mask added to soft-capped scores": Bug(
         _attention(weights=lambda self, scores, hidden: (30 * torch.tanh(scores / 30) + ~hidden).softmax(-1)),
-        "future leak", "soft-capped scores and then a bool mask",
+        "causality", "soft-capped scores and then a bool mask",
     ),
     "mask after the softmax": Bug(
         _attention(weights=lambda self, scores, hidden: scores.softmax(-1) * ~hidden),
-        "future leak", "after the softmax",
+        "causality", "after the softmax",
     ),
     "softmax over the wrong axis": Bug(
         _attention(
             weights=lambda self, scores, hidden: scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-2)
         ),
-        "future leak", "the wrong axis",
+        "causality", "the wrong axis",
     ),
     "NaN from an empty row": Bug(
         _attention(_reader, weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
     ),
     "−1e9 in float16": Bug(_attention(weights=_filled_with(-1e9)), "dtype agreement", "does not fit float16"),
     # "A window of 3" that counts the token itself.
-    "window one too narrow": Bug(_language(sees=3, before=2), "past reach", "narrower than it is said"),
-    "heads split by view": Bug(_attention(split=_by_view), "future leak", "without a transpose"),
+    "window one too narrow": Bug(_language(lookback=3, before=2), "context use", "narrower than specified"),
+    "heads split by view": Bug(_attention(split=_by_view), "causality", "without a transpose"),
     "heads split by view, both ways": Bug(
         _attention(_reader, split=_by_view), "permutation equivariance", "without a transpose"
     ),
@@ -196,13 +202,13 @@ GALLERY: dict[str, Bug] = {
         "determinism", "dropout",
     ),
     "batch-norm in a decoder": Bug(
-        _language(norm=lambda self: OverTime(nn.BatchNorm1d(M))), "train = eval without dropout", "batch-norm"
+        _language(norm=lambda self: OverTime(nn.BatchNorm1d(M))), "train/eval consistency", "batch-norm"
     ),
     "norm over time": Bug(  # what BatchNorm1d without running statistics does to one row
-        _language(norm=lambda self: OverTime(nn.InstanceNorm1d(M, affine=True))), "future leak", "over the time axis"
+        _language(norm=lambda self: OverTime(nn.InstanceNorm1d(M, affine=True))), "causality", "over the time axis"
     ),
     "detached output": Bug(
-        _language(last=lambda self, x: x.detach()), "gradients reach every parameter", "detach()"
+        _language(last=lambda self, x: x.detach()), "gradient flow", "detach()"
     ),
     "batch taken for time": Bug(_reader(TimeFirst, padding=None), "batch invariance", "batch_first"),
     "padding ignored": Bug(
@@ -238,7 +244,7 @@ GALLERY: dict[str, Bug] = {
     ),
     "chunk masked without offset": Bug(_language(hidden=_decoded_without_offset), "cache = no cache", "offset"),
     "window ignored when decoding": Bug(
-        _language(Windowed, sees=3, hidden=_decoded_without_window),
+        _language(Windowed, lookback=3, hidden=_decoded_without_window),
         "cache = no cache", "a window is ignored when decoding",
     ),
     "cache not reordered for beams": Bug(  # of the first layer alone

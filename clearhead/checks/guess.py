@@ -1,6 +1,6 @@
-"""How a module is called, guessed from what it is, so that `check(model)` needs no more for models that are known.
+"""Infer options a module is called, so that `check(model)` needs no options for known models.
 
-The caller's words always win. A module that is not known needs at least `inputs=`.
+Options of the caller take precedence. An unknown module needs at least `inputs=`.
 """
 
 from __future__ import annotations
@@ -13,69 +13,83 @@ from typing import Any
 from torch import nn
 
 from clearhead.checks import foreign, ours
-from clearhead.checks.subject import INPUTS_IN_WORDS, Caching, Inputs, Subject, TrueIsHidden, TrueIsReal, direct_run
+from clearhead.checks.subject import INPUTS_IN_WORDS, Caching, IgnoreMask, Inputs, KeepMask, ModuleSpec, direct_run
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, full
 
-# Names whose meaning is settled by those who made them popular. `mask` alone means either, and is not guessed.
+# Argument names with an established polarity. `mask` is used with both polarities, so it is not inferred.
 _PADDING_NAMES = (
-    TrueIsHidden("key_padding_mask"), TrueIsHidden("src_key_padding_mask"), TrueIsReal("attention_mask"),
-    TrueIsReal("keep"),
+    IgnoreMask("key_padding_mask"), IgnoreMask("src_key_padding_mask"), KeepMask("attention_mask"),
+    KeepMask("keep"),
 )  # fmt: skip
 
-_WORDS = {field.name for field in dataclasses.fields(Subject)} - {"module", "pads", "pads_target"}
-_WORDS |= {"causal", "padding", "target_padding"}
+_OPTIONS = {field.name for field in dataclasses.fields(ModuleSpec)} - {
+    "module",
+    "takes_padding",
+    "takes_target_padding",
+}
+_OPTIONS |= {"causal", "padding", "target_padding"}
 _INPUTS = (Inputs, INPUTS_IN_WORDS)
-_PADDING = ((TrueIsReal, TrueIsHidden), 'TrueIsReal("argument") or TrueIsHidden("argument")')
+_PADDING = ((KeepMask, IgnoreMask), 'KeepMask("argument") or IgnoreMask("argument")')
 _EXPECTED: dict[str, tuple[Any, str]] = {
     "inputs": _INPUTS, "source": _INPUTS, "padding": _PADDING, "target_padding": _PADDING,
     "caching": (Caching, "Caching(new=…)"),
 }  # fmt: skip
 
 
-def subject_of(module: Any, **how: Any) -> Subject:
-    """The `Subject` for a module or function; `how` says what is not known or guessed wrongly.
+def spec_for(module: Any, **options: Any) -> ModuleSpec:
+    """Return the `ModuleSpec` of a module or function.
 
-    Words: `inputs` and `source` (`Ids(vocab_size)`, `Embeddings(width)`, `Values(shape)`), `causal` (or `sees`, a
-    mask), `padding` (`TrueIsReal("argument")`, `TrueIsHidden("argument")`; of the source, where there is one) and
-    `target_padding`, `caching`, `positions`, `scale`, `left`, `left_target`, `layers`, `max_len`, `name`, and `run`,
-    a function of (module, batch) for whatever is called in no ordinary way."""
-    for word, value in how.items():
-        if word not in _WORDS:
-            raise ConfigError(f"check knows no {word!r}; it knows: {', '.join(sorted(_WORDS))}")
-        kinds, expected = _EXPECTED.get(word, (object, ""))
+    Args:
+        module: A module, a function of tensors, or a `ModuleSpec` to be changed.
+        **options: Fields of `ModuleSpec`, if they are unknown or inferred incorrectly, or their short forms: `causal`
+            (instead of `mask`), and `padding` and `target_padding` (`KeepMask("argument")` or
+            `IgnoreMask("argument")`; for an encoder-decoder `padding` is the padding of the source).
+
+    Raises:
+        ConfigError: An option is invalid, or the inputs of the module cannot be inferred.
+
+    Example:
+        >>> spec_for(net, inputs=Ids(101), causal=True, padding=KeepMask("mask"))
+    """
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise ConfigError(f"unknown option {name!r}; expected one of: {', '.join(sorted(_OPTIONS))}")
+        kinds, expected = _EXPECTED.get(name, (object, ""))
         if value is not None and not isinstance(value, kinds):
-            raise ConfigError(f"{word} is {value!r}; expected {expected}")
-    if isinstance(module, Subject):
-        return _changed(module, how)
+            raise ConfigError(f"{name} is {value!r}; expected {expected}")
+    if isinstance(module, ModuleSpec):
+        return _with_options(module, options)
     if not callable(module):
         raise DtypeError(f"got a {type(module).__name__}; expected a PyTorch module or a function of tensors")
-    found = ours.guess(module) or foreign.guess(module)
-    if found is None:
-        if how.get("inputs") is None:
-            name = how.get("name") or getattr(module, "__name__", type(module).__name__)
+    spec = ours.guess(module) or foreign.guess(module)
+    if spec is None:
+        if options.get("inputs") is None:
+            label = options.get("name") or getattr(module, "__name__", type(module).__name__)
             raise ConfigError(
-                f"cannot tell what {name} takes as input; pass inputs={INPUTS_IN_WORDS} "
+                f"cannot infer the inputs of {label}; pass inputs={INPUTS_IN_WORDS} "
                 "(on the command line: --ids, --embeddings or --values)"
             )
-        found = Subject(module, inputs=how["inputs"], caching=how.get("caching"))
-        if how.get("padding") is None and "run" not in how:
-            how["padding"] = _guessed_padding(module)
-    return _changed(found, how)
+        spec = ModuleSpec(module, inputs=options["inputs"], caching=options.get("caching"))
+        if options.get("padding") is None and "run" not in options:
+            options["padding"] = _infer_padding(module)
+    return _with_options(spec, options)
 
 
-def _changed(subject: Subject, how: dict[str, Any]) -> Subject:
-    wanted, padding, of_target = (how.pop(word, None) for word in ("causal", "padding", "target_padding"))
-    if wanted is not None and "sees" not in how:
-        how["sees"] = causal() if wanted else full()
-    if "run" not in how and (padding is not None or of_target is not None):
-        how["run"] = direct_run(padding, how.get("caching", subject.caching), of_target)
-    how["pads"] = subject.pads or padding is not None
-    how["pads_target"] = subject.pads_target or of_target is not None
-    return dataclasses.replace(subject, **how)
+def _with_options(spec: ModuleSpec, options: dict[str, Any]) -> ModuleSpec:
+    is_causal = options.pop("causal", None)
+    padding = options.pop("padding", None)
+    target_padding = options.pop("target_padding", None)
+    if is_causal is not None and "mask" not in options:
+        options["mask"] = causal() if is_causal else full()
+    if "run" not in options and (padding is not None or target_padding is not None):
+        options["run"] = direct_run(padding, options.get("caching", spec.caching), target_padding)
+    options["takes_padding"] = spec.takes_padding or padding is not None
+    options["takes_target_padding"] = spec.takes_target_padding or target_padding is not None
+    return dataclasses.replace(spec, **options)
 
 
-def _guessed_padding(module: Callable[..., Any]) -> TrueIsReal | TrueIsHidden | None:
+def _infer_padding(module: Callable[..., Any]) -> KeepMask | IgnoreMask | None:
     try:
         names = inspect.signature(module.forward if isinstance(module, nn.Module) else module).parameters
     except (TypeError, ValueError):

@@ -1,10 +1,11 @@
-"""Where a subject is tried out: a working copy, in float64 where it can be, on inputs from a seed.
+"""Run a module under test: a copy in float64 if possible, on inputs drawn from a seed.
 
-In float64 rounding is far below any effect that matters, so a difference is a difference. The copy is in evaluation
-mode and the caller's module is never touched. Parameters of the copy that are nothing but zeros (what ReZero and
-zero-initialised projections begin with) get small numbers: behind zeros no leak could be seen, and no effect.
+In float64 rounding is far below any relevant effect, so a difference is an error. The copy is in evaluation mode, and
+the caller's module is never changed. Parameters that contain only zeros (ReZero, zero-initialized projections) get
+small random values, because zeros would hide leaks and effects.
 
-What several properties ask of the same input is computed once (`once`): a run of a large model takes seconds."""
+Results that several properties need for the same inputs are computed once (`memoize`), because one forward pass of a
+large model takes seconds."""
 
 from __future__ import annotations
 
@@ -19,170 +20,173 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from clearhead.checks.noise import SAFETY, noise
-from clearhead.checks.subject import Batch, Embeddings, Ids, Subject, tensor_of
-from clearhead.checks.witness import Facts, Witness
+from clearhead.checks.subject import CallInputs, Embeddings, Ids, ModuleSpec, tensor_of
+from clearhead.checks.witness import NumericsRecorder, Observations
 from clearhead.errors import ConfigError
 
 LENGTH = 11
 BATCH = 3
-MOST_PADDING = 5  # how much longer than LENGTH a padded input gets
+MAX_PADDING = 5  # extra length of padded inputs
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
-class Lab:
-    """A subject, ready to be tried."""
+class Harness:
+    """Runs a `ModuleSpec` for the properties."""
 
-    def __init__(self, subject: Subject, *, seed: int = 0, length: int = LENGTH) -> None:
-        self.subject = subject
+    def __init__(self, spec: ModuleSpec, *, seed: int = 0, length: int = LENGTH) -> None:
+        self.spec = spec
         self.seed = seed
-        if subject.max_len is not None:
-            length = max(1, min(length, subject.max_len - MOST_PADDING))
+        if spec.max_len is not None:
+            length = max(1, min(length, spec.max_len - MAX_PADDING))
         self.length = length
         self.generator = torch.Generator().manual_seed(seed)
-        self._made: dict[str, Any] = {}
-        self.module, self.dtype = self.own(torch.float64)
-        self.case = self.draw(BATCH, length)
+        self._results: dict[str, Any] = {}
+        self.module, self.dtype = self.copy_module(torch.float64)
+        self.inputs = self.draw(BATCH, length)
         self._try_out()
 
     # ------------------------------------------------------------------ inputs
 
-    def draw(self, batch: int, length: int) -> Batch:
-        kind = self.subject.source
+    def draw(self, batch: int, length: int) -> CallInputs:
+        kind = self.spec.source
         source = None if kind is None else kind.draw(batch, length + 2, self.generator)
-        return Batch(x=self.subject.inputs.draw(batch, length, self.generator), source=source)
+        return CallInputs(x=self.spec.inputs.draw(batch, length, self.generator), source=source)
 
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
         """Other tokens of the same shape, each different from what stood there."""
-        kind = self.subject.inputs if kind is None else kind
+        kind = self.spec.inputs if kind is None else kind
         if not isinstance(kind, Ids):
             return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)
         if kind.vocab_size < 2:
             return x.clone()
         return (x + torch.randint(1, kind.vocab_size, x.shape, generator=self.generator)) % kind.vocab_size
 
-    # ------------------------------------------------------------------ runs
+    # ------------------------------------------------------------------ forward passes
 
-    def raw(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Any:
-        """What the module returns, as it returns it."""
-        x, source = (cast_to(given, dtype or self.dtype) for given in (batch.x, batch.source))
-        return self.subject.run(self.module if module is None else module, replace(batch, x=x, source=source))
+    def raw(self, batch: CallInputs, module: Any = None, dtype: torch.dtype | None = None) -> Any:
+        """Return the unchanged output of the module."""
+        x, source = (cast_to(tensor, dtype or self.dtype) for tensor in (batch.x, batch.source))
+        return self.spec.run(self.module if module is None else module, replace(batch, x=x, source=source))
 
-    def out(self, batch: Batch, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The module's output, without gradients."""
+    def out(self, batch: CallInputs, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the main output tensor, without gradients."""
         with torch.no_grad():
             return tensor_of(self.raw(batch, module, dtype)).detach()
 
-    def once(self, name: str, case: Batch, make: Callable[[], Made]) -> Made:
-        """What `make` makes of the lab's own case, made once; of another case, made anew."""
-        if case is not self.case:
-            return make()
-        if name not in self._made:
-            self._made[name] = make()
-        return cast(Made, self._made[name])
+    def memoize(self, name: str, inputs: CallInputs, compute: Callable[[], T]) -> T:
+        """Return the result of `compute`, which is stored if `inputs` are the inputs of the harness."""
+        if inputs is not self.inputs:
+            return compute()
+        if name not in self._results:
+            self._results[name] = compute()
+        return cast(T, self._results[name])
 
-    def plain(self, case: Batch) -> Tensor:
-        """The output for a case: no padding, no cache."""
-        return self.once("plain", case, lambda: self.out(case))
+    def plain(self, inputs: CallInputs) -> Tensor:
+        """Return the output without padding and cache."""
+        return self.memoize("plain", inputs, lambda: self.out(inputs))
 
-    def first_row(self, case: Batch) -> tuple[Batch, Tensor]:
-        """The case's first row alone, and its output."""
-        row = case.rows(slice(0, 1))
-        return self.once("first row", case, lambda: (row, self.out(row)))
+    def first_row(self, inputs: CallInputs) -> tuple[CallInputs, Tensor]:
+        """Return the first row of the inputs and its output."""
+        row = inputs.rows(slice(0, 1))
+        return self.memoize("first row", inputs, lambda: (row, self.out(row)))
 
     @property
     def exact(self) -> Tensor:
-        """The output for `case`."""
-        return self.plain(self.case)
+        """The output for the inputs of the harness."""
+        return self.plain(self.inputs)
 
     @cached_property
     def largest(self) -> float:
-        """The size of the largest number in the output for `case`."""
+        """The largest absolute output value."""
         return float(self.exact.double().abs().nan_to_num(0, 0, 0).max())
 
     @cached_property
     def tolerance(self) -> float:
-        """What rounding can change in an output, with room to spare."""
-        measured = noise(lambda: self.out(self.case), self.exact)
+        """The largest output change that rounding explains, with a safety factor."""
+        measured = noise(lambda: self.out(self.inputs), self.exact)
         return SAFETY * max(measured, torch.finfo(self.dtype).eps * self.largest)
 
     @cached_property
     def per_token(self) -> bool:
-        """Whether there is an output for each token, (B, T, …)."""
+        """Whether there is one output per token, (B, T, …)."""
         shape = self.exact.shape
-        if not self.subject.is_sequence or len(shape) < 2 or shape[1] != self.length:
+        if not self.spec.is_sequence or len(shape) < 2 or shape[1] != self.length:
             return False
-        other = self.draw(BATCH, self.length - 1 or 2)
-        return self.out(other).shape[1] == other.length
+        shorter = self.draw(BATCH, self.length - 1 or 2)
+        return self.out(shorter).shape[1] == shorter.length
 
     @cached_property
-    def facts(self) -> Facts:
-        """What the module was seen doing; with padding, so that its masks can be told from nothing."""
-        with Witness(BATCH, self.length) as witness:
-            self.out(self.case.hiding(slice(None), -1) if self.subject.pads else self.case)
-        return witness.facts
+    def observations(self) -> Observations:
+        """Recorded facts about the attention of the module; with padding, so that masks are visible."""
+        with NumericsRecorder(BATCH, self.length) as recorder:
+            self.out(self.inputs.hiding(slice(None), -1) if self.spec.takes_padding else self.inputs)
+        return recorder.observations
 
     # ------------------------------------------------------------------ the copy
 
     @property
     def parts(self) -> dict[str, nn.Module]:
-        """The modules inside, by their paths; a function has none."""
+        """Submodules by path; a function has none."""
         return dict(self.module.named_modules()) if isinstance(self.module, nn.Module) else {}
 
-    def own(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
-        """A copy in this dtype, or in the one that the module came in: what overflows depends on it."""
-        module = self.subject.module
+    def copy_module(self, dtype: torch.dtype | None = None) -> tuple[Any, torch.dtype]:
+        """Return a copy of the module in `dtype`, or in the dtype of the module, and that dtype."""
+        module = self.spec.module
         if not isinstance(module, nn.Module):
             return module, self.dtype if dtype is None else dtype
-        made = copy.deepcopy(module).cpu().eval()
-        made = made if dtype is None else made.to(dtype)
+        module_copy = copy.deepcopy(module).cpu().eval()
+        module_copy = module_copy if dtype is None else module_copy.to(dtype)
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad():
-            for p in made.parameters():
+            for p in module_copy.parameters():
                 if p.is_floating_point() and not is_lazy(p) and not bool(p.any()):
                     p.copy_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
-        return made, dtype or next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
+        return module_copy, dtype or next(
+            (p.dtype for p in module_copy.parameters() if p.is_floating_point()), torch.float32
+        )
 
     def _try_out(self) -> None:
-        """One run. A module that holds to its own dtype is taken in that; one that cannot be called is refused."""
+        """Run the module once; use its own dtype if it does not run in float64, and raise if it cannot be called."""
         try:
-            self.out(self.case)
+            self.out(self.inputs)
             return
         except Exception as error:
             first = error
         self.dtype = torch.float32
-        self.module, self.dtype = self.own()
+        self.module, self.dtype = self.copy_module()
         try:
-            self.out(self.case)
+            self.out(self.inputs)
         except Exception as second:
             raise ConfigError(
-                f"{self.subject.name} could not be called with {described(self.case, self.subject)}: {reason(second)} "
-                f"(and in float64: {reason(first)}); say how it is called with inputs=, source= or run="
+                f"{self.spec.name} could not be called with {describe_inputs(self.inputs, self.spec)}: "
+                f"{reason(second)} "
+                f"(and in float64: {reason(first)}); describe how it is called with inputs=, source= or run="
             ) from second
 
 
 def by_position(out: Tensor) -> Tensor:
-    """(B, T, …) → (B, T, outputs): a number for each token is one output."""
+    """Reshape (B, T, …) to (B, T, outputs)."""
     return out.reshape(*out.shape[:2], -1)
 
 
-def described(case: Batch, subject: Subject) -> str:
-    """An input in words: the ids themselves, or a shape."""
+def describe_inputs(inputs: CallInputs, spec: ModuleSpec) -> str:
+    """Describe inputs by their ids or shapes."""
     parts = []
-    for name, x, kind in (("", case.x, subject.inputs), ("source ", case.source, subject.source)):
-        what = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
+    for name, x, kind in (("", inputs.x, spec.inputs), ("source ", inputs.source, spec.source)):
+        kind_name = "ids" if isinstance(kind, Ids) else "embeddings" if isinstance(kind, Embeddings) else "values"
         if x is not None:
-            short = what == "ids" and x.numel() <= 16
-            parts.append(f"{name}{what} {x.tolist() if short else ' × '.join(map(str, x.shape))}")
+            is_short = kind_name == "ids" and x.numel() <= 16
+            parts.append(f"{name}{kind_name} {x.tolist() if is_short else ' × '.join(map(str, x.shape))}")
     return ", ".join(parts)
 
 
 def cast_to(x: Tensor | None, dtype: torch.dtype) -> Any:
-    """Numbers in this dtype; ids as they are."""
+    """Cast floating-point tensors; ids are returned unchanged."""
     return x.to(dtype) if x is not None and x.is_floating_point() else x
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
+    """Format an error in one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160] if text else ''}"

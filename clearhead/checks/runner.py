@@ -1,4 +1,4 @@
-"""`check`: every property of a module, tested, with verdict, difference, place, cause and the smallest input."""
+"""Test every property of a module, and report verdict, difference, location, cause and a minimal example."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from clearhead.checks.guess import subject_of
-from clearhead.checks.lab import LENGTH, Lab, described, reason
+from clearhead.checks.guess import spec_for
+from clearhead.checks.lab import LENGTH, Harness, describe_inputs, reason
 from clearhead.checks.properties import Property, causality, invariance, numbers, padding, worst
 from clearhead.checks.report import Finding, Report, Verdict
-from clearhead.checks.subject import Batch
+from clearhead.checks.subject import CallInputs
 from clearhead.errors import ConfigError
 from clearhead.values import checked, whole
 
-LARGE = 10_000_000  # parameters from which on threads are worth a trial
-SECONDS = 4.0  # a shrunk example is a help, not the result: it may not take longer than the check
+LARGE = 10_000_000  # parameters above which the number of threads is tuned
+SECONDS = 4.0  # time limit of shrinking an example
 PROPERTIES: tuple[Property, ...] = (  # in the order of a report
     invariance.Determinism(),
-    causality.FutureLeak(),
-    causality.PastReach(),
+    causality.Causality(),
+    causality.ContextUse(),
     padding.PaddingInvariance(),
     padding.MaskPolarity(),
     invariance.BatchInvariance(),
@@ -33,8 +33,8 @@ PROPERTIES: tuple[Property, ...] = (  # in the order of a report
     invariance.PermutationEquivariance(),
     numbers.DtypeAgreement(),
     numbers.Finiteness(),
-    numbers.GradientsReach(),
-    invariance.TrainIsEval(),
+    numbers.GradientFlow(),
+    invariance.TrainEvalConsistency(),
     numbers.ScoreScale(),
 )
 NAMES = tuple(prop.name for prop in PROPERTIES)
@@ -47,22 +47,35 @@ def check(
     seed: int = 0,
     length: int = LENGTH,
     on_start: Callable[[str, int, int], None] | None = None,
-    **how: Any,
+    **options: Any,
 ) -> Report:
-    """Is this Transformer right? Tests `module` for leaks, padding, cache, numbers and more, and says what it found.
+    """Test a module for causality, padding, cache, batch, numerics and gradient errors.
 
-        check(model)                                                      # ours, transformers, torch.nn, timm
-        check(net, inputs=Ids(101), causal=True, padding=TrueIsReal("mask"))  # anything else
+    The module is not changed: a copy in float64 is tested, which takes eight bytes per parameter.
 
-    `only` names one or some properties; inputs are drawn from `seed`, `length` tokens long. `on_start` is
-    told each property before it is tested: its name, how many are done, and of how many. `how` says how the module is
-    called, where that is not known: see `subject_of`. The module itself is not changed: a copy of it is tried, in
-    float64, which takes eight bytes for each parameter."""
+    Args:
+        module: A model of clearhead, transformers, torch.nn or timm, or any module with `options`.
+        only: Names of the properties to test; see `clearhead.checks.NAMES`. Default: all.
+        seed: Seed of the inputs.
+        length: Tokens per input.
+        on_start: Called before each property with its name, the number of finished properties, and the total.
+        **options: How the module is called, if it is not a known model; see `spec_for`.
+
+    Returns:
+        One finding per property.
+
+    Raises:
+        ConfigError: An option is invalid, or the module cannot be called.
+
+    Example:
+        >>> print(check(model))
+        >>> print(check(net, inputs=Ids(101), causal=True, padding=KeepMask("mask")))
+    """
     whole(length, "length", least=1)
     checked(seed, "seed", int)
-    wanted = _chosen(only)
-    # Watching and rounding hold every operation: the module's own random numbers are put back where they were.
-    # The caller's no_grad or autocast is no property of the module.
+    properties = _select(only)
+    # Recording and rounding intercept every operation, so the RNG state is restored afterwards. The caller's no_grad
+    # and autocast do not belong to the module.
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
@@ -70,22 +83,22 @@ def check(
         torch.autocast("cpu", enabled=False),
     ):
         torch.manual_seed(seed)
-        lab = Lab(subject_of(module, **how), seed=seed, length=length)
+        harness = Harness(spec_for(module, **options), seed=seed, length=length)
         findings: list[Finding] = []
-        with _quickest_threads(lab):
-            for prop in wanted:
+        with _quickest_threads(harness):
+            for prop in properties:
                 if on_start is not None:
-                    on_start(prop.name, len(findings), len(wanted))
-                findings.append(_finding(prop, lab))
-        return Report(lab.subject.name, tuple(findings))
+                    on_start(prop.name, len(findings), len(properties))
+                findings.append(_finding(prop, harness))
+        return Report(harness.spec.name, tuple(findings))
 
 
 @contextmanager
-def _quickest_threads(lab: Lab) -> Iterator[None]:
-    """A large module runs on all threads or on one, whichever is quicker here: an input of a few tokens gives each
-    little to do, and on cores that others use too they wait for each other many times as long as one would work."""
+def _quickest_threads(harness: Harness) -> Iterator[None]:
+    """Use all threads or one for a large module, whichever is faster: with a few tokens per input, threads on a busy
+    machine wait for each other longer than one thread computes."""
     many = torch.get_num_threads()
-    parameters = [p for part in lab.parts.values() for p in part.parameters(recurse=False)]
+    parameters = [p for part in harness.parts.values() for p in part.parameters(recurse=False)]
     if many == 1 or sum(p.numel() for p in parameters if not is_lazy(p)) < LARGE:
         yield
         return
@@ -93,7 +106,7 @@ def _quickest_threads(lab: Lab) -> Iterator[None]:
     def seconds(threads: int) -> float:
         torch.set_num_threads(threads)
         start = perf_counter()
-        lab.out(lab.case)
+        harness.out(harness.inputs)
         return perf_counter() - start
 
     try:
@@ -103,7 +116,7 @@ def _quickest_threads(lab: Lab) -> Iterator[None]:
         torch.set_num_threads(many)
 
 
-def _chosen(only: str | Sequence[str] | None) -> list[Property]:
+def _select(only: str | Sequence[str] | None) -> list[Property]:
     if only is None:
         return list(PROPERTIES)
     try:
@@ -116,76 +129,76 @@ def _chosen(only: str | Sequence[str] | None) -> list[Property]:
     return [prop for prop in PROPERTIES if prop.name in names]
 
 
-def _finding(prop: Property, lab: Lab) -> Finding:
-    found: dict[str, Any] = {"property": prop.name}
+def _finding(prop: Property, harness: Harness) -> Finding:
+    fields: dict[str, Any] = {"property": prop.name}
     try:
-        why_not = prop.why_not(lab)
-        seen = [] if why_not else list(prop.look(lab, lab.case))
+        why_not = prop.why_not(harness)
+        comparisons = [] if why_not else list(prop.evaluate(harness, harness.inputs))
     except Exception as error:
-        why_not, seen = f"the module refused: {reason(error)}", []
-    if not seen:
-        cause = why_not or "the input is too short to show anything"
-        return Finding(**found, verdict=Verdict.NOT_APPLICABLE, cause=cause)
-    top = worst(seen)
-    # Where rounding alone moves the output so much (dropout, a coin that is tossed) differences mean nothing.
-    if not top.fails and top.tolerance == lab.tolerance > 0.05 * lab.largest:
-        cause = f"the output moves by {lab.tolerance:.3g} by itself, so that no difference could be told from it"
-        return Finding(**found, verdict=Verdict.NOT_APPLICABLE, cause=cause)
-    found |= {"done": prop.done, "difference": top.difference, "tolerance": top.tolerance}
+        why_not, comparisons = f"the module raised: {reason(error)}", []
+    if not comparisons:
+        cause = why_not or "the input is too short"
+        return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    top = worst(comparisons)
+    # If the output is this random (dropout), differences are not significant.
+    if not top.fails and top.tolerance == harness.tolerance > 0.05 * harness.largest:
+        cause = f"the output itself varies by {harness.tolerance:.3g}, which hides any difference"
+        return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+    fields |= {"method": prop.method, "max_abs_difference": top.difference, "tolerance": top.tolerance}
     if not top.fails:
-        return Finding(**found, verdict=Verdict.PASS)
-    found["where"] = top.where
-    if undecided := prop.undecided(lab):
-        return Finding(**found, verdict=Verdict.UNDECIDED, cause=undecided)
+        return Finding(**fields, verdict=Verdict.PASS)
+    fields["location"] = top.location
+    if undecided := prop.undecided(harness):
+        return Finding(**fields, verdict=Verdict.UNDECIDED, cause=undecided)
     try:
-        found["cause"] = prop.cause(lab, lab.case, [one for one in seen if one.fails])
-    except Exception as error:  # a module that is wrong may break while it is watched; what was found stays found
-        found["cause"] = f"not narrowed down, because another run of the module failed: {reason(error)}"
-    case = shrunk(prop, lab, lab.case, top.kind) if prop.shrinks else lab.case
-    found["smallest"] = described(case, lab.subject) if prop.shrinks else "any input"
-    example = {"x": case.x} if case.source is None else {"x": case.x, "source": case.source}
-    return Finding(**found, verdict=Verdict.FAIL, example=example)
+        fields["cause"] = prop.cause(harness, harness.inputs, [x for x in comparisons if x.fails])
+    except Exception as error:  # an incorrect module may raise while it is recorded
+        fields["cause"] = f"unknown, because another run of the module raised: {reason(error)}"
+    inputs = shrunk(prop, harness, harness.inputs, top.kind) if prop.shrinks else harness.inputs
+    fields["minimal_example"] = describe_inputs(inputs, harness.spec) if prop.shrinks else "any input"
+    example = {"x": inputs.x} if inputs.source is None else {"x": inputs.x, "source": inputs.source}
+    return Finding(**fields, verdict=Verdict.FAIL, example=example)
 
 
-# ---------------------------------------------------------------------- the smallest input that still fails
+# ---------------------------------------------------------------------- minimal examples
 
 
-def shrunk(prop: Property, lab: Lab, case: Batch, kind: str) -> Batch:
-    """A case as small as can be found on which the same kind of comparison fails."""
+def shrunk(prop: Property, harness: Harness, inputs: CallInputs, kind: str) -> CallInputs:
+    """Return small inputs for which the same kind of comparison fails."""
     end = monotonic() + SECONDS
 
-    def fails(trial: Batch) -> bool:
+    def fails(trial: CallInputs) -> bool:
         try:
-            return any(seen.fails for seen in prop.look(lab, trial) if seen.kind == kind)
+            return any(x.fails for x in prop.evaluate(harness, trial) if x.kind == kind)
         except Exception:
-            return False  # a case that cannot be run shows nothing
+            return False  # inputs that the module does not accept
 
     while monotonic() < end:
-        trials = takewhile(lambda _: monotonic() <= end, _smaller(lab, case))
+        trials = takewhile(lambda _: monotonic() <= end, _smaller(harness, inputs))
         smaller = next(filter(fails, trials), None)
         if smaller is None:
             break
-        case = smaller
-    return case
+        inputs = smaller
+    return inputs
 
 
-def _smaller(lab: Lab, case: Batch) -> Iterator[Batch]:
-    """Smaller cases, the boldest first."""
-    B, T = case.x.shape[:2]
+def _smaller(harness: Harness, inputs: CallInputs) -> Iterator[CallInputs]:
+    """Yield smaller inputs, the smallest first."""
+    B, T = inputs.x.shape[:2]
     if B > 1:
-        yield case.rows(slice(0, 1))
-        yield case.rows(slice(0, B - 1))
-    if lab.subject.is_sequence:
+        yield inputs.rows(slice(0, 1))
+        yield inputs.rows(slice(0, B - 1))
+    if harness.spec.is_sequence:
         for n in sorted({1, 2, T // 2, T - 1}):
             if 0 < n < T:
-                yield replace(case, x=case.x[:, :n])
-    if case.source is not None:
-        S = case.source.shape[1]
+                yield replace(inputs, x=inputs.x[:, :n])
+    if inputs.source is not None:
+        S = inputs.source.shape[1]
         for n in sorted({1, S // 2, S - 1}):
             if 0 < n < S:
-                yield replace(case, source=case.source[:, :n])
-    for n, value in enumerate([] if case.x.is_floating_point() else case.x.flatten().tolist()):
-        if value:  # token by token, 0 in place of an id
-            x = case.x.clone()
+                yield replace(inputs, source=inputs.source[:, :n])
+    for n, value in enumerate([] if inputs.x.is_floating_point() else inputs.x.flatten().tolist()):
+        if value:  # replace token by token by id 0
+            x = inputs.x.clone()
             x.view(-1)[n] = 0
-            yield replace(case, x=x)
+            yield replace(inputs, x=x)

@@ -1,8 +1,8 @@
-"""What is checked, and how it is called.
+"""Describe how a module is called: inputs, masks, padding and cache.
 
-The properties know nothing of any library: they hand a `Batch` to a `Subject`, which knows how its module wants it.
-A `Subject` is guessed for the models of this project, of transformers, torch.nn and timm (`guess.py`), or told by
-the caller.
+The properties do not depend on any library: they pass `CallInputs` to a `ModuleSpec`, which calls its module. The
+`ModuleSpec` of models of this project, transformers, torch.nn and timm is inferred (`guess.py`); for other modules the
+caller provides it.
 
     B batch   T tokens   S source tokens   M model width
 """
@@ -23,7 +23,7 @@ from clearhead.values import whole
 
 @dataclass(frozen=True)
 class Ids:
-    """The module reads token numbers, (B, T), from 0 to `vocab_size` − 1."""
+    """The module takes token ids from 0 to `vocab_size` − 1, shape (B, T)."""
 
     vocab_size: int
 
@@ -31,13 +31,13 @@ class Ids:
         whole(self.vocab_size, "vocab_size", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Token numbers of shape (batch, length)."""
+        """Return random ids of shape (batch, length)."""
         return torch.randint(self.vocab_size, (batch, length), generator=generator)
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The module reads vectors, (B, T, `width`)."""
+    """The module takes vectors, shape (B, T, `width`)."""
 
     width: int
 
@@ -45,13 +45,13 @@ class Embeddings:
         whole(self.width, "width", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, length, width)."""
+        """Return normal values of shape (batch, length, width)."""
         return torch.randn(batch, length, self.width, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Values:
-    """The module reads one block of numbers, (B, *`shape`), that is no sequence: a picture, or a row of features."""
+    """The module takes tensors without a sequence dimension, shape (B, *`shape`), such as images or features."""
 
     shape: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Values:
             whole(size, "a size of shape", least=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """Normal numbers of shape (batch, *shape)."""
+        """Return normal values of shape (batch, *shape)."""
         return torch.randn(batch, *self.shape, generator=generator, dtype=torch.float64)
 
 
@@ -69,43 +69,43 @@ INPUTS_IN_WORDS = "Ids(vocab_size), Embeddings(width) or Values(shape)"
 
 
 @dataclass(frozen=True)
-class TrueIsReal:
-    """Padding is told by this argument, (B, T): True (or 1) where a token is real."""
+class KeepMask:
+    """The padding mask is passed as this argument, shape (B, T); True (or 1) for real tokens."""
 
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is real."""
+        """Return the argument: True for real tokens."""
         return keep
 
 
 @dataclass(frozen=True)
-class TrueIsHidden:
-    """Padding is told by this argument, (B, T): True where a token is padding, as torch.nn has it."""
+class IgnoreMask:
+    """The padding mask is passed as this argument, shape (B, T); True for padding, as in torch.nn."""
 
     argument: str
 
     def value(self, keep: Tensor) -> Tensor:
-        """The argument for these tokens: True where one is padding."""
+        """Return the argument: True for padding."""
         return ~keep
 
 
-Padding = TrueIsReal | TrueIsHidden
+Padding = KeepMask | IgnoreMask
 
 
 def _reorder(cache: Any, rows: Tensor) -> None:
-    """Row i goes on from what row `rows[i]` was."""
+    """Replace row i by row `rows[i]`."""
     cache.reorder(rows)
 
 
 def _truncate(cache: Any, length: int) -> None:
-    """Forgets all but the first `length` tokens."""
+    """Keep the first `length` tokens."""
     cache.truncate(length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is made and handled. It is passed as `argument`; `truncate=None`: it cannot forget."""
+    """How a cache is created, passed (as `argument`), reordered and truncated; None: not supported."""
 
     new: Callable[[], Any]
     argument: str = "cache"
@@ -114,9 +114,11 @@ class Caching:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """One call: what goes in, x (B, T, …) and an encoder-decoder's source (B, S, …), which of it is real (True), and
-    the cache with the `start` tokens that it has seen."""
+class CallInputs:
+    """Inputs of one call.
+
+    x has shape (B, T, …), the source of an encoder-decoder (B, S, …). `keep` and `source_keep` are True for real
+    tokens. The cache contains `start` tokens."""
 
     x: Tensor
     keep: Tensor | None = None
@@ -127,51 +129,67 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """How many tokens each row of x has."""
+        """Tokens per row of x."""
         return self.x.shape[1]
 
-    def rows(self, rows: Tensor | slice) -> Batch:
-        """The same for these rows alone."""
-        whole = {name: getattr(self, name) for name in ("x", "keep", "source", "source_keep")}
-        return replace(self, **{name: tensor[rows] for name, tensor in whole.items() if tensor is not None})
+    def rows(self, rows: Tensor | slice) -> CallInputs:
+        """Return the inputs of these rows."""
+        tensors = {name: getattr(self, name) for name in ("x", "keep", "source", "source_keep")}
+        return replace(self, **{name: tensor[rows] for name, tensor in tensors.items() if tensor is not None})
 
-    def hiding(self, *place: Any) -> Batch:
-        """The same with the tokens at this place (of its source, where it has one) called padding."""
+    def hiding(self, *index: Any) -> CallInputs:
+        """Return the inputs with the tokens at this index (of the source, if there is one) marked as padding."""
         keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
-        keep[place] = False
+        keep[index] = False
         return replace(self, keep=keep) if self.source is None else replace(self, source_keep=keep)
 
 
-Run = Callable[[Any, Batch], Any]
+Run = Callable[[Any, CallInputs], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A module and how it is called; what is None or False is unknown or not there, and is not tested.
+class ModuleSpec:
+    """A module and how it is called. A field that is None or False is unknown or absent, and is not tested.
 
-        Subject(GPT(), inputs=Ids(50), sees=causal())
+    Args:
+        module: A module or a function.
+        name: Name in reports.
+        inputs: What the module takes: `Ids`, `Embeddings` or `Values`.
+        run: Calls the module: `run(module, inputs)`. Default: `module(x)`, or `module(source, x)`.
+        source: Second input of an encoder-decoder.
+        mask: Mask of one layer: `causal()` for a language model, `full()` for a bidirectional one.
+        layers: Number of layers.
+        layer_masks: Additional masks that the layers use in turn.
+        positions: False if the module does not encode order.
+        scale: Factor of the attention scores, if it is not 1/√d_head.
+        takes_padding: Whether `run` passes `keep` (or `source_keep`) to the module.
+        left_padding: Whether padding on the left is supported, too.
+        takes_target_padding: Whether `run` passes `keep` for the target of an encoder-decoder.
+        left_target_padding: Whether padding on the left of the target is supported, too.
+        caching: How a cache is created and passed.
+        max_len: Most tokens that the module takes.
 
-    `run(module, batch)` calls the module; by default it is called as `module(x)`, or `module(source, x)`. `source`
-    describes the second input of an encoder-decoder. `sees` is the mask of one layer, `causal()` for a language model
-    and `full()` for one that may look ahead; `in_turn` are masks that its `layers` take in turn besides.
-    `positions=False` says that the module knows no order, `scale` what its scores are multiplied by where that is not
-    1/√d_head. `pads`: `run` passes `batch.keep` (or `batch.source_keep`) on; `left`: padding on the left is meant to
-    work too. `pads_target` and `left_target` say the same of an encoder-decoder's target (padding: `batch.keep`)."""
+    Raises:
+        ConfigError: `inputs` or `scale` is invalid.
+
+    Example:
+        >>> ModuleSpec(GPT(), inputs=Ids(50), mask=causal())
+    """
 
     module: Callable[..., Any] = field(kw_only=False)
     name: str = ""
     inputs: Inputs
-    run: Run = None  # type: ignore[assignment]  # `direct_run`, where nobody said how it is called
+    run: Run = None  # type: ignore[assignment]  # default: `direct_run`
     source: Inputs | None = None
-    sees: Mask | None = None
+    mask: Mask | None = None
     layers: int | None = None
-    in_turn: tuple[Mask, ...] = ()
+    layer_masks: tuple[Mask, ...] = ()
     positions: bool | None = None
     scale: float | None = None
-    pads: bool = False
-    left: bool = True
-    pads_target: bool = False
-    left_target: bool = True
+    takes_padding: bool = False
+    left_padding: bool = True
+    takes_target_padding: bool = False
+    left_target_padding: bool = True
     caching: Caching | None = None
     max_len: int | None = None
 
@@ -179,7 +197,7 @@ class Subject:
         if not isinstance(self.inputs, Inputs):
             raise ConfigError(f"inputs is {self.inputs!r}; expected {INPUTS_IN_WORDS}")
         if self.scale is not None and not (isinstance(self.scale, (int, float)) and self.scale > 0):
-            raise ConfigError(f"scale is {self.scale!r}; expected what scores are multiplied by, a number above 0")
+            raise ConfigError(f"scale is {self.scale!r}; expected the factor of the scores, a positive number")
         if not self.name:
             object.__setattr__(self, "name", str(getattr(self.module, "__name__", type(self.module).__name__)))
         if self.run is None:
@@ -187,18 +205,18 @@ class Subject:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether its input is tokens in a row."""
+        """Whether the input is a sequence."""
         return not isinstance(self.inputs, Values)
 
 
 def direct_run(padding: Padding | None, caching: Caching | None, target_padding: Padding | None = None) -> Run:
-    """Calls `module(x)` or `module(source, x)`, with padding and cache under the names that were given."""
+    """Return a function that calls `module(x)` or `module(source, x)` with padding and cache as named arguments."""
 
-    def run(module: Any, batch: Batch) -> Any:
-        told = [(padding, batch.keep)]
+    def run(module: Any, batch: CallInputs) -> Any:
+        masks = [(padding, batch.keep)]
         if batch.source is not None:
-            told = [(padding, batch.source_keep), (target_padding, batch.keep)]
-        extra: dict[str, Any] = {p.argument: p.value(keep) for p, keep in told if p is not None and keep is not None}
+            masks = [(padding, batch.source_keep), (target_padding, batch.keep)]
+        extra: dict[str, Any] = {p.argument: p.value(keep) for p, keep in masks if p is not None and keep is not None}
         if caching is not None and batch.cache is not None:
             extra[caching.argument] = batch.cache
         return module(*[x for x in (batch.source, batch.x) if x is not None], **extra)
@@ -207,11 +225,11 @@ def direct_run(padding: Padding | None, caching: Caching | None, target_padding:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """The one tensor that is meant, out of what modules return: a tensor, a tuple, a dict, an output object."""
+    """Return the main tensor of a module output: a tensor, a tuple, a dict or an output object."""
     for name in ("logits", "last_hidden_state"):
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
+        tensor = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(tensor, Tensor):
+            return tensor
     if isinstance(output, Tensor):
         return output
     parts = list(output.values()) if isinstance(output, Mapping) else output
@@ -219,13 +237,13 @@ def tensor_of(output: Any) -> Tensor:
         if isinstance(part, Tensor) and part.is_floating_point():
             return part
     raise DtypeError(
-        f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or object that holds one: "
-        "give run=, a function of (module, batch) that returns it"
+        f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or "
+        "object that contains one; pass run=, a function of (module, inputs) that returns it"
     )
 
 
 def all_tensors(output: Any) -> list[Tensor]:
-    """Every floating tensor in what a module returned: a loss may be made of any of them."""
+    """Return every floating-point tensor of a module output, because a loss can depend on any of them."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):

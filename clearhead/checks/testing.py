@@ -1,13 +1,13 @@
-"""The properties as assertions, for a suite of one's own.
+"""Properties as assertions for a test suite.
 
 from clearhead.checks.testing import assert_causal, assert_cache_consistent
 
 def test_model():
     assert_causal(model)
 
-Each raises an `AssertionError` whose text is the finding: where, by how much, the usual cause, the smallest input. A
-property that cannot be tested on the module fails too, and says why: a test that tests nothing would be worse than
-none. The keywords are those of `check`."""
+Each raises an `AssertionError` with the finding: location, difference, usual cause and a minimal example. A property
+that cannot be tested on the module fails too, because a test without effect is misleading. The options are those of
+`check`."""
 
 from __future__ import annotations
 
@@ -18,67 +18,73 @@ from clearhead.checks.report import Report, Verdict
 from clearhead.checks.runner import check
 
 
-def assert_property(module: Any, name: str, **how: Any) -> None:
-    """Raises unless the property of this name (see `clearhead.checks.NAMES`) was tested and holds."""
-    finding = check(module, only=name, **how)[name]
+def assert_property(module: Any, name: str, **options: Any) -> None:
+    """Raise AssertionError unless the property (see `clearhead.checks.NAMES`) passes."""
+    finding = check(module, only=name, **options)[name]
     if finding.verdict is not Verdict.PASS:
         raise AssertionError(str(finding))
 
 
-def assert_right(module: Any, **how: Any) -> Report:
-    """Raises if any property fails; those that are not applicable are passed over. Returns the report."""
-    report = check(module, **how)
+def assert_valid(module: Any, **options: Any) -> Report:
+    """Raise AssertionError if any property fails, and return the report. Properties that do not apply are ignored."""
+    report = check(module, **options)
     if not report.ok:
         raise AssertionError("\n".join([f"{report.name}:", *(str(failure) for failure in report.failures)]))
     return report
 
 
-def assert_causal(module: Any, **how: Any) -> None:
-    """Raises if an output depends on a later token (or one that `sees` hides), or misses one that it should see."""
-    if "sees" not in how:
-        how.setdefault("causal", True)
-    assert_property(module, "future leak", **how)
-    assert_property(module, "past reach", **how)
+def assert_causal(module: Any, **options: Any) -> None:
+    """Raise AssertionError unless each output depends on exactly the tokens that the mask allows."""
+    if "mask" not in options:
+        options.setdefault("causal", True)
+    assert_property(module, "causality", **options)
+    assert_property(module, "context use", **options)
 
 
-def assert_permutation_equivariant(module: Any, **how: Any) -> None:
-    """Raises if the order of the tokens counts; `positions=False` is taken as said."""
-    how.setdefault("positions", False)
-    assert_property(module, "permutation equivariance", **how)
+def assert_permutation_equivariant(module: Any, **options: Any) -> None:
+    """Raise AssertionError if the order of the tokens matters."""
+    options.setdefault("positions", False)
+    assert_property(module, "permutation equivariance", **options)
 
 
-def _assertion(name: str, says: str) -> Callable[..., None]:
-    """The assertion of one property, called with a module and the keywords of `check`."""
+def _assertion(name: str, doc: str) -> Callable[..., None]:
+    """Return the assertion of one property, which takes a module and the options of `check`."""
 
-    def assertion(module: Any, **how: Any) -> None:
-        assert_property(module, name, **how)
+    def assertion(module: Any, **options: Any) -> None:
+        assert_property(module, name, **options)
 
-    assertion.__doc__ = says
+    assertion.__doc__ = doc
     return assertion
 
 
 assert_padding_invariant = _assertion(
-    "padding invariance", "Raises if padding, on either side, of any amount and content, changes a real output."
+    "padding invariance",
+    "Raise AssertionError if padding, on either side, of any amount and content, changes the output of a real token.",
 )
 assert_mask_polarity = _assertion(
-    "mask polarity", "Raises if True in the padding mask means the opposite of what is said."
+    "mask polarity", "Raise AssertionError if the padding mask has the opposite polarity."
 )
 assert_batch_invariant = _assertion(
-    "batch invariance", "Raises if a row's output depends on its neighbours or its place in the batch."
+    "batch invariance", "Raise AssertionError if a row's output depends on other rows or on its index in the batch."
 )
-assert_cache_consistent = _assertion("cache = no cache", "Raises if outputs with a cache differ from those without.")
-assert_deterministic = _assertion("determinism", "Raises if the same input gives different outputs in evaluation mode.")
+assert_cache_consistent = _assertion(
+    "cache = no cache", "Raise AssertionError if outputs with a cache differ from those without."
+)
+assert_deterministic = _assertion(
+    "determinism", "Raise AssertionError if the same input gives different outputs in evaluation mode."
+)
 assert_dtypes_agree = _assertion(
-    "dtype agreement", "Raises if float32, bfloat16 or float16 err by more than their rounding."
+    "dtype agreement", "Raise AssertionError if float32, bfloat16 or float16 differ by more than their rounding."
 )
-assert_finite = _assertion("finiteness", "Raises if finite inputs give NaN or infinities.")
-assert_gradients_reach = _assertion("gradients reach every parameter", "Raises if a parameter gets no gradient.")
-assert_train_is_eval = _assertion(
-    "train = eval without dropout", "Raises if training mode without dropout computes something else."
+assert_finite = _assertion("finiteness", "Raise AssertionError if finite inputs give NaN or infinities.")
+assert_gradient_flow = _assertion("gradient flow", "Raise AssertionError if a parameter gets no gradient.")
+assert_train_eval_consistent = _assertion(
+    "train/eval consistency", "Raise AssertionError if training mode without dropout computes a different result."
 )
 
 __all__ = [
     "assert_batch_invariant", "assert_cache_consistent", "assert_causal", "assert_deterministic", "assert_dtypes_agree",
-    "assert_finite", "assert_gradients_reach", "assert_mask_polarity", "assert_padding_invariant",
-    "assert_permutation_equivariant", "assert_property", "assert_right", "assert_train_is_eval",
+    "assert_finite", "assert_gradient_flow", "assert_mask_polarity", "assert_padding_invariant",
+    "assert_permutation_equivariant", "assert_property", "assert_train_eval_consistent",
+    "assert_valid",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the module was seen doing: facts about its attention, read off the operations of one run.
+"""What the module was seen doing: observations about its attention, read off the operations of one run.
 
 A property says that something is wrong; this says what. It watches from outside, by the operations that reach torch,
 and so knows as little about the module as the properties do: which axis a softmax runs over, what was added before and
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "normal", "multinomial", "uniform", "_fused_dropout")
-SEEN = {  # what each fact means, as the cause of what was found
+CAUSES = {  # what each fact means, as the cause of what was found
     "split_by_view": "heads are split by a view without a transpose: (B, T, M) seen as (B, H, T, D) mixes positions "
     "into heads; view as (B, T, H, D), then transpose(1, 2)",
     "wrong_axis": "the softmax runs over the wrong axis: weights must sum to 1 over the keys, the last axis of the "
@@ -34,7 +34,7 @@ _NEW = ("mm", "addmm", "linear", "native_layer_norm", "embedding")
 
 
 @dataclass
-class Facts:
+class Observations:
     """What one run showed."""
 
     wrong_axis: bool = False  # a softmax over scores that does not run over the keys
@@ -47,12 +47,12 @@ class Facts:
     scales: list[tuple[float, int, int]] = field(default_factory=list)  # (factor, D, H) of each attention
 
 
-class Witness(TorchDispatchMode):
-    """Watches one run on a batch of `batch` rows and `length` tokens; `facts` says what it saw."""
+class NumericsRecorder(TorchDispatchMode):
+    """Watches one run on a batch of `batch` rows and `length` tokens; `observations` says what it saw."""
 
     def __init__(self, batch: int, length: int) -> None:
         super().__init__()
-        self.facts = Facts()
+        self.observations = Observations()
         self._batch, self._length = batch, length
         self._kept: list[Tensor] = []  # memory that stays alive is not given to another tensor
         self._scale: dict[int, float] = {}  # by memory: the constants a tensor was multiplied by
@@ -71,7 +71,7 @@ class Witness(TorchDispatchMode):
 
     def _see(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
         if name in _RANDOM:
-            self.facts.random.append(name)
+            self.observations.random.append(name)
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name in ("_softmax", "_safe_softmax"):
             self._see_softmax(args[0], args[1], out)
@@ -87,42 +87,42 @@ class Witness(TorchDispatchMode):
             if name in ("view", "_unsafe_view"):
                 self._see_view(tensors[0], out)
             if name in ("add", "sub") and any(self._is_scores(x) for x in tensors):
-                self.facts.binary_added |= any(_is_binary(x) for x in tensors)
+                self.observations.binary_added |= any(_is_binary(x) for x in tensors)
             if name == "tanh" and self._is_scores(tensors[0]):
-                self.facts.soft_capped = True
+                self.observations.soft_capped = True
             if name in ("mul", "masked_fill", "where") and any(_at(x) in self._weights for x in tensors):
-                self.facts.masked_after |= any(_is_binary(x) for x in tensors)
+                self.observations.masked_after |= any(_is_binary(x) for x in tensors)
             self._inherit(name, args, tensors, out)
 
     def _see_softmax(self, scores: Tensor, dim: int, out: Tensor) -> None:
         self._weights.add(_at(out))
         if not self._is_scores(scores):
             return
-        self.facts.wrong_axis |= dim % scores.dim() != scores.dim() - 1
+        self.observations.wrong_axis |= dim % scores.dim() != scores.dim() - 1
         self._note_hidden(scores < _LOW)
         heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
-        self.facts.scales.append((self._scale.get(_at(scores), 1.0), self._width[_at(scores)], heads))
+        self.observations.scales.append((self._scale.get(_at(scores), 1.0), self._width[_at(scores)], heads))
 
     def _see_fused(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         q: Tensor = args[0]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
         if isinstance(mask, Tensor):
-            self.facts.binary_added |= mask.is_floating_point() and _is_binary(mask)
+            self.observations.binary_added |= mask.is_floating_point() and _is_binary(mask)
             self._note_hidden(~mask if mask.dtype == torch.bool else mask < _LOW)
         scale = kwargs.get("scale")
         factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        self.facts.scales.append((factor * self._scale.get(_at(q), 1.0), q.shape[-1], q.shape[1]))
+        self.observations.scales.append((factor * self._scale.get(_at(q), 1.0), q.shape[-1], q.shape[1]))
 
     def _note_hidden(self, hidden: Tensor) -> None:
         if hidden.dim() >= 2 and hidden.shape[-2] == self._length:
-            self.facts.hidden.append(hidden.reshape(-1, *hidden.shape[-2:]).all(0))
+            self.observations.hidden.append(hidden.reshape(-1, *hidden.shape[-2:]).all(0))
 
     def _see_view(self, x: Tensor, out: Tensor) -> None:
         # (B, T, M) → (B, T, H, D) is right, and becomes (B, H, T, D) by a transpose.
         if x.dim() != 3 or out.dim() != 4 or x.shape[0] != out.shape[0] or x.shape[1] != self._length:
             return
         H, T, D = out.shape[1:]
-        self.facts.split_by_view |= T == self._length and H != T and H > 1 and H * D == x.shape[2]
+        self.observations.split_by_view |= T == self._length and H != T and H > 1 and H * D == x.shape[2]
 
     def _inherit(self, name: str, args: Sequence[Any], tensors: list[Tensor], out: Tensor) -> None:
         """Constants are carried along with the tensor that they multiply."""

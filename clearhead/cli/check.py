@@ -31,11 +31,11 @@ def check(
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Test a model for future leaks, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
+    """Test a model for causality, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
 
     The status is 1 if anything fails, or is left undecided because nobody said whether the model may look ahead. What
     an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
-    module, or a clearhead.checks.Subject that says how it is called; a module itself may be named too. Its code is
+    module, or a clearhead.checks.ModuleSpec that says how it is called; a module itself may be named too. Its code is
     imported only then, from the folder you are in."""
     from clearhead.checks import check as run
 
@@ -56,7 +56,7 @@ def _show(model: str, report: Report) -> None:
     from clearhead.checks.report import number
 
     rows = [
-        (f.property, f.verdict.value, number(f.difference), number(f.tolerance))
+        (f.property, f.verdict.value, number(f.max_abs_difference), number(f.tolerance))
         for f in report
         if f.verdict is not Verdict.NOT_APPLICABLE
     ]

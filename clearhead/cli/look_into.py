@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import look, pretrained
-from clearhead.checks import subject_of
-from clearhead.checks.subject import Batch, Ids
+from clearhead.checks import spec_for
+from clearhead.checks.subject import CallInputs, Ids
 from clearhead.cli.named import inputs_of, named
 from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
 from clearhead.errors import ConfigError
@@ -62,15 +62,15 @@ def module_asked(
     name: str, given: str | None, inputs: tuple[Any, ...], place: Mapping[str, Any], *, seed: int, length: int
 ) -> Asked:
     """What a factory makes, called as `check` calls it; its input is drawn where no token numbers are given."""
-    subject = subject_of(named(name), **inputs_of(*inputs))
-    model, reads = subject.module, subject.inputs
+    spec = spec_for(named(name), **inputs_of(*inputs))
+    model, reads = spec.module, spec.inputs
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{name} gives a {type(model).__name__}; only a PyTorch module can be looked into")
     model = model.to(**place).eval()
 
     def ask(text: str | None) -> ModelInputs:
         generator = torch.Generator().manual_seed(seed)
-        drawn: list[Any] = [one and one.draw(1, length, generator) for one in (subject.source, reads)]
+        drawn: list[Any] = [one and one.draw(1, length, generator) for one in (spec.source, reads)]
         if text is not None:
             if not isinstance(reads, Ids):
                 raise ConfigError(f"{name} does not read token numbers; leave INPUT out, and one is drawn from --seed")
@@ -85,17 +85,17 @@ def module_asked(
         handle = model.register_forward_pre_hook(keep, with_kwargs=True)
         try:
             with torch.no_grad():
-                subject.run(model, Batch(x=x, source=source))
+                spec.run(model, CallInputs(x=x, source=source))
         finally:
             handle.remove()
-        tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if subject.is_sequence else 0)
-        return look.ModelInputs(call, tuple(map(str, tokens)), str, subject.name)
+        tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if spec.is_sequence else 0)
+        return look.ModelInputs(call, tuple(map(str, tokens)), str, spec.name)
 
     def album() -> AttentionReport:
         question = ask(given)
         with torch.no_grad(), look.trace(model, "**.weights") as t:
             model(**dict(question.args))
-        one_text = subject.source is None and subject.is_sequence
+        one_text = spec.source is None and spec.is_sequence
         return look.build_report(t, question.tokens if one_text else None, title=question.title)
 
     return Asked(model, given, ask, album)

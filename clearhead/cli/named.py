@@ -25,18 +25,18 @@ def named(model: str, **place: Any) -> Any:
     """What a name on the command line stands for: a model, or what a factory makes; on a device, in a dtype."""
     from torch import nn
 
-    from clearhead.checks import Subject
+    from clearhead.checks import ModuleSpec
     from clearhead.pretrained import load_model
 
     if not is_factory(model):
         return load_model(model, **place)
     found = imported(model)
-    if not isinstance(found, (nn.Module, Subject)):
+    if not isinstance(found, (nn.Module, ModuleSpec)):
         try:
             found = found()
         except TypeError as error:
             raise ConfigError(f"{model} could not be called without arguments: {error}") from error
-    if place and isinstance(found, Subject) and isinstance(found.module, nn.Module):
+    if place and isinstance(found, ModuleSpec) and isinstance(found.module, nn.Module):
         return replace(found, module=found.module.to(**place))
     return found.to(**place) if place and isinstance(found, nn.Module) else found
 
@@ -46,7 +46,7 @@ def imported(name: str) -> Any:
     the user's code, which was asked for by naming it."""
     from torch import nn
 
-    from clearhead.checks import Subject
+    from clearhead.checks import ModuleSpec
 
     place, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in place.split(".")):
@@ -62,7 +62,7 @@ def imported(name: str) -> Any:
         if not hasattr(found, part):
             raise ConfigError(f"{place} has no {attribute!r}; give module:factory, a function that returns the model")
         found = getattr(found, part)
-    if not callable(found) and not isinstance(found, (nn.Module, Subject)):
+    if not callable(found) and not isinstance(found, (nn.Module, ModuleSpec)):
         raise ConfigError(f"{name} is a {type(found).__name__}; expected a function that returns a module")
     return found
 

@@ -222,8 +222,8 @@ def cost(
     log, sample, module = execute(builder, tokens, batch)
     length = _checked_length(builder.label, sample, tokens, log)
     lists = layer_lists(module)
-    max_len = sample.subject.max_len
-    has_source = sample.subject.source is not None
+    max_len = sample.spec.max_len
+    has_source = sample.spec.source is not None
     sizes = size_symbols(builder.config, length, batch, has_source) | dict(lists.values()) | _pair_symbols(log)
 
     def execute_probe() -> SymbolicProbe:
@@ -244,7 +244,7 @@ def cost(
         sizes=sizes,
         log=log,
         solver=FormulaSolver(log, execute_probe),
-        has_kv_cache=sample.subject.caching is not None or isinstance(module, MultiHeadAttention),
+        has_kv_cache=sample.spec.caching is not None or isinstance(module, MultiHeadAttention),
         has_source=has_source,
         max_len=max_len,
     )
@@ -261,7 +261,7 @@ def _pair_symbols(log: ExecutionLog) -> dict[str, int]:
 
 def _checked_length(label: str, sample: Example, tokens: Tokens, log: ExecutionLog) -> Tokens:
     """Return `tokens`, which must be absent or correct for models with a fixed input size."""
-    if sample.subject.is_sequence or tokens is None:
+    if sample.spec.is_sequence or tokens is None:
         return tokens
     expected = log.attention[0].queries if log.attention else None
     if tokens == expected:

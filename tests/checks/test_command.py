@@ -16,14 +16,14 @@ from clearhead.checks.gallery import CORRECT, GALLERY
 def right():
     return CORRECT["reader"]()
 def wrong():
-    return GALLERY["no causal mask"].subject()
+    return GALLERY["no causal mask"].spec()
 def needs(argument):
     return argument
 number = 3
 
 import torch
 from torch import nn
-from clearhead.checks import Ids, Subject
+from clearhead.checks import Ids, ModuleSpec
 
 class GPT(nn.Module):
     # A language model by hand that forgot its mask.
@@ -49,7 +49,7 @@ class Features(nn.Linear):
         super().__init__(7, 3)
 
 def told():
-    return Subject(GPT(), inputs=Ids(50))
+    return ModuleSpec(GPT(), inputs=Ids(50))
 """
 
 
@@ -83,17 +83,17 @@ def test_a_factory_that_is_wrong(run):
     status, out, _ = run("mine_to_check:wrong")
     assert status == 1
     assert "no causal mask reaches the attention" in out
-    assert "smallest" in out
+    assert "example" in out
 
 
 def test_json(run):
-    status, out, _ = run("mine_to_check:wrong", "--json", "--only", "future leak", "--only", "finiteness")
+    status, out, _ = run("mine_to_check:wrong", "--json", "--only", "causality", "--only", "finiteness")
     assert status == 1
     findings = {f["property"]: f for f in json.loads(out)["findings"]}
-    assert set(findings) == {"future leak", "finiteness"}
-    assert findings["future leak"]["verdict"] == "fail"
+    assert set(findings) == {"causality", "finiteness"}
+    assert findings["causality"]["verdict"] == "fail"
     assert findings["finiteness"]["verdict"] == "pass"
-    assert {"property", "verdict", "difference", "where", "cause"} <= set(findings["future leak"])
+    assert {"property", "verdict", "max_abs_difference", "location", "cause"} <= set(findings["causality"])
 
 
 def test_a_folder(run, tmp_path):
@@ -104,7 +104,7 @@ def test_a_folder(run, tmp_path):
 
 
 def test_a_model_in_the_box(run):
-    status, out, error = run("sort-dedup", "--only", "future leak")
+    status, out, error = run("sort-dedup", "--only", "causality")
     assert status == 0, error
     assert "pass" in out
 
@@ -114,21 +114,21 @@ def test_a_model_that_may_leak_is_not_passed_in_silence(run, name):
     ids = () if name == "told" else ("--ids", "50")
     status, out, _ = run(f"mine_to_check:{name}", *ids)
     assert status == 1
-    row = next(line for line in out.splitlines() if line.startswith("future leak"))
+    row = next(line for line in out.splitlines() if line.startswith("causality"))
     assert "undecided" in row
     told = " ".join(out.split())  # wherever the terminal breaks it
-    loud = told[told.index("? future leak: UNDECIDED") :]
-    assert "nobody said whether this model may look ahead" in loud
+    loud = told[told.index("? causality: UNDECIDED") :]
+    assert "it is unknown whether this model is causal" in loud
     assert "--causal" in loud
     assert "--not-causal" in loud
 
     status, out, _ = run(f"mine_to_check:{name}", *ids, "--json")
     assert status == 1
     document = json.loads(out)
-    assert document["undecided"] == ["future leak"]
-    finding = next(f for f in document["findings"] if f["property"] == "future leak")
+    assert document["undecided"] == ["causality"]
+    finding = next(f for f in document["findings"] if f["property"] == "causality")
     assert finding["verdict"] == "undecided"
-    assert finding["difference"] > finding["tolerance"]
+    assert finding["max_abs_difference"] > finding["tolerance"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_the_options_settle(run, arguments, status, verdict):
     assert got == status, out + error
     if verdict is not None:
         findings = {f["property"]: f for f in json.loads(out)["findings"]}
-        assert findings["future leak"]["verdict"] == verdict
+        assert findings["causality"]["verdict"] == verdict
     else:
         assert error.startswith("clearhead: Masked could not be called with embeddings 3 × 11 × 12")
 
@@ -157,7 +157,7 @@ def test_what_the_options_settle(run, arguments, status, verdict):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mine_to_check:GPT",), "clearhead: cannot tell what GPT takes as input; pass inputs=Ids(vocab_size), "),
+        (("mine_to_check:GPT",), "clearhead: cannot infer the inputs of GPT; pass inputs=Ids(vocab_size), "),
         (("mine_to_check:GPT", "--ids", "0"), "clearhead: vocab_size is 0; expected a whole number of at least 1"),
         (("mine_to_check:GPT", "--ids", "5", "--embeddings", "7"), "clearhead: a module reads one kind of input"),
         (("mine_to_check:GPT", "--values", "3,x"), "clearhead: --values is '3,x'; expected sizes with commas"),

@@ -1,4 +1,4 @@
-"""The instruments themselves: tolerances, influence, what a witness sees, what is said about modules that are
+"""The instruments themselves: tolerances, influence, what a recorder sees, what is said about modules that are
 not known."""
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from torch.nn import functional as F
 
 from clearhead.attention import KVCache
 from clearhead.checks import (
-    Batch,
     Caching,
+    CallInputs,
     Embeddings,
     Ids,
-    Subject,
-    TrueIsHidden,
-    TrueIsReal,
+    IgnoreMask,
+    KeepMask,
+    ModuleSpec,
     Values,
     Verdict,
     check,
-    subject_of,
+    spec_for,
 )
 from clearhead.checks.gallery import CORRECT, GALLERY, NoMask
-from clearhead.checks.lab import Lab
+from clearhead.checks.lab import Harness
 from clearhead.checks.noise import Rounding, difference
-from clearhead.checks.properties.causality import gradient, influence, reach
+from clearhead.checks.properties.causality import gradient, influence, receptive_field
 from clearhead.checks.properties.padding import PaddingInvariance
 from clearhead.checks.specimens import Language, Pair
-from clearhead.checks.witness import Witness
+from clearhead.checks.witness import NumericsRecorder
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, window
 from clearhead.models import Decoder, tiny_decoder
@@ -81,17 +81,17 @@ def test_the_tolerance_follows_the_dtype_inside(dtype, least, most):
         def forward(self, x):
             return torch.tanh(x.to(dtype)).to(x.dtype)
 
-    lab = Lab(subject_of(Inside(), inputs=Embeddings(5)))
-    assert least < lab.tolerance < most
+    harness = Harness(spec_for(Inside(), inputs=Embeddings(5)))
+    assert least < harness.tolerance < most
 
 
 def test_the_tolerance_grows_with_depth():
     def deep(n):
         torch.manual_seed(0)
-        return Lab(subject_of(nn.Sequential(*(nn.Linear(13, 13) for _ in range(n))), inputs=Embeddings(13)))
+        return Harness(spec_for(nn.Sequential(*(nn.Linear(13, 13) for _ in range(n))), inputs=Embeddings(13)))
 
     shallow, deeper = deep(1), deep(12)
-    scale = [lab.exact.abs().max().item() for lab in (shallow, deeper)]
+    scale = [harness.exact.abs().max().item() for harness in (shallow, deeper)]
     assert deeper.tolerance / scale[1] > 1.5 * shallow.tolerance / scale[0]
 
 
@@ -109,9 +109,9 @@ def test_difference_is_infinite_where_one_is_not_finite():
 def test_influence_and_gradient_show_the_matrix_that_was_put_in():
     torch.manual_seed(0)
     matrix = torch.randn(11, 11) * (torch.rand(11, 11) < 0.4)
-    lab = Lab(subject_of(Weighted(matrix), inputs=Embeddings(3), causal=True))
-    assert torch.equal(influence(lab, lab.case) > 0, matrix != 0)
-    slope = gradient(lab, lab.case)
+    harness = Harness(spec_for(Weighted(matrix), inputs=Embeddings(3), causal=True))
+    assert torch.equal(influence(harness, harness.inputs) > 0, matrix != 0)
+    slope = gradient(harness, harness.inputs)
     # The slope at j of output i is |A[i, j]| times what sums the outputs: rows are proportional to the matrix's.
     i = int((matrix != 0).sum(1).argmax())
     ratio = slope[i][matrix[i] != 0] / matrix[i][matrix[i] != 0].abs().double()
@@ -121,9 +121,9 @@ def test_influence_and_gradient_show_the_matrix_that_was_put_in():
 def test_the_leak_that_is_reported_is_the_largest():
     matrix = torch.ones(11, 11).tril()
     matrix[4, 9], matrix[2, 5] = 100.0, 1.0
-    finding = check(Weighted(matrix), inputs=Embeddings(3), causal=True, only="future leak")["future leak"]
+    finding = check(Weighted(matrix), inputs=Embeddings(3), causal=True, only="causality")["causality"]
     assert finding.verdict is Verdict.FAIL
-    assert "output 4 depends on the token at 9" in finding.where
+    assert "output 4 depends on the token at 9" in finding.location
     assert finding.example["x"].shape[:2] == (1, 6)  # output 2 sees token 5: six tokens show it
 
 
@@ -135,20 +135,20 @@ def test_gradients_find_what_a_change_cannot():
             ahead = x.flip(1).cumsum(1).flip(1)
             return x + (ahead - ahead.detach())
 
-    finding = check(Quantised(), inputs=Embeddings(3), causal=True, only="future leak")["future leak"]
+    finding = check(Quantised(), inputs=Embeddings(3), causal=True, only="causality")["causality"]
     assert finding.verdict is Verdict.FAIL
-    assert "by gradient" in finding.where
+    assert "by gradient" in finding.location
 
 
 def test_reach_is_what_layers_can_hand_on():
-    subject = subject_of(Language(), inputs=Ids(29), sees=causal() & window(2, 0), layers=3)
+    spec = spec_for(Language(), inputs=Ids(29), mask=causal() & window(2, 0), layers=3)
     T = 11
-    far = reach(Lab(subject), T)
+    far = receptive_field(Harness(spec), T)
     i, j = torch.arange(T)[:, None], torch.arange(T)
     assert torch.equal(far, (j <= i) & (j >= i - 6))  # 3 layers, 2 back each
 
 
-# ---------------------------------------------------------------------- the witness
+# ---------------------------------------------------------------------- the recorder
 
 
 def test_a_witness_reads_the_scale_off_the_operations():
@@ -158,9 +158,9 @@ def test_a_witness_reads_the_scale_off_the_operations():
         lambda: ((q / 2) @ (k.transpose(-2, -1) / 2)).softmax(-1),
         lambda: F.scaled_dot_product_attention(q, k, k, scale=0.25),
     ):
-        with Witness(2, 7) as witness:
+        with NumericsRecorder(2, 7) as recorder:
             run()
-        assert witness.facts.scales == [(0.25, 5, 3)]
+        assert recorder.observations.scales == [(0.25, 5, 3)]
 
 
 def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
@@ -182,16 +182,16 @@ def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
         def forward(self, ids):
             return (self.places(ids) + self.tokens(ids)).cumsum(1)
 
-    lab = Lab(subject_of(Running(), inputs=Ids(29), causal=True, max_len=37))
-    assert torch.equal(gradient(lab, lab.case) > 0, torch.ones(11, 11, dtype=torch.bool).tril())
+    harness = Harness(spec_for(Running(), inputs=Ids(29), causal=True, max_len=37))
+    assert torch.equal(gradient(harness, harness.inputs) > 0, torch.ones(11, 11, dtype=torch.bool).tril())
 
 
 # ---------------------------------------------------------------------- padding
 
 
 def test_both_inputs_of_a_pair_are_padded_on_both_sides():
-    lab = Lab(CORRECT["encoder-decoder"]())
-    kinds = {seen.kind for seen in PaddingInvariance().look(lab, lab.case)}
+    harness = Harness(CORRECT["encoder-decoder"]())
+    kinds = {seen.kind for seen in PaddingInvariance().evaluate(harness, harness.inputs)}
     assert kinds == {
         f"{which}{side}, {what}"
         for which in ("", "target, ")
@@ -204,16 +204,16 @@ def test_both_inputs_of_a_pair_are_padded_on_both_sides():
 
 
 def test_a_target_is_padded_only_where_there_is_a_way_to_say_so():
-    padded_too = subject_of(Pair(), inputs=Ids(29), source=Ids(29), padding=TrueIsReal("keep"), max_len=37)
-    lab = Lab(padded_too)
-    assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().look(lab, lab.case))
+    padded_too = spec_for(Pair(), inputs=Ids(29), source=Ids(29), padding=KeepMask("keep"), max_len=37)
+    harness = Harness(padded_too)
+    assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().evaluate(harness, harness.inputs))
 
 
 def test_the_mask_of_a_target_is_told_by_its_meaning():
-    how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": TrueIsReal("keep"), "max_len": 37}
-    wrong = check(Pair(), **how, target_padding=TrueIsHidden("target_keep"))
+    how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": KeepMask("keep"), "max_len": 37}
+    wrong = check(Pair(), **how, target_padding=IgnoreMask("target_keep"))
     assert {f.property for f in wrong.failures} == {"padding invariance", "mask polarity"}
-    assert "of the target" in wrong["mask polarity"].where
+    assert "of the target" in wrong["mask polarity"].location
 
 
 # ---------------------------------------------------------------------- modules that are not known
@@ -222,10 +222,10 @@ def test_the_mask_of_a_target_is_told_by_its_meaning():
 def test_a_function_is_checked_too():
     report = check(attend, inputs=Embeddings(5), causal=True)
     assert report.ok, str(report)
-    assert report["future leak"].verdict is Verdict.PASS
-    assert report["past reach"].verdict is Verdict.PASS
+    assert report["causality"].verdict is Verdict.PASS
+    assert report["context use"].verdict is Verdict.PASS
     leaky = check(lambda x: x.cumsum(1).flip(1), inputs=Embeddings(5), causal=True)
-    assert leaky["future leak"].verdict is Verdict.FAIL
+    assert leaky["causality"].verdict is Verdict.FAIL
 
 
 def test_padding_is_guessed_by_its_name_and_told_by_its_meaning():
@@ -236,9 +236,9 @@ def test_padding_is_guessed_by_its_name_and_told_by_its_meaning():
 
     guessed = check(Sum(), inputs=Embeddings(3), causal=False)
     assert guessed["padding invariance"].verdict is Verdict.PASS
-    wrong = check(Sum(), inputs=Embeddings(3), causal=False, padding=TrueIsReal("key_padding_mask"))
+    wrong = check(Sum(), inputs=Embeddings(3), causal=False, padding=KeepMask("key_padding_mask"))
     assert wrong["mask polarity"].verdict is Verdict.FAIL
-    right = check(Sum(), inputs=Embeddings(3), causal=False, padding=TrueIsHidden("key_padding_mask"))
+    right = check(Sum(), inputs=Embeddings(3), causal=False, padding=IgnoreMask("key_padding_mask"))
     assert right.ok, str(right)
 
 
@@ -251,10 +251,10 @@ def test_a_module_may_be_called_in_any_way():
         def forward(self, request):
             return {"answer": self.inner(request["tokens"], request.get("real"))}
 
-    def run(module, batch: Batch):
+    def run(module, batch: CallInputs):
         return module({"tokens": batch.x, "real": batch.keep})["answer"]
 
-    report = check(Odd(), inputs=Ids(29), causal=True, run=run, padding=TrueIsReal("real"), max_len=37, positions=True)
+    report = check(Odd(), inputs=Ids(29), causal=True, run=run, padding=KeepMask("real"), max_len=37, positions=True)
     assert report.ok, str(report)
     assert report["padding invariance"].verdict is Verdict.PASS
 
@@ -278,14 +278,14 @@ def test_what_moves_by_itself_is_not_called_right():
 
 
 def test_a_report_is_text_html_and_json():
-    report = check(GALLERY["no causal mask"].subject())
+    report = check(GALLERY["no causal mask"].spec())
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    first = next(f for f in document["findings"] if f["property"] == "future leak")
+    first = next(f for f in document["findings"] if f["property"] == "causality")
     assert first["verdict"] == "fail"
-    assert first["difference"] > 0
+    assert first["max_abs_difference"] > 0
     assert "no causal mask" in first["cause"]
-    assert "✗ future leak" in str(report)
-    assert ">future leak</td>" in report._repr_html_()
+    assert "✗ causality" in str(report)
+    assert ">causality</td>" in report._repr_html_()
     assert ">fail</b>" in report._repr_html_()
 
 
@@ -297,20 +297,20 @@ def test_a_report_is_text_html_and_json():
     ("module", "how", "error", "message"),
     [
         (3, {}, DtypeError, "got a int; expected a PyTorch module or a function"),
-        (nn.Linear(3, 3), {}, ConfigError, "cannot tell what Linear takes as input; pass inputs=Ids"),
+        (nn.Linear(3, 3), {}, ConfigError, "cannot infer the inputs of Linear; pass inputs=Ids"),
         (nn.Linear(3, 3), {"inputs": 3}, ConfigError, "inputs is 3; expected Ids"),
-        (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, ConfigError, "check knows no 'colour'"),
+        (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, ConfigError, "unknown option 'colour'"),
         (
             nn.Linear(3, 3),
             {"inputs": Values((3,)), "padding": "mask"},
             ConfigError,
-            "padding is 'mask'; expected TrueIs",
+            "padding is 'mask'; expected KeepMask",
         ),
         (
             nn.Linear(3, 3),
             {"inputs": Values((3,)), "target_padding": "mask"},
             ConfigError,
-            "target_padding is 'mask'; expected TrueIs",
+            "target_padding is 'mask'; expected KeepMask",
         ),
         (
             nn.Linear(3, 3),
@@ -362,19 +362,19 @@ class ValueHead(Language):
 
 
 class LeakyValueHead(ValueHead, NoMask):
-    """The same, and nothing hides the future."""
+    """The same, and no causal mask reaches the attention."""
 
 
 def test_one_number_for_each_token_is_an_output_for_each_token():
-    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
     report = check(ValueHead(), **how)
     assert report.ok, report
     verdicts = {finding.property: finding.verdict for finding in report.findings}
-    for name in ("future leak", "past reach", "cache = no cache", "padding invariance"):
+    for name in ("causality", "context use", "cache = no cache", "padding invariance"):
         assert verdicts[name] is Verdict.PASS
-    found = check(LeakyValueHead(), **how, only="future leak").findings[0]
+    found = check(LeakyValueHead(), **how, only="causality").findings[0]
     assert found.verdict is Verdict.FAIL
-    assert "nothing hides the future" in found.cause
+    assert "no causal mask reaches the attention" in found.cause
 
 
 def zeroed(model):
@@ -386,10 +386,10 @@ def zeroed(model):
 
 
 def test_weights_that_begin_at_zero_hide_no_leak_and_raise_no_alarm():
-    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": TrueIsReal("keep")}
+    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
     right, wrong = zeroed(Language()), zeroed(NoMask())
     assert check(right, **how).ok, check(right, **how)
-    assert check(wrong, **how)["future leak"].verdict is Verdict.FAIL
+    assert check(wrong, **how)["causality"].verdict is Verdict.FAIL
     assert not any(p.any() for name, p in wrong.named_parameters() if ".o." in name), "only a copy is moved"
 
 
@@ -411,18 +411,18 @@ class Noisy(Language):
 
 
 def test_dropout_is_dropout_however_it_is_called():
-    how = {"inputs": Ids(29), "only": "train = eval without dropout"}
+    how = {"inputs": Ids(29), "only": "train/eval consistency"}
     assert check(OwnDropout(), **how).ok
     assert not check(Noisy(), **how).ok
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
 def test_what_the_caller_has_switched_off_is_no_fault_of_the_module(around):
-    subject = CORRECT["language model"]()
+    spec = CORRECT["language model"]()
     with around():
-        report = check(subject)
+        report = check(spec)
     assert report.ok, report
-    assert report.to_dict() == check(subject).to_dict()
+    assert report.to_dict() == check(spec).to_dict()
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -462,14 +462,14 @@ def test_a_declared_scale_is_honoured_and_another_is_found(name):
     assert check(model, only="score scale")["score scale"].verdict is Verdict.PASS
     found = check(model, only="score scale", scale=0.25)["score scale"]
     assert found.verdict is Verdict.FAIL
-    assert "0.25 is declared" in found.where
+    assert "0.25 is declared" in found.location
     assert "declared" in found.cause
 
 
 def test_a_subject_needs_no_more_than_the_module_and_what_it_reads():
-    subject = Subject(CORRECT["language model"]().module, inputs=Ids(29))
-    assert subject.name == "Language"
-    assert check(subject, only="determinism").ok
+    spec = ModuleSpec(CORRECT["language model"]().module, inputs=Ids(29))
+    assert spec.name == "Language"
+    assert check(spec, only="determinism").ok
 
 
 @pytest.mark.bad_input
@@ -478,13 +478,13 @@ def test_a_subject_needs_no_more_than_the_module_and_what_it_reads():
 )
 def test_a_subject_refuses_what_it_cannot_be(words, message):
     with pytest.raises(ConfigError, match=message):
-        Subject(nn.Identity(), **{"inputs": Ids(7)} | words)
+        ModuleSpec(nn.Identity(), **{"inputs": Ids(7)} | words)
 
 
 def test_python_is_told_too_that_nobody_said():
-    report = check(GALLERY["no causal mask"].subject(), sees=None, only=["future leak", "determinism"])
+    report = check(GALLERY["no causal mask"].spec(), mask=None, only=["causality", "determinism"])
     assert report.ok
-    assert [finding.property for finding in report.undecided] == ["future leak"]
+    assert [finding.property for finding in report.undecided] == ["causality"]
     assert "1 undecided" in str(report)
-    assert "? future leak: UNDECIDED: output " in str(report)
+    assert "? causality: UNDECIDED: output " in str(report)
     assert "undecided" in report._repr_html_()

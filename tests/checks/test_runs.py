@@ -7,20 +7,20 @@ import torch
 
 from clearhead.checks import NAMES, check, runner
 from clearhead.checks.gallery import CORRECT
-from clearhead.checks.lab import Lab
+from clearhead.checks.lab import Harness
 
 
 @pytest.fixture
 def runs(monkeypatch):
     """The tokens and the threads of every run of a module."""
     seen = []
-    raw = Lab.raw
+    raw = Harness.raw
 
-    def counted(lab, batch, *args):
+    def counted(harness, batch, *args):
         seen.append((batch.x.shape[0] * batch.x.shape[1], torch.get_num_threads()))
-        return raw(lab, batch, *args)
+        return raw(harness, batch, *args)
 
-    monkeypatch.setattr(Lab, "raw", counted)
+    monkeypatch.setattr(Harness, "raw", counted)
     return seen
 
 

@@ -20,9 +20,9 @@ PAIRS = {
     "assert_deterministic": ("language model", "dropout in evaluation", "dropout"),
     "assert_dtypes_agree": ("language model", "−1e9 in float16", "float16"),
     "assert_finite": ("reader", "NaN from an empty row", "empty row"),
-    "assert_gradients_reach": ("language model", "detached output", "detach"),
-    "assert_train_is_eval": ("language model", "batch-norm in a decoder", "batch-norm"),
-    "assert_right": ("summary", "mean over the padding", "a mean"),
+    "assert_gradient_flow": ("language model", "detached output", "detach"),
+    "assert_train_eval_consistent": ("language model", "batch-norm in a decoder", "batch-norm"),
+    "assert_valid": ("summary", "mean over the padding", "a mean"),
 }
 
 
@@ -33,7 +33,7 @@ def test_each_assertion_holds_and_fails(name):
     torch.manual_seed(0)
     check(CORRECT[right]())
     with pytest.raises(AssertionError, match=words):
-        check(GALLERY[wrong].subject())
+        check(GALLERY[wrong].spec())
 
 
 def test_every_assertion_is_tested():

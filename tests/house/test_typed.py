@@ -22,12 +22,12 @@ from torch import nn
 
 import clearhead as ch
 from clearhead import look, masks, pretrained
-from clearhead.checks import Ids, Report, Subject
+from clearhead.checks import Ids, Report, ModuleSpec
 from clearhead.models import tiny_decoder
 
 
 def report(model: nn.Module) -> Report:
-    return ch.check(Subject(model, inputs=Ids(50)), causal=True, only=["future leak"])
+    return ch.check(ModuleSpec(model, inputs=Ids(50)), causal=True, only=["causality"])
 
 
 def parameters() -> int:

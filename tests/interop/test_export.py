@@ -50,7 +50,7 @@ def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F81
     for command in (
         ["generate", TEXT, "--max-new-tokens", 20, "--model"],
         ["look", "--json"],
-        ["check", "--only", "future leak"],
+        ["check", "--only", "causality"],
     ):
         said = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "look" else []))
         assert said.code == 0, said.err

@@ -95,8 +95,8 @@ def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():
     assert check(config(Experts(16, 2)).build()).ok
     # A single expert's share is 1 whatever its score, so that its router learns nothing, and that is said.
     (failure,) = check(config(Experts(3, 1)).build()).failures
-    assert failure.property == "gradients reach every parameter"
-    assert "blocks.0.feed_forward.router.weight, blocks.1.feed_forward.router.weight" in failure.where
+    assert failure.property == "gradient flow"
+    assert "blocks.0.feed_forward.router.weight, blocks.1.feed_forward.router.weight" in failure.location
 
 
 @pytest.mark.bad_input

@@ -1,6 +1,7 @@
-"""What `check` tests. One class is one property: it looks at a case, says what it saw, and knows the usual cause.
+"""Properties that `check` tests.
 
-To add one, write it and put it into the list of `runner.py`."""
+Each class is one property: it evaluates comparisons on given inputs and knows the usual cause of a failure. A new
+property is added to the list in `runner.py`."""
 
 from __future__ import annotations
 
@@ -12,21 +13,20 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clearhead.checks.lab import Lab
+from clearhead.checks.lab import Harness
 from clearhead.checks.noise import difference
-from clearhead.checks.subject import Batch
+from clearhead.checks.subject import CallInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """One comparison: a difference, what rounding explains, where the difference was largest, and what was compared.
+class Comparison:
+    """One comparison: its largest difference, the tolerance, the location of the difference, and the kind.
 
-    `kind` sorts comparisons of one property ("left", "one by one"), so that a cause can be told from which of
-    them fail."""
+    Kinds ("left", "one by one") distinguish the comparisons of one property; the cause depends on which fail."""
 
     difference: float
     tolerance: float
-    where: str
+    location: str
     kind: str = ""
 
     @property
@@ -35,48 +35,50 @@ class Seen:
 
 
 class Property(ABC):
-    """A statement that can be tested on any subject."""
+    """A property that can be tested on any module."""
 
     name: ClassVar[str]
-    done: ClassVar[str]  # what was done, in words
-    shrinks: ClassVar[bool] = True  # whether a smaller input can show the same
+    method: ClassVar[str]  # how the property is tested
+    shrinks: ClassVar[bool] = True  # whether a smaller input can fail too
 
-    def why_not(self, lab: Lab) -> str | None:
-        """Why this cannot be tested here, or None."""
+    def why_not(self, harness: Harness) -> str | None:
+        """Return why the property cannot be tested on this module, or Ncomparison."""
         return None
 
-    def undecided(self, lab: Lab) -> str | None:
-        """Why a failure would be no fault before somebody has said what is meant, and how to say it; or None."""
+    def undecided(self, harness: Harness) -> str | None:
+        """Return which option decides whether a failure is an error, or Ncomparison."""
         return None
 
     @abstractmethod
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        """Everything that was compared on this case."""
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        """Yield all comparisons on these inputs."""
 
     @abstractmethod
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
-        """What usually causes this, from all that failed on `case`."""
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
+        """Return the usual cause, given all comparisons that failed."""
 
 
-def compared(lab: Lab, a: Tensor, b: Tensor, what: str, kind: str = "", tolerance: float | None = None) -> Seen:
-    """Two outputs that should be the same: how far they are apart, and where most."""
-    where = what
+def compared(
+    harness: Harness, a: Tensor, b: Tensor, label: str, kind: str = "", tolerance: float | None = None
+) -> Comparison:
+    """Compare two outputs that should be equal."""
+    location = label
     if a.shape != b.shape:
-        where += f": shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        location += f": shapes {tuple(a.shape)} and {tuple(b.shape)}"
     elif a.numel() and a.dim() >= 2:
         gap = (a.double() - b.double()).abs().nan_to_num(float("inf")).flatten(1)
-        row, rest = divmod(int(gap.argmax()), gap.shape[1])
-        where += f": row {row}" + (f", output {rest // (gap.shape[1] // a.shape[1])}" if lab.per_token else "")
-    allowed = lab.tolerance if tolerance is None else tolerance
-    return Seen(difference=difference(a, b), tolerance=allowed, where=where, kind=kind)
+        row, column = divmod(int(gap.argmax()), gap.shape[1])
+        location += f": row {row}" + (f", output {column // (gap.shape[1] // a.shape[1])}" if harness.per_token else "")
+    allowed = harness.tolerance if tolerance is None else tolerance
+    return Comparison(difference=difference(a, b), tolerance=allowed, location=location, kind=kind)
 
 
-def worst(seen: Sequence[Seen]) -> Seen:
-    """The comparison that is furthest beyond its tolerance."""
+def worst(comparisons: Sequence[Comparison]) -> Comparison:
+    """Return the comparison with the largest ratio of difference to tolerance."""
 
-    def excess(one: Seen) -> float:
-        if math.isnan(one.difference):
+    def excess(comparison: Comparison) -> float:
+        if math.isnan(comparison.difference):
             return math.inf
-        return one.difference / one.tolerance if one.tolerance else one.difference * 1e300
+        return comparison.difference / comparison.tolerance if comparison.tolerance else comparison.difference * 1e300
 
-    return max(seen, key=excess)
+    return max(comparisons, key=excess)

@@ -17,93 +17,96 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from clearhead.checks.lab import Lab, by_position, reason
+from clearhead.checks.lab import Harness, by_position, reason
 from clearhead.checks.noise import difference
-from clearhead.checks.properties import Property, Seen, compared
+from clearhead.checks.properties import Comparison, Property, compared
 from clearhead.checks.properties.causality import time_first
-from clearhead.checks.subject import Batch
-from clearhead.checks.witness import SEEN
+from clearhead.checks.subject import CallInputs
+from clearhead.checks.witness import CAUSES
 
 
-def _batch_norms(lab: Lab) -> list[str]:
-    return [name for name, part in lab.parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+def _batch_norms(harness: Harness) -> list[str]:
+    return [name for name, part in harness.parts.items() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
 class BatchInvariance(Property):
     """A row alone gives what it gives in a batch, at any place of it."""
 
     name = "batch invariance"
-    done = "ran each row alone and all rows in another order, and compared with the batch"
+    method = "ran each row alone and all rows in another order, and compared with the batch"
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        whole = lab.plain(case)
-        B = case.x.shape[0]
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        whole = harness.plain(inputs)
+        B = inputs.x.shape[0]
         if B < 2:
             return
         for row in range(B):
             one = slice(row, row + 1)
-            alone = lab.first_row(case)[1] if row == 0 else lab.out(case.rows(one))
-            yield compared(lab, alone, whole[one], f"row {row} alone against in the batch", "alone")
+            alone = harness.first_row(inputs)[1] if row == 0 else harness.out(inputs.rows(one))
+            yield compared(harness, alone, whole[one], f"row {row} alone against in the batch", "alone")
         order = torch.arange(B).roll(1)
-        yield compared(lab, lab.out(case.rows(order)), whole[order], "rows in another order", "order")
+        yield compared(harness, harness.out(inputs.rows(order)), whole[order], "rows in another order", "order")
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
-        if _batch_norms(lab):
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
+        if _batch_norms(harness):
             return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
         mixed = (
             "rows are mixed: a reshape or softmax runs over the batch axis, or something is normalised over the batch"
         )
-        return time_first(lab) or mixed
+        return time_first(harness) or mixed
 
 
 class PermutationEquivariance(Property):
     """Without positions and without a mask, tokens in another order give the same outputs in that order."""
 
     name = "permutation equivariance"
-    done = "put the tokens into another order and compared the outputs in that order"
+    method = "put the tokens into another order and compared the outputs in that order"
 
-    def why_not(self, lab: Lab) -> str | None:
-        if not lab.subject.is_sequence:
+    def why_not(self, harness: Harness) -> str | None:
+        if not harness.spec.is_sequence:
             return "the module reads no sequence"
-        if lab.subject.source is not None:
+        if harness.spec.source is not None:
             return "the module has two inputs, and its target has an order"
-        if lab.subject.positions is None:
+        if harness.spec.positions is None:
             return "it is not said whether the module knows positions: give positions=False if it knows none"
-        if lab.subject.positions:
+        if harness.spec.positions:
             return "the module knows positions, so that order counts"
-        if lab.subject.sees is not None and not bool(lab.subject.sees.dense(lab.length).all()):
+        if harness.spec.mask is not None and not bool(harness.spec.mask.dense(harness.length).all()):
             return "its mask gives the tokens an order"
         return None
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        order = torch.randperm(case.length, generator=lab.generator)
-        if case.length > 1 and bool((order == torch.arange(case.length)).all()):
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        order = torch.randperm(inputs.length, generator=harness.generator)
+        if inputs.length > 1 and bool((order == torch.arange(inputs.length)).all()):
             order = order.roll(1)
-        base, out = lab.plain(case), lab.out(replace(case, x=case.x[:, order]))
-        yield compared(lab, out, base[:, order] if lab.per_token else base, f"order {order.tolist()}")
+        base, out = harness.plain(inputs), harness.out(replace(inputs, x=inputs.x[:, order]))
+        yield compared(harness, out, base[:, order] if harness.per_token else base, f"order {order.tolist()}")
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         usual = "something knows the order: positions are added somewhere, or a reshape mixes the positions"
-        return next((SEEN[fact] for fact in ("split_by_view", "wrong_axis") if getattr(lab.facts, fact)), usual)
+        return next(
+            (CAUSES[fact] for fact in ("split_by_view", "wrong_axis") if getattr(harness.observations, fact)), usual
+        )
 
 
 class Determinism(Property):
     """In evaluation mode, the same input gives the same output."""
 
     name = "determinism"
-    done = "ran the same input three times in evaluation mode"
+    method = "ran the same input three times in evaluation mode"
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
         # Where the module itself is random, its noise cannot be told from rounding by trying: no measured tolerance.
-        tolerance = 64 * torch.finfo(lab.dtype).eps * max(1.0, lab.largest)
+        tolerance = 64 * torch.finfo(harness.dtype).eps * max(1.0, harness.largest)
         for again in (2, 3):
-            yield compared(lab, lab.out(case), lab.plain(case), f"run {again}", tolerance=tolerance)
+            yield compared(harness, harness.out(inputs), harness.plain(inputs), f"run {again}", tolerance=tolerance)
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
-        if lab.facts.random:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
+        if harness.observations.random:
+            random_op = harness.observations.random[0]
             return (
-                f"dropout (or other noise: {lab.facts.random[0]}) acts in evaluation: F.dropout(x, p) is on unless it "
-                "is told training=self.training; use nn.Dropout"
+                f"dropout (or another random op: {random_op}) is active in eval mode: F.dropout(x, p) needs "
+                "training=self.training; use nn.Dropout"
             )
         return "the module keeps a state from one call to the next"
 
@@ -115,68 +118,70 @@ class CacheConsistency(Property):
     """What comes out piece by piece is what comes out at once."""
 
     name = "cache = no cache"
-    done = "fed all at once, one by one and in chunks, after reordering rows and after truncating, against no cache"
+    method = "fed all at once, one by one and in chunks, after reordering rows and after truncating, against no cache"
 
-    def why_not(self, lab: Lab) -> str | None:
-        sees = lab.subject.sees
-        if lab.subject.caching is None:
-            if not lab.subject.is_sequence:
+    def why_not(self, harness: Harness) -> str | None:
+        sees = harness.spec.mask
+        if harness.spec.caching is None:
+            if not harness.spec.is_sequence:
                 return "the module reads no sequence"
-            if sees is not None and bool(sees.dense(lab.length).triu(1).any()):
+            if sees is not None and bool(sees.dense(harness.length).triu(1).any()):
                 return "outputs see later tokens, so that nothing of them can be kept"
             return "it is not said that the module has a cache: give caching=Caching(new=…)"
-        if not lab.per_token:
+        if not harness.per_token:
             return "there is no output for each token"
         return None
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        caching = lab.subject.caching
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        caching = harness.spec.caching
         assert caching is not None
-        T = case.length
-        whole, half = lab.plain(case), T // 2
-        first, rest = replace(case, x=case.x[:, :half]), replace(case, x=case.x[:, half:])
+        T = inputs.length
+        whole, half = harness.plain(inputs), T // 2
+        first, rest = replace(inputs, x=inputs.x[:, :half]), replace(inputs, x=inputs.x[:, half:])
         one_by_one = [1] * (T - half)
         reorder: Any = caching.reorder
         truncate: Any = caching.truncate
 
         def reordered(cache: Any) -> Tensor:
-            _feed(lab, first, cache, [half])
+            _feed(harness, first, cache, [half])
             reorder(cache, rows)
-            return _feed(lab, rest.rows(rows), cache, one_by_one, half)
+            return _feed(harness, rest.rows(rows), cache, one_by_one, half)
 
         def truncated(cache: Any) -> Tensor:
-            junk = replace(case, x=torch.cat((first.x, lab.another(rest.x)), 1))
-            _feed(lab, junk, cache, [half, T - half])
+            junk = replace(inputs, x=torch.cat((first.x, harness.another(rest.x)), 1))
+            _feed(harness, junk, cache, [half, T - half])
             truncate(cache, half)
-            return _feed(lab, rest, cache, one_by_one, half)
+            return _feed(harness, rest, cache, one_by_one, half)
 
         for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
-            yield self._seen(lab, kind, lambda cache, sizes=sizes: _feed(lab, case, cache, sizes), whole)  # type: ignore[misc]
-        B = case.x.shape[0]
+            yield self._seen(harness, kind, lambda cache, sizes=sizes: _feed(harness, inputs, cache, sizes), whole)  # type: ignore[misc]
+        B = inputs.x.shape[0]
         if T >= 2 and B > 1 and reorder is not None:
             rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
-            yield self._seen(lab, "after reorder", reordered, whole[rows][:, half:], half)
+            yield self._seen(harness, "after reorder", reordered, whole[rows][:, half:], half)
         if T >= 2 and truncate is not None:
-            yield self._seen(lab, "after truncate", truncated, whole[:, half:], half)
+            yield self._seen(harness, "after truncate", truncated, whole[:, half:], half)
 
-    def _seen(self, lab: Lab, kind: str, run: Callable[[Any], Tensor], wanted: Tensor, start: int = 0) -> Seen:
+    def _seen(
+        self, harness: Harness, kind: str, run: Callable[[Any], Tensor], wanted: Tensor, start: int = 0
+    ) -> Comparison:
         """What a run with a new cache gives, against what is wanted of the outputs from `start` on."""
-        assert lab.subject.caching is not None
+        assert harness.spec.caching is not None
         try:
-            out = run(lab.subject.caching.new())
+            out = run(harness.spec.caching.new())
         except Exception as error:
-            where = f"{kind}: {reason(error)}, at output 0"
-            return Seen(difference=float("inf"), tolerance=lab.tolerance, where=where, kind=kind)
-        where = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
+            location = f"{kind}: {reason(error)}, at output 0"
+            return Comparison(difference=float("inf"), tolerance=harness.tolerance, location=location, kind=kind)
+        location = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
         if out.shape == wanted.shape:
             gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf"))
-            over = (by_position(gap).amax((0, 2)) > lab.tolerance).nonzero()  # (T,)
-            where = f"{kind}: differs from output {start + (int(over[0]) if len(over) else 0)}"
-        return Seen(difference=difference(out, wanted), tolerance=lab.tolerance, where=where, kind=kind)
+            over = (by_position(gap).amax((0, 2)) > harness.tolerance).nonzero()  # (T,)
+            location = f"{kind}: differs from output {start + (int(over[0]) if len(over) else 0)}"
+        return Comparison(difference=difference(out, wanted), tolerance=harness.tolerance, location=location, kind=kind)
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         kinds = {seen.kind for seen in failed}
-        if "prefill" in kinds and "Error: " in failed[0].where:
+        if "prefill" in kinds and "Error: " in failed[0].location:
             return "the module cannot be called with a cache in this way: it raises an error at the first call"
         if "prefill" in kinds:
             return "the first call with an empty cache already differs: the cache changes the mask or the positions"
@@ -191,7 +196,7 @@ class CacheConsistency(Property):
                     "the cache is not reordered for beams (in all of its parts): rows go on with another row's history"
                 )
             return "truncating leaves something behind: keys, or the count of tokens that positions are made from"
-        first = min(int(seen.where.rsplit(" ", 1)[1]) for seen in failed if seen.kind == "one by one")
+        first = min(int(seen.location.rsplit(" ", 1)[1]) for seen in failed if seen.kind == "one by one")
         if first <= 1:
             return (
                 "positions restart at 0 with every cached call (or the cached keys are not used): positions must start "
@@ -209,11 +214,11 @@ def _chunks(T: int) -> list[int]:
     return [b - a for a, b in itertools.pairwise(ends) if b > a]
 
 
-def _feed(lab: Lab, case: Batch, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
-    """The outputs of the case's tokens, given in pieces that follow `start` cached ones."""
+def _feed(harness: Harness, inputs: CallInputs, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
+    """The outputs of the inputs's tokens, given in pieces that follow `start` cached ones."""
     outs, at = [], 0
     for size in sizes:
-        outs.append(lab.out(replace(case, x=case.x[:, at : at + size], cache=cache, start=start + at)))
+        outs.append(harness.out(replace(inputs, x=inputs.x[:, at : at + size], cache=cache, start=start + at)))
         at += size
     return torch.cat(outs, dim=1)
 
@@ -221,29 +226,29 @@ def _feed(lab: Lab, case: Batch, cache: Any, sizes: Sequence[int], start: int = 
 # ---------------------------------------------------------------------- training mode
 
 
-class TrainIsEval(Property):
+class TrainEvalConsistency(Property):
     """With dropout at 0, training mode computes what evaluation mode does."""
 
-    name = "train = eval without dropout"
-    done = "set every dropout to 0 and compared training mode with evaluation mode"
+    name = "train/eval consistency"
+    method = "set every dropout to 0 and compared training mode with evaluation mode"
 
-    def why_not(self, lab: Lab) -> str | None:
-        if not isinstance(lab.module, nn.Module):
+    def why_not(self, harness: Harness) -> str | None:
+        if not isinstance(harness.module, nn.Module):
             return "a function has no training mode"
-        if not lab.subject.is_sequence and _batch_norms(lab):
+        if not harness.spec.is_sequence and _batch_norms(harness):
             return "batch-norm over blocks of numbers takes other statistics in training, by design"
         return None
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        module = copy.deepcopy(lab.module)
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        module = copy.deepcopy(harness.module)
         without_dropout(module)
-        wanted = lab.out(case, module)
+        wanted = harness.out(inputs, module)
         with NoDropout():
-            trained = lab.out(case, module.train())
-        yield compared(lab, trained, wanted, "training mode")
+            trained = harness.out(inputs, module.train())
+        yield compared(harness, trained, wanted, "training mode")
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
-        for name in _batch_norms(lab):
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
+        for name in _batch_norms(harness):
             return (
                 f"batch-norm ({name}) takes its statistics from the batch in training: over other sequences and, "
                 "in a decoder, over later positions; use layer-norm"

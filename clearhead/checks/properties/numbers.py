@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks.lab import Lab, cast_to, reason
+from clearhead.checks.lab import Harness, cast_to, reason
 from clearhead.checks.noise import SAFETY, difference, noise
-from clearhead.checks.properties import Property, Seen, compared
-from clearhead.checks.subject import Batch, Ids, all_tensors
+from clearhead.checks.properties import Comparison, Property, compared
+from clearhead.checks.subject import CallInputs, Ids, all_tensors
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CANNOT = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
@@ -35,37 +35,37 @@ class DtypeAgreement(Property):
     """float32, bfloat16 and float16 give what float64 gives, up to the rounding of each."""
 
     name = "dtype agreement"
-    done = "ran float32, bfloat16 and float16 copies against float64"
+    method = "ran float32, bfloat16 and float16 copies against float64"
 
-    def why_not(self, lab: Lab) -> str | None:
-        if not isinstance(lab.module, nn.Module):
+    def why_not(self, harness: Harness) -> str | None:
+        if not isinstance(harness.module, nn.Module):
             return "a function has no dtype that could be changed"
-        if lab.dtype != torch.float64:
-            return f"the module runs in {lab.dtype} alone"
+        if harness.dtype != torch.float64:
+            return f"the module runs in {harness.dtype} alone"
         return None
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        row, exact = lab.first_row(case)
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        row, exact = harness.first_row(inputs)
         for name, dtype in NARROW.items():
-            rounded = copy.deepcopy(lab.module).to(dtype)
+            rounded = copy.deepcopy(harness.module).to(dtype)
             x, source = (cast_to(cast_to(t, dtype), torch.float64) for t in (row.x, row.source))
             batch = replace(row, x=x, source=source)
             try:
-                out = lab.out(batch, rounded, dtype).double()
+                out = harness.out(batch, rounded, dtype).double()
             except Exception as error:
                 if any(text in str(error) for text in _CANNOT):
                     continue
-                yield Seen(difference=float("inf"), tolerance=0.0, where=f"{name}: {reason(error)}", kind=name)
+                yield Comparison(difference=float("inf"), tolerance=0.0, location=f"{name}: {reason(error)}", kind=name)
                 continue
             widened = rounded.double()  # the same weights, rounded once, computed exactly
-            base = lab.out(batch, widened)
-            blur = noise(lambda b=batch, m=widened: lab.out(b, m), base, eps=torch.finfo(dtype).eps)  # type: ignore[misc]
-            tolerance = SAFETY * max(blur, lab.tolerance / SAFETY) + difference(base, exact)
-            yield compared(lab, out, exact, name, name, tolerance)
+            base = harness.out(batch, widened)
+            blur = noise(lambda b=batch, m=widened: harness.out(b, m), base, eps=torch.finfo(dtype).eps)  # type: ignore[misc]
+            tolerance = SAFETY * max(blur, harness.tolerance / SAFETY) + difference(base, exact)
+            yield compared(harness, out, exact, name, name, tolerance)
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         kinds = {seen.kind for seen in failed}
-        if any("without overflow" in seen.where for seen in failed):
+        if any("without overflow" in seen.location for seen in failed):
             return "a constant such as −1e9 does not fit float16 (least: −65504): use −inf, or torch.finfo(dtype).min"
         if kinds == {"float16"} and failed[0].difference == float("inf"):
             return "a number overflows float16 (beyond 65504): a mask's constant, a sum of squares, or unscaled scores"
@@ -76,63 +76,63 @@ class Finiteness(Property):
     """Finite inputs give finite outputs: of one token, with a row of nothing but padding, huge and tiny."""
 
     name = "finiteness"
-    done = "ran one token, a row that is all padding, and the largest and smallest inputs"
+    method = "ran one token, a row that is all padding, and the largest and smallest inputs"
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        own = lab.own()
-        tried = {"the input itself": case}
-        if lab.subject.is_sequence:
-            tried["one token"] = replace(case, x=case.x[:, :1])
-            if lab.subject.pads:
-                tried["a row that is all padding"] = case.hiding(-1)
-        tried |= {name: replace(case, x=x) for name, x in _extremes(lab, case)}
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        own = harness.copy_module()
+        tried = {"the input itself": inputs}
+        if harness.spec.is_sequence:
+            tried["one token"] = replace(inputs, x=inputs.x[:, :1])
+            if harness.spec.takes_padding:
+                tried["a row that is all padding"] = inputs.hiding(-1)
+        tried |= {name: replace(inputs, x=x) for name, x in _extremes(harness, inputs)}
         for what, batch in tried.items():
             try:
-                out = lab.out(batch, *own)
+                out = harness.out(batch, *own)
                 bad = int((~out.isfinite()).sum())
                 found = f"{bad} of {out.numel()} numbers are not finite"
             except Exception as error:
                 bad, found = 1, reason(error)
-            yield Seen(difference=math.inf if bad else 0.0, tolerance=0.0, where=f"{what}: {found}", kind=what)
+            yield Comparison(difference=math.inf if bad else 0.0, tolerance=0.0, location=f"{what}: {found}", kind=what)
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         kind = failed[0].kind
-        if not failed[0].where.endswith("not finite"):
+        if not failed[0].location.endswith("not finite"):
             return f"the module does not take this input ({kind}): it raises an error where it should answer"
         overflows = "a product overflows or a division underflows: scores or squares need a norm or a wider dtype first"
         return _NOT_FINITE.get(kind, overflows)
 
 
-def _extremes(lab: Lab, case: Batch) -> Iterator[tuple[str, Tensor]]:
+def _extremes(harness: Harness, inputs: CallInputs) -> Iterator[tuple[str, Tensor]]:
     """The ends of the vocabulary; or numbers whose fourth power, the square of a score, is still a float32."""
-    if isinstance(lab.subject.inputs, Ids):
-        yield "only the first id", torch.zeros_like(case.x)
-        yield "only the last id", torch.full_like(case.x, lab.subject.inputs.vocab_size - 1)
+    if isinstance(harness.spec.inputs, Ids):
+        yield "only the first id", torch.zeros_like(inputs.x)
+        yield "only the last id", torch.full_like(inputs.x, harness.spec.inputs.vocab_size - 1)
         return
     limits = torch.finfo(torch.float32)
-    yield "huge inputs", case.x * limits.max**0.25
-    yield "tiny inputs", case.x * limits.tiny**0.25
-    yield "zeros", torch.zeros_like(case.x)
+    yield "huge inputs", inputs.x * limits.max**0.25
+    yield "tiny inputs", inputs.x * limits.tiny**0.25
+    yield "zeros", torch.zeros_like(inputs.x)
 
 
-class GradientsReach(Property):
+class GradientFlow(Property):
     """Every parameter that wants a gradient gets one from the outputs."""
 
-    name = "gradients reach every parameter"
-    done = "took the gradient of a random sum of all outputs with respect to every parameter"
+    name = "gradient flow"
+    method = "took the gradient of a random sum of all outputs with respect to every parameter"
     shrinks = False
 
-    def why_not(self, lab: Lab) -> str | None:
-        if not isinstance(lab.module, nn.Module) or not any(p.requires_grad for p in lab.module.parameters()):
+    def why_not(self, harness: Harness) -> str | None:
+        if not isinstance(harness.module, nn.Module) or not any(p.requires_grad for p in harness.module.parameters()):
             return "the module has no parameters to train"
         return None
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        if case.length == 1 and lab.subject.is_sequence and lab.subject.max_len != 1:
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        if inputs.length == 1 and harness.spec.is_sequence and harness.spec.max_len != 1:
             # A single key has weight 1, whatever its score: there would be nothing to learn.
-            case = lab.draw(case.x.shape[0], 2)
-        module = copy.deepcopy(lab.module)
-        generator = torch.Generator().manual_seed(lab.seed)
+            inputs = harness.draw(inputs.x.shape[0], 2)
+        module = copy.deepcopy(harness.module)
+        generator = torch.Generator().manual_seed(harness.seed)
         # Weights that start at exactly 0 block the gradient of what stands before them, rightly: move off that point.
         with torch.no_grad():
             for p in module.parameters():
@@ -146,15 +146,17 @@ class GradientsReach(Property):
 
         for part in module.modules():
             part.register_forward_pre_hook(note)
-        outs = [t for t in all_tensors(lab.raw(case, module)) if t.requires_grad]
+        outs = [t for t in all_tensors(harness.raw(inputs, module)) if t.requires_grad]
         if outs:
             torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
         wanted = [(n, p) for n, p in module.named_parameters() if p.requires_grad and p not in idle]
         without = [n for n, p in wanted if p.grad is None or not bool(p.grad.any())]
         names = ", ".join(without[:4]) + (f" and {len(without) - 4} more" if len(without) > 4 else "")
-        yield Seen(difference=float(len(without)), tolerance=0.0, where=f"no gradient at {names}" if without else "")
+        yield Comparison(
+            difference=float(len(without)), tolerance=0.0, location=f"no gradient at {names}" if without else ""
+        )
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         return (
             "these parameters do not take part, or a detach(), argmax, .data or no_grad() cuts them off from the "
             "output; a part that is made and never called also shows here"
@@ -166,25 +168,25 @@ class ScoreScale(Property):
     shows a wrong scale; watching does."""
 
     name = "score scale"
-    done = "watched the products of queries and keys and the constants that multiply them"
+    method = "watched the products of queries and keys and the constants that multiply them"
     shrinks = False
 
-    def why_not(self, lab: Lab) -> str | None:
-        return None if lab.facts.scales else "no product of queries and keys was seen"
+    def why_not(self, harness: Harness) -> str | None:
+        return None if harness.observations.scales else "no product of queries and keys was seen"
 
-    def look(self, lab: Lab, case: Batch) -> Iterator[Seen]:
-        for n, (factor, D, H) in enumerate(lab.facts.scales):
-            M, declared = D * H, lab.subject.scale
+    def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
+        for n, (factor, D, H) in enumerate(harness.observations.scales):
+            M, declared = D * H, harness.spec.scale
             # Unscaled scores and learned or other constants are choices; the width of all heads together is a slip.
             slips = [s for s in (M**-0.5, 1.0 / M, D**0.5, M**0.5) if abs(factor / s - 1) < 1e-5]
             right = D**-0.5 if declared is None else declared
             wrong = (declared is not None or slips) and abs(factor / right - 1) > 1e-5
             gap = abs(factor - right) if wrong else 0.0
             expected = f"1/√{D} is {right:.4g}" if declared is None else f"{right:.4g} is declared"
-            where = f"attention {n}: scores times {factor:.4g}, where {expected} (heads {D} wide, {H} of them)"
-            yield Seen(difference=gap, tolerance=0.0, where=where)
+            location = f"attention {n}: scores times {factor:.4g}, where {expected} (heads {D} wide, {H} of them)"
+            yield Comparison(difference=gap, tolerance=0.0, location=location)
 
-    def cause(self, lab: Lab, case: Batch, failed: Sequence[Seen]) -> str:
-        if lab.subject.scale is not None:
+    def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
+        if harness.spec.scale is not None:
             return "the scores are scaled by something else than what is declared for this model"
         return "the scores are scaled by d_model, the width of all heads together: divide by √d_head, the width of one"

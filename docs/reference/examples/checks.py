@@ -2,28 +2,28 @@ import torch
 from torch import nn
 import clearhead as ch
 from clearhead import checks
-from clearhead.checks import Embeddings, Ids, Subject, Values
+from clearhead.checks import Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import causal
 from clearhead.models import tiny_decoder
 
 
-report = checks.check(ch.Decoder(tiny_decoder()), only="future leak")  # a Report, of each property a Finding with its Verdict
+report = checks.check(ch.Decoder(tiny_decoder()), only="causality")  # a Report, of each property a Finding with its Verdict
 report.ok  # → True
 
 class Bag(nn.Module):
     def forward(self, x):
         return x.cumsum(1)
-subject = Subject(Bag(), inputs=Embeddings(4), sees=causal())
-checks.check(subject, only="future leak").ok  # → True
+spec = ModuleSpec(Bag(), inputs=Embeddings(4), mask=causal())
+checks.check(spec, only="causality").ok  # → True
 
 checks.check(nn.Linear(3, 2), inputs=Values((3,)), only="determinism").ok  # → True
 
-checks.subject_of(ch.Decoder(tiny_decoder())).is_sequence  # → True
+checks.spec_for(ch.Decoder(tiny_decoder())).is_sequence  # → True
 
 # How padding and a cache are told to somebody's module.
-(checks.TrueIsReal("attention_mask"), checks.TrueIsHidden("key_padding_mask"), checks.Caching(new=dict))
+(checks.KeepMask("attention_mask"), checks.IgnoreMask("key_padding_mask"), checks.Caching(new=dict))
 
 Ids(50).draw(2, 3, torch.Generator().manual_seed(0)).shape  # → torch.Size([2, 3])
 
-def run(module, batch: checks.Batch):  # Subject(…, run=run): how the module is called
+def run(module, batch: checks.CallInputs):  # ModuleSpec(…, run=run): how the module is called
     return module(batch.x)
