@@ -34,13 +34,18 @@ RENAMED_TYPES = {
     "Distilled": "DistillationPooling",
     "InverseRoot": "InverseSqrt",
     "LastK": "CheckpointAverage",
+    "Learned": "LearnedPositions",
+    "Linear": "LinearScaling",
+    "Llama3": "Llama3Scaling",
     "Mean": "MeanPooling",
+    "NoPositions": "NoPE",
     "Packed": "SequencePacking",
     "PerImage": "ImageNormalize",
     "PerSet": "DatasetNormalize",
     "Shift": "RandomShift",
     "SoundConfig": "AudioEncoderConfig",
     "SpeechConfig": "CTCEncoderConfig",
+    "Yarn": "YarnScaling",
 }
 
 # TOML has no null. A field that is None is left out where None is its default, and else written as this word.
@@ -72,7 +77,12 @@ class Value:
         self.validate()
 
     def validate(self) -> None:
-        """Raise `ConfigError` where fields contradict each other. Each has been checked alone already."""
+        """Raise `ConfigError` if fields contradict each other. Each has been validated separately before."""
+
+    @classmethod
+    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields that an earlier version wrote with the current names and values."""
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +131,6 @@ class Config(Value):
     def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
         """The configuration that `to_dict` wrote. On `Config` itself, `data["type"]` says which kind it is."""
         return typing.cast(C, _decode_fields(data, _kind_of(data, cls), ""))
-
-    @classmethod
-    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return fields that an earlier version wrote with the current names and values."""
-        return fields
 
     def to_toml(self) -> str:
         """The text of a TOML file; `from_toml` is its inverse."""
@@ -204,7 +209,7 @@ def _decode_fields(data: Mapping[str, Any], cls: type, where: str) -> Any:
     given = {key: value for key, value in data.items() if key != "type"}
     renamed = {old: new for base in cls.__mro__ for old, new in vars(base).get("renamed_fields", {}).items()}
     given = {renamed.get(key, key): value for key, value in given.items()}
-    if issubclass(cls, Config):
+    if issubclass(cls, Value):
         given = cls.migrate(given)
     hints, name = _hints(cls), f"{where}{cls.__name__}"
     _refuse_unknown(given, hints, name)

@@ -251,7 +251,7 @@ def files() -> tuple[str, str]:
     parts = [
         "# Files",
         "Every file is TOML that is read by the fields listed here; an unknown key is refused by name. A choice is a "
-        'table with its `type`, such as `positions = {type = "Learned", max_len = 512}`.',
+        'table with its `type`, such as `positions = {type = "LearnedPositions", max_len = 512}`.',
         "## Models: `config.toml`",
         "Beside the weights (`model.safetensors`); `type` is the name of the configuration.",
     ]

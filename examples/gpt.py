@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead import KVCache, attend
 from clearhead.layers import GELU, DepthScaled, FeedForward, TokenEmbedding
 from clearhead.masks import causal
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.training import WarmupCosine
 from clearhead.training.optimiser import adamw, clip_grad_norm
 
@@ -71,7 +71,7 @@ class GPT(nn.Module):
         super().__init__()
         self.max_len = max_len
         self.embedding = TokenEmbedding(vocab_size, d_model)
-        self.positions = Learned(max_len=max_len).build(d_model)
+        self.positions = LearnedPositions(max_len=max_len).build(d_model)
         self.blocks = nn.ModuleList(Block(d_model, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
         DepthScaled(std=0.02).apply(self, n_layers)  # small, and smaller still where a branch ends in the stream

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clearhead import attend
 from clearhead.layers import GELU, FeedForward, Xavier
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.training import WarmupCosine
 from clearhead.training.optimiser import adamw, clip_grad_norm
 
@@ -78,7 +78,7 @@ class ViT(nn.Module):
         super().__init__()
         self.embedding = Patches(n_channels, patch, d_model)
         self.cls = nn.Parameter(torch.empty(1, d_model))
-        self.positions = Learned(grid=(side // patch, side // patch), n_extra=1).build(d_model)
+        self.positions = LearnedPositions(grid=(side // patch, side // patch), n_extra=1).build(d_model)
         self.blocks = nn.ModuleList(Block(d_model, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, n_classes)

@@ -22,13 +22,13 @@ from clearhead.generation import BeamSearch, Greedy, Strategy, generate
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.presets import gpt2
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 PROMPT, NEW = 64, 256
 
 
 def _gpt2(setting: Setting, max_len: int = 1024) -> Decoder:
-    config: DecoderConfig = gpt2().replace(max_len=max_len, positions=Learned(max_len=max_len))
+    config: DecoderConfig = gpt2().replace(max_len=max_len, positions=LearnedPositions(max_len=max_len))
     if setting.trial:
         config = config.replace(n_layers=1, d_model=64, n_heads=4, vocab_size=499)
     torch.manual_seed(0)

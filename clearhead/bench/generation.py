@@ -16,7 +16,7 @@ from clearhead.bench.clock import seconds
 from clearhead.errors import ConfigError
 from clearhead.generation import generate
 from clearhead.models.decoder import Decoder, DecoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def cache_speed(
         raise ConfigError(f"repeats is {repeats}; expected at least 1")
     if model is None:
         sizes: dict[str, Any] = {"vocab_size": 8_000, "d_model": 512, "n_heads": 8, "n_layers": 6, "max_len": 1_024}
-        model = DecoderConfig(**sizes, positions=Learned(max_len=1_024)).build()
+        model = DecoderConfig(**sizes, positions=LearnedPositions(max_len=1_024)).build()
     ids = torch.randint(model.config.vocab_size, (batch, prompt), generator=torch.Generator().manual_seed(seed))
 
     found: dict[bool, Tensor] = {}

@@ -16,7 +16,7 @@ from clearhead.layers import Block
 from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.masks.operators import is_causal, is_translation_invariant
 from clearhead.models.recurrent import NextToken, RecurrentCache
-from clearhead.positions import Learned, NoPositions
+from clearhead.positions import LearnedPositions, NoPE
 
 
 def guess(module: Any) -> ModuleSpec | None:
@@ -68,7 +68,7 @@ def _run_dual(model: Any, batch: CallInputs) -> Tensor:
 
 
 def _room(config: Any) -> int | None:
-    return config.max_len if isinstance(config.positions, Learned) else None
+    return config.max_len if isinstance(config.positions, LearnedPositions) else None
 
 
 def _kept(mask: Mask, **how: Any) -> Caching | None:
@@ -81,7 +81,7 @@ def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
     mask = config.seen(config.mask)
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size), run=_run_stack, mask=mask, layers=config.n_layers,
-        layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPositions), max_len=_room(config),
+        layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPE), max_len=_room(config),
         takes_padding=not mask.depends_on_length, left_padding=is_translation_invariant(mask),
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
         model, inputs=Ids(config.vocab_size),
         source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
         run=_run_encoder_decoder, mask=mask, layers=config.n_decoder_layers, layer_masks=config.layer_masks,
-        positions=not isinstance(config.positions, NoPositions), max_len=_room(config), caching=_kept(mask),
+        positions=not isinstance(config.positions, NoPE), max_len=_room(config), caching=_kept(mask),
         takes_padding=reads and not source.depends_on_length, left_padding=reads and is_translation_invariant(source),
         takes_target_padding=not mask.depends_on_length, left_target_padding=is_translation_invariant(mask),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from clearhead.claims.figure import Grid
 from clearhead.claims.ledger import ANSWERED, EXERCISES, HOMEWORK, Experiment, claim, max_abs_diff
 from clearhead.masks import padding
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
-from clearhead.positions import NoPositions
+from clearhead.positions import NoPE
 
 SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "d_ff": 16}
 
@@ -79,7 +79,7 @@ def padding_mask(t: Experiment) -> None:
 
 
 def _encoder_decoder() -> EncoderDecoder:
-    config = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPositions())
+    config = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPE())
     return EncoderDecoder(config).double().eval()
 
 
@@ -92,7 +92,7 @@ def encoder_masks(t: Experiment) -> None:
     """An encoder for classification needs the key padding mask in its self-attention, and no other.
 
     A text alone, and padded on the right with two kinds of padding, with and without the mask."""
-    model = EncoderConfig(**SIZES, n_layers=2, positions=NoPositions()).build().double().eval()
+    model = EncoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
     ids = _ids(t, 1, 5)
     alone = model(ids)
     long = torch.cat([ids, _ids(t, 1, 3)], 1)
@@ -106,7 +106,7 @@ def decoder_masks(t: Experiment) -> None:
     """A decoder needs the causal mask only; with padding on the right a key padding mask is not needed.
 
     A text alone and padded on the right, through a two-layer decoder; then padded on the left."""
-    model = DecoderConfig(**SIZES, n_layers=2, positions=NoPositions()).build().double().eval()
+    model = DecoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
     right, left = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]

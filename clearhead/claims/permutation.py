@@ -21,7 +21,7 @@ from clearhead.claims.ledger import (
     single_head_attention,
 )
 from clearhead.claims.vision import patches_moved, small
-from clearhead.positions import NoPositions, Sinusoidal
+from clearhead.positions import NoPE, Sinusoidal
 
 WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
 
@@ -198,7 +198,7 @@ def patches_shuffled(t: Experiment) -> None:
     A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS]."""
     image = t.normal(1, 1, 8, 12)
     shuffled = patches_moved(image, torch.randperm(6, generator=t.generator).tolist())
-    without, learned = (small(positions=positions) for positions in (NoPositions(), None))
+    without, learned = (small(positions=positions) for positions in (NoPE(), None))
     t.assert_below("no positions: logits", max_abs_diff(without(image), without(shuffled)), 1e-12, "differ by {:.1e}")
     what = "learned positions, for comparison"
     t.assert_above(what, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")

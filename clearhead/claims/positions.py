@@ -13,7 +13,7 @@ from clearhead.attention import attend
 from clearhead.claims.figure import Lines
 from clearhead.claims.ledger import ANSWERED, EXAM, HOMEWORK, Experiment, claim, fit, max_abs_diff, n_parameters
 from clearhead.errors import ShapeError
-from clearhead.positions import ALiBi, Learned, Positions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, Positions, RelativeBias, Rotary, Sinusoidal
 
 TRAINED, TWICE, BEYOND = 12, 24, 48
 KINDS: dict[str, Positions] = {
@@ -59,7 +59,7 @@ def sinusoid_unique(t: Experiment) -> None:
     turns = (sp.symbols("p", integer=True, positive=True) / (2 * sp.pi)).is_rational
     what = "is p / 2π rational for a whole p > 0"
     t.record_case(what, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
-    learned = Learned(max_len=1000).build(8).weight.detach()
+    learned = LearnedPositions(max_len=1000).build(8).weight.detach()
     tables = ("1,000 positions, width 8", Sinusoidal().table(1000, 8)), ("1,000 learned ones as they begin", learned)
     for name, table in tables:
         gaps = torch.cdist(table.double(), table.double()) + 9 * torch.eye(1000, dtype=torch.float64)
@@ -71,7 +71,7 @@ def position_parameters(t: Experiment) -> None:
     """Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.
 
     Parameters of the built modules, counted."""
-    t.assert_equal("learned, 1000 × 512", n_parameters(Learned(max_len=1000).build(512)), 1000 * 512, "{:,}")
+    t.assert_equal("learned, 1000 × 512", n_parameters(LearnedPositions(max_len=1000).build(512)), 1000 * 512, "{:,}")
     t.assert_equal("sinusoidal", n_parameters(Sinusoidal().build(512)), 0)
 
 
@@ -168,7 +168,7 @@ def learned_bound_to_length(t: Experiment) -> None:
     to be interpolated.
 
     A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back."""
-    grid = Learned(grid=(4, 6), n_extra=1).build(8)
+    grid = LearnedPositions(grid=(4, 6), n_extra=1).build(8)
     nn.init.normal_(grid.weight)
     refused = True
     with suppress(ShapeError):

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from clearhead.claims.ledger import EXAM, FINAL, HOMEWORK, Experiment, claim, fit, max_abs_diff
 from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 32}
 
 
 def _config(n: int, **choices: Any) -> DecoderConfig:
     """Of a small decoder for n tokens."""
-    return DecoderConfig(**SIZES, max_len=n, positions=Learned(max_len=n), **choices)
+    return DecoderConfig(**SIZES, max_len=n, positions=LearnedPositions(max_len=n), **choices)
 
 
 @claim(FINAL, "Part 1, Q7 (marked as true)")

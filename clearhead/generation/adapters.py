@@ -30,7 +30,7 @@ from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.recurrent import NextToken, Recurrent, RecurrentCache
 from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq
-from clearhead.positions import LearnedPositions
+from clearhead.positions import LearnedPositionEmbedding
 from clearhead.values import shown
 
 _Cache = KVCache | RecurrentCache
@@ -116,7 +116,7 @@ def _decoder_only(
 
     table = getattr(unwrapped, "positions", None)
     longest = max(len(row) for row in rows)
-    if sliding_context and isinstance(table, LearnedPositions) and longest + max_new_tokens - 1 > table.length:
+    if sliding_context and isinstance(table, LearnedPositionEmbedding) and longest + max_new_tokens - 1 > table.length:
         return SlidingContextDecoder(rows, table.length, make_for_length), rows
     for index, row in enumerate(rows):
         _check_max_positions(unwrapped, len(row), max_new_tokens, f"prompt {index}")
@@ -263,7 +263,7 @@ def _check_start_ids(decoder_start_ids: int | Sequence[int] | None, vocab_size: 
 def _check_max_positions(stack: nn.Module, length: int, max_new_tokens: int, label: str) -> None:
     """Raise `ShapeError` if the ids exceed a table of learned positions. The last new id is not encoded again."""
     table = getattr(stack, "positions", None)
-    if not isinstance(table, LearnedPositions):
+    if not isinstance(table, LearnedPositionEmbedding):
         return
     max_positions = table.length
     if length > max_positions:

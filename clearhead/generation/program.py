@@ -25,17 +25,17 @@ from clearhead.attention.weights import Softmax
 from clearhead.generation.quiet import iter_modules
 from clearhead.layers import Block, ExpertsFeedForward, FeedForward, Parallel, PostNorm, PreNorm, TokenEmbedding
 from clearhead.layers.few_rows import Product, few_rows, many_rows, normed
-from clearhead.layers.norms import PlusOneRMSNorm
+from clearhead.layers.norms import UnitOffsetRMSNorm
 from clearhead.masks import Causal, Mask
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.models.stack import and_masks
-from clearhead.positions import BucketedBias, LearnedPositions, LinearBias, Rotary, SinusoidalPositions
+from clearhead.positions import ALiBiBias, LearnedPositionEmbedding, Rotary, SinusoidalPositions, T5Bias
 
 _SUPPORTED_MODULES = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
-    *(LearnedPositions, SinusoidalPositions, BucketedBias, LinearBias),
-    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, PlusOneRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
+    *(LearnedPositionEmbedding, SinusoidalPositions, T5Bias, ALiBiBias),
+    *(nn.Linear, nn.LayerNorm, nn.RMSNorm, UnitOffsetRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
 
 LinearFn = Callable[..., Tensor]
@@ -301,7 +301,7 @@ def _joined_linear(*linears: nn.Linear, norm: TorchNorm | None = None) -> Produc
 
 def _torch_norm(norm: nn.Module | None) -> TorchNorm | None:
     """Return a norm as torch's module; one that scales by 1 + weight is copied with the sum as its weight."""
-    if isinstance(norm, PlusOneRMSNorm):
+    if isinstance(norm, UnitOffsetRMSNorm):
         plain = nn.RMSNorm(norm.normalized_shape, eps=norm.eps, device=norm.weight.device, dtype=norm.weight.dtype)
         plain.weight.copy_(1 + norm.weight)
         return plain

@@ -86,7 +86,7 @@ class StaticKVCache:
         if rotary is not None:
             # Rotating (1, 0) gives (cos, sin).
             dtype = torch.promote_types(program.dtype, torch.float32)
-            n = rotary.turned_width(program.d_head) // 2
+            n = rotary.rotary_dim(program.d_head) // 2
             unit = torch.zeros(max_length, program.d_head, dtype=dtype, device=device)
             unit[:, :n] = 1.0
             rotated = rotary.rotate(unit, torch.arange(max_length, device=device))

@@ -49,7 +49,7 @@ class BlockParts(AttentionConfig):
     def check_rotary(self, rotary: Rotary) -> None:
         """Refuses here, before anything is built, a width of heads that cannot be turned."""
         try:
-            rotary.turned_width(self.head_width)
+            rotary.rotary_dim(self.head_width)
         except ShapeError as error:
             raise ConfigError(f"{self.owner}: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from clearhead.config import Value
-from clearhead.positions import LearnedPositions
+from clearhead.positions import LearnedPositionEmbedding
 from clearhead.values import Positive, whole
 
 # The last map of each residual branch, by name: attention's output and the feed-forward's way down.
@@ -67,11 +67,11 @@ class DepthScaled(Value):
 Init: TypeAlias = Xavier | TruncatedNormal | DepthScaled
 
 
-def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding | LearnedPositions]]:
+def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding | LearnedPositionEmbedding]]:
     """The parts to set, by name, each weight once (a tied weight by its first owner); biases are zeroed on the way."""
     seen: set[Tensor] = set()
     for name, part in module.named_modules():
-        if not isinstance(part, (nn.Linear, nn.Embedding, LearnedPositions)):
+        if not isinstance(part, (nn.Linear, nn.Embedding, LearnedPositionEmbedding)):
             continue
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

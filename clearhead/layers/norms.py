@@ -5,7 +5,7 @@ that line is what it means. x is the stream so far, f the branch, `entered` the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -32,18 +32,19 @@ class LayerNorm(Value):
 class RMSNorm(Value):
     """Divides by the root mean square, then scales: no mean, no shift.
 
-    With `plus_one` the scale is 1 + weight, and the weight begins at zero, as in Gemma: weight decay then pulls towards
-    no scaling rather than towards zero."""
+    With `unit_offset` the scale is 1 + weight, and the weight begins at zero, as in Gemma: weight decay then pulls
+    towards no scaling rather than towards zero."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"plus_one": "unit_offset"}
     eps: Positive = 1e-6
-    plus_one: bool = False
+    unit_offset: bool = False
 
     def build(self, d: int) -> nn.RMSNorm:
         """The module for features of width d."""
-        return PlusOneRMSNorm(d, eps=self.eps) if self.plus_one else nn.RMSNorm(d, eps=self.eps)
+        return UnitOffsetRMSNorm(d, eps=self.eps) if self.unit_offset else nn.RMSNorm(d, eps=self.eps)
 
 
-class PlusOneRMSNorm(nn.RMSNorm):
+class UnitOffsetRMSNorm(nn.RMSNorm):
     """torch's, whose scale is 1 + weight."""
 
     def reset_parameters(self) -> None:

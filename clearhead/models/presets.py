@@ -14,7 +14,7 @@ from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.speech import CTCEncoderConfig
 from clearhead.models.vision import VisionConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import LearnedPositions, Sinusoidal
 
 
 def transformer_base() -> EncoderDecoderConfig:
@@ -36,7 +36,7 @@ def gpt2() -> DecoderConfig:
     return DecoderConfig(
         vocab_size=50_257, max_len=1024, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
-        positions=Learned(max_len=1024), tie_embeddings=True, init=DepthScaled(std=0.02),
+        positions=LearnedPositions(max_len=1024), tie_embeddings=True, init=DepthScaled(std=0.02),
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def bert_base() -> EncoderConfig:
     return EncoderConfig(
         vocab_size=30_522, max_len=512, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-12), residual=PostNorm(), activation=GELU(),
-        positions=Learned(max_len=512), embedding_norm=True, init=TruncatedNormal(std=0.02),
+        positions=LearnedPositions(max_len=512), embedding_norm=True, init=TruncatedNormal(std=0.02),
     )  # fmt: skip
 
 
@@ -89,7 +89,9 @@ def tiny_encoder() -> EncoderConfig:
 
 def tiny_decoder() -> DecoderConfig:
     """A small decoder for tests and first steps."""
-    return DecoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Learned(max_len=64))
+    return DecoderConfig(
+        vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=LearnedPositions(max_len=64)
+    )
 
 
 def tiny_encoder_decoder() -> EncoderDecoderConfig:

@@ -27,7 +27,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.layers import FrameEmbedding, SoundEmbedding
 from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, lookback, padding, window
 from clearhead.models.stack import Stack, TransformerConfig, and_masks
-from clearhead.positions import ALiBi, NoPositions, Positions, RelativeBias, Sinusoidal
+from clearhead.positions import ALiBi, NoPE, Positions, RelativeBias, Sinusoidal
 from clearhead.values import Count, Natural, Positive
 
 _FRAMES = "frames"  # the part of a cache that keeps the last of them
@@ -40,7 +40,7 @@ class AudioEncoderConfig(TransformerConfig):
     n_layers: Count
     n_features: Count = 80
     max_len: Count = 1500
-    positions: Positions = Sinusoidal(halves=True)
+    positions: Positions = Sinusoidal(layout="split")
     mask: Mask = full()
 
     def validate(self) -> None:
@@ -117,7 +117,7 @@ class CTCEncoderConfig(TransformerConfig):
     frame_stacking: Count = 2  # frames to a moment
     left_frames: Natural = 6  # frames before them that it is made of, too
     mask: Mask = causal() & window(64, 0)
-    positions: ALiBi | RelativeBias | NoPositions = RelativeBias()
+    positions: ALiBi | RelativeBias | NoPE = RelativeBias()
     mean: float = 0.0  # of the features, in training
     std: Positive = 1.0
 

@@ -23,7 +23,7 @@ from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import Block, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
-from clearhead.positions import Learned, Positions, Rotary, Sinusoidal
+from clearhead.positions import LearnedPositions, Positions, Rotary, Sinusoidal
 from clearhead.values import Count, require
 
 
@@ -60,8 +60,8 @@ class TransformerConfig(BlockParts):
 class TextConfig(TransformerConfig):
     """What the Transformers that read token ids have in common besides their blocks.
 
-    `max_len` is the longest text that the model is meant for. `Learned` positions enforce it, since they have no row
-    beyond it; the other positions have no end, and there it is a note for those who train and generate."""
+    `max_len` is the longest text that the model is meant for. `LearnedPositions` positions enforce it, since they have
+    no row beyond it; the other positions have no end, and there it is a note for those who train and generate."""
 
     vocab_size: Count
     max_len: Count = 512
@@ -82,16 +82,16 @@ class TextConfig(TransformerConfig):
             not self.layer_rotary or self.positions == self.layer_rotary[0],
             f"{self.owner}: positions is {self.positions}; expected the first of layer_rotary: {self.layer_rotary[:1]}",
         )
-        if isinstance(self.positions, Learned):
+        if isinstance(self.positions, LearnedPositions):
             require(
                 self.positions.grid is None,
-                f"{self.owner}: {self.positions} is a grid and text is a line; use Learned(max_len={self.max_len})",
+                f"{self.owner}: {self.positions} is a grid; text needs LearnedPositions(max_len={self.max_len})",
             )
             require(
                 self.positions.length == self.max_len,
                 f"{self.owner}: max_len is {self.max_len} and the table of learned positions has "
                 f"{self.positions.length} rows; give max_len={self.positions.length}, "
-                f"or positions=Learned(max_len={self.max_len})",
+                f"or positions=LearnedPositions(max_len={self.max_len})",
             )
 
 

@@ -18,7 +18,7 @@ from clearhead._shapes import Float
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.layers import PatchEmbedding
 from clearhead.models.stack import Stack, TransformerConfig
-from clearhead.positions import Learned, LearnedPositions, Positions
+from clearhead.positions import LearnedPositionEmbedding, LearnedPositions, Positions
 from clearhead.values import Count, Natural, by, require
 
 
@@ -98,7 +98,7 @@ class VisionConfig(TransformerConfig):
     @property
     def resolved_positions(self) -> Positions:
         """`positions`, or its default."""
-        return self.positions or Learned(grid=self.grid, n_extra=self.pooling.n_extra)
+        return self.positions or LearnedPositions(grid=self.grid, n_extra=self.pooling.n_extra)
 
     def validate(self) -> None:
         super().validate()
@@ -109,12 +109,12 @@ class VisionConfig(TransformerConfig):
         )
         positions = self.resolved_positions
         self.check_positions(positions)
-        if isinstance(positions, Learned):
+        if isinstance(positions, LearnedPositions):
             fits = (self.grid, self.pooling.n_extra)
             require(
                 (positions.grid, positions.n_extra) == fits,
                 f"VisionConfig: {positions} does not fit {by(self.grid)} patches and {fits[1]} extra token(s); "
-                f"leave positions out, or give Learned(grid={self.grid}, n_extra={fits[1]})",
+                f"leave positions out, or give LearnedPositions(grid={self.grid}, n_extra={fits[1]})",
             )
 
     def build(self) -> VisionTransformer:
@@ -161,11 +161,11 @@ class VisionTransformer(Stack):
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """A copy of this model for images of another size (height, width): learned positions are interpolated."""
         positions, patch = self.config.positions, self.config.patch_size
-        if isinstance(positions, Learned):
+        if isinstance(positions, LearnedPositions):
             positions = dataclasses.replace(positions, grid=(image_size[0] // patch, image_size[1] // patch))
         other = copy.deepcopy(self)
         other.config = self.config.replace(image_size=image_size, positions=positions)
-        if isinstance(self.positions, LearnedPositions):
+        if isinstance(self.positions, LearnedPositionEmbedding):
             other.positions = self.positions.resized(other.config.grid)
         return other
 

@@ -1,22 +1,22 @@
 """Where a token stands. Attention alone sees a set; each choice here tells it the order in another way.
 
 A choice is a small frozen value that lives in a config. Its `kind`, and its file, say where it goes: "added" to the
-embeddings (`Sinusoidal`, `Learned`), "rotary" on queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`,
-`ALiBi`), or "none" (`NoPositions`). `build` makes the module of those that are added or are a bias; `Rotary` turns
-vectors itself."""
+embeddings (`Sinusoidal`, `LearnedPositions`), "rotary" on queries and keys (`Rotary`), "bias" on the scores
+(`RelativeBias`, `ALiBi`), or "none" (`NoPE`). `build` makes the module of those that are added or are a bias; `Rotary`
+turns vectors itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from clearhead.positions.added import Learned, LearnedPositions, Sinusoidal, SinusoidalPositions
-from clearhead.positions.bias import ALiBi, BucketedBias, LinearBias, RelativeBias
-from clearhead.positions.rotary import Linear, Llama3, Rotary, Stretch, Yarn
+from clearhead.positions.added import LearnedPositionEmbedding, LearnedPositions, Sinusoidal, SinusoidalPositions
+from clearhead.positions.bias import ALiBi, ALiBiBias, RelativeBias, T5Bias
+from clearhead.positions.rotary import LinearScaling, Llama3Scaling, RopeScaling, Rotary, YarnScaling
 
 
 @dataclass(frozen=True)
-class NoPositions:
+class NoPE:
     """No encoding. Without a causal mask the model cannot tell one order of its tokens from another.
 
     Beyond the trained length: nothing ends, since nothing is encoded."""
@@ -24,9 +24,9 @@ class NoPositions:
     kind: ClassVar[Literal["none"]] = "none"
 
 
-Positions: TypeAlias = Sinusoidal | Learned | Rotary | RelativeBias | ALiBi | NoPositions
+Positions: TypeAlias = Sinusoidal | LearnedPositions | Rotary | RelativeBias | ALiBi | NoPE
 
 __all__ = [
-    "ALiBi", "BucketedBias", "Learned", "LearnedPositions", "Linear", "LinearBias", "Llama3", "NoPositions",
-    "Positions", "RelativeBias", "Rotary", "Sinusoidal", "SinusoidalPositions", "Stretch", "Yarn",
+    "ALiBi", "ALiBiBias", "LearnedPositionEmbedding", "LearnedPositions", "LinearScaling", "Llama3Scaling", "NoPE",
+    "Positions", "RelativeBias", "RopeScaling", "Rotary", "Sinusoidal", "SinusoidalPositions", "T5Bias", "YarnScaling",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Positions that are added to the embeddings: fixed waves of geometrically growing length (`Sinusoidal`, Vaswani et
-al., 2017), or a table with one trained row for each place, in a line of tokens or on a grid of patches (`Learned`).
+al., 2017), or a table with one trained row for each place, in a line of tokens or on a grid of patches
+(`LearnedPositions`).
 
 Waves are neither learned nor stored, so any position can be asked for, also one that training never saw. The table ends
 where it ends; `resized` makes a longer, shorter or differently shaped one by interpolation."""
@@ -7,7 +8,7 @@ where it ends; `resized` makes a longer, shorter or differently shaped one by in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
     """(…, T) to (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or all sines first."""
     turns = frequencies(width, choice.base, positions.device)
     angle = positions.to(turns.dtype).unsqueeze(-1) * turns
-    if choice.halves:
+    if choice.layout == "split":
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
 
@@ -42,7 +43,8 @@ def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
 @dataclass(frozen=True)
 class Sinusoidal(Value):
     """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos of the same angle, added to the embedding of
-    token p. With `halves` the sines fill the first half of the width and the cosines the second, as in Marian.
+    token p. With `layout="split"` the sines are the first half of the features and the cosines the second, as in
+    Marian.
 
     Beyond the trained length: defined for every position, exact to the dtype (the angles are float64), but
     the model has not seen the slow waves there, and in practice its quality falls quickly.
@@ -53,7 +55,15 @@ class Sinusoidal(Value):
 
     kind: ClassVar[Literal["added"]] = "added"
     base: Annotated[float, Range(above=1)] = 10000.0
-    halves: bool = False
+    layout: Literal["interleaved", "split"] = "interleaved"
+
+    @classmethod
+    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Convert the field `halves` of version 0.2."""
+        if "halves" not in fields:
+            return fields
+        fields = dict(fields)
+        return {"layout": "split" if fields.pop("halves") else "interleaved"} | fields
 
     def table(
         self,
@@ -94,15 +104,19 @@ class SinusoidalPositions(nn.Module):
         return x + _waves(beside(positions, x), self.d_model, self.choice).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.d_model}, base={self.choice.base:g}" + (", halves=True" if self.choice.halves else "")
+        return f"{self.d_model}, base={self.choice.base:g}" + (
+            ", layout='split'" if self.choice.layout == "split" else ""
+        )
 
 
 @dataclass(frozen=True)
-class Learned(Value):
-    """`Learned(max_len=512)`: places in a line. `Learned(grid=(14, 14), n_extra=1)`: a grid, row by row.
+class LearnedPositions(Value):
+    """`LearnedPositions(max_len=512)`: places in a line. `LearnedPositions(grid=(14, 14), n_extra=1)`: a grid, row by
+    row.
 
     The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts the others.
-    `Learned()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two, are `skipped`.
+    `LearnedPositions()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two, are
+    `skipped`.
 
     Beyond the trained length: refused with a `ShapeError`, since no row exists; the module's `resized` makes one."""
 
@@ -133,15 +147,15 @@ class Learned(Value):
         """The longest sequence it takes: all rows but the skipped ones."""
         return self.n_extra + self.n_places
 
-    def build(self, d_model: int) -> LearnedPositions:
+    def build(self, d_model: int) -> LearnedPositionEmbedding:
         """The module that holds the table for embeddings of width `d_model`."""
-        return LearnedPositions(self, d_model)
+        return LearnedPositionEmbedding(self, d_model)
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositionEmbedding(nn.Module):
     """Adds rows of its table: `weight` (skipped + n_extra + places, M) is its one parameter."""
 
-    def __init__(self, choice: Learned, d_model: int) -> None:
+    def __init__(self, choice: LearnedPositions, d_model: int) -> None:
         super().__init__()
         self.choice = choice
         d_model = whole(d_model, "Learned: d_model", least=1)
@@ -173,7 +187,7 @@ class LearnedPositions(nn.Module):
             raise self._too_far(f"position {wrong}")
         return x + F.embedding(beside(positions, x), rows).to(x.dtype)
 
-    def resized(self, size: int | tuple[int, int]) -> LearnedPositions:
+    def resized(self, size: int | tuple[int, int]) -> LearnedPositionEmbedding:
         """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept as they are.
 
         A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights."""
@@ -185,7 +199,7 @@ class LearnedPositions(nn.Module):
             if not isinstance(size, (tuple, list)):
                 raise ShapeError(f"resized({size!r}): these positions are a grid; expected (rows, columns).")
             choice = replace(self.choice, grid=size)
-        result = LearnedPositions(choice, self.weight.shape[1]).to(self.weight)
+        result = LearnedPositionEmbedding(choice, self.weight.shape[1]).to(self.weight)
         with torch.no_grad():
             result.weight.copy_(_interpolated(self.weight, self.choice, choice))
         result.weight.requires_grad_(self.weight.requires_grad)
@@ -203,7 +217,7 @@ class LearnedPositions(nn.Module):
         return f"{self.choice}, d_model={self.weight.shape[1]}"
 
 
-def _interpolated(weight: Tensor, old: Learned, new: Learned) -> Tensor:
+def _interpolated(weight: Tensor, old: LearnedPositions, new: LearnedPositions) -> Tensor:
     if new == old:
         return weight
     first = old.skipped + old.n_extra

@@ -73,9 +73,9 @@ class RelativeBias(Value):
         """The bucket of each key-minus-query distance j − p."""
         return _buckets(relative, self, self.edges())
 
-    def build(self, n_heads: int) -> BucketedBias:
+    def build(self, n_heads: int) -> T5Bias:
         """The module that learns the table of `n_heads` heads."""
-        return BucketedBias(self, n_heads)
+        return T5Bias(self, n_heads)
 
 
 def _buckets(relative: Tensor, choice: RelativeBias, edges: tuple[int, ...]) -> Tensor:
@@ -86,7 +86,7 @@ def _buckets(relative: Tensor, choice: RelativeBias, edges: tuple[int, ...]) -> 
     return bucket + (relative > 0) * choice.n_each_way if choice.bidirectional else bucket
 
 
-class BucketedBias(nn.Module):
+class T5Bias(nn.Module):
     """The bias of `RelativeBias`: `weight` (n_buckets, H) is its one parameter."""
 
     def __init__(self, choice: RelativeBias, n_heads: int) -> None:
@@ -123,12 +123,12 @@ class ALiBi:
 
     kind: ClassVar[Literal["bias"]] = "bias"
 
-    def build(self, n_heads: int) -> LinearBias:
+    def build(self, n_heads: int) -> ALiBiBias:
         """The module that gives the bias of `n_heads` heads."""
-        return LinearBias(n_heads)
+        return ALiBiBias(n_heads)
 
 
-class LinearBias(nn.Module):
+class ALiBiBias(nn.Module):
     """The bias of `ALiBi`. Slopes are powers of two computed at need, so casting the module cannot round them."""
 
     def __init__(self, n_heads: int) -> None:

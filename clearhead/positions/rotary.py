@@ -10,6 +10,7 @@ wavelengths beyond the trained length have never come round, and are slowed down
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -25,53 +26,56 @@ Factor: TypeAlias = Annotated[float, Range(least=1)]
 
 
 @dataclass(frozen=True)
-class Linear(Value):
+class LinearScaling(Value):
     """Every frequency `factor` times slower: position p stands where p / factor stood (Chen et al., 2023)."""
 
     length: ClassVar[float] = 1.0  # what the turned vectors are multiplied by
     factor: Factor = 1.0
 
-    def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Every frequency (D/2,) divided by the factor."""
         return frequencies / self.factor
 
 
 @dataclass(frozen=True)
-class Llama3(Value):
-    """Llama 3's: wavelengths above `trained_len` / `low` are `factor` times slower, those below `trained_len` / `high`
-    stay, and between them one passes into the other."""
+class Llama3Scaling(Value):
+    """Llama 3's: wavelengths above `original_max_len` / `low` are `factor` times slower, those below
+    `original_max_len` / `high` stay, and between them one passes into the other."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len"}
     length: ClassVar[float] = 1.0
     factor: Factor = 8.0
     low: Positive = 1.0
     high: Positive = 4.0
-    trained_len: Count = 8192
+    original_max_len: Count = 8192
 
     def validate(self) -> None:
         if self.low >= self.high:
             raise ConfigError(f"Llama3: low is {self.low} and high is {self.high}; expected low below high")
 
-    def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Low frequencies (D/2,) divided by the factor, high ones kept, a ramp between them."""
-        turns = self.trained_len * frequencies / (2 * math.pi)  # in a text of the trained length
+        turns = self.original_max_len * frequencies / (2 * math.pi)  # in a text of the trained length
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (keep + (1 - keep) / self.factor)
 
 
 @dataclass(frozen=True)
-class Yarn(Value):
-    """YaRN (Peng et al., 2023): pairs that turn more than `fast` times in a text of `trained_len` stay, those that turn
-    less than `slow` times are `factor` times slower, and between them one passes into the other pair by pair.
+class YarnScaling(Value):
+    """YaRN (Peng et al., 2023): pairs that turn more than `fast` times in a text of `original_max_len` stay, those
+    that turn less than `slow` times are `factor` times slower, and between them one passes into the other pair by pair.
 
-    Queries and keys are also lengthened by `lengthened`, which sharpens the softmax; None is 0.1 · ln(factor) + 1."""
+    Queries and keys are also lengthened by `attention_factor`, which sharpens the softmax; None is 0.1 · ln(factor) +
+    1."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len", "lengthened": "attention_factor"}
     factor: Factor = 1.0
-    trained_len: Count = 4096
+    original_max_len: Count = 4096
     fast: Positive = 32.0
     slow: Positive = 1.0
-    lengthened: Positive | None = None
+    attention_factor: Positive | None = None
 
-    def slowed(self, frequencies: Tensor, base: float) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Frequencies (D/2,) between divided and kept, by how often each turns within the trained length."""
         pairs = frequencies.shape[0]
         first = max(math.floor(self._pair_with(self.fast, pairs, base)), 0)
@@ -81,21 +85,21 @@ class Yarn(Value):
         return frequencies * (1 - slow + slow / self.factor)
 
     def _pair_with(self, turns: float, pairs: int, base: float) -> float:
-        """Which pair i turns so often in a text of the trained length: base^(−i/pairs) · trained_len = 2π · turns."""
-        return pairs * math.log(self.trained_len / (turns * 2 * math.pi)) / math.log(base)
+        """Return the pair i with this many turns in the original length: base^(−i/pairs) · length = 2π · turns."""
+        return pairs * math.log(self.original_max_len / (turns * 2 * math.pi)) / math.log(base)
 
     @property
     def length(self) -> float:
         """What the turned vectors are multiplied by, which keeps the softmax as sharp as it was."""
-        return 0.1 * math.log(self.factor) + 1 if self.lengthened is None else self.lengthened
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
-Stretch: TypeAlias = Linear | Llama3 | Yarn
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling
 
 
 @dataclass(frozen=True)
 class Rotary(Value):
-    """Turns the first `fraction` of every head's width; the rest carries no position.
+    """Turns the first `partial_rotary_factor` of every head's width; the rest carries no position.
 
     Which features form a pair: feature i goes with feature i + R/2, where R is the turned width
     ("half-split", as Llama, GPT-NeoX and their descendants do it, so their weights fit unchanged). The
@@ -103,37 +107,38 @@ class Rotary(Value):
     … of the query and key projections are put in this order.
 
     Beyond the trained length: every position can be turned, exactly (float64 angles), but a model meets angles there
-    that it has not seen and usually fails; a larger `base` (with more training) is the common remedy, and `stretch`
-    (`Linear`, `Llama3`, `Yarn`) slows the angles down."""
+    that it has not seen and usually fails; a larger `base` (with more training) is the common remedy, and `scaling`
+    (`LinearScaling`, `Llama3Scaling`, `YarnScaling`) slows the angles down."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {"fraction": "partial_rotary_factor", "stretch": "scaling"}
     kind: ClassVar[Literal["rotary"]] = "rotary"
     base: Annotated[float, Range(above=1)] = 10000.0
-    fraction: Annotated[float, Range(above=0, most=1)] = 1.0
-    stretch: Stretch | None = None
+    partial_rotary_factor: Annotated[float, Range(above=0, most=1)] = 1.0
+    scaling: RopeScaling | None = None
 
-    def turned_width(self, d_head: int) -> int:
+    def rotary_dim(self, d_head: int) -> int:
         """How many of a head's `d_head` features are turned: an even number, or a `ShapeError`."""
-        exact = d_head * self.fraction
+        exact = d_head * self.partial_rotary_factor
         turned = round(exact)
         # A fraction such as 0.3 is not exact in binary; 10 · 0.3 still means 3.
         if abs(exact - turned) > 1e-6 or turned < 2 or turned % 2:
             raise ShapeError(
-                f"Rotary(fraction={self.fraction:g}) turns {exact:g} of {d_head} features a head; expected "
-                "an even number of at least 2, since features turn in pairs. Change d_head or fraction."
+                f"Rotary(partial_rotary_factor={self.partial_rotary_factor:g}) rotates {exact:g} of {d_head} "
+                "features per head; expected an even number of at least 2: change d_head or partial_rotary_factor"
             )
         return turned
 
     def rotate(self, x: Float[Tensor, "... T D"], positions: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:
         """x (…, T, D) with each token turned by its position; `positions` are (T,), or (B, T) for x (B, …, T, D)."""
-        turned = self.turned_width(x.shape[-1])
+        turned = self.rotary_dim(x.shape[-1])
         # Half precision would round the turn itself; it is done in float32 and rounded once, at the end.
         wide = torch.promote_types(x.dtype, torch.float32)
         turns = frequencies(turned, self.base, x.device)
-        turns = turns if self.stretch is None else self.stretch.slowed(turns, self.base)
+        turns = turns if self.scaling is None else self.scaling.scale_frequencies(turns, self.base)
         angle = beside(positions, x).to(turns).unsqueeze(-1) * turns  # (…, T, R/2)
         cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        if self.stretch is not None and self.stretch.length != 1:
-            cos, sin = cos * self.stretch.length, sin * self.stretch.length
+        if self.scaling is not None and self.scaling.length != 1:
+            cos, sin = cos * self.scaling.length, sin * self.scaling.length
         first, second = x[..., :turned].to(wide).chunk(2, dim=-1)
         pairs = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
         return pairs if turned == x.shape[-1] else torch.cat((pairs, x[..., turned:]), dim=-1)

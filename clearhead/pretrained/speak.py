@@ -15,7 +15,7 @@ from clearhead.errors import DataError
 from clearhead.generation import Greedy, Sample, Strategy
 from clearhead.masks import padding
 from clearhead.models import Encoder
-from clearhead.positions import LearnedPositions
+from clearhead.positions import LearnedPositionEmbedding
 from clearhead.pretrained.template import render
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def room_for(
 ) -> tuple[int, int | None]:
     """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
     table = getattr(trained.model, "positions", None)
-    if sliding_context or not isinstance(table, LearnedPositions):
+    if sliding_context or not isinstance(table, LearnedPositionEmbedding):
         return max_new_tokens, None
     longest = table.length
     if length >= longest:

@@ -12,7 +12,7 @@ from clearhead.data.ragged import Ragged
 from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Strategy, generate
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.pretrained.speak import each
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def translations(
         prompt = [row[:n] for row, n in zip(ids, found.tolist(), strict=True)]
         limit = 2 * max(lengths[i] for i in part) + 8 if max_new_tokens is None else max_new_tokens
         config: Any = trained.model.config
-        if isinstance(getattr(config, "positions", None), Learned):
+        if isinstance(getattr(config, "positions", None), LearnedPositions):
             limit = min(limit, config.max_len - len(trained.start))
         bounds: dict[str, Any] = {
             "decoder_start_ids": trained.start,

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.positions import BucketedBias, LearnedPositions
+from clearhead.positions import LearnedPositionEmbedding, T5Bias
 from clearhead.training.distributed import whole
 
 # Modules whose parameters are looked up or added, never multiplied with the residual stream.
-_TABLES = (nn.Embedding, LearnedPositions, BucketedBias)
+_TABLES = (nn.Embedding, LearnedPositionEmbedding, T5Bias)
 
 
 def decay_groups(model: nn.Module) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from clearhead.data.speech import Streams
 from clearhead.layers import DepthScaled, Xavier
 from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
 from clearhead.models import presets as models
-from clearhead.positions import Learned, NoPositions
+from clearhead.positions import LearnedPositions, NoPE
 from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
@@ -61,7 +61,7 @@ def text_small() -> Recipe:
         preset="small",
         description="a small decoder over characters, two layers",
         data=TextData(context=64),
-        model=DecoderConfig(**sizes, positions=Learned(max_len=64), init=DepthScaled()),
+        model=DecoderConfig(**sizes, positions=LearnedPositions(max_len=64), init=DepthScaled()),
         train=TrainConfig(steps=1000, batch=FixedSize(32), schedule=schedule, eval_every=500, checkpoint_every=100),
     )
 
@@ -110,7 +110,7 @@ def sort_dedup_small() -> Recipe:
         preset="small",
         description="a small decoder without positions, up to 10 letters",
         data=SortDedupData(max_length=10, n_train=1 << 13, n_validation=1 << 9),
-        model=DecoderConfig(**sizes, positions=NoPositions(), tie_embeddings=False),
+        model=DecoderConfig(**sizes, positions=NoPE(), tie_embeddings=False),
         train=TrainConfig(steps=600, batch=batch, schedule=schedule, eval_every=200, checkpoint_every=100),
     )
 

@@ -33,7 +33,7 @@ from clearhead.data.digits import (
 from clearhead.data.ragged import round_up
 from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
 from clearhead.errors import DataError
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.values import Count, Fraction, NotNegative, Share, require
 
 
@@ -187,13 +187,13 @@ def fitted(model: Config, task: Task, batch: Size) -> Config:
     if (tokenizer := getattr(task, "tokenizer", None)) is not None:
         known["vocab_size"] = tokenizer.vocab_size
         longest = max(int(split.lengths().max()) for split in (task.train, task.validation))
-        is_learned = isinstance(getattr(model, "positions", None), Learned)
+        is_learned = isinstance(getattr(model, "positions", None), LearnedPositions)
         if is_learned:
             longest = round_up(max(longest, getattr(task, "longest", 0)), getattr(batch, "multiple", 1))
         if getattr(model, "max_len", longest) < longest:
             known["max_len"] = longest
             if is_learned:
-                known["positions"] = Learned(max_len=longest)
+                known["positions"] = LearnedPositions(max_len=longest)
     if (size := getattr(task, "image_size", None)) is not None:
         known |= {"image_size": size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     known |= getattr(task, "features", {})

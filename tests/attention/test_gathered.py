@@ -34,7 +34,7 @@ from clearhead.masks import (
     window,
 )
 from clearhead.models import tiny_decoder
-from clearhead.positions import NoPositions, RelativeBias
+from clearhead.positions import NoPE, RelativeBias
 from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward, in_ways
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -365,7 +365,7 @@ def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
 def test_a_compiled_model_gathers(counted):
     """The model joins its own mask with the caller's inside of the graph."""
     mask = causal() & (window(9, 0) | every(64))
-    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=mask)
+    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=mask)
     model = config.build().eval()
     ids = torch.randint(0, 11, (1, 1031))
     torch.compiler.reset()
@@ -395,7 +395,7 @@ def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
 
 @pytest.mark.compiled
 def test_a_compiled_model_trains_gathered(counted):
-    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPositions(), mask=causal() & window(9, 0))
+    config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=causal() & window(9, 0))
     model = config.build().eval()
     ids = torch.randint(0, 11, (1, 1031))
     torch.compiler.reset()

@@ -20,7 +20,7 @@ from clearhead.models import (
 )
 from clearhead.models.recurrent import GRU, Classify
 from clearhead.models.recurrent_seq2seq import BeforeStep
-from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 
 TEXT = {
     "vocab_size": 31,
@@ -44,9 +44,9 @@ PICTURE = {
 OURS = {
     "encoder, sinusoidal": EncoderConfig(**TEXT, n_layers=2, positions=Sinusoidal()),
     "encoder, alibi": EncoderConfig(**TEXT, n_layers=2, positions=ALiBi()),
-    "encoder, no positions": EncoderConfig(**TEXT, n_layers=2, positions=NoPositions()),
-    "decoder, learned": DecoderConfig(**TEXT, n_layers=2, positions=Learned(max_len=23)),
-    "decoder, rotary": DecoderConfig(**TEXT, n_layers=2, positions=Rotary(fraction=0.5)),
+    "encoder, no positions": EncoderConfig(**TEXT, n_layers=2, positions=NoPE()),
+    "decoder, learned": DecoderConfig(**TEXT, n_layers=2, positions=LearnedPositions(max_len=23)),
+    "decoder, rotary": DecoderConfig(**TEXT, n_layers=2, positions=Rotary(partial_rotary_factor=0.5)),
     "decoder, sparse": DecoderConfig(**TEXT, n_layers=2, mask=causal() & (window(2, 0) | every(5))),
     "encoder-decoder, relative": EncoderDecoderConfig(
         **TEXT, n_encoder_layers=2, n_decoder_layers=2, positions=RelativeBias(n_buckets=6, max_distance=11)

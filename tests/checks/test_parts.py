@@ -35,7 +35,7 @@ from clearhead.checks.witness import NumericsRecorder
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import causal, window
 from clearhead.models import Decoder, tiny_decoder
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from tests.checks.models import SCALED, peer
 
 
@@ -431,7 +431,7 @@ def test_short_inputs_raise_no_alarm(length):
         report = check(make(), length=length)
         assert report.ok, report
     room = length + 4
-    short = Decoder(tiny_decoder().replace(max_len=room, positions=Learned(max_len=room)))
+    short = Decoder(tiny_decoder().replace(max_len=room, positions=LearnedPositions(max_len=room)))
     assert check(short).ok, check(short)
 
 

@@ -12,7 +12,14 @@ BOOK = "".join(
     for kind in ("cat", "dog", "owl", "fox")
     for place in ("river", "market", "hill", "garden", "sea")
 )
-SMALL = ["steps=60", "context=16", "max_len=32", "positions={type='Learned',max_len=32}", "d_model=32", "device=cpu"]
+SMALL = [
+    "steps=60",
+    "context=16",
+    "max_len=32",
+    "positions={type='LearnedPositions',max_len=32}",
+    "d_model=32",
+    "device=cpu",
+]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from clearhead.models.convnet import ConvHead, ConvNetConfig, PointwiseHead
 from clearhead.models.linear import AutoencoderConfig, LogisticRegressionConfig
 from clearhead.models.recurrent import GRU, LSTM, RNN, Classify, NextToken, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import BeforeStep, RecurrentSeq2SeqConfig
-from clearhead.positions import Learned, NoPositions, Rotary
+from clearhead.positions import LearnedPositions, NoPE, Rotary
 
 TEXT = {"vocab_size": 101, "d_model": 22, "n_heads": 11, "d_ff": 37, "max_len": 41}
 
@@ -21,9 +21,9 @@ TRANSFORMERS = {
         residual=PostNorm(),
         embedding_norm=True,
         activation=ReLU(),
-        positions=Learned(max_len=41),
+        positions=LearnedPositions(max_len=41),
     ),
-    "encoder, window": EncoderConfig(**TEXT, n_layers=2, mask=window(3, 1), positions=NoPositions()),
+    "encoder, window": EncoderConfig(**TEXT, n_layers=2, mask=window(3, 1), positions=NoPE()),
     "decoder": DecoderConfig(**TEXT, n_layers=3, scaled_embedding=True),
     "decoder, untied, no bias, rms": DecoderConfig(
         **TEXT,
@@ -32,7 +32,7 @@ TRANSFORMERS = {
         bias=False,
         norm=RMSNorm(),
         activation=SwiGLU(),
-        positions=NoPositions(),
+        positions=NoPE(),
     ),
     "decoder, grouped, rotary, head width": DecoderConfig(
         **TEXT | {"n_heads": 6},

@@ -24,7 +24,7 @@ from clearhead.data import (
 from clearhead.errors import ConfigError, DataError
 from clearhead.masks import causal, window
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 
 WORDS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve"]
 
@@ -100,7 +100,7 @@ def test_counts_are_those_of_the_pairs(split):
 
 @pytest.mark.parametrize(
     "positions",
-    [Sinusoidal(), Learned(max_len=64), Rotary(), RelativeBias(), ALiBi(), NoPositions()],
+    [Sinusoidal(), LearnedPositions(max_len=64), Rotary(), RelativeBias(), ALiBi(), NoPE()],
     ids=lambda positions: type(positions).__name__,
 )
 def test_loss_and_gradients_are_those_of_padded_batches(split, positions):

@@ -15,7 +15,7 @@ from clearhead.data import shards as room
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.masks import documents
 from clearhead.models import DecoderConfig
-from clearhead.positions import NoPositions
+from clearhead.positions import NoPE
 
 BOOK = "".join(f"line {i} of a short book,\n\tsaid twice: línea {i * 7} — 第{i}行\n" for i in range(157))
 tokenize = partial(room.tokenize, processes=1)  # any other would have to import everything first
@@ -165,7 +165,7 @@ def test_no_document_sees_another(shards):
             assert got == number
             assert weight == (token != eos)
             number += token == eos
-    config = DecoderConfig(vocab_size=401, max_len=64, d_model=12, n_heads=3, n_layers=2, positions=NoPositions())
+    config = DecoderConfig(vocab_size=401, max_len=64, d_model=12, n_heads=3, n_layers=2, positions=NoPE())
     model = config.build().eval()
     row = int((batch.documents.max(1).values > 0).nonzero()[0])
     together = batch.logits(model)[row]

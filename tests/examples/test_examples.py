@@ -10,7 +10,7 @@ from clearhead import Decoder, EncoderDecoder, KVCache, VisionTransformer
 from clearhead.layers import GELU, ReLU
 from clearhead.masks import padding
 from clearhead.models import DecoderConfig, EncoderDecoderConfig, VisionConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import LearnedPositions, Sinusoidal
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -45,7 +45,7 @@ def test_gpt_is_decoder():
         n_layers=2,
         n_heads=3,
         activation=GELU(tanh=True),
-        positions=Learned(max_len=13),
+        positions=LearnedPositions(max_len=13),
     )
     theirs = Decoder(config)
     same(ours, theirs)

@@ -14,8 +14,18 @@ import torch
 from clearhead.config import Config
 from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, TokenBudget
 from clearhead.errors import ConfigError
+from clearhead.layers import RMSNorm
 from clearhead.masks import Mask, causal, dilated, every, prefix
 from clearhead.models import VisionConfig, load
+from clearhead.positions import (
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    NoPE,
+    Rotary,
+    Sinusoidal,
+    YarnScaling,
+)
 from clearhead.pretrained.box import BOX, names
 from clearhead.training import EMA, Constant, InverseSqrt, Recipe, TrainConfig, WarmupCosine, checkpoints, train
 from clearhead.training.tasks import TextData
@@ -190,3 +200,37 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
 def test_from_text_of_an_earlier_mask_notation_returns_the_same_mask():
     text = "causal() & (stride(3) | every(4, offset=1)) | prefix(2)"
     assert Mask.from_text(text) == causal() & (dilated(3) | every(4, start=1)) | prefix(2)
+
+
+POSITIONS = [
+    ({"type": "Learned", "max_len": 7}, LearnedPositions(max_len=7)),
+    ({"type": "NoPositions"}, NoPE()),
+    ({"type": "Sinusoidal", "base": 500.0, "halves": True}, Sinusoidal(500.0, layout="split")),
+    ({"type": "Sinusoidal", "halves": False}, Sinusoidal()),
+    (
+        {"type": "Rotary", "fraction": 0.5, "stretch": {"type": "Linear", "factor": 2.0}},
+        Rotary(10000.0, 0.5, LinearScaling(2.0)),
+    ),
+    (
+        {"type": "Rotary", "stretch": {"type": "Yarn", "factor": 3.0, "trained_len": 9, "lengthened": 1.5}},
+        Rotary(scaling=YarnScaling(3.0, original_max_len=9, attention_factor=1.5)),
+    ),
+    (
+        {"type": "Rotary", "stretch": {"type": "Llama3", "trained_len": 9}},
+        Rotary(scaling=Llama3Scaling(original_max_len=9)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "positions"), POSITIONS, ids=lambda x: x["type"] if isinstance(x, dict) else "")
+def test_from_dict_of_earlier_position_names_returns_the_same_positions(fields, positions):
+    sizes = {"type": "DecoderConfig", "vocab_size": 11, "d_model": 32, "n_heads": 2, "n_layers": 1, "max_len": 7}
+    config = Config.from_dict(sizes | {"positions": fields})
+    assert config.positions == positions
+    assert Config.from_dict(config.to_dict()) == config
+
+
+def test_from_dict_of_earlier_norm_field_returns_the_same_norm():
+    sizes = {"type": "DecoderConfig", "vocab_size": 11, "d_model": 32, "n_heads": 2, "n_layers": 1}
+    config = Config.from_dict(sizes | {"norm": {"type": "RMSNorm", "eps": 1e-6, "plus_one": True}})
+    assert config.norm == RMSNorm(1e-6, unit_offset=True)

@@ -7,7 +7,7 @@ import torch
 from clearhead.masks import causal
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import LearnedPositions, Sinusoidal
 
 VOCAB = 23
 STOP = 7
@@ -23,7 +23,7 @@ def randomize(model):
 
 def decoder(*, positions=None, mask=None, **changes):
     torch.manual_seed(3)
-    positions = Learned(max_len=61) if positions is None else positions
+    positions = LearnedPositions(max_len=61) if positions is None else positions
     config = DecoderConfig(
         vocab_size=VOCAB,
         d_model=12,

@@ -21,20 +21,22 @@ from clearhead.generation.adapters import incremental_decoder
 from clearhead.generation.fast import FusedDecoder, bucket, compiled_decoder
 from clearhead.layers import GELU, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
-from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, Yarn
+from clearhead.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, YarnScaling
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
 from tests.generation.test_models import DECODERS, ENCODER_DECODERS, STRATEGIES, assert_equal
 
 MAX_NEW_TOKENS = 13
 FUSED_ONLY = {
     "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
-    "rms-swiglu": lambda: decoder(norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(fraction=0.5), bias=False),
+    "rms-swiglu": lambda: decoder(
+        norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(partial_rotary_factor=0.5), bias=False
+    ),
     "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
     "parallel": lambda: decoder(
-        residual=Parallel(), norm=RMSNorm(plus_one=True), qk_norm=RMSNorm(), activation=GeGLU()
+        residual=Parallel(), norm=RMSNorm(unit_offset=True), qk_norm=RMSNorm(), activation=GeGLU()
     ),
     "some-biases": lambda: decoder(bias=Biases(k=False, out=False), activation=SiLU(slope=1.7)),
-    "stretched": lambda: decoder(positions=Rotary(stretch=Yarn(factor=3.0, trained_len=9))),
+    "stretched": lambda: decoder(positions=Rotary(scaling=YarnScaling(factor=3.0, original_max_len=9))),
     "ring": lambda: decoder(mask=causal() & window(4, 0), positions=Rotary()),
     "ring-learned": lambda: decoder(mask=window(3, 0)),
     "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),

@@ -13,7 +13,7 @@ from clearhead.generation.stepper import LengthBucketedDecoder
 from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
 from clearhead.models.recurrent import GRU, LSTM, NextToken, RecurrentConfig
 from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
-from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, next_log_probs, prompts, randomize
 from tests.generation.tables import plain_beam, plain_greedy
 
@@ -35,12 +35,12 @@ def seq2seq(attention):
 
 
 DECODERS = {
-    "learned": lambda: decoder(positions=Learned(max_len=61)),
+    "learned": lambda: decoder(positions=LearnedPositions(max_len=61)),
     "sinusoidal": lambda: decoder(positions=Sinusoidal()),
     "rotary": lambda: decoder(positions=Rotary()),
     "alibi": lambda: decoder(positions=ALiBi()),
     "relative": lambda: decoder(positions=RelativeBias(bidirectional=False)),
-    "none": lambda: decoder(positions=NoPositions()),
+    "none": lambda: decoder(positions=NoPE()),
     "grouped-query": lambda: decoder(n_heads=4, n_kv_heads=2, tie_embeddings=False),
     "window": lambda: decoder(mask=causal() & (window(3, 0) | dilated(5))),
     "every": lambda: decoder(mask=causal() & (window(2, 0) | every(4))),
@@ -52,7 +52,7 @@ DECODERS = {
 }
 ENCODER_DECODERS = {
     "sinusoidal": encoder_decoder,
-    "learned": lambda: encoder_decoder(positions=Learned(max_len=61), max_len=61),
+    "learned": lambda: encoder_decoder(positions=LearnedPositions(max_len=61), max_len=61),
     "rotary": lambda: encoder_decoder(positions=Rotary()),
     "scattered": lambda: encoder_decoder(encoder_mask=scattered(3, seed=1) | window(1, 1)),
     "after-step": lambda: seq2seq(AfterStep()),
@@ -274,7 +274,7 @@ def test_low_precision_models_score_in_float32(dtype):
 @pytest.mark.parametrize("strategy", STRATEGIES[:2], ids=lambda strategy: type(strategy).__name__)
 def test_sliding_context_uses_last_ids_that_fit(strategy):
     torch.manual_seed(3)
-    model = randomize(decoder().config.replace(positions=Learned(max_len=11), max_len=11).build())
+    model = randomize(decoder().config.replace(positions=LearnedPositions(max_len=11), max_len=11).build())
     rows = prompts(VOCAB, (5, 2, 14))
     result = generate(model, rows, strategy=strategy, max_new_tokens=17, sliding_context=True)
     uniform = torch.stack([uniform64(601, 2, t, torch.arange(len(rows))) for t in range(17)])

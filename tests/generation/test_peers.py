@@ -8,7 +8,7 @@ import torch
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.layers import GELU
 from clearhead.models.decoder import DecoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 transformers = pytest.importorskip("transformers", reason="transformers (extra `peers`) is the oracle here")
 
@@ -42,7 +42,7 @@ def pair():
         n_heads=HEADS,
         n_layers=LAYERS,
         max_len=LENGTH,
-        positions=Learned(max_len=LENGTH),
+        positions=LearnedPositions(max_len=LENGTH),
         activation=GELU(tanh=True),
     ).build()
     model.load_state_dict(convert_state(hf_model.state_dict()))

@@ -11,7 +11,7 @@ from clearhead import errors
 from clearhead.bench.generation import cache_speed
 from clearhead.generation import BeamSearch, Greedy, Sample, UncachedDecoder, generate, search, stream
 from clearhead.models.recurrent import Classify, RecurrentConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from tests.generation.small import VOCAB, decoder, encoder_decoder
 from tests.generation.tables import chaotic
 
@@ -116,7 +116,7 @@ def test_invalid_arguments_raise_before_model_runs(function, prompt, options, er
 
 
 def test_prompts_beyond_position_table_raise_before_model_runs():
-    model = decoder(positions=Learned(max_len=61))
+    model = decoder(positions=LearnedPositions(max_len=61))
     rows = [[1, 2], [3] * 40]
     fits = generate(model, rows, max_new_tokens=22)  # 40 + 22 − 1 = 61: the last new id is not read again
     assert fits.ids.shape[-1] == 22
@@ -132,7 +132,7 @@ def test_prompts_beyond_position_table_raise_before_model_runs():
 
 
 def test_encoder_decoder_rejects_invalid_start_ids_and_lengths():
-    model = encoder_decoder(positions=Learned(max_len=13), max_len=13)
+    model = encoder_decoder(positions=LearnedPositions(max_len=13), max_len=13)
     with raises(errors.ConfigError, "an encoder-decoder needs decoder_start_ids"):
         generate(model, [[1]])
     for start in (VOCAB, -1, [], [1, True]):

@@ -12,7 +12,7 @@ from clearhead import pretrained
 from clearhead.data import CharTokenizer, Symbols, train_bpe
 from clearhead.layers import GELU
 from clearhead.models import DecoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.pretrained.store import tokenizer_json
 from tests.cli.conftest import cli  # noqa: F401
 from tests.interop.peers import PEERS
@@ -113,7 +113,13 @@ def test_training_goes_on_where_they_stopped(llama):
 @pytest.mark.bad_input
 def test_a_family_must_hold_every_field(tmp_path):
     config = DecoderConfig(
-        vocab_size=7, d_model=8, n_heads=2, n_layers=1, max_len=5, positions=Learned(max_len=5), scaled_embedding=True
+        vocab_size=7,
+        d_model=8,
+        n_heads=2,
+        n_layers=1,
+        max_len=5,
+        positions=LearnedPositions(max_len=5),
+        scaled_embedding=True,
     )
     from clearhead import interop
     from clearhead.errors import StorageError

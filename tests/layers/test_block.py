@@ -271,7 +271,7 @@ def test_bias_reaches_the_scores_of_self_attention_alone():
 
 
 @pytest.mark.parametrize("cross", [True, False])
-@pytest.mark.parametrize("rotary", [None, Rotary(fraction=6 / 7)])
+@pytest.mark.parametrize("rotary", [None, Rotary(partial_rotary_factor=6 / 7)])
 def test_decoding_with_a_cache_equals_decoding_at_once(cross, rotary):
     x, memory = x_and_memory()
     given = {"memory": memory, "memory_mask": padding([7, 3])} if cross else {}
@@ -348,8 +348,8 @@ def test_bad_configurations_are_refused(unchecked, changes, message):
 
 
 def test_a_configuration_is_a_frozen_value(unchecked):
-    one = config(norm=RMSNorm(), rotary=Rotary(fraction=2 / 7), dropout=0)
-    assert one == config(norm=RMSNorm(), rotary=Rotary(fraction=2 / 7), dropout=0.0)
+    one = config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0)
+    assert one == config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0.0)
     assert len({one, dataclasses.replace(one), config()}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.d_model = 3

@@ -168,7 +168,7 @@ def test_rms_norm_is_its_formula():
 
 def test_a_norm_may_scale_by_one_plus_its_weight():
     x = torch.randn(3, 7, dtype=torch.float64)
-    norm = RMSNorm(eps=0.01, plus_one=True).build(7).double()
+    norm = RMSNorm(eps=0.01, unit_offset=True).build(7).double()
     plain = RMSNorm(eps=0.01).build(7).double()
     torch.testing.assert_close(norm(x), plain(x))  # both begin without a scale
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.layers import Block, BlockConfig, DepthScaled, TokenEmbedding, TruncatedNormal, Xavier
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 M, F, V, T, LAYERS = 101, 211, 307, 103, 7
 CHOICES = [Xavier(), TruncatedNormal(), TruncatedNormal(std=0.5), DepthScaled(), DepthScaled(std=0.5)]
@@ -20,7 +20,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(V, M)
-        self.positions = Learned(max_len=T).build(M)
+        self.positions = LearnedPositions(max_len=T).build(M)
         self.block = Block(BlockConfig(d_model=M, n_heads=1, d_ff=F), cross=True)
         self.head = nn.Linear(M, V)
         self.other = nn.Parameter(torch.full((3,), 17.0))

@@ -14,9 +14,9 @@ from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.masks import allow, causal, every, padding, window
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
-from clearhead.positions import ALiBi, Learned, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, RelativeBias, Rotary, Sinusoidal
 
-POSITIONS = [Sinusoidal(), Learned(max_len=41), Rotary(), ALiBi(), RelativeBias(bidirectional=False)]
+POSITIONS = [Sinusoidal(), LearnedPositions(max_len=41), Rotary(), ALiBi(), RelativeBias(bidirectional=False)]
 ATTENTION, OUTPUT = "blocks.*.attention.weights", "blocks.*.output"
 
 

@@ -15,7 +15,7 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers import Parallel, PostNorm, RMSNorm
 from clearhead.look.stream import record_residual_stream
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig, VisionConfig, vision
-from clearhead.positions import ALiBi, Learned, Rotary
+from clearhead.positions import ALiBi, LearnedPositions, Rotary
 
 V, T, S = 31, 5, 3
 SIZES = {"d_model": 24, "n_heads": 6}
@@ -23,10 +23,10 @@ KINDS = {
     "pre-norm": {},
     "post-norm": {"residual": PostNorm()},
     "rms, rotary, untied": {"norm": RMSNorm(), "positions": Rotary(), "tie_embeddings": False},
-    "plus one, biases of distance": {"norm": RMSNorm(plus_one=True), "positions": ALiBi()},
+    "plus one, biases of distance": {"norm": RMSNorm(unit_offset=True), "positions": ALiBi()},
     "parallel, learned, normed, scaled": {
         "residual": Parallel(),
-        "positions": Learned(max_len=11),
+        "positions": LearnedPositions(max_len=11),
         "max_len": 11,
         "embedding_norm": True,
         "scaled_embedding": True,
@@ -558,7 +558,7 @@ def test_arguments_by_name_and_without_a_batch():
     grid = look.ablate(model, call, look.LogitMetric(token=2, position=1))
     by_one = look.ablate(model, call, look.LogitMetric(token=2, position=1), batch=1)
     torch.testing.assert_close(grid.values, by_one.values)
-    ours, positions = decoder(positions=Learned(max_len=11), max_len=11), torch.arange(3, 3 + T)
+    ours, positions = decoder(positions=LearnedPositions(max_len=11), max_len=11), torch.arange(3, 3 + T)
     moved = look.logit_lens(ours, {"ids": given, "positions": positions}).logits[-1]
     with torch.no_grad():
         assert torch.equal(moved, ours(given, positions=positions))

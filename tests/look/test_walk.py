@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generation import Greedy, generate
 from clearhead.layers import GELU, Parallel, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
-from clearhead.positions import ALiBi, Learned, RelativeBias, Rotary
+from clearhead.positions import ALiBi, LearnedPositions, RelativeBias, Rotary
 from tests.interop.peers import PEERS
 from tests.look.test_browser import BROWSER, opened
 from tests.pretrained.test_speak import reader  # noqa: F401 (a fixture)
@@ -263,7 +263,7 @@ class TestOrders:
 
     def test_an_encoder_ends_in_vectors(self):
         sizes = SIZES | {"residual": PostNorm(), "embedding_norm": True, "n_segments": 2}
-        model = shaken(EncoderConfig(**sizes, n_layers=1, positions=Learned(max_len=13)).build())
+        model = shaken(EncoderConfig(**sizes, n_layers=1, positions=LearnedPositions(max_len=13)).build())
         ids = torch.randint(31, (1, 7))
         walk = look.build_walkthrough(model, ids)
         assert roles(walk, "") == ["tokens", "embedding", "between", "position", "norm", "vectors"]

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig
-from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 
 MAX_LEN = 23
 
 POSITIONS = {
     "sinusoidal": Sinusoidal(),
-    "learned": Learned(max_len=MAX_LEN),
-    "rotary": Rotary(fraction=0.5),
+    "learned": LearnedPositions(max_len=MAX_LEN),
+    "rotary": Rotary(partial_rotary_factor=0.5),
     "relative": RelativeBias(n_buckets=6, max_distance=11),
     "alibi": ALiBi(),
-    "none": NoPositions(),
+    "none": NoPE(),
 }
 
 # H = 6 query heads on K = 2 key/value heads, 4 wide: heads · width is not the model's width.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clearhead.attention import KVCache
 from clearhead.masks import causal, forbid, padding, window
 from clearhead.models import DecoderConfig
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from tests.models.conftest import SIZES
 
 # A model is a function-scoped fixture and is not changed by an example.
@@ -127,7 +127,7 @@ def test_a_memory_is_projected_once(encoder_decoder):
 
 def test_gradients_through_a_cache(build, assert_close):
     """Training in chunks (a long text, a piece at a time) has the gradients of the whole."""
-    model = build(DecoderConfig(**SIZES, n_layers=2, positions=Learned(max_len=23)))
+    model = build(DecoderConfig(**SIZES, n_layers=2, positions=LearnedPositions(max_len=23)))
     ids = random_ids(2, 11)
     gradients = []
     for sizes in ([], [4, 1, 3]):
@@ -147,7 +147,7 @@ def test_a_window_with_a_cache(build, assert_close):
 
 def test_left_padded_prompts_with_a_cache(build, assert_close):
     """Prompts of different lengths in one batch, padded on the left, go on side by side as each does alone."""
-    model = build(DecoderConfig(**SIZES, n_layers=2, positions=Learned(max_len=23)))
+    model = build(DecoderConfig(**SIZES, n_layers=2, positions=LearnedPositions(max_len=23)))
     ids, skip = random_ids(2, 11), torch.tensor([4, 0])
     real = torch.arange(11) >= skip[:, None]  # (B, S)
     positions = (torch.arange(11) - skip[:, None]).clamp(min=0)

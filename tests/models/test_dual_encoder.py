@@ -10,11 +10,11 @@ from clearhead.errors import ConfigError
 from clearhead.masks import causal, padding
 from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
 from clearhead.models.storage import load, save
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from tests.rounding import assert_equal_up_to_rounding
 
 TEXT = EncoderConfig(
-    vocab_size=17, d_model=10, n_heads=2, n_layers=2, max_len=7, positions=Learned(max_len=7), mask=causal()
+    vocab_size=17, d_model=10, n_heads=2, n_layers=2, max_len=7, positions=LearnedPositions(max_len=7), mask=causal()
 )
 IMAGE = VisionConfig(
     image_size=(6, 6), patch_size=3, n_channels=1, n_classes=0, d_model=6, n_heads=2, n_layers=1, patch_bias=False

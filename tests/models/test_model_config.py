@@ -19,7 +19,7 @@ from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, Re
 from clearhead.masks import Mask, causal, every, padding, window
 from clearhead.models import PRESETS, Config, DecoderConfig, EncoderConfig, MeanPooling, VisionConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.positions import ALiBi, Learned, NoPositions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ VARIANTS = [
     small(positions=position)
     for position in (
         Sinusoidal(base=500.0),
-        Learned(max_len=512),
-        Rotary(fraction=0.5),
+        LearnedPositions(max_len=512),
+        Rotary(partial_rotary_factor=0.5),
         ALiBi(),
-        NoPositions(),
+        NoPE(),
     )
 ] + [
     small(positions=RelativeBias(n_buckets=6, max_distance=17, bidirectional=False), n_kv_heads=1),
@@ -81,7 +81,7 @@ VARIANTS = [
         n_layers=1,
         d_model=10,
         n_heads=2,
-        positions=Learned(grid=(2, 3), n_extra=1),
+        positions=LearnedPositions(grid=(2, 3), n_extra=1),
     ),
     EverythingConfig(count=3),
     EverythingConfig(
@@ -114,7 +114,7 @@ def test_toml_says_what_the_dict_says(config):
 def test_the_file_reads_like_the_call():
     lines = small(norm=RMSNorm(eps=1e-6), mask=causal() & window(5, 0)).to_toml().splitlines()
     assert lines[0] == 'type = "DecoderConfig"'
-    assert 'norm = {type = "RMSNorm", eps = 1e-06, plus_one = false}' in lines
+    assert 'norm = {type = "RMSNorm", eps = 1e-06, unit_offset = false}' in lines
     assert f'mask = "{causal() & window(5, 0)}"' in lines
     assert "d_model = 12" in lines
     assert not any(line.startswith("n_kv_heads") for line in lines)
@@ -274,10 +274,10 @@ MAKING_FAULTS = {
     "odd rotary": ({"positions": Rotary(), "d_head": 3}, "expected an even number"),
     "odd sinusoidal": ({"d_model": 9}, "Sinusoidal positions come in pairs and d_model 9 is odd"),
     "lengths": (
-        {"positions": Learned(max_len=7)},
+        {"positions": LearnedPositions(max_len=7)},
         "max_len is 512 and the table of learned positions has 7 rows",
     ),
-    "grid": ({"positions": Learned(grid=(2, 3))}, "is a grid and text is a line"),
+    "grid": ({"positions": LearnedPositions(grid=(2, 3))}, "is a grid and text is a line"),
 }
 
 
@@ -294,8 +294,10 @@ def test_vision_faults():
     assert isinstance(config, VisionConfig)
     with pytest.raises(ConfigError, match="an image of 7×9 does not divide into patches of 3×3"):
         config.replace(image_size=(7, 9))
-    with pytest.raises(ConfigError, match=r"does not fit 2×3 patches and 0 extra.*Learned\(grid=\(2, 3\), n_extra=0\)"):
-        config.replace(positions=Learned(grid=(3, 2)))
+    with pytest.raises(
+        ConfigError, match=r"does not fit 2×3 patches and 0 extra.*LearnedPositions\(grid=\(2, 3\), n_extra=0\)"
+    ):
+        config.replace(positions=LearnedPositions(grid=(3, 2)))
 
 
 def test_one_vocabulary_where_embeddings_are_shared():

@@ -8,7 +8,7 @@ import torch
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks import allow, window
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
-from clearhead.positions import Learned, Rotary
+from clearhead.positions import LearnedPositions, Rotary
 
 pytestmark = pytest.mark.bad_input
 
@@ -20,7 +20,7 @@ def random_ids(*shape):
 
 
 def test_text_faults(build):
-    model = build(DecoderConfig(**SIZES, positions=Learned(max_len=23)))
+    model = build(DecoderConfig(**SIZES, positions=LearnedPositions(max_len=23)))
     ids = random_ids(2, 7)
     with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token numbers"):
         model(ids.float())

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.masks import causal, documents, every, forbid, padding, window
 from clearhead.models import DecoderConfig, MeanPooling, VisionConfig
-from clearhead.positions import Learned, Rotary, Sinusoidal
+from clearhead.positions import LearnedPositions, Rotary, Sinusoidal
 
 SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
 
@@ -205,6 +205,6 @@ def test_explicit_grid_positions_move_along(build):
         d_model=10,
         n_layers=1,
         n_heads=2,
-        positions=Learned(grid=(2, 3), n_extra=1),
+        positions=LearnedPositions(grid=(2, 3), n_extra=1),
     )
-    assert build(config).resized((9, 9)).config.positions == Learned(grid=(3, 3), n_extra=1)
+    assert build(config).resized((9, 9)).config.positions == LearnedPositions(grid=(3, 3), n_extra=1)

@@ -8,7 +8,7 @@ import torch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.models import EncoderConfig, EncoderDecoderConfig
-from clearhead.positions import Learned, Sinusoidal
+from clearhead.positions import LearnedPositions, Sinusoidal
 
 SIZES = {"vocab_size": 13, "d_model": 12, "n_heads": 3, "d_ff": 17}
 HEARS = EncoderDecoderConfig(
@@ -17,15 +17,18 @@ HEARS = EncoderDecoderConfig(
     n_decoder_layers=2,
     n_features=5,
     max_len=11,
-    positions=Learned(max_len=11),
-    encoder_positions=Sinusoidal(halves=True),
+    positions=LearnedPositions(max_len=11),
+    encoder_positions=Sinusoidal(layout="split"),
     encoder_max_len=7,
 )
 
 
 def test_its_halves_have_positions_of_their_own():
     assert (HEARS.encoder.max_len, HEARS.decoder.max_len) == (7, 11)
-    assert (HEARS.encoder.positions, HEARS.decoder.positions) == (Sinusoidal(halves=True), Learned(max_len=11))
+    assert (HEARS.encoder.positions, HEARS.decoder.positions) == (
+        Sinusoidal(layout="split"),
+        LearnedPositions(max_len=11),
+    )
     assert EncoderDecoderConfig.from_toml(HEARS.to_toml()) == HEARS
     made = HEARS.build()(torch.randn(2, 14, 5), torch.randint(0, 13, (2, 3)))
     assert made.shape == (2, 3, 13)

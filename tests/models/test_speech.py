@@ -13,7 +13,7 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.layers import FrameEmbedding
 from clearhead.masks import blocks, causal, full, prefix, window
 from clearhead.models import CTCEncoderConfig, StreamingSpec, load, save
-from clearhead.positions import ALiBi, NoPositions, RelativeBias
+from clearhead.positions import ALiBi, NoPE, RelativeBias
 from tests.rounding import assert_equal_up_to_rounding
 
 MASKS = (
@@ -34,7 +34,7 @@ def tiny(mask=MASKS[1], **changes):
 @settings(max_examples=30)
 @given(
     mask=st.sampled_from(MASKS),
-    positions=st.sampled_from((ALiBi(), RelativeBias(n_buckets=8, max_distance=9), NoPositions())),
+    positions=st.sampled_from((ALiBi(), RelativeBias(n_buckets=8, max_distance=9), NoPE())),
     sizes=st.lists(st.integers(0, 4), max_size=9),
     rest=st.integers(0, 9),
     earlier=st.sampled_from((0, 1, 5)),

@@ -19,7 +19,7 @@ from clearhead.look import attribute, trace
 from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.models.storage import load, save
-from clearhead.positions import Learned, Rotary
+from clearhead.positions import LearnedPositions, Rotary
 from clearhead.training.loss import loss_sum
 from tests.rounding import assert_equal_up_to_rounding
 
@@ -79,7 +79,7 @@ def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
 
 
 def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
-    model = built(positions=Learned(max_len=13, skipped=2))
+    model = built(positions=LearnedPositions(max_len=13, skipped=2))
     assert generate(model, IDS[:1], max_new_tokens=7).ids.shape[-1] == 7
     with pytest.raises(ShapeError, match="has 13 rows"):
         generate(model, IDS[:1], max_new_tokens=8)
@@ -161,7 +161,7 @@ ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_le
 
 
 def test_narrow_embeddings_are_widened_before_the_blocks():
-    model = built(ENCODER, embedding_dim=6, positions=Learned(max_len=13))
+    model = built(ENCODER, embedding_dim=6, positions=LearnedPositions(max_len=13))
     x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
     x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
     torch.testing.assert_close(

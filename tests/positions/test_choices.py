@@ -8,16 +8,16 @@ import typing
 import pytest
 
 from clearhead import positions
-from clearhead.positions import ALiBi, Learned, NoPositions, Positions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, Positions, RelativeBias, Rotary, Sinusoidal
 
 CHOICES = {
     Sinusoidal(base=97.0): "added",
-    Learned(max_len=11): "added",
-    Learned(grid=(3, 5), n_extra=1): "added",
-    Rotary(base=500000.0, fraction=0.5): "rotary",
+    LearnedPositions(max_len=11): "added",
+    LearnedPositions(grid=(3, 5), n_extra=1): "added",
+    Rotary(base=500000.0, partial_rotary_factor=0.5): "rotary",
     RelativeBias(n_buckets=16, max_distance=67, bidirectional=False): "bias",
     ALiBi(): "bias",
-    NoPositions(): "none",
+    NoPE(): "none",
 }
 
 

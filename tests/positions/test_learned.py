@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 
 def test_rows_are_added():
-    module = Learned(max_len=11).build(d_model=7)
+    module = LearnedPositions(max_len=11).build(d_model=7)
     x = torch.randn(2, 5, 7)
     assert module.weight.shape == (11, 7)
     assert torch.equal(module(x), x + module.weight[:5])
@@ -22,13 +22,13 @@ def test_rows_are_added():
 
 
 def test_gradient_reaches_the_rows_used_and_no_others():
-    module = Learned(max_len=7).build(d_model=3)
+    module = LearnedPositions(max_len=7).build(d_model=3)
     module(torch.zeros(2, 3, 3), torch.tensor([1, 4, 4])).sum().backward()
     assert module.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 4, 0, 0]
 
 
 def test_grid_with_extra_rows():
-    choice = Learned(grid=(3, 5), n_extra=2)
+    choice = LearnedPositions(grid=(3, 5), n_extra=2)
     assert (choice.length, choice.n_places) == (17, 15)
     module = choice.build(d_model=7)
     x = torch.randn(2, 17, 7)
@@ -38,16 +38,16 @@ def test_grid_with_extra_rows():
 def test_defaults_and_round_trip_through_a_dict(unchecked):
     from dataclasses import asdict
 
-    assert Learned() == Learned(max_len=512)
-    for choice in (Learned(), Learned(max_len=7, n_extra=1), Learned(grid=(3, 5))):
-        assert Learned(**asdict(choice)) == choice
-    assert Learned(grid=[3, 5]) == Learned(grid=(3, 5))
-    assert hash(Learned(grid=[3, 5])) == hash(Learned(grid=(3, 5)))
+    assert LearnedPositions() == LearnedPositions(max_len=512)
+    for choice in (LearnedPositions(), LearnedPositions(max_len=7, n_extra=1), LearnedPositions(grid=(3, 5))):
+        assert LearnedPositions(**asdict(choice)) == choice
+    assert LearnedPositions(grid=[3, 5]) == LearnedPositions(grid=(3, 5))
+    assert hash(LearnedPositions(grid=[3, 5])) == hash(LearnedPositions(grid=(3, 5)))
 
 
 def test_starts_small():
     torch.manual_seed(0)
-    weight = Learned(max_len=401).build(d_model=101).weight
+    weight = LearnedPositions(max_len=401).build(d_model=101).weight
     n = weight.numel()
     assert abs(weight.std().item() / 0.02 - 1) < 5 / math.sqrt(2 * n)
     assert abs(weight.mean().item()) < 5 * 0.02 / math.sqrt(n)
@@ -57,7 +57,7 @@ def test_starts_small():
 
 
 def test_beyond_the_table_is_refused_and_resized_is_named():
-    module = Learned(max_len=11).build(d_model=3)
+    module = LearnedPositions(max_len=11).build(d_model=3)
     with pytest.raises(ShapeError, match=r"a sequence of 13 tokens, but .* has 11 rows .*`\.resized\(new_length\)`"):
         module(torch.zeros(2, 13, 3))
     with pytest.raises(ShapeError, match=r"position 11, but .* 11 rows \(0 … 10\)"):
@@ -65,11 +65,11 @@ def test_beyond_the_table_is_refused_and_resized_is_named():
     with pytest.raises(ShapeError, match="position -1, but"):
         module(torch.zeros(2, 2, 3), torch.tensor([-1, 0]))
     with pytest.raises(ShapeError, match=r"`\.resized\(\(rows, columns\)\)`"):
-        Learned(grid=(2, 3)).build(3)(torch.zeros(7, 3))
+        LearnedPositions(grid=(2, 3)).build(3)(torch.zeros(7, 3))
 
 
 def test_wrong_shapes_and_dtypes_are_refused(unchecked):
-    module = Learned(max_len=11).build(d_model=3)
+    module = LearnedPositions(max_len=11).build(d_model=3)
     with pytest.raises(ShapeError, match=r"x has shape \(2, 5, 7\); expected \(…, T, 3\)"):
         module(torch.zeros(2, 5, 7))
     with pytest.raises(ShapeError, match=r"positions have shape \(4,\)"):
@@ -91,18 +91,18 @@ def test_wrong_shapes_and_dtypes_are_refused(unchecked):
 )
 def test_bad_fields_are_refused(unchecked, fields, message):
     with pytest.raises(ConfigError, match=message):
-        Learned(**fields)
+        LearnedPositions(**fields)
 
 
 def test_resized_wants_the_right_kind_of_size(unchecked):
     with pytest.raises(ShapeError, match=r"resized\(\(2, 3\)\): these positions are a line; expected one whole number"):
-        Learned(max_len=5).build(3).resized((2, 3))
+        LearnedPositions(max_len=5).build(3).resized((2, 3))
     with pytest.raises(ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"):
-        Learned(grid=(2, 3)).build(3).resized(5)
+        LearnedPositions(grid=(2, 3)).build(3).resized(5)
     with pytest.raises(ConfigError, match=r"expected 2 values, each a whole number"):
-        Learned(grid=(2, 3)).build(3).resized((2, 3, 5))
+        LearnedPositions(grid=(2, 3)).build(3).resized((2, 3, 5))
     with pytest.raises(ConfigError, match="max_len is 0"):
-        Learned(max_len=5).build(3).resized(0)
+        LearnedPositions(max_len=5).build(3).resized(0)
 
 
 # -------------------------------------------------------------------------------------------------- resized
@@ -143,9 +143,9 @@ def cubic(values: list[float], size: int) -> list[float]:
 
 @pytest.mark.parametrize("size", [3, 7, 19])
 def test_a_line_is_interpolated_linearly(size):
-    module = Learned(max_len=7, n_extra=2).build(d_model=3).double()
+    module = LearnedPositions(max_len=7, n_extra=2).build(d_model=3).double()
     new = module.resized(size)
-    assert new.choice == Learned(max_len=size, n_extra=2)
+    assert new.choice == LearnedPositions(max_len=size, n_extra=2)
     assert torch.equal(new.weight[:2], module.weight[:2])
     columns = [linear(column.tolist(), size) for column in module.weight[2:].T]
     torch.testing.assert_close(new.weight[2:], torch.tensor(columns, dtype=torch.float64).T, rtol=0, atol=1e-13)
@@ -153,9 +153,9 @@ def test_a_line_is_interpolated_linearly(size):
 
 @pytest.mark.parametrize("grid", [(2, 3), (11, 7), (3, 13)])
 def test_a_grid_is_interpolated_bicubically(grid):
-    module = Learned(grid=(3, 5), n_extra=1).build(d_model=2).double()
+    module = LearnedPositions(grid=(3, 5), n_extra=1).build(d_model=2).double()
     new = module.resized(grid)
-    assert new.choice == Learned(grid=grid, n_extra=1)
+    assert new.choice == LearnedPositions(grid=grid, n_extra=1)
     assert torch.equal(new.weight[:1], module.weight[:1])
     for m in range(2):
         field = module.weight[1:, m].unflatten(0, (3, 5)).tolist()
@@ -168,7 +168,7 @@ def test_a_grid_is_interpolated_bicubically(grid):
 def test_a_grid_is_resized_as_timm_does():
     from timm.layers import resample_abs_pos_embed
 
-    module = Learned(grid=(5, 5), n_extra=1).build(d_model=7)
+    module = LearnedPositions(grid=(5, 5), n_extra=1).build(d_model=7)
     theirs = resample_abs_pos_embed(
         module.weight.detach()[None],
         [3, 11],
@@ -182,8 +182,8 @@ def test_a_grid_is_resized_as_timm_does():
 
 def test_the_same_size_gives_equal_weights_of_its_own():
     for module, size in (
-        (Learned(max_len=7).build(3), 7),
-        (Learned(grid=(2, 3), n_extra=1).build(3), (2, 3)),
+        (LearnedPositions(max_len=7).build(3), 7),
+        (LearnedPositions(grid=(2, 3), n_extra=1).build(3), (2, 3)),
     ):
         new = module.resized(size)
         assert torch.equal(new.weight, module.weight)
@@ -192,7 +192,7 @@ def test_the_same_size_gives_equal_weights_of_its_own():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_resized_keeps_dtype_and_whether_it_trains(dtype):
-    module = Learned(grid=(2, 3)).build(5).to(dtype).eval()
+    module = LearnedPositions(grid=(2, 3)).build(5).to(dtype).eval()
     module.weight.requires_grad_(False)
     new = module.resized((3, 5))
     assert (new.weight.dtype, new.weight.requires_grad, new.training) == (dtype, False, False)
@@ -200,7 +200,7 @@ def test_resized_keeps_dtype_and_whether_it_trains(dtype):
 
 @pytest.mark.compiled
 def test_compiles_whole():
-    module = Learned(max_len=29).build(d_model=6)
+    module = LearnedPositions(max_len=29).build(d_model=6)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     for T, start in ((5, 0), (7, 13)):
         x, positions = torch.randn(2, T, 6), torch.arange(start, start + T)
@@ -208,7 +208,10 @@ def test_compiles_whole():
 
 
 def test_skipped_rows_stand_before_the_first_place():
-    plain, moved = Learned(max_len=7, n_extra=1).build(5), Learned(max_len=7, n_extra=1, skipped=2).build(5)
+    plain, moved = (
+        LearnedPositions(max_len=7, n_extra=1).build(5),
+        LearnedPositions(max_len=7, n_extra=1, skipped=2).build(5),
+    )
     assert moved.weight.shape == (2 + 1 + 7, 5)
     with torch.no_grad():
         plain.weight.copy_(moved.weight[2:])
@@ -224,4 +227,4 @@ def test_skipped_rows_stand_before_the_first_place():
 @pytest.mark.bad_input
 def test_skipped_rows_are_no_places():
     with pytest.raises(ShapeError, match=r"position 7, but the table of learned positions has 7 rows \(0 … 6\)"):
-        Learned(max_len=7, skipped=2).build(5)(torch.randn(1, 1, 5), torch.tensor([7]))
+        LearnedPositions(max_len=7, skipped=2).build(5)(torch.randn(1, 1, 5), torch.tensor([7]))

@@ -37,7 +37,7 @@ def test_rotation_is_complex_multiplication(base):
 def test_a_fraction_turns_the_first_part_and_leaves_the_rest():
     x = torch.randn(2, 5, 20, dtype=torch.float64)
     positions = [3, 4, 5, 6, 7]
-    got = Rotary(fraction=0.3).rotate(x, torch.tensor(positions))
+    got = Rotary(partial_rotary_factor=0.3).rotate(x, torch.tensor(positions))
     assert torch.equal(got[..., 6:], x[..., 6:])
     torch.testing.assert_close(got[..., :6], by_complex_numbers(x[..., :6], positions, 10000.0), rtol=0, atol=1e-11)
 
@@ -83,10 +83,10 @@ def test_the_papers_pairing_is_the_same_after_reordering_features():
     p=st.integers(0, 5000),
     j=st.integers(0, 5000),
     shift=st.integers(0, 100_000),
-    fraction=st.sampled_from([0.5, 1.0]),
+    partial_rotary_factor=st.sampled_from([0.5, 1.0]),
 )
-def test_scores_depend_on_distance_alone_and_length_is_kept(p, j, shift, fraction):
-    rotary = Rotary(fraction=fraction)
+def test_scores_depend_on_distance_alone_and_length_is_kept(p, j, shift, partial_rotary_factor):
+    rotary = Rotary(partial_rotary_factor=partial_rotary_factor)
     generator = torch.Generator().manual_seed(p * 5003 + j)
     q, k = torch.randn(2, 1, 44, dtype=torch.float64, generator=generator)
 
@@ -119,13 +119,13 @@ def test_half_precision_is_rounded_once(dtype):
 def test_gradients():
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     positions = torch.tensor([2, 5, 11])
-    assert torch.autograd.gradcheck(lambda x: Rotary(fraction=2 / 3).rotate(x, positions), (x,))
+    assert torch.autograd.gradcheck(lambda x: Rotary(partial_rotary_factor=2 / 3).rotate(x, positions), (x,))
 
 
-@pytest.mark.parametrize(("fraction", "width"), [(1.0, 7), (0.5, 6), (0.25, 10), (0.1, 10), (1.0, 1)])
-def test_widths_that_do_not_pair_are_refused(fraction, width):
+@pytest.mark.parametrize(("partial_rotary_factor", "width"), [(1.0, 7), (0.5, 6), (0.25, 10), (0.1, 10), (1.0, 1)])
+def test_widths_that_do_not_pair_are_refused(partial_rotary_factor, width):
     with pytest.raises(ShapeError, match=f"of {width} features a head; expected an even number"):
-        Rotary(fraction=fraction).rotate(torch.zeros(3, width), torch.arange(3))
+        Rotary(partial_rotary_factor=partial_rotary_factor).rotate(torch.zeros(3, width), torch.arange(3))
 
 
 def test_wrong_positions_are_refused(unchecked):
@@ -133,7 +133,9 @@ def test_wrong_positions_are_refused(unchecked):
         Rotary().rotate(torch.zeros(2, 3, 5, 6), torch.arange(4))
 
 
-@pytest.mark.parametrize("fields", [{"fraction": 0}, {"fraction": 1.5}, {"base": 1}, {"base": None}])
+@pytest.mark.parametrize(
+    "fields", [{"partial_rotary_factor": 0}, {"partial_rotary_factor": 1.5}, {"base": 1}, {"base": None}]
+)
 def test_bad_fields_are_refused(unchecked, fields):
     with pytest.raises(ConfigError, match=f"Rotary: {next(iter(fields))} is "):
         Rotary(**fields)
@@ -141,7 +143,7 @@ def test_bad_fields_are_refused(unchecked, fields):
 
 @pytest.mark.compiled
 def test_compiles_whole():
-    rotary = Rotary(fraction=0.5)
+    rotary = Rotary(partial_rotary_factor=0.5)
     compiled = torch.compile(rotary.rotate, fullgraph=True, dynamic=True)
     for T, start in ((5, 0), (7, 13)):
         x, positions = torch.randn(2, 3, T, 8), torch.arange(start, start + T)

@@ -130,8 +130,8 @@ def test_compiles_whole_and_grows():
 
 
 def test_halves_are_the_same_waves_with_all_sines_first():
-    table = Sinusoidal(97.0, halves=True).table(7, 22, start=13, dtype=torch.float64)
+    table = Sinusoidal(97.0, layout="split").table(7, 22, start=13, dtype=torch.float64)
     expected = torch.tensor([formula(p, 22, 97.0) for p in range(13, 20)], dtype=torch.float64)
     torch.testing.assert_close(table, torch.cat((expected[:, 0::2], expected[:, 1::2]), dim=1), rtol=0, atol=1e-13)
     x = torch.randn(2, 7, 22, dtype=torch.float64)
-    torch.testing.assert_close(Sinusoidal(97.0, halves=True).build(22)(x, torch.arange(13, 20)), x + table)
+    torch.testing.assert_close(Sinusoidal(97.0, layout="split").build(22)(x, torch.arange(13, 20)), x + table)

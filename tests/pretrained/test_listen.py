@@ -14,7 +14,7 @@ from clearhead.audio import Mel, read
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.models import CTCEncoder, CTCEncoderConfig
-from clearhead.positions import ALiBi, NoPositions, RelativeBias
+from clearhead.positions import ALiBi, NoPE, RelativeBias
 from clearhead.pretrained import Event, Listener
 
 MASKS = {
@@ -85,7 +85,7 @@ def told(events: list[Event]) -> list[tuple[str, float, float, float]]:
 def test_any_pieces_give_the_whole(turn):
     """What is trained in parallel is what runs on a stream: logits to the last bits of the dtype, and the events."""
     draw = random.Random(turn)
-    positions = draw.choice([ALiBi(), RelativeBias(), NoPositions()])
+    positions = draw.choice([ALiBi(), RelativeBias(), NoPE()])
     dtype, earlier = draw.choice([torch.float32, torch.float64]), draw.choice([0, 1, 5])
     mask = draw.choice(list(MASKS.values()))
     model = speech(mask, seed=turn, dtype=dtype, positions=positions, left_frames=earlier)

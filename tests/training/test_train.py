@@ -11,7 +11,7 @@ from clearhead.data import tokenizers
 from clearhead.data.digits import DatasetNormalize
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 from clearhead.training import (
     Progress,
     ProgressBar,
@@ -125,7 +125,7 @@ def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, 
         **few,
         "batch": {"type": "TokenBudget", "budget": 300, "multiple": 8},
         "max_len": 3,
-        "positions": Learned(max_len=3),
+        "positions": LearnedPositions(max_len=3),
         "steps": 29,
     }
     assert train(task, data=data[task], out=tmp_path / "run", overrides=settings).ending == "finished"

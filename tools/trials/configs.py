@@ -37,12 +37,12 @@ GOOD: dict[str, list[Any]] = {
     "activation": [{"type": "ReLU"}, {"type": "GELU"}, {"type": "SwiGLU"}],
     "positions": [
         {"type": "Sinusoidal"},
-        {"type": "Learned", "max_len": 13},
+        {"type": "LearnedPositions", "max_len": 13},
         {"type": "Rotary"},
         {"type": "Rotary", "fraction": 0.5},
         {"type": "ALiBi"},
         {"type": "RelativeBias", "n_buckets": 6, "max_distance": 11},
-        {"type": "NoPositions"},
+        {"type": "NoPE"},
     ],
     "mask": ["causal()", "causal() & window(3, 0)", "causal() & (window(1, 0) | every(2))"],
 }

@@ -15,16 +15,16 @@ from clearhead.bench.studies.engine import Curve, Outcome, Sizes, Study
 from clearhead.bench.studies.learning import TESTED_WITH, decoder, fit_lengths, right, tokens
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ShapeError
-from clearhead.positions import ALiBi, Learned, NoPositions, Positions, RelativeBias, Rotary, Sinusoidal
+from clearhead.positions import ALiBi, LearnedPositions, NoPE, Positions, RelativeBias, Rotary, Sinusoidal
 
 DISTANCE, PLACE, MARK = "three places back", "the token in place 3", "the marked token"
 STRETCHED = "learned, table stretched"
 SOLVED, LR = 0.95, 3e-3
 
 ENCODINGS: dict[str, Positions] = {
-    "none": NoPositions(),
-    "learned": Learned(),  # as many rows as are trained
-    STRETCHED: Learned(),
+    "none": NoPE(),
+    "learned": LearnedPositions(),  # as many rows as are trained
+    STRETCHED: LearnedPositions(),
     "sinusoidal": Sinusoidal(),
     "relative bias": RelativeBias(n_buckets=16, max_distance=32, bidirectional=False),
     "rotary": Rotary(),
@@ -47,7 +47,7 @@ def draw(sizes: Sizes, task: str, rows: int, length: int, generator: torch.Gener
 
 def measure(sizes: Sizes, task: str, name: str, seed: int) -> tuple[Curve, dict[str, Any]]:
     encoding = ENCODINGS[name]
-    encoding = Learned(max_len=sizes.trained) if isinstance(encoding, Learned) else encoding
+    encoding = LearnedPositions(max_len=sizes.trained) if isinstance(encoding, LearnedPositions) else encoding
     model = decoder(sizes, 2 * sizes.symbols, positions=encoding)
     fit_lengths(model, partial(draw, sizes, task), sizes, seed, least=5)
     test = torch.Generator().manual_seed(TESTED_WITH)

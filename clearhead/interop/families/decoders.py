@@ -269,7 +269,7 @@ GEMMA = dataclasses.replace(
     fields=LLAMA.fields
     | {
         "head_dim": ("d_head", 256),
-        "rms_norm_eps": words.eps(partial(RMSNorm, plus_one=True), 1e-6),
+        "rms_norm_eps": words.eps(partial(RMSNorm, unit_offset=True), 1e-6),
         "tie_word_embeddings": ("tie_embeddings", True),
     },
     fixed={},

@@ -102,7 +102,7 @@ MARIAN = dataclasses.replace(
     BART,
     name="marian",
     architecture="MarianMTModel",
-    always=BART.always | {"embedding_norm": False, "positions": Sinusoidal(halves=True)},
+    always=BART.always | {"embedding_norm": False, "positions": Sinusoidal(layout="split")},
     parts=(_HALVES, Part(partial(_read, is_bart=False), _write_marian)),
     ignored=(*BART.ignored, "model.*.embed_positions.weight"),  # its waves are made anew
 )

@@ -15,7 +15,7 @@ from clearhead.interop.table import SPLIT, Row, block
 from clearhead.layers import GeGLU, LayerNorm, PostNorm, SwiGLU
 from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
-from clearhead.positions import Learned, Positions
+from clearhead.positions import LearnedPositions, Positions
 
 _OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -31,13 +31,13 @@ def _read(keys: Keys, *, after_padding: bool = False) -> dict[str, Any]:
     return {
         "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
         "max_len": longest,
-        "positions": Learned(max_len=longest, skipped=skipped),
+        "positions": LearnedPositions(max_len=longest, skipped=skipped),
         "pooler": any(name.endswith(poolers) for name in keys.shapes),
     }
 
 
 def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, Any]:
-    skipped = config.positions.skipped if isinstance(config.positions, Learned) else 0
+    skipped = config.positions.skipped if isinstance(config.positions, LearnedPositions) else 0
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
     named = labels(config.n_classes) if config.n_classes else {}
     return {**padding, **named, "max_position_embeddings": config.max_len + skipped}

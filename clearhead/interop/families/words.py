@@ -9,7 +9,15 @@ from clearhead.attention import Biases
 from clearhead.errors import StorageError
 from clearhead.interop.family import Field, Fields, Keys, Part
 from clearhead.layers import GELU, ReLU, SiLU
-from clearhead.positions import Learned, Linear, Llama3, Positions, Rotary, Stretch, Yarn
+from clearhead.positions import (
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    Positions,
+    RopeScaling,
+    Rotary,
+    YarnScaling,
+)
 from clearhead.values import shown
 
 # The sizes of a model of text, by the words of most families.
@@ -59,7 +67,7 @@ def biases(*, ff: bool | None = None, default: bool = False) -> Part:
 
 def learned(key: str, *default: int, skipped: int = 0) -> Part:
     """Learned positions, as many as a key says."""
-    return Part(lambda keys: {"positions": Learned(max_len=keys(key, *default), skipped=skipped)})
+    return Part(lambda keys: {"positions": LearnedPositions(max_len=keys(key, *default), skipped=skipped)})
 
 
 def classes(keys: Keys) -> int:
@@ -89,37 +97,40 @@ def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
 
 
 # The keys of each way to stretch rotary angles, and our fields for them.
-_SCALED = {"factor": "factor", "original_max_position_embeddings": "trained_len"}
-_STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
-    "linear": (Linear, {"factor": "factor"}),
-    "llama3": (Llama3, _SCALED | {"low_freq_factor": "low", "high_freq_factor": "high"}),
-    "yarn": (Yarn, _SCALED | {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "lengthened"}),
+_SCALED = {"factor": "factor", "original_max_position_embeddings": "original_max_len"}
+_STRETCHES: dict[str, tuple[type[RopeScaling], dict[str, str]]] = {
+    "linear": (LinearScaling, {"factor": "factor"}),
+    "llama3": (Llama3Scaling, _SCALED | {"low_freq_factor": "low", "high_freq_factor": "high"}),
+    "yarn": (YarnScaling, _SCALED | {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "attention_factor"}),
 }
 
 
-def read_rotary(keys: Keys, base: float = 10000.0, fraction: float = 1.0) -> Rotary:
+def read_rotary(keys: Keys, base: float = 10000.0, partial_rotary_factor: float = 1.0) -> Rotary:
     """Rotary positions, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) writes them.
 
-    `base` and `fraction` are what the family takes where neither says them."""
+    `base` and `partial_rotary_factor` are what the family takes where neither says them."""
     new, old, theta = keys("rope_parameters", None), keys("rope_scaling", None), keys("rope_theta", base)
-    fraction = keys("partial_rotary_factor", fraction)
+    partial_rotary_factor = keys("partial_rotary_factor", partial_rotary_factor)
     rope = dict(new or old or {})
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    theta, fraction = rope.pop("rope_theta", theta), rope.pop("partial_rotary_factor", fraction)
+    theta, partial_rotary_factor = (
+        rope.pop("rope_theta", theta),
+        rope.pop("partial_rotary_factor", partial_rotary_factor),
+    )
     if kind not in ("default", *_STRETCHES):
         raise StorageError(f"the rotary angles are {shown(kind)}; known are: default, {', '.join(_STRETCHES)}")
-    stretch = None
+    scaling = None
     if kind != "default":
         made, names = _STRETCHES[kind]
         given = {field: rope.pop(key) for key, field in names.items() if rope.get(key) is not None}
-        if made is Yarn:
-            given.setdefault("trained_len", keys("max_position_embeddings"))
+        if made is YarnScaling:
+            given.setdefault("original_max_len", keys("max_position_embeddings"))
             if rope.get("truncate") is True:
                 del rope["truncate"]  # as it is here
-        stretch = made(**given)
+        scaling = made(**given)
     if rest := {key: value for key, value in rope.items() if value is not None}:
         raise StorageError(f"the rotary angles have {rest}, which is not known here and may change them")
-    return Rotary(base=float(theta), fraction=fraction, stretch=stretch)
+    return Rotary(base=float(theta), partial_rotary_factor=partial_rotary_factor, scaling=scaling)
 
 
 def write_rotary(positions: Positions) -> dict[str, Any]:
@@ -127,15 +138,15 @@ def write_rotary(positions: Positions) -> dict[str, Any]:
     if not isinstance(positions, Rotary):
         raise StorageError(f"positions are {positions}; expected Rotary")
     written: dict[str, Any] = {"rope_theta": positions.base}
-    if positions.fraction != 1:
-        written["partial_rotary_factor"] = positions.fraction
-    stretch: dict[str, Any] = {"rope_type": "default"}
+    if positions.partial_rotary_factor != 1:
+        written["partial_rotary_factor"] = positions.partial_rotary_factor
+    scaling: dict[str, Any] = {"rope_type": "default"}
     for kind, (made, names) in _STRETCHES.items():
-        if isinstance(positions.stretch, made):
-            values = {key: getattr(positions.stretch, field) for key, field in names.items()}
-            stretch = {"rope_type": kind} | {key: value for key, value in values.items() if value is not None}
-            written["rope_scaling"] = stretch
-    return {**written, "rope_parameters": {**stretch, **{k: v for k, v in written.items() if k != "rope_scaling"}}}
+        if isinstance(positions.scaling, made):
+            values = {key: getattr(positions.scaling, field) for key, field in names.items()}
+            scaling = {"rope_type": kind} | {key: value for key, value in values.items() if value is not None}
+            written["rope_scaling"] = scaling
+    return {**written, "rope_parameters": {**scaling, **{k: v for k, v in written.items() if k != "rope_scaling"}}}
 
 
 def rotary(base: float = 10000.0) -> Part:

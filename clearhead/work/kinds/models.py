@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from clearhead.attention import MultiHeadAttention
 from clearhead.layers import LayerNorm, PatchEmbedding, PostNorm, ReLU
 from clearhead.models import EncoderDecoder, EncoderDecoderConfig, VisionConfig, VisionTransformer
-from clearhead.positions import Learned
+from clearhead.positions import LearnedPositions
 
 Values = dict[str, Tensor]
 Outputs = dict[str, Any]  # tensors or tables of integers
@@ -102,7 +102,8 @@ def _encoder_decoder(inputs: Values) -> Outputs:
     config = EncoderDecoderConfig(
         vocab_size=V, source_vocab_size=len(inputs["E_s"]), max_len=len(inputs["pos"]), d_model=M, n_heads=1,
         d_head=inputs["Q_e"].shape[1], d_ff=inputs["A_e"].shape[1], bias=False, norm=LayerNorm(eps=_TINY, bias=False),
-        residual=PostNorm(), activation=ReLU(), positions=Learned(max_len=len(inputs["pos"])), n_encoder_layers=1,
+        residual=PostNorm(), activation=ReLU(), positions=LearnedPositions(max_len=len(inputs["pos"])),
+        n_encoder_layers=1,
         n_decoder_layers=1,
     )  # fmt: skip
     model = EncoderDecoder(config).double()
