@@ -338,7 +338,7 @@ def test_memory_must_fit_the_block():
         ({"residual": PreNorm}, r"expected PreNorm\(…\) or PostNorm\(…\).*add the brackets"),
         ({"activation": torch.relu}, r"expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\)"),
         ({"rotary": True}, r"rotary is True; expected Rotary\(…\) or None"),
-        ({"rotary": Rotary()}, r"turns 7 of 7 features a head; expected an even number"),
+        ({"rotary": Rotary()}, r"rotates 7 of 7 features per head; expected an even number"),
     ],
     ids=lambda value: str(value).split(" at 0x")[0],
 )

@@ -277,7 +277,7 @@ MAKING_FAULTS = {
         {"positions": LearnedPositions(max_len=7)},
         "max_len is 512 and the table of learned positions has 7 rows",
     ),
-    "grid": ({"positions": LearnedPositions(grid=(2, 3))}, "is a grid and text is a line"),
+    "grid": ({"positions": LearnedPositions(grid=(2, 3))}, "is a grid; text needs"),
 }
 
 
@@ -315,7 +315,7 @@ def test_one_vocabulary_where_embeddings_are_shared():
 
 def test_a_mask_with_data_is_not_stored():
     config = small(mask=causal() & padding(torch.tensor([3, 2])))
-    with pytest.raises(ConfigError, match=r"holds data.*pass the rest to forward as mask="):
+    with pytest.raises(ConfigError, match=r"contains data.*pass the other part to forward as mask="):
         config.to_dict()
 
 

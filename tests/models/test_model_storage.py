@@ -322,7 +322,7 @@ def test_what_cannot_be_saved_says_why(folder):
     with pytest.raises(StorageError, match=r"got dtype=torch\.int8, expected one of torch\.float64"):
         save(tiny_decoder().build(), folder, dtype=torch.int8)
     lengths = torch.tensor([3])
-    with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*holds data"):
+    with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*contains data"):
         save(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
     assert not folder.exists()
 

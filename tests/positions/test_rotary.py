@@ -124,7 +124,7 @@ def test_gradients():
 
 @pytest.mark.parametrize(("partial_rotary_factor", "width"), [(1.0, 7), (0.5, 6), (0.25, 10), (0.1, 10), (1.0, 1)])
 def test_widths_that_do_not_pair_are_refused(partial_rotary_factor, width):
-    with pytest.raises(ShapeError, match=f"of {width} features a head; expected an even number"):
+    with pytest.raises(ShapeError, match=f"of {width} features per head; expected an even number"):
         Rotary(partial_rotary_factor=partial_rotary_factor).rotate(torch.zeros(3, width), torch.arange(3))
 
 

@@ -39,7 +39,7 @@ GOOD: dict[str, list[Any]] = {
         {"type": "Sinusoidal"},
         {"type": "LearnedPositions", "max_len": 13},
         {"type": "Rotary"},
-        {"type": "Rotary", "fraction": 0.5},
+        {"type": "Rotary", "partial_rotary_factor": 0.5},
         {"type": "ALiBi"},
         {"type": "RelativeBias", "n_buckets": 6, "max_distance": 11},
         {"type": "NoPE"},

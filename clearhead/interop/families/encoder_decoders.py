@@ -115,7 +115,7 @@ def _read_whisper(keys: Keys) -> dict[str, Any]:
     if waves < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
     # Waves are counted to the last here, and not to one beyond it.
-    return {"encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), halves=True)}
+    return {"encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), layout="split")}
 
 
 def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
