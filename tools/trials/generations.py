@@ -20,7 +20,9 @@ VOCAB, MAX_LEN = 13, 29
 
 
 def draw(chance: random.Random, device: str) -> Case:
-    positions = chance.choice([{"type": "LearnedPositions", "max_len": MAX_LEN}, *GOOD["positions"][:1], *GOOD["positions"][2:]])
+    positions = chance.choice(
+        [{"type": "LearnedPositions", "max_len": MAX_LEN}, *GOOD["positions"][:1], *GOOD["positions"][2:]]
+    )
     return {
         "device": device,
         "seq2seq": chance.randint(0, 1) if chance.random() < 0.5 else 0,
