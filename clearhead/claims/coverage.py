@@ -1,7 +1,7 @@
-"""What each document asserts, sentence by sentence, and the entry of the ledger that tries it, or why none can.
+"""Assertions of each course document, the claims that test them, or the reason why an assertion is not tested.
 
-The lists are data (`assertions/000.toml` …), by place and in our own words. A sentence is pointed at by its line and a
-hash of its text, so that nothing is copied; `python tools/assertions.py` compares a list with the document itself."""
+The lists are paraphrased data (`assertions/000.toml` …). A sentence is referenced by its line and a hash of its text,
+so that no text is copied; `python tools/assertions.py` compares a list with the document."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from clearhead.values import require_known
 
 NAMES = tuple(f"{i:03}" for i in range(len(DOCUMENTS)))
 
-# Why an assertion is not tried.
+# Reasons why an assertion is not tested.
 REASONS = {
-    "definition": "it says what a word, a letter or a layer is to stand for",
-    "opinion": "a judgement or an advice, with no measure by which it could fail",
-    "report": "it tells of data, trainings or habits of others, which are not at hand",
-    "tendency": "what training may lead to in large models, with nothing said that could be counted",
+    "definition": "defines a word, a symbol or a layer",
+    "opinion": "a judgment or advice without a measurable criterion",
+    "report": "reports data, training runs or practices that are not available",
+    "tendency": "describes tendencies of large models without a countable statement",
 }
-# What asserts nothing.
+# Sentences without an assertion.
 SILENT = {
     "heading": "a title, a number, a name",
-    "question": "something is asked",
-    "instruction": "something is to be done",
+    "question": "a question",
+    "instruction": "an instruction",
 }
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """One thing that a document says: where, in our words, and what becomes of it."""
+    """An assertion of a document: location, paraphrase, and the claims that test it or the reason why none does."""
 
     location: str
     statement: str
@@ -44,13 +44,13 @@ class Assertion:
 
     @property
     def accounted(self) -> bool:
-        """It points at a sentence, and names entries that exist or a reason that is known."""
+        """Whether it references a sentence, and existing claims or a valid reason."""
         return bool(self.at) and (set(self.claims) <= set(claims()) if self.claims else self.reason in REASONS)
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """A document's list: what it asserts, and the sentences that assert nothing."""
+    """The assertions of a document, and its sentences without an assertion."""
 
     name: str
     source: str
@@ -62,7 +62,7 @@ class Ledger:
         return {at for a in self.assertions for at in a.at} | {at for ats in self.silent.values() for at in ats}
 
     def to_dict(self) -> dict[str, Any]:
-        """Shares: how many sentences, how many assertions, and what became of them."""
+        """Return the numbers of sentences and assertions, and how many are tested."""
         n, accounted = len(self.assertions), sum(a.accounted for a in self.assertions)
         reasons = Counter(a.reason for a in self.assertions if not a.claims)
         about = {"document": self.name, "source": self.source, "sentences": len(self.pointers), "assertions": n}
@@ -72,7 +72,7 @@ class Ledger:
 
 
 def ledger_of(name: str) -> Ledger:
-    """The list of one document, by its number: ledger_of("002")."""
+    """Return the list of one document by its number, such as "002"."""
     require_known(name, NAMES, "no document is called", ClaimError, otherwise=f"they are {', '.join(NAMES)}")
     path = resources.files("clearhead.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -85,5 +85,5 @@ def _frozen(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def coverage() -> list[Ledger]:
-    """All five."""
+    """Return the lists of all course documents."""
     return [ledger_of(name) for name in NAMES]

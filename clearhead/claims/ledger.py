@@ -1,7 +1,7 @@
-"""What a claim is, and how its verdict comes about.
+"""Registry of claims, and the rule that derives a verdict.
 
-A claim is a statement of a course or an exam, in our words, with a function that tries it. The function is handed a
-`Trial`, computes, and reports cases; the verdict follows from the cases and is never written down by hand."""
+A claim is a paraphrased statement of a course or an exam, with a function that tests it. The function receives an
+`Experiment`, computes, and records cases; the verdict follows from the cases and is never written by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOES_NOT_HOLD = "does not hold"
 MISPRINT = "misprint"
 VERDICTS = (HOLDS, HOLDS_CONDITIONALLY, DOES_NOT_HOLD, MISPRINT)
 
-# The documents whose statements are tried, by course.
+# The course documents whose statements are tested.
 EXAM = "CENG 403 (Transformers and Attention), exam"
 ANSWERED = "CENG 403 (Self-Attention and Transformers), answered exam"
 HOMEWORK = "CSCI-GA 2572 (Deep Learning), Transformer homework"
@@ -38,7 +38,7 @@ EXERCISES = "Transformer exercises (scaled dot product, multi-head, layer norm),
 FINAL = "Deep learning final exam of January 2025 (version A), with solutions"
 DOCUMENTS = (EXAM, ANSWERED, HOMEWORK, EXERCISES, FINAL)
 
-# One file a theme, in the order of a course.
+# One module per theme, in the order of a course.
 THEMES = {
     "scores_and_scaling": "Scores and their scale",
     "softmax": "The softmax",
@@ -68,25 +68,25 @@ THEMES = {
 
 
 class ClaimError(ClearheadError, RuntimeError):
-    """A claim that is not known, that reported nothing, or whose correction is itself wrong."""
+    """Raised for an unknown claim, a claim without cases, or a correction that fails its own test."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that was tried: what, the numbers that came out, and whether the statement was right about it."""
+    """One tested case: description, result, and whether it agrees with the statement."""
 
-    what: str
-    got: str
-    ok: bool
-    in_scope: bool = True  # within the condition of the claim, where it has one
+    description: str
+    result: str
+    passed: bool
+    in_scope: bool = True  # within the condition of the claim, if it has one
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.got}"
+        return f"{self.description}: {self.result}"
 
 
 def readable(text: str) -> str:
-    """A program's way of writing, as people write it: 2*n**2 is 2·n², oo and inf are ∞."""
-    text = re.sub(r"\*\*(\d)\b", lambda found: "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(found[1])], text)
+    """Return code notation as mathematics: 2*n**2 becomes 2·n², oo and inf become ∞."""
+    text = re.sub(r"\*\*(\d)\b", lambda match: "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(match[1])], text)
     text = re.sub(r"(?<=[\w)⁰¹²³⁴⁵⁶⁷⁸⁹])\*(?=[\w(])", "·", text)
     text = re.sub(r"sqrt\((\w+)\)", r"√\1", text)
     text = re.sub(r"\b(oo|inf)\b", "∞", text)
@@ -94,7 +94,7 @@ def readable(text: str) -> str:
 
 
 def max_abs_diff(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two entries in the same place."""
+    """Return the largest absolute difference of corresponding entries."""
     return (a - b).abs().max().item()
 
 
@@ -104,43 +104,43 @@ def jacobian_row(y: Tensor, x: Tensor, weights_of_y: Tensor | None = None) -> Te
 
 
 def gradient_ratio(y: Tensor, x: Tensor, generator: torch.Generator | None = None) -> float:
-    """How long a random gradient at y still is at x, as a share of its length."""
+    """Return the norm of a random gradient at y after backpropagation to x, relative to its norm at y."""
     gradient = torch.randn(y.shape, generator=generator, dtype=y.dtype)
     return (jacobian_row(y, x, gradient).norm() / gradient.norm()).item()
 
 
 def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
-    """So many steps of Adam, and their losses."""
-    optimiser = torch.optim.Adam(parameters, lr=lr)
+    """Run `steps` steps of Adam and return their losses."""
+    optimizer = torch.optim.Adam(parameters, lr=lr)
     losses = []
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss()
         value.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(value.item())
     return losses
 
 
-def single_head_attention(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Tensor:
-    """`attend` with one head on one text: (T, D), (S, D), (S, E). Without values, what comes out are the weights."""
+def single_head_attention(q: Tensor, k: Tensor, v: Tensor | None = None, **kwargs: Any) -> Tensor:
+    """Call `attend` with one head and no batch: (T, D), (S, D), (S, E). Without values, return the weights."""
     from clearhead.attention import attend
 
     v = torch.eye(len(k), dtype=k.dtype) if v is None else v
-    return attend(q[None, None], k[None, None], v[None, None], **how)[0, 0]
+    return attend(q[None, None], k[None, None], v[None, None], **kwargs)[0, 0]
 
 
 @contextmanager
 def saved_tensors() -> Iterator[list[Tensor]]:
-    """What autograd keeps of the operations inside, for the way back."""
-    held: list[Tensor] = []
+    """Collect the tensors that autograd saves for the backward pass."""
+    tensors: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
-        held.append(x)
+        tensors.append(x)
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        yield held
+        yield tensors
 
 
 def n_parameters(module: torch.nn.Module) -> int:
@@ -148,7 +148,7 @@ def n_parameters(module: torch.nn.Module) -> int:
 
 
 def join_numbers(numbers: Iterable[float], form: str) -> str:
-    """Numbers one after the other, each in this format."""
+    """Join formatted numbers with commas."""
     return ", ".join(format(number, form) for number in numbers)
 
 
@@ -164,7 +164,12 @@ _Form: TypeAlias = str | Callable[[Any], str]
 
 
 class Experiment:
-    """What a claim's function reports to. `generator` is its only source of chance."""
+    """Records the cases of a claim. `generator` is its only source of randomness.
+
+    Example:
+        >>> experiment = Experiment(seed=0)
+        >>> experiment.assert_below("largest difference", 1e-16, 1e-12)
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -176,47 +181,53 @@ class Experiment:
         self.figure: Figure | None = None
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers in float64."""
+        """Return standard normal values in float64."""
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
-    def record_case(self, what: str, got: object, ok: object, *, in_scope: bool = True) -> None:
-        """One case, smallest first: the first that fails is the counter-example."""
-        self.cases.append(Case(readable(what), readable(str(got)), bool(ok), in_scope))
+    def record_case(self, description: str, result: object, passed: object, *, in_scope: bool = True) -> None:
+        """Record a case, smallest first: the first case that fails is the counter-example."""
+        self.cases.append(Case(readable(description), readable(str(result)), bool(passed), in_scope))
 
-    def assert_equal(self, what: str, got: Any, expected: Any, form: _Form = "{}", *, in_scope: bool = True) -> None:
-        """A case that is right where something is what was expected; `form` shows what it is."""
-        shown = form.format(got) if isinstance(form, str) else form(got)
-        self.record_case(what, shown, got == expected, in_scope=in_scope)
+    def assert_equal(
+        self, description: str, result: Any, expected: Any, form: _Form = "{}", *, in_scope: bool = True
+    ) -> None:
+        """Record a case that passes if `result` equals `expected`; `form` formats it."""
+        formatted = form.format(result) if isinstance(form, str) else form(result)
+        self.record_case(description, formatted, result == expected, in_scope=in_scope)
 
-    def assert_below(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True) -> None:
-        """A case that is right where a number is less than the limit."""
-        self.record_case(what, form.format(got), got < limit, in_scope=in_scope)
+    def assert_below(
+        self, description: str, result: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True
+    ) -> None:
+        """Record a case that passes if `result` is below `limit`."""
+        self.record_case(description, form.format(result), result < limit, in_scope=in_scope)
 
-    def assert_above(self, what: str, got: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True) -> None:
-        """A case that is right where a number is more than the limit."""
-        self.record_case(what, form.format(got), got > limit, in_scope=in_scope)
+    def assert_above(
+        self, description: str, result: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True
+    ) -> None:
+        """Record a case that passes if `result` is above `limit`."""
+        self.record_case(description, form.format(result), result > limit, in_scope=in_scope)
 
     def note(self, text: str) -> None:
-        """A number worth knowing that decides nothing."""
+        """Add a result that does not influence the verdict."""
         self.notes.append(readable(text))
 
-    def correction(self, text: str, ok: object) -> None:
-        """The correct statement, tried as well."""
-        self.corrections.append((text, bool(ok)))
+    def correction(self, text: str, passed: object) -> None:
+        """Record the correct statement, which is tested too."""
+        self.corrections.append((text, bool(passed)))
 
-    def intended(self, text: str, ok: object) -> None:
-        """What a slip of the pen stands for: an index, a sign, a column too many. Tried as well."""
+    def intended(self, text: str, passed: object) -> None:
+        """Record the intended statement of a misprint (a wrong index or sign), which is tested too."""
         self.misprint = True
-        self.correction(text, ok)
+        self.correction(text, passed)
 
     def draw(self, figure: Figure) -> None:
-        """Keep a drawing, which is shown under the evidence."""
+        """Set the figure shown below the evidence."""
         self.figure = figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A statement, where it stands, how it is tried, and the condition under which it is thought to hold (if any)."""
+    """A statement, its location in a document, the method that tests it, and the condition for it to hold, if any."""
 
     id: str
     source: str
@@ -228,18 +239,18 @@ class Claim:
     function: Callable[[Experiment], None]
 
     def run(self, seed: int = 0) -> Outcome:
-        """Tries it. The same seed gives the same outcome."""
+        """Test the claim; the same seed gives the same outcome."""
         started = time.perf_counter()
         trial = Experiment(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # modules draw their first weights from torch's own generator
+            torch.manual_seed(seed)  # modules initialize their parameters from torch's global generator
             self.function(trial)
         return judge(self, trial, time.perf_counter() - started)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A claim after it was tried."""
+    """The outcome of a tested claim."""
 
     claim: Claim
     verdict: str
@@ -254,45 +265,46 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """Cases and notes, a line each; was the statement right about a case?"""
-        cases = (f"{'✓' if case.ok else '✗'} {case}" for case in self.cases)
+        """One line per case, with ✓ or ✗, and per note."""
+        cases = (f"{'✓' if case.passed else '✗'} {case}" for case in self.cases)
         return (*cases, *(f"· {note}" for note in self.notes))
 
     @property
     def summary(self) -> str:
-        """The case that decides, in one line."""
+        """The deciding case in one line."""
         return (self.counter_example or self.example_against or self.evidence[0]).lstrip("✓✗ ")
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead claims run --json` prints it."""
-        known = {name: getattr(self.claim, name) for name in ("id", "source", "location", "statement")}
-        known |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
+        """Return the document printed by `clearhead claims run --json`."""
+        fields = {name: getattr(self.claim, name) for name in ("id", "source", "location", "statement")}
+        fields |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
         if self.verdict == HOLDS_CONDITIONALLY:
-            known |= {"condition": self.claim.condition}
-            known |= {"example_for": self.example_for, "example_against": self.example_against}
+            fields |= {"condition": self.claim.condition}
+            fields |= {"example_for": self.example_for, "example_against": self.example_against}
         if self.verdict in (DOES_NOT_HOLD, MISPRINT):
-            known |= {"counter_example": self.counter_example, "correction": self.correction}
-        return known
+            fields |= {"counter_example": self.counter_example, "correction": self.correction}
+        return fields
 
 
 def judge(claim: Claim, trial: Experiment, seconds: float = 0.0) -> Outcome:
-    """The verdict that follows from the cases.
+    """Derive the verdict from the recorded cases.
 
-    All right: it holds. Wrong only outside of the claim's condition: it holds when that is met. Wrong anywhere else: it
-    does not hold as printed, or is a misprint where only the typography is at fault; a correct statement has to be
-    given then, and to pass its own test."""
+    A claim holds if all cases pass, and holds conditionally if only cases outside its condition fail. Otherwise it does
+    not hold as printed, or is a misprint if only the typography is wrong; then a correction is required, which must
+    pass its own test.
+    """
     if not trial.cases:
-        raise ClaimError(f"the claim {claim.id!r} reported no case, so there is nothing to judge: call case(...)")
-    wrong = [text for text, ok in trial.corrections if not ok]
+        raise ClaimError(f"the claim {claim.id!r} recorded no case, so it has no verdict; call record_case(...)")
+    wrong = [text for text, passed in trial.corrections if not passed]
     if wrong:
-        raise ClaimError(f"the correction that {claim.id!r} offers does not hold either: {wrong[0]}")
-    failed = [c for c in trial.cases if not c.ok]
+        raise ClaimError(f"the correction of {claim.id!r} does not hold either: {wrong[0]}")
+    failed = [c for c in trial.cases if not c.passed]
     in_scope = [c for c in trial.cases if c.in_scope]
     cases, notes = tuple(trial.cases), tuple(trial.notes)
     outcome = partial(Outcome, claim=claim, cases=cases, notes=notes, figure=trial.figure, seconds=seconds)
     if not failed:
         return outcome(verdict=HOLDS)
-    if claim.condition and in_scope and all(c.ok for c in in_scope):
+    if claim.condition and in_scope and all(c.passed for c in in_scope):
         return outcome(verdict=HOLDS_CONDITIONALLY, example_for=str(in_scope[0]), example_against=str(failed[0]))
     correction = " ".join(text for text, _ in trial.corrections)
     verdict = MISPRINT if trial.misprint else DOES_NOT_HOLD
@@ -305,24 +317,27 @@ _CONSTANT = re.compile(r"\{[A-Z_]+(:[^{}]+)?\}")
 
 
 def claim(source: str, location: str) -> Callable[[_Function], _Function]:
-    """Enters a function into the ledger under its own name. It stays a plain function, so that a test may call it.
+    """Return a decorator that registers a function as a claim under its name; the function itself is unchanged.
 
-    Its docstring is what the claim says, then how it is tried, and last "Holds when …" if it has a condition. A {NAME}
-    in it is a constant of the function's module."""
+    The docstring contains the statement, after an empty line the method, and at the end "Holds when …" if the claim
+    has a condition. {NAME} in it is replaced by a constant of the function's module.
+    """
 
     def enter(function: _Function) -> _Function:
         id = function.__name__.replace("_", "-")
         if id in _REGISTRY:
-            raise ClaimError(f"two claims are called {id!r}; every id is used once: rename one")
-        known = vars(sys.modules[function.__module__])
-        written = _CONSTANT.sub(lambda found: found[0].format_map(known), inspect.cleandoc(function.__doc__ or ""))
+            raise ClaimError(f"two claims are called {id!r}; rename one of them")
+        fields = vars(sys.modules[function.__module__])
+        written = _CONSTANT.sub(lambda match: match[0].format_map(fields), inspect.cleandoc(function.__doc__ or ""))
         statement, _, remainder = written.partition("\n\n")
         method, _, condition = remainder.partition("\nHolds when")
         statement, method, condition = (
             " ".join(part.split()) for part in (statement, method, condition.removesuffix("."))
         )
         if not method:
-            raise ClaimError(f"the docstring of {id!r} has one paragraph; expected what it says, then how it is tried")
+            raise ClaimError(
+                f"the docstring of {id!r} has one paragraph; expected the statement, an empty line and the method"
+            )
         theme = function.__module__.rsplit(".", 1)[-1]
         words = {"statement": statement, "method": method, "condition": condition}
         _REGISTRY[id] = Claim(id=id, source=source, location=location, **words, theme=theme, function=function)
@@ -332,20 +347,31 @@ def claim(source: str, location: str) -> Callable[[_Function], _Function]:
 
 
 def claims() -> dict[str, Claim]:
-    """The whole ledger by id, theme after theme."""
+    """Return all claims by id, ordered by theme."""
     for theme in THEMES:
         importlib.import_module(f"clearhead.claims.{theme}")
     return {c.id: c for theme in THEMES for c in _REGISTRY.values() if c.theme == theme}
 
 
 def find(ids: Iterable[str]) -> list[Claim]:
-    """The claims of these ids; all of them if there is no id."""
-    known, wanted = claims(), list(ids)
-    for name in wanted:
-        require_known(name, known, "no claim is called", ClaimError, otherwise="`clearhead claims` lists them")
-    return [known[name] for name in wanted] if wanted else list(known.values())
+    """Return the claims with these ids, or all if there are no ids."""
+    fields, names = claims(), list(ids)
+    for name in names:
+        require_known(name, fields, "no claim is called", ClaimError, otherwise="`clearhead claims` lists them")
+    return [fields[name] for name in names] if names else list(fields.values())
 
 
 def run(ids: Iterable[str] = (), seed: int = 0) -> list[Outcome]:
-    """Tries the claims of these ids, or all."""
+    """Test claims.
+
+    Args:
+        ids: Ids of claims; all claims if empty.
+        seed: Random seed; the same seed gives the same outcomes.
+
+    Returns:
+        An outcome with verdict and evidence per claim.
+
+    Raises:
+        ClaimError: If an id is unknown.
+    """
     return [c.run(seed) for c in find(ids)]

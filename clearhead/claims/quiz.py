@@ -9,37 +9,37 @@ from clearhead.claims.ledger import DOCUMENTS, HOLDS_CONDITIONALLY, VERDICTS, Cl
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A statement, what was answered, and what is so."""
+class QuizAnswer:
+    """An answer of the quiz and the outcome of its claim."""
 
     outcome: Outcome
-    given: str
+    verdict: str
 
     @property
     def right(self) -> bool:
-        return self.given == self.outcome.verdict
+        return self.verdict == self.outcome.verdict
 
     @property
     def because(self) -> list[str]:
-        """What decides, in a line or two."""
+        """The deciding cases in one or two lines."""
         o = self.outcome
         if o.verdict == HOLDS_CONDITIONALLY:
             return [f"It holds when {o.claim.condition}.", f"Otherwise: {o.example_against}"]
         return [o.summary, o.correction] if o.correction else [o.summary, *o.notes[:1]]
 
     def to_dict(self) -> dict[str, object]:
-        so = {"id": self.outcome.claim.id, "given": self.given, "verdict": self.outcome.verdict}
-        return so | {"right": self.right, "because": self.because}
+        document = {"id": self.outcome.claim.id, "answer": self.verdict, "verdict": self.outcome.verdict}
+        return document | {"right": self.right, "because": self.because}
 
 
-def drawn(n: int, seed: int = 0, document: int | None = None) -> list[Claim]:
-    """The statements of a quiz: the same seed, the same statements."""
-    known = [c for c in claims().values() if document is None or c.source == DOCUMENTS[document]]
-    return random.Random(seed).sample(known, min(n, len(known)))
+def sample_claims(n: int, seed: int = 0, document: int | None = None) -> list[Claim]:
+    """Return the statements of a quiz; the same seed gives the same statements."""
+    options = [c for c in claims().values() if document is None or c.source == DOCUMENTS[document]]
+    return random.Random(seed).sample(options, min(n, len(options)))
 
 
-def meaning(text: str) -> str | None:
-    """The verdict that a person means: by its number, its first letters, or in full."""
+def parse_verdict(text: str) -> str | None:
+    """Return the verdict for an input: a number, a unique prefix, or the full verdict."""
     word = " ".join(text.lower().split())
     numbers = {str(number): verdict for number, verdict in enumerate(VERDICTS, 1)}
     near = [v for v in VERDICTS if word and v.startswith(word)]

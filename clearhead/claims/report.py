@@ -116,8 +116,8 @@ def _key(o: Outcome) -> str:
 def _entry(o: Outcome, number: str) -> str:
     c = o.claim
     evidence = "".join(
-        f'<tr class="{"ok" if case.ok else "not"}"><td>{"✓" if case.ok else "✗"}</td><td>{typeset(case.what)}</td>'
-        f"<td>{typeset(case.got)}</td></tr>"
+        f'<tr class="{"ok" if case.passed else "not"}"><td>{"✓" if case.passed else "✗"}</td>'
+        f"<td>{typeset(case.description)}</td><td>{typeset(case.result)}</td></tr>"
         for case in o.cases
     )
     items = "".join(f"<li>{typeset(note)}</li>" for note in o.notes)

@@ -88,13 +88,13 @@ def coverage(
     for a in lists[0].assertions if document else ():
         say(f"{a.location}. {a.statement}")
         say(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
-    found = [one.to_dict() for one in lists]
-    names = [name for name in found[0] if name not in ("document", "source", "share")]
-    rows = [[name, *(d[name] for d in found), sum(d[name] for d in found)] for name in names]
-    total = sum(d["assertions"] for d in found)
-    shares = [*(d["share"] for d in found), 1 - sum(d["unaccounted"] for d in found) / total]
+    rows_of_source = [one.to_dict() for one in lists]
+    names = [name for name in rows_of_source[0] if name not in ("document", "source", "share")]
+    rows = [[name, *(d[name] for d in rows_of_source), sum(d[name] for d in rows_of_source)] for name in names]
+    total = sum(d["assertions"] for d in rows_of_source)
+    shares = [*(d["share"] for d in rows_of_source), 1 - sum(d["unaccounted"] for d in rows_of_source) / total]
     rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
-    console.print(table(["", *(d["document"] for d in found), "all"], rows))
+    console.print(table(["", *(d["document"] for d in rows_of_source), "all"], rows))
     for name, text in REASONS.items():
         say(f"{name}: {text}")
 
@@ -108,29 +108,29 @@ def quiz(
 ) -> None:
     """Decide for yourself: each statement holds, holds conditionally, does not hold, or is a misprint."""
     from clearhead.claims.coverage import NAMES
-    from clearhead.claims.quiz import Answer, drawn, meaning
+    from clearhead.claims.quiz import QuizAnswer, parse_verdict, sample_claims
 
-    chosen = drawn(n, seed, NAMES.index(ch.claims.ledger_of(document).name) if document else None)
+    questions = sample_claims(n, seed, NAMES.index(ch.claims.ledger_of(document).name) if document else None)
     tell = (lambda *_, **__: None) if json else console.print
 
     def ask(number: int, c: ch.claims.Claim) -> str | None:
-        tell(f"\n{number} of {len(chosen)}. {c.statement}", style="bold", markup=False)
+        tell(f"\n{number} of {len(questions)}. {c.statement}", style="bold", markup=False)
         tell(f"{c.source}, {c.location}", markup=False)
         while True:
             tell("1 holds, 2 holds conditionally, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
             line = sys.stdin.readline()
             if not line or line.strip().lower() in ("q", "quit"):
                 return None
-            if given := meaning(line):
-                return given
+            if verdict_of_reader := parse_verdict(line):
+                return verdict_of_reader
             tell(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
 
-    answers: list[Answer] = []
+    answers: list[QuizAnswer] = []
     try:
-        for number, claim in enumerate(chosen, 1):
-            if (given := ask(number, claim)) is None:
+        for number, claim in enumerate(questions, 1):
+            if (verdict_of_reader := ask(number, claim)) is None:
                 break
-            answers.append(answer := Answer(claim.run(seed), given))
+            answers.append(answer := QuizAnswer(claim.run(seed), verdict_of_reader))
             if answer.right:
                 tell(Text("Right.", style="green"))
                 continue
@@ -152,17 +152,17 @@ def _run(ids: list[str], seed: int) -> list[ch.claims.Outcome]:
     from rich.progress import track
 
     errors = Console(stderr=True)  # progress is not part of the answer
-    chosen = track(ch.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
-    return [claim.run(seed) for claim in chosen]
+    questions = track(ch.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
+    return [claim.run(seed) for claim in questions]
 
 
 def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
     for source in ch.claims.DOCUMENTS:
-        if not (found := [o for o in outcomes if o.claim.source == source]):
+        if not (rows_of_source := [o for o in outcomes if o.claim.source == source]):
             continue
         console.print(Text(f"\n{source}", style="bold"))
         rows = table(["claim", "verdict", "location", "summary"], [])
-        for o in found:
+        for o in rows_of_source:
             rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.location), Text(o.summary))
         console.print(rows)
     summary = ", ".join(f"{sum(o.verdict == v for o in outcomes)} {v}" for v in _COLOUR)

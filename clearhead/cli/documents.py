@@ -23,7 +23,7 @@ def list_documents(json: Json = False) -> None:
     from clearhead.documents import documents
 
     known = documents().values()
-    rows = [(entry.number, entry.name, len(entry.questions), entry.about) for entry in known]
+    rows = [(entry.number, entry.name, len(entry.questions), entry.description) for entry in known]
     answer(json, [entry.to_dict() for entry in known], table(("number", "document", "questions", "description"), rows))
 
 
@@ -37,10 +37,10 @@ def show_document(
     entry = document(number)
     if json:
         return show_json(entry.to_dict())
-    console.print(f"{entry.name}. {entry.about}", markup=False, style="bold")
+    console.print(f"{entry.name}. {entry.description}", markup=False, style="bold")
     for question in entry.questions:
         points = f" ({question.points} points)" if question.points else ""
-        say(f"\n{question.place}{points}: {question.asks}")
+        say(f"\n{question.location}{points}: {question.text}")
         for part in question.answers:
             show_picture(f"   clearhead {part.command.format(folder='.')}")  # not wrapped, so that it can be copied
-            say(part.shows, indent=5, hang=0)
+            say(part.description, indent=5, hang=0)

@@ -12,26 +12,30 @@ from clearhead.cli.output import answer, writing
 
 @app.command()
 def exam(
-    questions: Annotated[
-        str, option("A document by its number (000 to 004), or a .toml file with sheets and points.", "--from")
-    ],
+    questions: Annotated[str, option("Number of a course document (000 to 004), or an exam file (.toml).", "--from")],
     out: Annotated[
-        Path, option("The question paper: .pdf, .typ, .tex or .md; the booklet stands beside it.", "--out", "-o")
+        Path,
+        option(
+            "The question paper: .pdf, .typ, .tex or .md; the booklet is written to the same folder.", "--out", "-o"
+        ),
     ] = Path("exam.pdf"),
     seed: Annotated[
-        int | None, option("New numbers of the same difficulty; the same seed, the same exam.", min=0)
+        int | None, option("New numbers of the same difficulty; the same seed gives the same exam.", min=0)
     ] = None,
-    variants: Annotated[int, option("How many variants, named A, B, C; each has its own numbers.", min=1, max=26)] = 1,
+    variants: Annotated[int, option("Number of variants, named A, B, C; each has other numbers.", min=1, max=26)] = 1,
     json: Json = False,
 ) -> None:
     """Write an exam: a question paper and a solution booklet for each variant.
 
-    A file of one's own has a title and a table question for each sheet, with the keys sheet (a shipped one or a problem
-    file), points and, where not all steps are asked, steps. Answers are graded by clearhead exercise grade."""
+    An exam file has a title and a [[question]] table per exercise, with the keys sheet (a bundled exercise or a problem
+    file), points and, unless all steps are asked, steps. Answers are graded by clearhead exercise grade."""
     from clearhead.work.exam import exam_from_document, read_exam, write_exam
 
     with writing(out):
-        chosen = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
-        written = write_exam(chosen, out, seed=seed, variants=variants)
-    sheets, files = [{"sheet": task.sheet, "points": task.points} for task in chosen.tasks], list(map(str, written))
-    answer(json, {"title": chosen.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")
+        selected_exam = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
+        paths = write_exam(selected_exam, out, seed=seed, variants=variants)
+    sheets, files = (
+        [{"sheet": task.sheet, "points": task.points} for task in selected_exam.tasks],
+        list(map(str, paths)),
+    )
+    answer(json, {"title": selected_exam.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")

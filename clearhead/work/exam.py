@@ -65,7 +65,7 @@ def exam_from_document(number: str) -> Exam:
     known = document(number)
     tasks: dict[str, ExamTask] = {}
     for question in known.questions:
-        if question.answers[0].kind == "sheet":
+        if question.answers[0].kind == "exercise":
             sheet = question.answers[0].command.split()[2]
             before = tasks.get(sheet, ExamTask(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)

@@ -16,14 +16,14 @@ VERDICT = {"rnn-update": "holds", "scale-key-weight": "does not hold", "infinity
 
 @pytest.fixture
 def three(monkeypatch):
-    monkeypatch.setattr(quiz, "drawn", lambda n, seed, document: [claims()[name] for name in VERDICT][:n])
+    monkeypatch.setattr(quiz, "sample_claims", lambda n, seed, document: [claims()[name] for name in VERDICT][:n])
 
 
 def test_the_same_seed_draws_the_same():
-    first, again, other = (quiz.drawn(12, seed) for seed in (3, 3, 4))
+    first, again, other = (quiz.sample_claims(12, seed) for seed in (3, 3, 4))
     assert first == again != other
     assert len({c.id for c in first}) == 12
-    assert {c.source for c in quiz.drawn(500, 0, 4)} == {DOCUMENTS[4]}
+    assert {c.source for c in quiz.sample_claims(500, 0, 4)} == {DOCUMENTS[4]}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_the_same_seed_draws_the_same():
      ("holds c", "holds conditionally"), ("0", None), ("5", None), ("", None), ("h", None), ("maybe", None)],
 )  # fmt: skip
 def test_what_a_person_means(text, verdict):
-    assert quiz.meaning(text) == verdict
-    assert all(quiz.meaning(v) == v for v in VERDICTS)
+    assert quiz.parse_verdict(text) == verdict
+    assert all(quiz.parse_verdict(v) == v for v in VERDICTS)
 
 
 def test_by_a_pipe(run, three, monkeypatch):

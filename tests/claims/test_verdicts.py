@@ -75,7 +75,7 @@ def test_a_condition_that_is_never_met_saves_nothing():
 
 
 def test_nothing_reported():
-    with pytest.raises(ClaimError, match="'x' reported no case"):
+    with pytest.raises(ClaimError, match="'x' recorded no case"):
         judge(made(), Experiment())
 
 
@@ -83,7 +83,7 @@ def test_a_correction_has_to_hold_too():
     t = Experiment()
     t.record_case("a", 1, False)
     t.correction("also wrong", False)
-    with pytest.raises(ClaimError, match="'x' offers does not hold either: also wrong"):
+    with pytest.raises(ClaimError, match="'x' does not hold either: also wrong"):
         judge(made(), t)
 
 

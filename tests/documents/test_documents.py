@@ -1,4 +1,4 @@
-"""Every question of the five documents is answered, and every command that is said to answer one runs."""
+"""The course documents: every question has an answer, and every command that answers one runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from clearhead.errors import ClearheadError
 from clearhead.work import bundled_problems, solve
 from tests.cli.conftest import cli as cli  # the fixture
 
-KNOWN = documents()
-COMMANDS = sorted({a.command for d in KNOWN.values() for q in d.questions for a in q.answers})
+DOCUMENTS_BY_NUMBER = documents()
+COMMANDS = sorted({a.command for d in DOCUMENTS_BY_NUMBER.values() for q in d.questions for a in q.answers})
 
-# What the documents ask, counted by hand.
+# Questions of each document, counted by hand.
 QUESTIONS = {
     "000": "Q1a Q1b Q2a Q2b Q3a Q3b Q4a Q4b Q4c Q5a Q5b Q5c Q6a Q6b Q7a Q7b",
     "001": "Q1a Q1b Q1c Q1d Q2a Q2b Q2c",
@@ -32,64 +32,66 @@ QUESTIONS = {
 POINTS = {"000": 150, "001": 55, "002": 0, "003": 0, "004": 100}
 
 
-def test_every_question_is_there_and_has_an_answer():
-    assert tuple(d.name for d in KNOWN.values()) == DOCUMENTS
+def test_documents_contain_every_question_with_answers():
+    assert tuple(d.name for d in DOCUMENTS_BY_NUMBER.values()) == DOCUMENTS
     for number, places in QUESTIONS.items():
-        assert [q.place.replace(" ", "") for q in KNOWN[number].questions] == places.split()
-        assert sum(q.points for q in KNOWN[number].questions) == POINTS[number]
-        for question in KNOWN[number].questions:
-            assert question.answers, question.place
-            assert question.asks.endswith(".")
+        assert [q.location.replace(" ", "") for q in DOCUMENTS_BY_NUMBER[number].questions] == places.split()
+        assert sum(q.points for q in DOCUMENTS_BY_NUMBER[number].questions) == POINTS[number]
+        for question in DOCUMENTS_BY_NUMBER[number].questions:
+            assert question.answers, question.location
+            assert question.text.endswith(".")
 
 
-# Claims are tried by tests/claims, and sheets worked by tests/work: here only that they are known, unless all are
-# to be run (`make documents`).
-KINDS = {a.command: a.kind for d in KNOWN.values() for q in d.questions for a in q.answers}
+# Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make documents`).
+KIND_OF_COMMAND = {a.command: a.kind for d in DOCUMENTS_BY_NUMBER.values() for q in d.questions for a in q.answers}
 WHOLE = "WHOLE" in os.environ
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if WHOLE or KINDS[c] not in ("claim", "sheet")])
-def test_a_command_that_answers_a_question_runs(command, cli, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", [c for c in COMMANDS if WHOLE or KIND_OF_COMMAND[c] not in ("claim", "exercise")])
+def test_command_of_answer_runs(command, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ran = cli(*shlex.split(command.format(folder=tmp_path)))
-    assert ran.code == 0, ran.err
-    assert len(ran.out) + sum(path.stat().st_size for path in tmp_path.iterdir()) > 100
+    result = cli(*shlex.split(command.format(folder=tmp_path)))
+    assert result.code == 0, result.err
+    assert len(result.out) + sum(path.stat().st_size for path in tmp_path.iterdir()) > 100
 
 
-def test_claims_are_in_the_ledger_and_each_shipped_sheet_answers_a_question():
-    named = {kind: {c.split()[-1] for c in COMMANDS if KINDS[c] == kind} for kind in ("claim", "sheet")}
-    assert all(re.fullmatch(r"claims show [\w-]+|exercise solve [\w-]+", c) for c in COMMANDS if KINDS[c] in named)
-    assert named["claim"] <= set(claims())
-    assert named["sheet"] == set(bundled_problems())
+def test_answers_name_registered_claims_and_every_exercise():
+    names = {kind: {c.split()[-1] for c in COMMANDS if KIND_OF_COMMAND[c] == kind} for kind in ("claim", "exercise")}
+    assert all(
+        re.fullmatch(r"claims show [\w-]+|exercise solve [\w-]+", c) for c in COMMANDS if KIND_OF_COMMAND[c] in names
+    )
+    assert names["claim"] <= set(claims())
+    assert names["exercise"] == set(bundled_problems())
 
 
-def test_the_steps_that_an_exam_asks_for_are_those_of_the_sheet():
-    for known in KNOWN.values():
-        for question in known.questions:
+def test_exam_steps_exist_in_exercise():
+    for document_ in DOCUMENTS_BY_NUMBER.values():
+        for question in document_.questions:
             if question.steps:
-                sheet = next(a.command.split()[2] for a in question.answers if a.kind == "sheet")
+                sheet = next(a.command.split()[2] for a in question.answers if a.kind == "exercise")
                 assert set(question.steps) <= {step.key for step in solve(sheet).steps if not step.is_given}
 
 
-def test_the_command(cli):
-    listed = cli("course", "list").out
-    assert all(number in listed for number in KNOWN)
-    shown = cli("course", "show", "002").out
-    assert "   clearhead claims show attention-as-convolution\n" in shown
-    assert all(question.place in shown for question in KNOWN["002"].questions)
-    assert [d["number"] for d in cli("course", "list", "--json").json] == list(KNOWN)
-    one = cli("course", "show", "004", "--json").json["questions"][3]
-    assert one["answers"][0]["kind"] == "sheet"
-    assert one["answers"][0]["command"] == "clearhead exercise solve convolution-128"
+def test_course_list_and_show_print_documents(cli):
+    listing = cli("course", "list").out
+    assert all(number in listing for number in DOCUMENTS_BY_NUMBER)
+    output = cli("course", "show", "002").out
+    assert "   clearhead claims show attention-as-convolution\n" in output
+    assert all(question.location in output for question in DOCUMENTS_BY_NUMBER["002"].questions)
+    assert [d["number"] for d in cli("course", "list", "--json").json] == list(DOCUMENTS_BY_NUMBER)
+    question = cli("course", "show", "004", "--json").json["questions"][3]
+    assert question["answers"][0]["kind"] == "exercise"
+    assert question["answers"][0]["command"] == "clearhead exercise solve convolution-128"
     assert (
-        cli("course", "show", "005").err == "clearhead: there is no document '005'; there are 000, 001, 002, 003, 004\n"
+        cli("course", "show", "005").err
+        == "clearhead: no course document '005'; expected one of 000, 001, 002, 003, 004\n"
     )
     with pytest.raises(ClearheadError):
         document("5")
 
 
 @pytest.mark.parametrize("line", ["course list", "course show 002 --json", "--help"])
-def test_it_answers_without_torch_and_sympy(line):
+def test_course_command_does_not_import_torch_or_sympy(line):
     code = (
         "import sys, atexit\n"
         "heavy = {'torch', 'sympy', 'numpy', 'matplotlib'}\n"
@@ -97,5 +99,5 @@ def test_it_answers_without_torch_and_sympy(line):
         f"sys.argv = ['clearhead', *{line.split()!r}]\n"
         "from clearhead.cli import main\nmain()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stderr == "[]\n"

@@ -25,7 +25,7 @@ def toml(matrix):
     return "[" + ", ".join("[" + ", ".join(f'"{x}"' for x in row) + "]" for row in matrix) + "]"
 
 
-def test_the_decoder_of_the_exam_by_hand():
+def test_sort_dedup_matches_hand_computation():
     work = solve("sort-dedup")
     # Worked by hand: D scores 9 with D, A with A; <START> and <STOP> score 0 with everything, so they look at all
     # they may.
@@ -56,7 +56,7 @@ def test_the_decoder_of_the_exam_by_hand():
     assert cells(work, "loss")[0][0] == pytest.approx(before, abs=1e-13)
 
 
-def test_two_equal_heads_with_the_identity_are_z_beside_z():
+def test_two_equal_heads_concatenate_equal_outputs():
     one, two = solve("sort-dedup"), solve("sort-dedup-two-heads")
     z = exact(one, "z")
     assert exact(two, "r") == [row + row for row in z]
@@ -117,7 +117,7 @@ MASKS = {
     ("temperature", "value"), [("0", 0.0), ("inf", math.inf), ('"sqrt(3)"', math.sqrt(3)), (None, None)]
 )
 @pytest.mark.parametrize("heads", [1, 2])
-def test_any_problem_against_numpy(mask, temperature, value, heads):
+def test_random_problem_matches_numpy(mask, temperature, value, heads):
     made = random_problem(np.random.default_rng(17 * heads + len(mask)), heads)
     lines = [f'kind = "attention"\nx = {toml(made["x"])}\nmask = "{mask}"\nheads = {heads}']
     if temperature is not None:
@@ -137,7 +137,7 @@ def test_any_problem_against_numpy(mask, temperature, value, heads):
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_loss_and_gradients_against_autograd(heads, reduction):
+def test_loss_and_gradients_match_autograd(heads, reduction):
     made = random_problem(np.random.default_rng(5), heads)
     text_ = f'kind = "attention"\nx = {toml(made["x"])}\nmask = "causal()"\nheads = {heads}\ntemperature = 2\n'
     text_ += 'vocabulary = ["a", "b", "c", "d"]\ngradient = ["V", "K", "Q"]\n'
@@ -164,7 +164,7 @@ def test_loss_and_gradients_against_autograd(heads, reduction):
         )
 
 
-def test_irrational_ties_are_found_exactly():
+def test_softmax_detects_irrational_ties():
     # 0.1 + 0.2 and 0.3 tie as numbers but not as floats; √2·√8 ties with 4.
     work = solve_text(
         'kind = "attention"\nx = [["1"], ["sqrt(2)"], ["sqrt(8)/2"], ["1"]]\ntemperature = 0\n'
@@ -174,7 +174,7 @@ def test_irrational_ties_are_found_exactly():
     assert exact(work, "z")[0] == ["√2"]
 
 
-def test_the_softmax_variant_trains_queries_and_keys():
+def test_softmax_variant_has_query_and_key_gradients():
     work = solve("sort-dedup-softmax")
     for name in "QKV":
         assert np.abs(cells(work, f"grad_{name}")).max() > 1e-3
@@ -185,7 +185,7 @@ def test_the_softmax_variant_trains_queries_and_keys():
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_q_k_and_v_may_be_given_directly(heads):
+def test_direct_q_k_v_are_solved(heads):
     """Three queries and five keys, against torch and its autograd."""
     rng = np.random.default_rng(11)
 
@@ -224,7 +224,7 @@ def test_q_k_and_v_may_be_given_directly(heads):
         ("Q = [[1]]\nK = [[1], [2]]\nV = [[1], [3]]\nmask = 'causal()'\n", 5, "mask: "),
     ],
 )
-def test_what_does_not_fit_is_refused(lines, line, why):
+def test_mismatched_shapes_raise_with_line(lines, line, why):
     with pytest.raises(ProblemError) as caught:
         solve_text('kind = "attention"\n' + lines)
     assert caught.value.line == line, str(caught.value)

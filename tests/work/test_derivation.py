@@ -1,5 +1,4 @@
-"""Derivations: the language refuses what it should, both ways of working it agree with numpy, and each sheet says what
-was worked out here by other means."""
+"""Derivations: the expression language, its two evaluators against numpy, and each worksheet against a reference."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_both_ways_of_working_agree_with_numpy(expression):
+def test_exact_and_float64_agree_with_numpy(expression):
     values = {"A": A, "B": B, "X": X}
     tree = parse_expression(expression, set(values))
     numbers = {name: [[read_number(int(x)) for x in row] for row in value] for name, value in values.items()}
@@ -88,7 +87,7 @@ def test_both_ways_of_working_agree_with_numpy(expression):
     np.testing.assert_allclose(found.numpy(), EXPRESSIONS[expression], atol=1e-12)
 
 
-def test_both_ways_know_the_same_functions_and_each_is_tried():
+def test_exact_and_float64_have_the_same_functions():
     assert set(EXACT.functions) == set(FLOAT64.functions)
     tried = " ".join(EXPRESSIONS)
     assert [name for name in EXACT.functions if f"{name}(" not in tried] == []
@@ -120,13 +119,13 @@ def test_both_ways_know_the_same_functions_and_each_is_tried():
         ("A + " * 300 + "A", "at most 1000"),
     ],
 )
-def test_the_language_refuses(expression, why):
+def test_parse_expression_rejects_other_syntax(expression, why):
     with pytest.raises(ExpressionError) as caught:
         parse_expression(expression, {"A"})
     assert why in str(caught.value)
 
 
-def test_an_expression_is_shown_as_people_write_it():
+def test_format_expression_returns_mathematical_notation():
     tree = parse_expression("softmax((Q @ K.T) / sqrt(d)) @ V - (a - b) ** 2", set("QKVabd"))
     assert format_expression(tree, {"a": "α"}) == "softmax(Q·Kᵀ / √(d))·V − (α − b)²"
     assert format_expression(tree, {"a": "α"}, latex=True) == (
@@ -148,7 +147,7 @@ equals = "1/2"
 """
 
 
-def test_what_holds_for_these_numbers_need_not_always_hold():
+def test_always_is_checked_with_symbols():
     assert exact(solve_text(FILE), "p") == [["1/2", "1/2"]]
     with pytest.raises(ProblemError, match=r"line 9: p is not 1/2: one cell is e\^z00/\(e\^z00 \+ e\^z01\)"):
         solve_text(FILE.replace("equals", "always"))
@@ -181,7 +180,7 @@ def test_what_holds_for_these_numbers_need_not_always_hold():
         ('[[step]]\nkey = "p"\nis = "softmax(z)"\nequals = "1/2"\n', "", 1, "there is no [[step]]"),
     ],
 )  # fmt: skip
-def test_a_bad_derivation_is_one_sentence_with_its_line(old, new, line, why):
+def test_invalid_derivation_raises_one_sentence_with_line(old, new, line, why):
     assert old in FILE
     with pytest.raises(ProblemError) as caught:
         solve_text(FILE.replace(old, new, 1), "mine.toml")
@@ -193,7 +192,7 @@ def test_a_bad_derivation_is_one_sentence_with_its_line(old, new, line, why):
 # ---------------------------------------------------------------------- the sheets
 
 
-def test_complexity_and_its_crossings():
+def test_complexity_table_matches_formulas():
     work = solve("complexity-table")
     assert exact(work, "table")[0] == ["d·n^2", "1", "1"]
     n, d, k, r = 1000, 512, 5, 64
@@ -202,7 +201,7 @@ def test_complexity_and_its_crossings():
     assert cells(work, "layers")[:, 0].tolist() == [1, n, 200, math.ceil(math.log(n, k)), 16]
 
 
-def test_two_steps_of_a_recurrent_network_by_finite_differences():
+def test_rnn_gradients_match_finite_differences():
     work = solve("rnn-two-steps")
     have = given(work)
 
@@ -222,7 +221,7 @@ def test_two_steps_of_a_recurrent_network_by_finite_differences():
     assert (cells(work, "options")[:, 0] == 0).tolist() == [False, True, False, False], "the document's answer is B"
 
 
-def test_the_penalty_by_finite_differences():
+def test_infinity_norm_gradient_matches_finite_differences():
     work = solve("infinity-norm-step")
     have = given(work)
 
@@ -236,7 +235,7 @@ def test_the_penalty_by_finite_differences():
     np.testing.assert_allclose(cells(work, "new_w")[0], w - have["η"] * np.array(slope), atol=1e-8)
 
 
-def test_the_softmax_jacobian_and_temperatures():
+def test_softmax_jacobian_and_temperatures_match_numpy():
     work = solve("softmax-jacobian")
     a = softmax(given(work)["s"])[0]
     np.testing.assert_allclose(cells(work, "J"), np.diag(a) - np.outer(a, a), atol=1e-15)
@@ -246,7 +245,7 @@ def test_the_softmax_jacobian_and_temperatures():
         np.testing.assert_allclose(row, softmax(np.array([4.0, 3, 2, 1]) / T), atol=1e-15)
 
 
-def test_a_moved_key_and_a_longer_one():
+def test_perturbed_and_scaled_keys_match_numpy():
     work = solve("perturb-key-query")
     have = given(work)
 
@@ -263,7 +262,7 @@ def test_a_moved_key_and_a_longer_one():
     assert cells(longer, "gain")[:, 0].tolist() == [1, -1, 0], "the weight grows with positive scores only"
 
 
-def test_attention_that_permutes_and_attention_that_convolves():
+def test_permuting_and_convolving_attention_match_references():
     work = solve("permutation-by-attention")
     assert exact(work, "H_hard") == [["3", "0"], ["−1", "1"], ["1", "2"]]
     conv = solve("convolution-by-attention")
@@ -275,7 +274,7 @@ def test_attention_that_permutes_and_attention_that_convolves():
     np.testing.assert_allclose(cells(conv, "H")[1:-1], made[0].T[1:-1], atol=1e-15)
 
 
-def test_the_tables_that_the_exercise_sheet_answers():
+def test_tables_match_answers_of_exercise_sheet():
     """Question 3a: layer norm (i) and (iii), batch norm (i) and (ii); 2b: padding, causal, padding, causal, padding."""
     assert exact(solve("layer-norm-batch-norm"), "depends") == [["1", "1"], ["0", "1"], ["1", "0"], ["0", "0"]]
     masks = solve("masks-by-architecture")
@@ -283,7 +282,7 @@ def test_the_tables_that_the_exercise_sheet_answers():
     assert exact(masks, "left") == [["1"]]
 
 
-def test_residual_blocks_by_autograd():
+def test_residual_jacobian_matches_autograd():
     work = solve("residual-gradient")
     have = {name: torch.tensor(value) for name, value in given(work).items()}
     x = have["x"].requires_grad_()
@@ -293,7 +292,7 @@ def test_residual_blocks_by_autograd():
         np.testing.assert_allclose(row, torch.autograd.grad(out, x, retain_graph=True)[0][0], atol=1e-14)
 
 
-def test_the_variance_of_scores_by_drawing_them():
+def test_score_variance_matches_samples():
     work = solve("score-variance")
     generator = torch.Generator().manual_seed(3)
     q = 1 + 2 * torch.randn(200_000, 64, generator=generator)
@@ -302,7 +301,7 @@ def test_the_variance_of_scores_by_drawing_them():
     assert exact(work, "unit") == [["64", "1"]]
 
 
-def test_tokens_of_a_vision_transformer_and_lines_of_attention():
+def test_vit_tokens_and_line_counts_match_known_values():
     """ViT-B/16: 197 tokens, 590,592 parameters of the projection and 151,296 of the positions."""
     vit = solve("vit-tokens")
     assert exact(vit, "tokens") == [["197"]]
@@ -317,7 +316,7 @@ def test_tokens_of_a_vision_transformer_and_lines_of_attention():
 
 
 @pytest.mark.parametrize("name", ["encoder-decoder", "encoder-decoder-softmax"])
-def test_the_encoder_decoder_in_numpy(name):
+def test_encoder_decoder_matches_numpy(name):
     work = solve(name)
     h = given(work)
 

@@ -1,4 +1,4 @@
-"""Bad files: one sentence, and the line."""
+"""Invalid files raise one sentence with the line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ targets = { 1 = "b" }
 """
 
 
-def test_the_good_file_is_good():
+def test_valid_file_agrees_with_float64():
     assert solve_text(GOOD).agrees
 
 
@@ -73,7 +73,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("old", "new", "line", "why"), CHANGES)
-def test_a_bad_attention_file(old, new, line, why):
+def test_invalid_attention_file_raises_with_line(old, new, line, why):
     assert old in GOOD
     with pytest.raises(ProblemError) as caught:
         solve_text(GOOD.replace(old, new, 1), "mine.toml")
@@ -111,14 +111,14 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("text", "line", "why"), OTHERS)
-def test_a_bad_file_of_another_kind(text, line, why):
+def test_invalid_file_of_other_type_raises_with_line(text, line, why):
     with pytest.raises(ProblemError) as caught:
         solve_text(text)
     assert caught.value.line == line, str(caught.value)
     assert why in str(caught.value)
 
 
-def test_files_that_are_not_there_or_not_text(tmp_path):
+def test_missing_or_binary_files_raise(tmp_path):
     with pytest.raises(StorageError, match="no file and no bundled problem 'sort-dedupe'; expected one of"):
         solve("sort-dedupe")
     with pytest.raises(StorageError, match="cannot read"):
@@ -130,7 +130,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path):
         solve(tmp_path / "b.toml")
 
 
-def test_a_file_as_windows_editors_write_it_is_read(tmp_path):
+def test_file_with_bom_and_crlf_is_read(tmp_path):
     text = 'kind = "layer-norm"\nx = [1,\n  3]\n'
     (tmp_path / "w.toml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     assert solve(tmp_path / "w.toml").steps == solve_text(text).steps

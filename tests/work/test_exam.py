@@ -1,4 +1,4 @@
-"""Exams: papers ask, booklets answer, variants differ, and the same seed gives the same exam."""
+"""Exams: question papers, solution booklets, variants and seeds."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def data(path) -> dict:
         (r"e^{2}", "e ^(2)"),
     ],
 )
-def test_latex_as_typst(latex, typst):
+def test_math_translates_latex_to_typst(latex, typst):
     assert math(latex) == typst
 
 
-def test_what_is_not_known_is_said():
+def test_math_with_unknown_command_raises():
     with pytest.raises(LookupError, match=r"\\wombat"):
         math(r"\wombat{3}")
 
 
-def test_the_mathematics_of_every_sheet_is_known_to_typst():
+def test_typst_compiles_mathematics_of_worksheets():
     typst = pytest.importorskip("typst")
     made = []
     for name in ("sort-dedup", "schedule", "eight-heads", "softmax-jacobian", "score-variance", "sinusoid-position-3"):
@@ -61,7 +61,7 @@ def test_the_mathematics_of_every_sheet_is_known_to_typst():
     assert len(typst.compile(lines.encode(), sys_inputs={"d": json.dumps(made)})) > 1000
 
 
-def test_a_paper_asks_and_a_booklet_answers(tmp_path):
+def test_write_exam_writes_questions_and_solutions(tmp_path):
     paper, booklet = write_exam(SMALL, tmp_path / "exam.typ", seed=3)
     assert (paper.name, booklet.name) == ("exam.typ", "exam-solutions.typ")
     asked, solved = data(paper), data(booklet)
@@ -79,7 +79,7 @@ def test_a_paper_asks_and_a_booklet_answers(tmp_path):
     assert "--seed 78" in solved["questions"][0]["command"]
 
 
-def test_variants_differ_and_the_same_seed_is_the_same(tmp_path):
+def test_exam_variants_differ_and_repeat_with_seed(tmp_path):
     names = [path.name for path in write_exam(SMALL, tmp_path / "a.typ", seed=3, variants=2)]
     assert names == ["a-A.typ", "a-A-solutions.typ", "a-B.typ", "a-B-solutions.typ"]
     write_exam(SMALL, tmp_path / "b.typ", seed=3, variants=2)
@@ -89,7 +89,7 @@ def test_variants_differ_and_the_same_seed_is_the_same(tmp_path):
     assert first["questions"][0]["given"] != second["questions"][0]["given"]
 
 
-def test_every_format(tmp_path):
+def test_write_exam_writes_every_format(tmp_path):
     pytest.importorskip("typst")
     begins = {".pdf": b"%PDF", ".typ": b"// A question", ".tex": b"\\documentclass", ".md": b"# Two questions"}
     assert set(begins) == set(FORMATS)
@@ -105,7 +105,7 @@ def test_every_format(tmp_path):
     assert tex.count(r"\begin{document}") == tex.count(r"\end{document}") == 1
 
 
-def test_the_exams_of_the_documents():
+def test_exam_from_document_contains_distinct_exercises():
     for number, known in documents().items():
         exam = exam_from_document(number)
         assert len({task.sheet for task in exam.tasks}) == len(exam.tasks)
@@ -114,7 +114,7 @@ def test_the_exams_of_the_documents():
     assert sum(task.points for task in exam_from_document("000").tasks) == 70
 
 
-def test_an_exam_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_exam_file_is_written_by_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.toml").write_text('kind = "layer-norm"\ntitle = "Mine"\nx = [1, 3, 5]\n')
     (tmp_path / "exam.toml").write_text(
         'title = "My test"\n[[question]]\nsheet = "mine.toml"\npoints = 4\nsteps = ["mean"]\n'
@@ -135,7 +135,7 @@ def test_an_exam_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.bad_input
-def test_exams_that_cannot_be_written(tmp_path, monkeypatch):
+def test_invalid_exams_raise(tmp_path, monkeypatch):
     path = tmp_path / "exam.toml"
     for text, why in [
         ('title = "x"\n', "the key 'question' is missing"),
@@ -151,7 +151,7 @@ def test_exams_that_cannot_be_written(tmp_path, monkeypatch):
             read_exam(path)
     with pytest.raises(ClearheadError, match=r"expected a name ending in \.pdf"):
         write_exam(SMALL, tmp_path / "exam.doc")
-    with pytest.raises(ClearheadError, match="there is no document"):
+    with pytest.raises(ClearheadError, match="no course document"):
         exam_from_document("7")
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(ClearheadError, match=r"clearhead\[print\]"):

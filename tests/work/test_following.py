@@ -1,4 +1,4 @@
-"""Credit for what follows from a wrong step, mistakes that are recognised, and a class's table of marks."""
+"""Credit for steps that follow from a wrong step, explained mistakes, and grades of a class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answers(**steps) -> str:
     return "\n".join(f"{key} = {json.dumps(rows, ensure_ascii=False)}" for key, rows in bounded_text.items())
 
 
-def test_a_step_that_follows_from_a_wrong_one_has_its_credit():
+def test_step_that_follows_from_wrong_step_gets_credit():
     """By hand: with 7 in place of 21/4 the entries are (x − 7/2)/√7, times 3/2 and 1/2 more."""
     norm = solve("layer-norm-identity")
     marks = grade_text(
@@ -62,7 +62,7 @@ def test_a_step_that_follows_from_a_wrong_one_has_its_credit():
     assert marks_of(y) == ["follows"] * 4, "3/2·1.5 + 1/2"
 
 
-def test_following_asks_for_three_places_and_for_numbers_that_lead_elsewhere():
+def test_follows_requires_three_places_and_other_result():
     assert follows("0.9454", read_number("5/2/sqrt(7)"))
     assert not follows("0.946", read_number("5/2/sqrt(7)"))
     step = grade_text(solve("sort-dedup"), "r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],"
@@ -70,7 +70,7 @@ def test_following_asks_for_three_places_and_for_numbers_that_lead_elsewhere():
     assert [m for m in marks_of(step) if m != "right"] == ["wrong", "wrong"], "a rounding of one's own is no wrong step"
 
 
-def test_a_mask_that_was_forgotten_is_named_once_and_followed_after():
+def test_missing_mask_is_explained_once_and_later_steps_follow():
     work = solve_text(SOFTMAX, "small.toml")
     slipped = solve_again(work, {"mask": "full()"})
     given = {key: slipped.step(key).grid.cells for key in ("weights", "z", "logits", "loss")}
@@ -84,7 +84,7 @@ def test_a_mask_that_was_forgotten_is_named_once_and_followed_after():
     assert "mask was left out" in alone.because, "recognised at the end alone, too"
 
 
-def test_a_loss_of_each_rows_own_token_is_named():
+def test_loss_of_unshifted_targets_is_explained():
     (step,) = grade_text(solve("sort-dedup"), "loss = 4.2114").steps
     assert step.because.startswith("This is the loss of each row's own token")
 
@@ -110,19 +110,19 @@ def test_a_loss_of_each_rows_own_token_is_named():
         ("sort-dedup", "r = [[3,0,3,0],[0,3,0,3],[0,3,0,3],[0.75,1.5,0.75,1.5],[0,3,0,3],[3,0,3,0],[0,0,0,0]]", ""),
     ],
 )  # fmt: skip
-def test_a_known_mistake_is_named_and_an_unknown_one_is_not(name, answer, said):
+def test_explain_names_known_mistakes_only(name, answer, said):
     (step,) = grade_text(solve(name), answer).steps
     assert not step.is_right
     assert said in step.because if said else step.because == ""
 
 
-def test_a_file_names_its_own_mistakes():
+def test_mistake_of_problem_file_is_explained():
     own = '\n[[mistake]]\nstep = "logits"\nsays = [[1, 1], [2, 2], [3, 3]]\nwhy = "You added the rows."\n'
     work = solve_text(SOFTMAX + own)
     assert grade_text(work, "logits = [[1, 1], [2, 2], [3, 3]]").steps[0].because == "You added the rows."
 
 
-def test_every_slip_can_be_made_somewhere():
+def test_every_common_error_changes_some_problem():
     """A slip that no problem shows would be a sentence that nobody ever sees."""
     names = "cnn-digits layer-norm-identity sinusoid-position-3 sparse-16 schedule receptive-field attention-1000-512"
     small = [SOFTMAX, SOFTMAX + 'reduction = "mean"', SOFTMAX.replace("mask =", "heads = 2\nmask ="), NO_MASK]
@@ -142,7 +142,7 @@ def _shows(work, mistake):
     )
 
 
-def test_what_nothing_follows_from_is_wrong_and_no_error():
+def test_answers_without_continuation_are_graded_wrong():
     norm = solve("layer-norm-identity")
     marks = grade_text(norm, "centred = [0, 0, 0, 0]\nvariance = 0\nz = [1, 1, 1, 1]")
     assert marks_of(marks.steps[2]) == ["wrong"] * 4
@@ -165,7 +165,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-def test_the_same_answers_as_toml_json_csv_and_a_filled_sheet(tmp_path, run):
+def test_answers_in_toml_json_csv_and_sheet_get_same_grades(tmp_path, run):
     norm = solve("layer-norm-identity")
     sheet = json.loads(run("solve", "layer-norm-identity", "--questions-only", "--json")[1])
     for step in sheet["steps"]:
@@ -188,7 +188,7 @@ def test_the_same_answers_as_toml_json_csv_and_a_filled_sheet(tmp_path, run):
     assert [m.student for m in found.values()] == ["a", "b", "c", "Dora"]
 
 
-def test_a_class_has_a_table_its_common_mistakes_and_nothing_lost(tmp_path, run):
+def test_grade_class_lists_students_mistakes_and_unread_files(tmp_path, run):
     (tmp_path / "ada.toml").write_text("mean = 3.5\nvariance = 7\n")
     (tmp_path / "bob.json").write_text('{"mean": 3.5, "variance": 5.25}')
     (tmp_path / "all.csv").write_text(
@@ -211,7 +211,7 @@ def test_a_class_has_a_table_its_common_mistakes_and_nothing_lost(tmp_path, run)
 
 
 @pytest.mark.bad_input
-def test_answer_files_that_cannot_be_read(tmp_path, run):
+def test_invalid_answer_files_raise(tmp_path, run):
     norm = solve("layer-norm-identity")
     for name, content, why in [
         ("a.json", "{", "line 1: this is not JSON"),
@@ -230,7 +230,7 @@ def test_answer_files_that_cannot_be_read(tmp_path, run):
     assert "has no answer files" in run("grade", "layer-norm-identity", tmp_path / "none")[2]
 
 
-def test_infinity_of_the_wrong_sign_is_marked_and_explained():
+def test_infinity_of_wrong_sign_is_graded_and_explained():
     """A student's ∞ where −∞ belongs is a number like any other: wrong, and nothing need follow from it."""
     work = solve("sort-dedup")
     (masked_step,) = (step for step in work.steps if step.key == "masked")

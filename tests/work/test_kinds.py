@@ -1,4 +1,4 @@
-"""The other kinds of problems, each against something that knows nothing of this room."""
+"""The other problem types, each compared with an independent reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one(work, key):
     return cells(work, key)[0][0]
 
 
-def test_layer_norm_against_numpy_and_by_hand():
+def test_layer_norm_matches_numpy():
     work = solve("layer-norm-identity")
     x = np.array([1.0, 2.0, 4.0, 7.0])
     y = 1.5 * (x - x.mean()) / x.std() + 0.5
@@ -39,7 +39,7 @@ def test_layer_norm_against_numpy_and_by_hand():
         ("x = [1, 3, -5]\ngamma = [1, 2, 3]", None),
     ],
 )
-def test_when_the_identity_holds(lines, holds):
+def test_layer_norm_identity_holds_conditionally(lines, holds):
     work = solve_text(f'kind = "layer-norm"\n{lines}\n')
     assert work.agrees
     if holds is None:
@@ -50,7 +50,7 @@ def test_when_the_identity_holds(lines, holds):
         assert ("is not |γ|·√d" in work.remarks[0]) is not holds
 
 
-def test_position_3():
+def test_position_encoding_matches_formula():
     work = solve("sinusoid-position-3")
     angle = 3 / 10000 ** (2 / 512)
     expected = [math.sin(3), math.cos(3), math.sin(angle), math.cos(angle)]
@@ -58,7 +58,7 @@ def test_position_3():
     assert text(work.step("divisors").grid.cells[0][1]) == "10^(1/64)"
 
 
-def test_the_sparse_pattern_pair_by_pair():
+def test_sparse_16_matches_enumeration():
     work = solve("sparse-16")
     expected = [[float(abs(i - j) <= 2 or j % 4 == 0) for j in range(16)] for i in range(16)]
     assert cells(work, "mask") == expected
@@ -72,7 +72,7 @@ def test_the_sparse_pattern_pair_by_pair():
     assert [row[0] for row in cells(work, "also")] == other
 
 
-def test_the_schedule():
+def test_schedule_matches_formula():
     work = solve("schedule")
     steps = [int(name.replace(",", "")) for name in work.step("rate").grid.rows]
     for step, (rate,) in zip(steps, cells(work, "rate"), strict=True):
@@ -81,7 +81,7 @@ def test_the_schedule():
     assert text(work.step("rate").grid.cells[steps.index(28000)][0]) == "√2/4000 + 1/2000"
 
 
-def test_the_network_for_digits_runs_as_worked():
+def test_cnn_digits_matches_torch():
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1),
@@ -93,7 +93,7 @@ def test_the_network_for_digits_runs_as_worked():
     assert [row[0] for row in cells(work, "weights")] == [208, 0, 2064, 0, 0, 1450]
 
 
-def test_a_field_that_reaches_into_padding_is_said_to_do_so():
+def test_receptive_field_that_includes_padding_adds_remark():
     """By gradient an output of the network for digits sees all 32 rows; the field, 40, is that of the padded input."""
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
@@ -108,7 +108,7 @@ def test_a_field_that_reaches_into_padding_is_said_to_do_so():
     assert not solve("convolution-128").remarks
 
 
-def test_receptive_fields_of_convolutions_by_gradient():
+def test_convolution_receptive_field_matches_gradient():
     """One output's gradient reaches exactly the inputs that the sheet says."""
     work = solve_text(
         'kind = "convolution"\ninput = [1, 61, 59]\n'
@@ -127,7 +127,7 @@ def test_receptive_fields_of_convolutions_by_gradient():
     assert cells(work, "weights")[-1] == [3 * 4 * 2 * 2]
 
 
-def test_a_linear_layer_may_follow_a_map_of_one_place():
+def test_linear_layer_after_1x1_map_is_solved():
     made = solve_text(
         'kind = "convolution"\ninput = [3, 4, 5]\n[[layer]]\ntype = "max-pool"\nkernel = [4, 5]\nstride = 1\n'
         '[[layer]]\ntype = "linear"\noutputs = 7\n[[layer]]\ntype = "linear"\noutputs = 2\n'
@@ -137,12 +137,12 @@ def test_a_linear_layer_may_follow_a_map_of_one_place():
     assert all(check.difference == 0 for check in made.checks)
 
 
-def test_the_convolution_over_128():
+def test_convolution_128_has_expected_shape():
     assert cells(solve("convolution-128"), "shapes")[-1] == [1, 126, 42]
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("attention-1000-512", 1000), ("eight-heads", 37)])
-def test_costs_against_the_room_of_costs(name, tokens):
+def test_cost_matches_cost_model(name, tokens):
     work = solve(name)
     found = predict(AttentionSizes(512, 1 if tokens == 1000 else 8, bias=False), tokens=tokens)
     from clearhead.work.numbers import N
@@ -155,14 +155,14 @@ def test_costs_against_the_room_of_costs(name, tokens):
     assert number("weights_bytes") == 4 * tokens**2 * (1 if tokens == 1000 else 8)
 
 
-def test_cost_with_biases_and_without_an_output():
+def test_cost_with_biases_and_without_output_projection():
     work = solve_text('kind = "cost"\nd_model = 21\nheads = 7\ntokens = 5\nbias = true\noutput = false\n')
     layer = torch.nn.Linear(21, 21)
     assert one(work, "parameters_total") == 3 * sum(p.numel() for p in layer.parameters())
     assert work.agrees
 
 
-def test_receptive_fields_by_following_every_path():
+def test_receptive_field_matches_path_enumeration():
     work = solve("receptive-field")
     # All paths of n choices among "stay" and k heads, each head looking its own distance back in each layer.
     for k, row in zip((1, 2, 3), cells(work, "sizes"), strict=False):

@@ -1,4 +1,4 @@
-"""Marks, cell by cell."""
+"""Grading of single cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def work():
     return solve("sort-dedup")
 
 
-def test_fractions_decimals_and_expressions_are_all_right(work):
+def test_fractions_decimals_and_expressions_are_graded_right(work):
     marks = grade_text(
         work,
         'z = [[3, 0], [0, 3], [0.0, "3"], [0.75, "3/2"], [0, 3], [3, 0], ["6/7", 1.2857]]\n'
@@ -25,7 +25,7 @@ def test_fractions_decimals_and_expressions_are_all_right(work):
     assert "E" not in marks.unanswered, "what is given is no question"
 
 
-def test_each_cell_is_marked_alone(work):
+def test_each_cell_is_graded_separately(work):
     marks = grade_text(work, 'z = [[3, 0], [0, 3], [0, 2], [0.75, "1.5"], ["", 3], [3, 0], ["6/7", 1.2858]]\n')
     assert not marks.is_right
     (step,) = marks.steps
@@ -40,7 +40,7 @@ def test_each_cell_is_marked_alone(work):
     assert marks.to_dict()["steps"][0]["marks"][2] == ["right", "wrong"]
 
 
-def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
+def test_answer_of_wrong_shape_is_graded_on_shared_cells(work):
     marks = grade_text(work, "z = [[3, 0], [0, 3]]\nloss = [1, 2]\n")
     assert not marks.is_right
     assert marks.steps[0].problem == "the answer is 2×2, expected 7×2"
@@ -49,7 +49,7 @@ def test_a_matrix_of_the_wrong_shape_is_said_and_marked_where_it_can_be(work):
     assert marks.steps[1].problem
 
 
-def test_numbers_that_are_all_small_must_be_right_in_three_of_their_own_places():
+def test_small_numbers_need_three_significant_places():
     schedule = solve("schedule")
     (step,) = grade_text(schedule, "rate = [0, 0.00000025, 0.001, 0.001, 0.001, 0.000, 0, 0, 0, 0]").steps
     right = [mark for row in step.marks for mark in row]
@@ -60,7 +60,7 @@ def test_numbers_that_are_all_small_must_be_right_in_three_of_their_own_places()
     assert step.is_right
 
 
-def test_nothing_answered_is_not_right(work):
+def test_empty_answers_are_not_right(work):
     assert not grade_text(work, "").is_right
 
 
@@ -74,7 +74,7 @@ def test_nothing_answered_is_not_right(work):
         ("z = [[3, 0]\n", 2, "not TOML"),
     ],
 )
-def test_an_answer_file_that_cannot_be_read(work, answers, line, why):
+def test_unreadable_answer_file_raises(work, answers, line, why):
     with pytest.raises(ProblemError, match=why) as caught:
         grade_text(work, answers)
     assert caught.value.line == line

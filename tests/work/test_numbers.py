@@ -1,4 +1,4 @@
-"""The grammar of exact numbers: what is read, what is written, and what is refused."""
+"""Parsing and formatting of exact numbers, and rejected text."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("written", "value"), CASES)
-def test_it_reads_what_people_write(written, value):
+def test_read_number_parses_common_notations(written, value):
     assert as_float(read_number(written)) == pytest.approx(value, rel=1e-15, abs=0)
 
 
-def test_decimals_stay_exact():
+def test_read_number_keeps_decimals_exact():
     assert read_number(Decimal("0.1")) == Fraction(1, 10)
     assert read_number(7) == 7
     assert [decimal_places(x) for x in ("0.4547", Decimal("4.2"), "1/3", 3, "−1.50", "e^0.5")] == [
@@ -83,7 +83,7 @@ def _apply(op, ab):
 
 
 @given(numbers())
-def test_what_is_written_is_read_again(case):
+def test_text_of_number_is_parsed_to_same_number(case):
     written, value = case
     number = read_number(written)
     assert as_float(number) == pytest.approx(value, rel=1e-9, abs=1e-9)
@@ -91,7 +91,7 @@ def test_what_is_written_is_read_again(case):
     assert as_float(again) == pytest.approx(as_float(number), rel=1e-14, abs=1e-14)
 
 
-def test_every_cell_of_a_sheet_is_read_again_as_its_json_has_it():
+def test_text_of_every_cell_is_parsed_to_equal_number():
     """Also numbers that have no shorter form than sixty digits."""
     cells = [x for step in solve("sort-dedup-softmax").steps for row in step.grid.cells for x in row]
     numbers = [x for x in cells if not isinstance(x, str)]
@@ -101,7 +101,7 @@ def test_every_cell_of_a_sheet_is_read_again_as_its_json_has_it():
 
 
 @given(st.fractions(-1000, 1000, max_denominator=997))
-def test_fractions_come_back_as_themselves(fraction):
+def test_text_of_fraction_is_parsed_to_same_fraction(fraction):
     assert read_number(text(read_number(str(fraction)))) == fraction
 
 
@@ -119,11 +119,11 @@ def test_fractions_come_back_as_themselves(fraction):
         ("sqrt(2)^2 - 2", 4, "0"),
     ],
 )
-def test_decimals_are_rounded_as_asked(number, digits, expected):
+def test_decimal_rounds_to_digits(number, digits, expected):
     assert decimal(read_number(number), digits) == expected
 
 
-def test_sameness_is_exact_and_not_to_rounding():
+def test_is_equal_is_exact():
     assert is_equal(read_number("sqrt(8)"), read_number("2*sqrt(2)"))
     assert is_equal(read_number("e^3/(2*e^3+4)"), read_number("1/(2 + 4*e^(-3))"))
     assert not is_equal(read_number("1/3"), read_number("0.33333333333333333333"))
@@ -132,12 +132,12 @@ def test_sameness_is_exact_and_not_to_rounding():
 
 
 @pytest.mark.parametrize("written", ["4^n", "2^(2*n)", "(2^n)^2", "4*4^(n - 1)", "2^(n + n)", "(3 + 1)^n"])
-def test_a_formula_with_n_in_its_exponent_is_the_same_in_other_spellings(written):
+def test_is_equal_with_symbol_in_exponent_compares_values(written):
     assert is_equal(read_number(written), read_number("4^n"))
     assert not is_equal(read_number(written), read_number("3^n"))
 
 
-def test_a_wrong_formula_is_wrong_at_once():
+def test_is_equal_of_huge_formulas_takes_bounded_work():
     with Effort() as took:
         assert not is_equal(read_number("((n + 1)^100)^1000"), read_number("2^n"))
     assert took.calls < 300_000
@@ -166,7 +166,7 @@ def test_a_wrong_formula_is_wrong_at_once():
         ("4.5402e−5", "e^(-10)", False),
     ],
 )
-def test_when_a_cell_is_right(given_cell, exact, right):
+def test_is_right_depends_on_decimal_places(given_cell, exact, right):
     assert is_right(given_cell, read_number(exact)) is right
 
 
@@ -207,7 +207,7 @@ def test_when_a_cell_is_right(given_cell, exact, right):
         (Decimal("1e400"), "expected a size"),
     ],
 )
-def test_what_is_no_number_is_refused_at_once(written, why):
+def test_read_number_rejects_invalid_text_in_bounded_work(written, why):
     with Effort() as took, pytest.raises(NumberError, match=why):
         read_number(written)
     assert took.calls < 300_000

@@ -1,4 +1,4 @@
-"""Every shipped problem: it is worked, float64 agrees, and what its document says is judged."""
+"""Bundled problems: float64 agrees, and comparisons with documents have the expected results."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ VERDICTS = {
 }  # fmt: skip
 
 
-def test_the_list_is_whole():
+def test_verdicts_cover_every_bundled_problem():
     assert list(bundled_problems()) == sorted(VERDICTS)
     assert all(bundled_problems().values())
 
 
 @pytest.mark.parametrize("name", sorted(VERDICTS))
-def test_a_shipped_problem(name):
+def test_bundled_problem_agrees_with_float64(name):
     work = solve(name)
     assert work.checks
     assert all(check.difference <= 1e-12 for check in work.checks)
@@ -54,7 +54,7 @@ def test_a_shipped_problem(name):
         assert found.agrees or len(found.sentences) >= 2, "a difference is explained"
 
 
-def test_what_is_said_where_the_document_differs():
+def test_comparison_describes_differences():
     said = {(c.step, c.agrees): " ".join(c.sentences) for c in solve("sort-dedup").comparisons}
     assert "a 7×8 matrix; computed is 7×7" in said["scores", False]
     assert "the cells they share agree" in said["scores", False]

@@ -1,4 +1,4 @@
-"""The templates of problem files can be worked, and the reference says what the kinds take."""
+"""Templates of problem files can be solved, and the schema lists the keys of each type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTEAD = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attenti
 
 
 @pytest.mark.parametrize("kind", PROBLEM_TYPES)
-def test_each_template_works_as_it_is_and_with_every_key(kind):
+def test_template_solves_as_written_and_with_every_key(kind):
     work = solve_text(template(kind))
     assert work.kind == kind
     assert work.agrees
@@ -36,7 +36,7 @@ def test_each_template_works_as_it_is_and_with_every_key(kind):
 
 
 @pytest.mark.parametrize("kind", PROBLEM_TYPES)
-def test_the_reference_says_which_keys_are_needed(kind):
+def test_schema_lists_required_keys(kind):
     about, keys = schema(kind)
     assert about
     assert [key.name for key in keys] == list(PROBLEM_TYPES[kind].keys)
@@ -64,7 +64,7 @@ def test_x_in_place_of_tokens_and_q_k_v_in_place_of_all():
     assert solve_text(direct).step("q").is_given
 
 
-def test_a_file_with_every_kind_works_and_is_written_once(tmp_path):
+def test_template_of_all_types_solves_each_type(tmp_path):
     path = tmp_path / "my.toml"
     write_template(path)
     assert solve(path).kind == next(iter(PROBLEM_TYPES))
@@ -76,7 +76,7 @@ def test_a_file_with_every_kind_works_and_is_written_once(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_what_is_not_written(tmp_path):
+def test_write_template_rejects_invalid_paths_and_types(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text("mine")
     for where, kind, why in [

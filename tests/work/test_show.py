@@ -1,4 +1,4 @@
-"""Sheets on paper: Markdown is parsed, LaTeX is checked for structure, HTML is parsed, JSON is read again."""
+"""Rendering of worksheets: Markdown and HTML are parsed, LaTeX structure is checked, JSON is read back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parsed_tables(root):
 @pytest.mark.parametrize("questions_only", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("format", ["markdown", "html"])
-def test_markdown_and_html_tables_come_back_cell_by_cell(works, name, format, questions_only):
+def test_markdown_and_html_tables_contain_every_cell(works, name, format, questions_only):
     style = show.Style(5, questions_only)
     if format == "markdown":
         html_text = MarkdownIt("commonmark").enable("table").render(show.markdown(works[name], style))
@@ -110,13 +110,13 @@ def latex_faults(source):
         r"\left(",
     ],
 )
-def test_the_latex_check_finds_faults(broken):
+def test_latex_faults_detects_broken_latex(broken):
     assert latex_faults(broken)
 
 
 @pytest.mark.parametrize("questions_only", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_latex_is_sound(works, name, questions_only, tmp_path):
+def test_latex_is_well_formed(works, name, questions_only, tmp_path):
     style = show.Style(4, questions_only)
     source = show.latex(works[name], style)
     assert latex_faults(source) == []
@@ -129,7 +129,7 @@ def test_latex_is_sound(works, name, questions_only, tmp_path):
         assert ran.returncode == 0, ran.stdout[-2000:]
 
 
-def test_latex_says_special_characters():
+def test_latex_escapes_special_characters():
     from clearhead.work.show.latex import words
 
     assert words("50% of a_b & <c> {d} $5 #1 ~^\\") == (
@@ -138,7 +138,7 @@ def test_latex_says_special_characters():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "sort-dedup-softmax"])
-def test_the_exact_texts_of_the_json_are_right_answers(works, name):
+def test_exact_texts_of_json_are_graded_right(works, name):
     """What is written is read again as the same number: a sheet marks itself as right."""
     document = json.loads(json.dumps(show.to_dict(works[name])))
     answers = ""
@@ -154,7 +154,7 @@ def test_the_exact_texts_of_the_json_are_right_answers(works, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_blank_sheet_gives_nothing_away(works, name):
+def test_questions_only_hides_answers(works, name):
     document = show.to_dict(works[name], show.Style(questions_only=True))
     for step in document["steps"]:
         if not step["given"]:
@@ -171,7 +171,7 @@ def test_a_blank_sheet_gives_nothing_away(works, name):
     assert all("≈" not in part and "___" in part for part in asked)
 
 
-def test_the_terminal_sheet_lines_up_and_rounds_as_asked(works):
+def test_terminal_aligns_columns_and_rounds(works):
     text = show.terminal(works["sort-dedup"], show.Style(digits=6))
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if "[weights]" in line)
@@ -182,12 +182,12 @@ def test_the_terminal_sheet_lines_up_and_rounds_as_asked(works):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sheet_reads_well_in_80_columns(works, name):
+def test_terminal_fits_80_columns(works, name):
     lines = show.terminal(works[name]).splitlines()
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_a_notebook_shows_the_sheet(works):
+def test_repr_html_returns_fragment(works):
     html_text = works["layer-norm-identity"]._repr_html_()
     assert html_text.startswith("<div")
     assert "<html" not in html_text
@@ -195,7 +195,7 @@ def test_a_notebook_shows_the_sheet(works):
     assert str(works["layer-norm-identity"]).count("21/4") == 1
 
 
-def test_html_needs_nothing_from_outside(works):
+def test_html_has_no_external_resources(works):
     page = show.html(works["sort-dedup"])
     assert not re.search(r"(src|href)\s*=|@import|url\(", page)
     assert "<START>" not in page

@@ -43,7 +43,7 @@ HOUSE = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_solution_is_what_the_house_computes_and_is_graded_right(name, tmp_path):
+def test_solution_matches_library_and_is_graded_right(name, tmp_path):
     room = {}
     exec(compile(solution(name), name, "exec"), room)
     function = re.findall(r"(?m)^def (\w+)", solution(name))[0]
@@ -57,7 +57,7 @@ def test_the_solution_is_what_the_house_computes_and_is_graded_right(name, tmp_p
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_skeleton_is_a_program_that_says_nothing_of_the_solution(name, tmp_path):
+def test_starter_code_contains_no_solution(name, tmp_path):
     text = starter_code(name)
     assert "#~" not in text
     assert "return" not in text
@@ -69,7 +69,7 @@ def test_the_skeleton_is_a_program_that_says_nothing_of_the_solution(name, tmp_p
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_mistake_is_named_by_its_own_words(name, tmp_path):
+def test_each_mistake_of_starter_is_explained(name, tmp_path):
     """Each text, with the mistake in place of the line above it."""
     lines, mine = solution(name).splitlines(), tmp_path / "mine.py"
     for i, line in enumerate(lines):
@@ -113,7 +113,7 @@ def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
         (("x @ w_v[:, mine]", "x @ w_v[:, mine] + 1"), []),
     ],
 )  # fmt: skip
-def test_a_program_written_otherwise(change, said, tmp_path):
+def test_grade_program_explains_mistakes_in_other_code(change, said, tmp_path):
     """A loop over heads, as an exam's pseudo-code has it: the mistakes are told from its outputs alone."""
     text = OWN
     for old, new in zip(change[::2], change[1::2], strict=True):
@@ -128,7 +128,7 @@ def test_a_program_written_otherwise(change, said, tmp_path):
 
 
 @pytest.mark.bad_input
-def test_programs_that_cannot_be_graded(tmp_path):
+def test_invalid_programs_raise(tmp_path):
     mine = tmp_path / "mine.py"
     for text, why in [
         ("def other(): pass", "has no function multi_head_attention"),
@@ -151,7 +151,7 @@ def test_programs_that_cannot_be_graded(tmp_path):
     assert not grade_program("multi-head", mine).is_right
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_starter_and_grade_commands(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:

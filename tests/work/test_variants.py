@@ -1,4 +1,4 @@
-"""Variants: the same exercise with other numbers. `make variants` runs a hundred seeds of every sheet; here a few."""
+"""Variants of exercises with other numbers; `make variants` runs 100 seeds of each, these tests a few."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SLOW = (
 
 
 @pytest.mark.parametrize("name", [name for name in bundled_problems() if name not in SLOW])
-def test_variants_are_worked_checked_and_marked_right(name):
+def test_variant_has_no_faults(name):
     assert faults(name, range(7, 8)) == []
 
 
-def test_a_variant_of_a_whole_encoder_decoder():
+def test_variant_of_encoder_decoder_has_no_faults():
     assert faults("encoder-decoder", range(7, 8)) == []
 
 
-def test_the_same_seed_is_the_same_sheet_and_another_is_not():
+def test_variant_with_same_seed_is_equal():
     first, again, other = variant("layer-norm-identity", 5), variant("layer-norm-identity", 5), variant("schedule", 105)
     assert first == again
     assert first.name == "layer-norm-identity-seed-5"
@@ -39,7 +39,7 @@ def test_the_same_seed_is_the_same_sheet_and_another_is_not():
     assert other.text != variant("schedule", 5).text, "a seed beyond the first hundred is a sheet of its own"
 
 
-def test_a_variant_says_so_and_leaves_out_what_a_document_printed():
+def test_variant_names_its_seed_and_omits_document_comparisons():
     work = solve(variant("sort-dedup", 3))
     assert work.source.endswith("questions 2, 3 and 5, with other numbers (seed 3)")
     assert not work.comparisons
@@ -47,7 +47,7 @@ def test_a_variant_says_so_and_leaves_out_what_a_document_printed():
     assert "{" not in work.question + work.title
 
 
-def test_what_is_equal_stays_equal_and_what_is_sorted_stays_sorted():
+def test_variant_preserves_equality_and_order():
     for seed in range(4):
         values = tomllib.loads(variant("sort-dedup-two-heads", seed).text)
         weights = values["weights"]
@@ -58,7 +58,7 @@ def test_what_is_equal_stays_equal_and_what_is_sorted_stays_sorted():
         assert after == sorted(set(values["tokens"][:3]))
 
 
-def test_a_file_of_ones_own_varies(tmp_path):
+def test_variant_of_user_file_has_other_numbers(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('kind = "attention"\nQ = [[1, 2], [0, 1]]\nK = [[1, 0], [2, 1], [0, 1]]\nV = [["1/2"], [3], [1]]\n')
     made = variant(path, 2)
@@ -69,7 +69,7 @@ def test_a_file_of_ones_own_varies(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_what_cannot_vary_is_refused():
+def test_invalid_seed_or_fixed_problem_raises():
     with pytest.raises(ConfigError, match="seed is -1; expected a whole number of at least 0"):
         variant("schedule", -1)
     with pytest.raises(ConfigError, match="seed is 'seven'"):
@@ -81,7 +81,7 @@ def test_what_cannot_vary_is_refused():
         variant(fixed, 0)
 
 
-def test_draws_stay_as_small_as_what_they_replace():
+def test_similar_keeps_size_and_denominators():
     fractions, integers = set(), set()
     for seed in range(200):
         rng = RandomValues(str(seed))
@@ -97,7 +97,7 @@ def test_draws_stay_as_small_as_what_they_replace():
     assert fractions == {"1/2", "3/2", "5/2"}
 
 
-def test_answers_that_are_wrong_are_not_marked_right():
+def test_wrong_answer_of_variant_is_graded_wrong():
     """The check of variants can fail: one digit, one cell."""
     work = solve(variant("layer-norm-identity", 1))
     right = answers(work)
