@@ -1,10 +1,11 @@
-"""Checkpoints: folders `step-00000123` that hold a run whole, are never half there, and are checked before their use.
+"""Checkpoints: folders `step-00000123` that contain the complete state of a run, are written atomically and verified on
+reading.
 
-A checkpoint is one flat collection of named tensors and one `state.json` of plain values. Weights go by their names in
-the model, AdamW's state is `optimiser/exp_avg/encoder.norm.weight` and so on, random generators are `rng/RANK/cpu` and
-`rng/RANK/cuda`. The part of a name before a "/" says which file a tensor lies in; names without one are the model's
-weights, in `model.safetensors`. A run that is divided among processes (FSDP) writes `shards/` instead, each process its
-own part, through `torch.distributed.checkpoint`. Both are safetensors, and either reads the other's."""
+A checkpoint is a flat collection of named tensors and a `state.json` of plain values. Parameters have their names in
+the model, AdamW's state is `optimizer/exp_avg/encoder.norm.weight` and so on, and random generators are `rng/RANK/cpu`
+and `rng/RANK/cuda`. The part of a name before "/" is the file of the tensor; names without "/" are the parameters in
+`model.safetensors`. An FSDP run writes `shards/` instead, each process its own part, with
+`torch.distributed.checkpoint`. Both formats are safetensors, and each can be read by either kind of run."""
 
 from __future__ import annotations
 
@@ -30,14 +31,23 @@ from clearhead.training.distributed import World, is_sharded
 from clearhead.values import shown
 
 FORMAT = "clearhead checkpoint 1"
-MARK = "2:"  # how the mark of a recipe begins; those of version 0.1 began with nothing
+FINGERPRINT_PREFIX = "3:"  # other versions hash other names; their fingerprints have other prefixes or none
+# Keys of state.json in version 0.2, and their current names.
+_RENAMED_KEYS = {"recipe": "fingerprint", "standing": "trainer"}
 _NAME = re.compile(r"step-(\d{8,})")
 _STATE, _MANIFEST, _SHARDS = "state.json", "manifest.json", "shards"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all there and are what was written; `tensors` gives the shape of each."""
+    """A verified checkpoint: all files are present and have the recorded hashes.
+
+    Attributes:
+        folder: Folder of the checkpoint.
+        step: Optimizer step.
+        state: Plain values.
+        tensors: Shape of each tensor, by name.
+    """
 
     folder: Path
     step: int
@@ -51,15 +61,24 @@ class Checkpoint:
 def write(
     run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], world: World | None = None
 ) -> Path:
-    """Store a checkpoint under `run`; all processes of the world call it.
+    """Write a checkpoint into the folder of a run; all processes of the world must call it.
 
-    Everything is written to a folder of another name, forced to the disk, and then renamed: an interruption at any
-    moment leaves the checkpoints that were there before."""
+    The files are written to a temporary folder, synced, and renamed, so an interruption leaves earlier checkpoints
+    intact.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        StorageError: The files could not be written.
+    """
     world = World() if world is None else world
     final = run / f"step-{step:08d}"
     new = run / f".{final.name}.new"
     sharded = any(is_sharded(tensor) for tensor in tensors.values())
-    with refusals(f"cannot save a checkpoint to {final}", then="those before it are untouched: make room and resume"):
+    with refusals(
+        f"cannot save a checkpoint to {final}", then="earlier checkpoints are intact: free some space and resume"
+    ):
         try:
             if world.is_first:
                 shutil.rmtree(new, ignore_errors=True)
@@ -69,38 +88,37 @@ def write(
                 _write_shards(new / _SHARDS, tensors)
             if world.is_first:
                 for file, content in ({} if sharded else _by_file(tensors)).items():
-                    # Safetensors refuses tensors that share memory, and a copy to the CPU may share it with its source.
-                    there = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
-                    save_tensors(new / file, there, {"format": "pt"})
+                    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
+                    save_tensors(new / file, on_cpu, {"format": "pt"})
                 shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
                 _write_json(new / _STATE, {"format": FORMAT, "step": step, **state, "tensors": shapes})
                 _write_json(new / _MANIFEST, {path: sha256(new / path) for path in _files(new)})
-                _put_in_place(new, final)
+                _rename_into_place(new, final)
         except OSError:
             if world.is_first:
-                shutil.rmtree(new, ignore_errors=True)  # half a checkpoint would only fill the disk
+                shutil.rmtree(new, ignore_errors=True)  # an incomplete checkpoint only wastes space
             raise
     world.barrier()
     return final
 
 
 def prune(run: Path, keep: int, *, at: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to step `at`, where the run stands, and what broken saves left.
+    """Remove all but the newest `keep` checkpoints up to the current step `at`, and the files of interrupted saves.
 
-    Those beyond it could not be used when the run was resumed: they must not take the places of good ones."""
-    found = steps(run)
-    kept = sorted((step for step in found if step <= at), reverse=True)[:keep]
-    for step in set(found) - set(kept):
+    Later checkpoints were skipped as invalid when the run was resumed, so they do not count."""
+    existing = steps(run)
+    recent = sorted((step for step in existing if step <= at), reverse=True)[:keep]
+    for step in set(existing) - set(recent):
         folder = run / f"step-{step:08d}"
-        doomed = run / f".{folder.name}.old"
-        os.replace(folder, doomed)  # first out of sight: a half-removed checkpoint must not look like a torn one
-        shutil.rmtree(doomed, ignore_errors=True)
-    for left in run.glob(".step-*.*"):
-        shutil.rmtree(left, ignore_errors=True)
+        hidden = run / f".{folder.name}.old"
+        os.replace(folder, hidden)  # renamed first: an interrupted removal must not look like a corrupted checkpoint
+        shutil.rmtree(hidden, ignore_errors=True)
+    for temporary in run.glob(".step-*.*"):
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of each file, by its name."""
+    """Group tensors by the file that contains them."""
     files: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group = name.partition("/")[0] if "/" in name else "model"
@@ -116,18 +134,18 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
     try:
         dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as error:  # what any process met, told to all of them; no Exception, and so no OSError
+    except CheckpointException as error:  # a BaseException with the failures of all processes
         first = next(iter(error.failures.values()))[0]
         if not isinstance(first, OSError):
             raise
         raise first from error
 
 
-def _put_in_place(new: Path, final: Path) -> None:
+def _rename_into_place(new: Path, final: Path) -> None:
     files = [new / path for path in (*_files(new), _MANIFEST)]
     for path in (*files, *{file.parent for file in files}):
         sync(path)
-    # Where it is there already: the same step again, of a run resumed from an earlier one, or a folder found torn.
+    # It may exist: a run that resumed earlier reaches the same step again, or the folder was corrupted.
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -137,56 +155,66 @@ def _put_in_place(new: Path, final: Path) -> None:
     sync(final.parent)
 
 
-# ---------------------------------------------------------------------- finding
+# ---------------------------------------------------------------------- listing
 
 
-def valid_checkpoints(run: Path, *, recipe: str | None = None) -> Iterator[Checkpoint]:
-    """The checkpoints under `run` that can be trusted, newest first; each that cannot is named in a warning.
+def valid_checkpoints(run: Path, *, fingerprint: str | None = None) -> Iterator[Checkpoint]:
+    """Yield the valid checkpoints of a run, newest first, and warn about the others.
 
-    `recipe` is the mark of the run that they must belong to."""
+    Args:
+        run: Folder of the run.
+        fingerprint: Fingerprint that the checkpoints must have.
+    """
     for step in sorted(steps(run), reverse=True):
         try:
-            yield _open(run / f"step-{step:08d}", step, recipe)
+            yield _open(run / f"step-{step:08d}", step, fingerprint)
         except StorageError as error:
             warn_of(error)
 
 
 def warn_of(error: Exception) -> None:
-    """Name a checkpoint that is passed over."""
-    warnings.warn(f"{error}; the checkpoint before it is used", RuntimeWarning, stacklevel=3)
+    """Warn that a checkpoint is skipped."""
+    warnings.warn(f"{error}; the previous checkpoint is used", RuntimeWarning, stacklevel=3)
 
 
 def steps(run: Path) -> list[int]:
-    """Those of the checkpoints that are there, good or not."""
+    """Return the steps of all checkpoints, valid or not."""
     names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
     return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
 
 
-def _open(folder: Path, step: int, recipe: str | None) -> Checkpoint:
+def _open(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
+    """Verify the files of a checkpoint and return it."""
     manifest = _read_json(folder / _MANIFEST)
     if missing := sorted(manifest.keys() - set(_files(folder))):
-        raise StorageError(f"{folder} is torn: {', '.join(missing)} is missing")
+        raise StorageError(f"checkpoint {folder} is incomplete: {', '.join(missing)} is missing")
     if _STATE not in manifest:
-        raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest names no {_STATE}")
+        raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest does not list {_STATE}")
     for path, digest in manifest.items():
         if sha256(folder / path) != digest:
-            raise StorageError(f"{folder} is torn: {path} is not what was written (its sha256 differs)")
-    state = _read_json(folder / _STATE)
+            raise StorageError(f"checkpoint {folder} is corrupted: the SHA-256 of {path} differs from the recorded one")
+    state = {_RENAMED_KEYS.get(key, key): value for key, value in _read_json(folder / _STATE).items()}
+    if isinstance(trainer := state.get("trainer"), dict) and "waited" in trainer:
+        trainer["evals_since_best"] = trainer.pop("waited")
     if state.get("format") != FORMAT or state.get("step") != step:
         raise StorageError(
-            f"{folder} is foreign: it says {shown(state.get('format'))}, step {shown(state.get('step'))}, "
-            f"expected {FORMAT!r}, step {step}"
+            f"checkpoint {folder} has format {shown(state.get('format'))} and step {shown(state.get('step'))}; "
+            f"expected {FORMAT!r} and step {step}"
         )
-    # What version 0.1 made its marks of cannot be said again; its checkpoints are told apart by their tensors and data.
-    is_old = recipe is not None and recipe.startswith(MARK) and not str(state.get("recipe")).startswith(MARK)
-    if recipe is not None and state.get("recipe") != recipe and not is_old:
-        raise StorageError(f"{folder} is foreign: it belongs to a run with another recipe or other data")
+    # Fingerprints of earlier versions cannot be recomputed; their checkpoints are identified by their tensors and data.
+    stored = state.get("fingerprint")
+    is_comparable = str(stored).startswith(FINGERPRINT_PREFIX) or not str(fingerprint).startswith(FINGERPRINT_PREFIX)
+    if fingerprint is not None and stored != fingerprint and is_comparable:
+        raise StorageError(
+            f"{folder} was written by a run with a different recipe or different data; choose another --out or resume "
+            "that run"
+        )
     return Checkpoint(folder, step, state, _shapes(state.get("tensors"), folder))
 
 
 def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor as `state.json` lists it."""
-    start = f"{folder} is foreign: {_STATE}: tensors"
+    start = f"checkpoint {folder} is invalid: {_STATE}: tensors"
     if not isinstance(stored, dict):
         raise StorageError(f"{start} is {shown(stored)}, expected an object of names and shapes")
     for name, shape in stored.items():
@@ -199,12 +227,17 @@ def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
-    """Copy stored tensors into given ones, which may be sharded, whether or not the stored ones are."""
-    found, shapes = checkpoint.tensors, {name: tuple(tensor.shape) for name, tensor in into.items()}
-    odd = [name for name, shape in shapes.items() if found.get(name) != shape]
-    if faults := [f"{name} is {found.get(name, 'missing')}, expected {shapes[name]}" for name in odd]:
+    """Copy stored tensors into existing ones. Either side may be sharded.
+
+    Raises:
+        StorageError: A tensor is missing or has another shape, or a file cannot be read.
+    """
+    stored = checkpoint.tensors
+    shapes = {name: tuple(tensor.shape) for name, tensor in into.items()}
+    mismatched = [name for name, shape in shapes.items() if stored.get(name) != shape]
+    if faults := [f"{name} is {stored.get(name, 'missing')}, expected {shapes[name]}" for name in mismatched]:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise StorageError(f"{checkpoint.folder} is foreign: {'; '.join(faults[:3])}{more}")
+        raise StorageError(f"checkpoint {checkpoint.folder} does not fit: {'; '.join(faults[:3])}{more}")
     shards = checkpoint.folder / _SHARDS
     if shards.is_dir() or any(map(is_sharded, into.values())):
         _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, into)
@@ -215,17 +248,17 @@ def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
 def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError, safe_open
 
-    for path, places in _by_file(into).items():
+    for path, targets in _by_file(into).items():
         try:
             with safe_open(folder / path, framework="pt") as file, torch.no_grad():
-                for name, place in places.items():
+                for name, target in targets.items():
                     stored = file.get_tensor(name)
-                    if stored.shape != place.shape:  # which `copy_` would broadcast
-                        then = f"{name} is {tuple(stored.shape)}, expected {tuple(place.shape)}"
-                        raise StorageError(f"{folder} is foreign: {path}: {then}")
-                    place.copy_(stored)
+                    if stored.shape != target.shape:  # which `copy_` would broadcast
+                        fault = f"{name} is {tuple(stored.shape)}, expected {tuple(target.shape)}"
+                        raise StorageError(f"checkpoint {folder} is invalid: {path}: {fault}")
+                    target.copy_(stored)
         except (SafetensorError, OSError) as error:
-            raise StorageError(f"{folder} is torn: {path} cannot be read ({error})") from error
+            raise StorageError(f"checkpoint {folder} is corrupted: {path} cannot be read ({error})") from error
 
 
 def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
@@ -234,21 +267,23 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    places: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
+    targets: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it remarks on a single process, which is meant
-            dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
+            warnings.simplefilter("ignore", UserWarning)  # that a single process is used
+            dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
         failures = error.failures if isinstance(error, CheckpointException) else {}
         first = next((failure for failure, _ in failures.values()), error)
-        raise StorageError(f"{folder} is torn: its shards cannot be read ({shown(str(first))})") from error
+        raise StorageError(
+            f"checkpoint {folder} is corrupted: its shards cannot be read ({shown(str(first))})"
+        ) from error
 
 
 def _files(folder: Path) -> list[str]:
-    """Every file of a checkpoint but the manifest itself, by its path in the folder."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    """Return the relative paths of all files of a checkpoint except the manifest."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def _write_json(path: Path, document: Any) -> None:
@@ -257,67 +292,69 @@ def _write_json(path: Path, document: Any) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise StorageError(f"{path.parent} is torn: {path.name} is missing")
+        raise StorageError(f"checkpoint {path.parent} is incomplete: {path.name} is missing")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path.parent} is torn: {path.name} is not JSON ({error})") from error
+        raise StorageError(f"checkpoint {path.parent} is corrupted: {path.name} is not JSON ({error})") from error
     if not isinstance(document, dict):
-        raise StorageError(f"{path.parent} is foreign: {path.name} is not an object of names and values")
+        raise StorageError(f"checkpoint {path.parent} is invalid: {path.name} is not a JSON object")
     return document
 
 
-# ---------------------------------------------------------------------- what is stored
+# ---------------------------------------------------------------------- contents
 
-_PARTS = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of a parameter
+_ADAMW_STATE = ("exp_avg", "exp_avg_sq", "step")
 _DROPOUT = 503
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Each parameter once, under its first name, and the buffers that are stored with a model."""
+    """Return each parameter once, by its first name, and the persistent buffers."""
     return {names[0]: tensor for names, tensor in storage.groups(model)}
 
 
-def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """AdamW's moments and counts, by the names of the parameters they belong to."""
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return AdamW's state, by the names of the parameters."""
     return {
-        f"optimiser/{part}/{name}": optimiser.state[parameter][part]
+        f"optimizer/{part}/{name}": optimizer.state[parameter][part]
         for name, parameter in model.named_parameters()
-        if parameter in optimiser.state
-        for part in _PARTS
+        if parameter in optimizer.state
+        for part in _ADAMW_STATE
     }
 
 
-def restore_optimiser(optimiser: torch.optim.Optimizer, model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Give AdamW the moments and counts of a checkpoint. A parameter that had none then has none now."""
-    places: dict[str, Tensor] = {}
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Restore AdamW's state from a checkpoint. A parameter without stored state gets none."""
+    # Version 0.2 used another spelling.
+    prefix = "optimiser" if any(name.startswith("optimiser/") for name in checkpoint.tensors) else "optimizer"
+    targets: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if f"optimiser/step/{name}" not in checkpoint.tensors:
-            optimiser.state.pop(parameter, None)
+        if f"{prefix}/step/{name}" not in checkpoint.tensors:
+            optimizer.state.pop(parameter, None)
             continue
-        step = torch.zeros((), device=parameter.device if optimiser.defaults.get("fused") else "cpu")
+        step = torch.zeros((), device=parameter.device if optimizer.defaults.get("fused") else "cpu")
         state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-        optimiser.state[parameter] = state
-        places |= {f"optimiser/{part}/{name}": tensor.detach() for part, tensor in state.items()}
-    read(checkpoint, places)
+        optimizer.state[parameter] = state
+        targets |= {f"{prefix}/{part}/{name}": tensor.detach() for part, tensor in state.items()}
+    read(checkpoint, targets)
 
 
 def seed(run_seed: int, world: World, step: int = 0) -> None:
-    """Start this process's generators (dropout) in a place of their own."""
+    """Seed the generators of this process (dropout), differently for each step and rank."""
     torch.manual_seed(int(draws.random_bits(_DROPOUT, run_seed, step, world.rank)) & (2**63 - 1))
 
 
 def rng_tensors(world: World) -> dict[str, Tensor]:
-    """The generators' states of all processes; all must call it."""
-    mine = {"cpu": torch.get_rng_state()}
+    """Return the states of the generators of all processes; all must call it."""
+    local_states = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
-        mine["cuda"] = torch.cuda.get_rng_state(world.device)
-    found = enumerate(world.gather(mine))
-    return {f"rng/{rank}/{kind}": state for rank, states in found for kind, state in states.items()}
+        local_states["cuda"] = torch.cuda.get_rng_state(world.device)
+    by_rank = enumerate(world.gather(local_states))
+    return {f"rng/{rank}/{kind}": state for rank, states in by_rank for kind, state in states.items()}
 
 
 def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
-    """Go on with the random numbers that would have come next; a process that is new starts its own."""
+    """Restore the generators of this process; seed them if the checkpoint has no state for its rank."""
     seed(run_seed, world, checkpoint.step)
     states = {f"rng/{world.rank}/cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
@@ -331,25 +368,26 @@ def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
             else:
                 torch.cuda.set_rng_state(state, world.device)
         except RuntimeError as error:
-            raise StorageError(f"{checkpoint.folder} is foreign: {name} is not a state of this generator") from error
+            raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {name} is not a generator state") from error
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a prefix before their names."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def places_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Empty places for what was stored under `names`, which are the weights', or end in them; sharded as those are."""
-    own = {name: name if name in weights else name.partition("/")[2] for name in names}
-    return {name: torch.empty_like(weights[weight]) for name, weight in own.items()}
+def _empty_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Return empty tensors for names that are those of parameters, possibly after another prefix; sharded alike."""
+    parameter_names = {name: name if name in weights else name.partition("/")[2] for name in names}
+    return {name: torch.empty_like(weights[parameter_name]) for name, parameter_name in parameter_names.items()}
 
 
-def read_under(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `prefixed` stored, tensors like the weights."""
+def read_prefixed(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors that were stored with a prefix, which have the shapes of the parameters."""
     names = [name.removeprefix(f"{prefix}/") for name in checkpoint.tensors if name.startswith(f"{prefix}/")]
     for name in names:
         if name not in weights and name.partition("/")[2] not in weights:
-            raise StorageError(f"{checkpoint.folder} is foreign: {prefix}/{name} belongs to none of the parameters")
-    found = places_like(weights, names)
-    read(checkpoint, prefixed(prefix, found))
-    return found
+            raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {prefix}/{name} is not a parameter")
+    tensors = _empty_like(weights, names)
+    read(checkpoint, prefixed(prefix, tensors))
+    return tensors

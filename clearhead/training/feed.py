@@ -1,8 +1,8 @@
-"""Batches one after the other, with a note of which examples each was made of, and of how long was waited for them.
+"""Prefetch batches for the training loop.
 
-On a GPU a batch is gathered there from data that lie there already. The few small index tensors that travel would make
-the CPU wait for everything queued before them, so they travel on a stream of their own. Data that stay in files are
-read ahead by a thread, and their batches travel on that stream too."""
+On a GPU, batches are assembled on the device from data that is already there. Only small index tensors are copied, on a
+side stream, so that the copy does not wait for the work queued on the main stream. Data that stays on disk is read
+ahead by a thread, and its batches are copied on the side stream too."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from clearhead.data.batch import Batch
 from clearhead.data.batches import Batches, FixedSize, Size, examples_of
 
-_AHEAD = 4  # batches that are read before they are asked for
-_SHOWN = 16  # examples that are named
+PREFETCH_BATCHES = 4
+MAX_EXAMPLES_IN_MESSAGE = 16
 
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """Which examples one batch was made of, as it was planned for all processes together."""
+    """Identify a batch in error messages: epoch, index within the epoch, and example indices over all processes."""
 
     epoch: int
-    number: int  # of the batch in its epoch, from 0
-    of: int
-    rows: Tensor
+    index: int  # in its epoch, from 0
+    n_batches: int  # of the epoch
+    examples: Tensor
 
     def __str__(self) -> str:
-        shown = ", ".join(str(row) for row in self.rows[:_SHOWN].tolist())
-        more = f", … ({len(self.rows)} of them)" if len(self.rows) > _SHOWN else ""
-        return f"epoch {self.epoch}, batch {self.number} of {self.of}, examples {shown}{more}"
+        shown = ", ".join(str(example) for example in self.examples[:MAX_EXAMPLES_IN_MESSAGE].tolist())
+        is_cut = len(self.examples) > MAX_EXAMPLES_IN_MESSAGE
+        more = f", … ({len(self.examples)} of them)" if is_cut else ""
+        return f"epoch {self.epoch}, batch {self.index} of {self.n_batches}, examples {shown}{more}"
 
 
 @contextmanager
 def kernels_for(size: Size) -> Iterator[None]:
-    """What is set in torch for the shapes that batches have.
+    """Set torch's attention kernels and compiler options for batches of this kind.
 
-    Batches by tokens bring new shapes for a whole epoch. cuDNN's attention prepares itself anew for every shape, which
-    takes longer than many steps: other kernels are used, as they are for packed rows, whose masks they run faster.
-    Sizes that happen to be equal in the first batch (source and target) need not be so in the next: one compiled graph
-    serves both."""
+    A token budget produces new shapes for a whole epoch. cuDNN's attention prepares a plan for each shape, which takes
+    longer than many steps, so other kernels are used; they are also faster with the masks of packed rows. Source and
+    target sizes that are equal in the first batch may differ in the next one, and one compiled graph serves both."""
     if isinstance(size, FixedSize):
         yield
         return
@@ -58,84 +58,87 @@ def kernels_for(size: Size) -> Iterator[None]:
 
 
 class Prefetcher:
-    """`next()` gives a batch and what it was made of, epoch after epoch without end.
+    """Iterate over batches without end, preparing the next ones in the background.
 
-    `place` is where the run stands: after the last batch that was handed out, however many have been read ahead."""
+    Attributes:
+        state: Position in the data after the last batch that `next` returned, for checkpoints.
+    """
 
     def __init__(self, batches: Batches[Batch], device: torch.device) -> None:
         self.batches = batches
-        self.place = batches.state_dict()
-        self._of = len(batches)  # batches in the epoch where the run stands
-        self._seconds = 0.0  # that the loop has waited for batches since it asked; on a GPU its marks say it
+        self.state = batches.state_dict()
+        self._n_batches = len(batches)  # in the current epoch
+        self._wait_seconds = 0.0  # on the CPU; on a GPU the events measure it
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._reader = ThreadPoolExecutor(1, "clearhead-feed") if batches.split.is_streaming else None
-        self._ahead: deque[Future[tuple[Batch, BatchInfo]]] = deque()
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._reader = ThreadPoolExecutor(1, "clearhead-prefetch") if batches.split.is_streaming else None
+        self._queue: deque[Future[tuple[Batch, BatchInfo]]] = deque()
 
     def next(self) -> tuple[Batch, BatchInfo]:
-        began = time.perf_counter()
+        """Return the next batch on the device, and its identification."""
+        start = time.perf_counter()
         if self._stream is None:
-            batch, taken = self._take()
-            self._seconds += time.perf_counter() - began
+            batch, info = self._fetch()
+            self._wait_seconds += time.perf_counter() - start
         else:
-            batch, taken = self._take_aside(self._stream)
-        self.place = self.place | {"epoch": taken.epoch, "position": taken.number + 1}
-        self._of = taken.of
-        return batch, taken
+            batch, info = self._fetch_on_side_stream(self._stream)
+        self.state = self.state | {"epoch": info.epoch, "position": info.index + 1}
+        self._n_batches = info.n_batches
+        return batch, info
 
     @property
     def epochs(self) -> float:
-        """How many epochs have been handed out."""
-        return self.place["epoch"] + self.place["position"] / self._of
+        """Number of epochs that have been returned."""
+        return self.state["epoch"] + self.state["position"] / self._n_batches
 
-    def go_to(self, place: dict[str, Any]) -> None:
-        """Go on where a state of the batches says."""
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Resume at a position in the data."""
         self.close()
-        self.batches.load_state_dict(place)
-        self.place, self._of = self.batches.state_dict(), len(self.batches)
+        self.batches.load_state_dict(state)
+        self.state = self.batches.state_dict()
+        self._n_batches = len(self.batches)
 
-    def waited(self) -> float:
-        """The seconds since the last call in which there was no batch. The device must have been waited for, as it is
-        for a row of the log.
+    def pop_wait_time(self) -> float:
+        """Return the seconds spent waiting for batches since the last call. The device must be synchronized.
 
-        The first mark is passed when the work before a batch is done, the second when the batch is there too."""
-        seconds = self._seconds + sum(before.elapsed_time(after) for before, after in self._marks) / 1e3
-        self._seconds = 0.0
-        self._marks.clear()
+        The first event of a pair is passed when the work before a batch is done, the second when the batch is ready."""
+        seconds = self._wait_seconds + sum(before.elapsed_time(after) for before, after in self._events) / 1e3
+        self._wait_seconds = 0.0
+        self._events.clear()
         return seconds
 
     def close(self) -> None:
-        """Forget what has been read ahead."""
-        for waiting in [waiting for waiting in self._ahead if not waiting.cancel()]:
-            waiting.exception()
-        self._ahead.clear()
+        """Drop prefetched batches."""
+        for future in [future for future in self._queue if not future.cancel()]:
+            future.exception()
+        self._queue.clear()
 
-    def _take_aside(self, stream: torch.cuda.Stream) -> tuple[Batch, BatchInfo]:
+    def _fetch_on_side_stream(self, stream: torch.cuda.Stream) -> tuple[Batch, BatchInfo]:
         current = torch.cuda.current_stream(self._device)
         before = current.record_event(torch.cuda.Event(enable_timing=True))
         with torch.cuda.stream(stream):
-            batch, taken = self._take()
+            batch, info = self._fetch()
             batch = batch.to(self._device, non_blocking=True)
         current.wait_stream(stream)
-        self._marks.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
+        self._events.append((before, current.record_event(torch.cuda.Event(enable_timing=True))))
         for tensor in batch.tensors().values():
-            tensor.record_stream(current)  # its memory must not be used again before the step is done
-        return batch, taken
+            tensor.record_stream(current)  # its memory must not be reused before the step is done
+        return batch, info
 
-    def _take(self) -> tuple[Batch, BatchInfo]:
+    def _fetch(self) -> tuple[Batch, BatchInfo]:
         if self._reader is None:
-            return self._make()
-        while len(self._ahead) <= _AHEAD:
-            self._ahead.append(self._reader.submit(self._make))
-        return self._ahead.popleft().result()
+            return self._make_batch()
+        while len(self._queue) <= PREFETCH_BATCHES:
+            self._queue.append(self._reader.submit(self._make_batch))
+        return self._queue.popleft().result()
 
-    def _make(self) -> tuple[Batch, BatchInfo]:
-        # A fresh iterator each time goes on at `position`, also after a state was loaded. Where an epoch is over,
-        # iterating has begun the next one, which is never empty.
+    def _make_batch(self) -> tuple[Batch, BatchInfo]:
+        # A new iterator continues at `position`, also after a state was loaded. At the end of an epoch, iterating has
+        # begun the next one, which is never empty.
         batch = next(self.batches.forever())
         if self._reader is not None and self._stream is not None:
             batch = batch.pin_memory()
-        number = self.batches.position - 1
+        index = self.batches.position - 1
         groups = self.batches.groups()
-        return batch, BatchInfo(self.batches.epoch, number, len(groups), examples_of(groups[number]))
+        return batch, BatchInfo(self.batches.epoch, index, len(groups), examples_of(groups[index]))

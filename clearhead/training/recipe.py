@@ -99,12 +99,12 @@ class Recipe:
         except (ConfigError, UnicodeDecodeError) as error:
             raise StorageError(f"{path}: {error}") from error
 
-    def mark(self, *more: str) -> str:
-        """A hash of all that decides the numbers. Where the data lie and where the run is made are no part of it."""
+    def fingerprint(self, *more: str) -> str:
+        """Return a hash of everything that determines the results, without paths and devices."""
         train = {name: value for name, value in self.train.to_dict().items() if name not in RESUMABLE_FIELDS}
         data = {name: value for name, value in self.data.to_dict().items() if name not in ("path", "validation")}
         text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
-        return checkpoints.MARK + hashlib.sha256(text.encode()).hexdigest()
+        return checkpoints.FINGERPRINT_PREFIX + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parts(sections: Mapping[str, Any]) -> dict[str, Any]:

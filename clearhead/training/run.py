@@ -250,8 +250,10 @@ def _prepared(recipe: Recipe, start: _Start, world: World, progress: Progress | 
     if start.init is not None:
         _begin_with(model, start.init)
     folder = world.broadcast(start.folder(found) if world.is_first else None)
-    mark = found.mark(_fingerprint(task))
-    return found, Trainer(model, task, found.train, folder, world=world, progress=progress, mark=mark, recipe=found)
+    fingerprint = found.fingerprint(_data_hash(task))
+    return found, Trainer(
+        model, task, found.train, folder, world=world, progress=progress, fingerprint=fingerprint, recipe=found
+    )
 
 
 def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe) -> None:
@@ -285,7 +287,7 @@ def _must_be_free(folder: Path) -> None:
     require(not is_used, f"{folder} is not an empty folder; choose another out")
 
 
-def _fingerprint(task: Task) -> str:
+def _data_hash(task: Task) -> str:
     """A hash that tells data apart: how long every example is, and the labels of a few hundred of them."""
     digest = hashlib.sha256()
     for split in (task.train, task.validation):
@@ -302,7 +304,7 @@ def _facts(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
         "task": recipe.task,
         "preset": recipe.preset,
         "total_steps": trainer.total_steps,
-        "n_parameters": sum(parameter.numel() for parameter in trainer.inner.parameters()),
+        "n_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "device": str(trainer.world.device),
         "processes": trainer.world.size,
     }
@@ -312,7 +314,7 @@ def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
     return RunInfo(
         **_facts(recipe, trainer),
         folder=trainer.folder,
-        first_step=trainer.at.step,
+        first_step=trainer.state.step,
         steps_per_epoch=trainer.steps_per_epoch,
         n_train=len(trainer.task.train),
         n_validation=len(trainer.task.validation),
@@ -346,26 +348,26 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]
 
 
 def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> Summary:
-    at, folder, model = trainer.at, str(trainer.folder), trainer.exported
+    state, folder, model = trainer.state, str(trainer.folder), trainer.exported
     if ending == "interrupted":
         received = signals[-1] if signals else "a signal"
         message = (
-            f"{received} received: saved after step {at.step:,} of {trainer.total_steps:,}. "
+            f"{received} received: saved after step {state.step:,} of {trainer.total_steps:,}. "
             f"Go on with: clearhead train --resume {shlex.quote(folder)}"
         )
     elif ending == "stopped early":
-        message = f"stopped early: no better validation loss since step {at.best_step:,}; the model is in {model}"
+        message = f"stopped early: no better validation loss since step {state.best_step:,}; the model is in {model}"
     else:
         message = f"finished: the model is in {model}"
     return Summary(
         **_facts(recipe, trainer),
-        **{name: value for name, value in vars(at).items() if name in Summary.__dataclass_fields__},
+        **{name: value for name, value in vars(state).items() if name in Summary.__dataclass_fields__},
         ending=ending,
         folder=folder,
         model=None if model is None else str(model),
-        steps=at.step,
-        epochs=trainer.feed.epochs,
-        data_wait=at.data_seconds / max(1e-9, at.seconds),
+        steps=state.step,
+        epochs=trainer.prefetcher.epochs,
+        data_wait=state.data_seconds / max(1e-9, state.seconds),
         message=message,
     )
 

@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from clearhead.config import Config
 from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, TokenBudget
@@ -173,6 +174,15 @@ SETTINGS = {
 }
 
 
+def _as_old(state):
+    """Return a checkpoint's values under the names of version 0.2, with a fingerprint of version 0.1."""
+    trainer = dict(state.pop("trainer"))
+    trainer["waited"] = trainer.pop("evals_since_best")
+    del state["fingerprint"]
+    tensors = {name.replace("optimizer/", "optimiser/"): shape for name, shape in state.pop("tensors").items()}
+    return state | {"recipe": "0" * 64, "standing": trainer, "tensors": tensors}
+
+
 def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     half = tmp_path / "half"
@@ -187,9 +197,13 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     (half / "train.toml").write_text(text.replace(table, old))
     folder = half / "step-00000003"
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps(state | {"recipe": "0" * 64}))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state.json"] = checkpoints.sha256(folder / "state.json")
+    (folder / "state.json").write_text(json.dumps(_as_old(state)))
+    path = folder / "optimizer.safetensors"
+    tensors = {name.replace("optimizer/", "optimiser/"): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, folder / "optimiser.safetensors")
+    path.unlink()
+    names = ["model.safetensors", "optimiser.safetensors", "rng.safetensors", "state.json"]
+    manifest = {name: checkpoints.sha256(folder / name) for name in names}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
     assert train(resume=half).steps == 6

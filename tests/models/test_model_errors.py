@@ -30,7 +30,7 @@ def test_text_faults(build):
         model(ids + 31)
     with pytest.raises(ShapeError, match="a sequence of 24 tokens, but the table of learned positions has 23 rows"):
         model(random_ids(1, 24))
-    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+    with pytest.raises(MaskTypeError, match=r"allow\(.*forbid\("):
         model(ids, mask=torch.ones(7, 7, dtype=torch.bool))
     with pytest.raises(ShapeError, match="has no cross-attention; set cross_attention=True"):
         model(ids, memory=torch.zeros(2, 3, 18, dtype=torch.float64))
@@ -38,7 +38,7 @@ def test_text_faults(build):
 
 def test_encoder_refuses_a_bool_tensor(build):
     encoder = build(EncoderConfig(**SIZES))
-    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+    with pytest.raises(MaskTypeError, match=r"allow\(.*forbid\("):
         encoder(random_ids(2, 7), mask=torch.ones(2, 7, dtype=torch.bool))
 
 
@@ -62,7 +62,7 @@ def test_source_mask_serves_both_attentions(build):
     rows = allow(torch.ones(7, 7, dtype=torch.bool).tril())  # of source tokens, not of target tokens
     with pytest.raises(MaskError, match=r"give memory_mask too"):
         encoder_decoder(random_ids(2, 7), random_ids(2, 7), source_mask=rows)
-    with pytest.raises(MaskTypeError, match=r"allow\(.*block\("):
+    with pytest.raises(MaskTypeError, match=r"allow\(.*forbid\("):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
 
 

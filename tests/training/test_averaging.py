@@ -6,7 +6,7 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, CheckpointAverage
-from clearhead.training.checkpoints import places_like
+from clearhead.training.checkpoints import _empty_like
 from clearhead.training.passes import swapped_weights
 
 DECAY = 0.7
@@ -54,7 +54,7 @@ def test_stored_and_restored_it_goes_on_bit_for_bit(choice):
         choice.update(first if step <= 7 else second, weights, step)
         if step == 7:
             stored = {name: tensor.clone() for name, tensor in first.items()}
-            places = places_like(weights, stored)
+            places = _empty_like(weights, stored)
             assert {name: place.shape for name, place in places.items()} == {
                 name: tensor.shape for name, tensor in stored.items()
             }

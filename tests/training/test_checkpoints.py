@@ -18,18 +18,18 @@ def tensors():
     generator = torch.Generator().manual_seed(5)
     return {
         "layer.weight": torch.randn(3, 5, generator=generator),
-        "optimiser/exp_avg/layer.weight": torch.randn(3, 5, generator=generator),
-        "optimiser/step/layer.weight": torch.tensor(7.0),
+        "optimizer/exp_avg/layer.weight": torch.randn(3, 5, generator=generator),
+        "optimizer/step/layer.weight": torch.tensor(7.0),
         "rng/0/cpu": torch.arange(11, dtype=torch.uint8),
     }
 
 
 def write(run, step, tensors):
-    return checkpoints.write(run, step, tensors, {"recipe": "mine", "number": 0.1})
+    return checkpoints.write(run, step, tensors, {"fingerprint": "mine", "number": 0.1})
 
 
-def good(run, recipe="mine"):
-    return list(checkpoints.valid_checkpoints(run, recipe=recipe))
+def good(run, fingerprint="mine"):
+    return list(checkpoints.valid_checkpoints(run, fingerprint=fingerprint))
 
 
 def test_what_is_read_is_what_was_written(tmp_path, tensors):
@@ -38,7 +38,7 @@ def test_what_is_read_is_what_was_written(tmp_path, tensors):
     assert sorted(path.name for path in folder.iterdir()) == [
         "manifest.json",
         "model.safetensors",
-        "optimiser.safetensors",
+        "optimizer.safetensors",
         "rng.safetensors",
         "state.json",
     ]
@@ -70,7 +70,7 @@ def test_newest_first_and_the_oldest_go(tmp_path, tensors):
 
 
 def _truncate(folder):
-    path = folder / "optimiser.safetensors"
+    path = folder / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -101,33 +101,35 @@ def _empty(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncate, "is torn: optimiser.safetensors is not what was written"),
-        (_flip, "is torn: model.safetensors is not what was written"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "is torn: model.safetensors is missing"),
-        (lambda folder: (folder / "manifest.json").unlink(), "is torn: manifest.json is missing"),
+        (_truncate, "is corrupted: the SHA-256 of optimizer.safetensors differs"),
+        (_flip, "is corrupted: the SHA-256 of model.safetensors differs"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is incomplete: model.safetensors is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is not JSON"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "is foreign: manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "is invalid: manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "is not a clearhead checkpoint"),
-        (_empty, "is torn: manifest.json is missing"),
-        (lambda folder: _edit(folder, format="other 3"), "is foreign: it says 'other 3'"),
-        (lambda folder: _edit(folder, step=5), "is foreign: .* step 5"),
+        (_empty, "is incomplete: manifest.json is missing"),
+        (lambda folder: _edit(folder, format="other 3"), "has format 'other 3'"),
+        (lambda folder: _edit(folder, step=5), "has format .* step 5"),
         (
-            lambda folder: _edit(folder, recipe="theirs"),
-            "is foreign: it belongs to a run with another recipe",
+            lambda folder: _edit(folder, fingerprint="theirs"),
+            "was written by a run with a different recipe",
         ),
     ],
 )
 def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, tensors, damage, message):
     write(tmp_path, 3, tensors)
     damage(write(tmp_path, 7, tensors))
-    with pytest.warns(RuntimeWarning, match=f"step-00000007 .*{message}.*before it is used"):
+    with pytest.warns(RuntimeWarning, match=f"step-00000007 .*{message}.*previous checkpoint is used"):
         assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
 
 
 def test_other_shapes_are_named(tmp_path, tensors):
     write(tmp_path, 3, tensors)
     (checkpoint,) = good(tmp_path)
-    with pytest.raises(StorageError, match=r"foreign: layer.weight is \(3, 5\), expected \(5, 3\); more is missing"):
+    with pytest.raises(
+        StorageError, match=r"does not fit: layer.weight is \(3, 5\), expected \(5, 3\); more is missing"
+    ):
         checkpoints.read(checkpoint, {"layer.weight": torch.zeros(5, 3), "more": torch.zeros(2)})
 
 
@@ -141,7 +143,7 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatc
     import safetensors.torch
 
     monkeypatch.setattr(*{"save_file": (safetensors.torch, "save_file"), "replace": (os, "replace")}[moment], fail)
-    with pytest.raises(StorageError, match="No space left on device; those before it are untouched"):
+    with pytest.raises(StorageError, match="No space left on device; earlier checkpoints are intact"):
         write(tmp_path, 7, tensors)
     monkeypatch.undo()
     with warnings.catch_warnings():

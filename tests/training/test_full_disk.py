@@ -89,4 +89,4 @@ def test_every_file_of_a_run_follows_the_umask(tmp_path):
     assert {path.relative_to(tmp_path): path.stat().st_mode & 0o777 for path in files} == {
         path.relative_to(tmp_path): 0o644 for path in files
     }
-    assert {"train.toml", "log.jsonl", "tokenizer.json", "optimiser.safetensors"} <= {path.name for path in files}
+    assert {"train.toml", "log.jsonl", "tokenizer.json", "optimizer.safetensors"} <= {path.name for path in files}

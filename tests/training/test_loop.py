@@ -210,10 +210,10 @@ def test_a_resumed_run_is_bit_for_bit_the_unbroken_one(tmp_path, settings):
 def test_a_torn_checkpoint_is_named_and_passed_over(tmp_path):
     run(tmp_path / "whole", keep=9)
     part = cut(tmp_path / "whole", tmp_path / "part", 9)
-    (part / "step-00000009/optimiser.safetensors").write_bytes(b"torn")
+    (part / "step-00000009/optimizer.safetensors").write_bytes(b"torn")
     with (part / "log.jsonl").open("a") as log:
         log.write('{"kind": "train", "step": 9')  # a kill in the middle of a line
-    with pytest.warns(RuntimeWarning, match="step-00000009 is torn"):
+    with pytest.warns(RuntimeWarning, match="step-00000009 is corrupted"):
         train(resume=part)
     assert_same_run(tmp_path / "whole", part)
 
@@ -229,8 +229,8 @@ def test_no_good_checkpoint_at_all_is_an_error(tmp_path):
     for path in (tmp_path / "run").glob("step-*/model.safetensors"):
         path.write_bytes(b"")
     with (
-        pytest.warns(RuntimeWarning, match="torn"),
-        pytest.raises(StorageError, match="none that can be used"),
+        pytest.warns(RuntimeWarning, match="corrupted"),
+        pytest.raises(StorageError, match="has no valid checkpoint"),
     ):
         train(resume=tmp_path / "run")
 
@@ -245,12 +245,12 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 
 
 CRAFTED = {
-    "no standing": lambda state: state.pop("standing"),
-    "standing is a list": lambda state: state.update(standing=[1]),
-    "unknown standing": lambda state: state["standing"].update(more=1),
-    "missing standing": lambda state: state["standing"].pop("tokens"),
-    "text for a number": lambda state: state["standing"].update(tokens="many"),
-    "another step": lambda state: state["standing"].update(step=5),
+    "no standing": lambda state: state.pop("trainer"),
+    "standing is a list": lambda state: state.update(trainer=[1]),
+    "unknown standing": lambda state: state["trainer"].update(more=1),
+    "missing standing": lambda state: state["trainer"].pop("tokens"),
+    "text for a number": lambda state: state["trainer"].update(tokens="many"),
+    "another step": lambda state: state["trainer"].update(step=5),
     "no data": lambda state: state.pop("data"),
     "data is a number": lambda state: state.update(data=3),
     "text for an epoch": lambda state: state["data"].update(epoch="first"),
@@ -260,7 +260,7 @@ CRAFTED = {
     "unknown average": lambda state: state["tensors"].update({"average/none": [3]}),
     "missing weight": lambda state: state["tensors"].pop("embedding.weight"),
     "a huge generator": lambda state: state["tensors"].update({"rng/0/cpu": [10**13]}),
-    "infinitely many": lambda state: state["standing"].update(step=10**30),
+    "infinitely many": lambda state: state["trainer"].update(step=10**30),
 }
 
 
@@ -276,7 +276,7 @@ def test_resume_skips_a_crafted_checkpoint_whose_hash_matches(tmp_path, name):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["state.json"] = checkpoints.sha256(folder / "state.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.warns(RuntimeWarning, match="step-00000009 .*the checkpoint before it is used"):
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the previous checkpoint is used"):
         train(resume=part)
     assert_same_run(tmp_path / "whole", part)
 
@@ -290,7 +290,7 @@ def test_resume_skips_a_checkpoint_with_an_invalid_generator_state(tmp_path):
     manifest = json.loads((path.parent / "manifest.json").read_text())
     manifest[path.name] = checkpoints.sha256(path)
     (path.parent / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.warns(RuntimeWarning, match="step-00000009 .*the checkpoint before it is used"):
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the previous checkpoint is used"):
         train(resume=part)
     assert_same_run(tmp_path / "whole", part)
 
@@ -299,7 +299,7 @@ def test_other_data_is_not_resumed_with(tmp_path):
     run(tmp_path / "run")
     text = (tmp_path / "run/train.toml").read_text()
     (tmp_path / "run/train.toml").write_text(text.replace("n_train = 97", "n_train = 101"))
-    with pytest.warns(RuntimeWarning, match="another recipe or other data"), pytest.raises(StorageError):
+    with pytest.warns(RuntimeWarning, match="different recipe or different data"), pytest.raises(StorageError):
         train(resume=tmp_path / "run")
 
 
@@ -354,7 +354,7 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
     run(tmp_path / "whole")
     stopped(9, task="sort-dedup", out=tmp_path / "part", overrides=SETTINGS)
     (tmp_path / "part/step-00000009/model.safetensors").write_bytes(b"torn")
-    with pytest.warns(RuntimeWarning, match="is torn"):
+    with pytest.warns(RuntimeWarning, match="is corrupted"):
         stopped(7, resume=tmp_path / "part", overrides={"keep": 1})
     assert [path.name for path in (tmp_path / "part").glob("step-*")] == ["step-00000007"]
     train(resume=tmp_path / "part")
@@ -396,8 +396,11 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert error.checkpoint == tmp_path / "run/step-00000006"
     (taken,) = error.batches
     split = Recipe.of(tmp_path / "run").data.load(seed=0).train
-    assert torch.equal(split.batch(taken.rows, epoch=taken.epoch).ids, calls[7].ids)
-    assert f"at step 8 (epoch {taken.epoch}, batch {taken.number} of {taken.of}, examples {taken.rows[0]}" in str(error)
+    assert torch.equal(split.batch(taken.examples, epoch=taken.epoch).ids, calls[7].ids)
+    assert (
+        f"at step 8 (epoch {taken.epoch}, batch {taken.index} of {taken.n_batches}, examples {taken.examples[0]}"
+        in str(error)
+    )
     assert "the last good checkpoint is" in str(error)
     kept = load_file(tmp_path / "run/step-00000006/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in kept.values())

@@ -33,7 +33,7 @@ def test_presets_round_trip_through_toml(task, name):
     assert (made.task, made.preset) == (task, name)
     again = Recipe.from_toml(made.to_toml())
     assert dataclasses.replace(again, description=made.description) == made
-    assert again.mark() == made.mark()
+    assert again.fingerprint() == made.fingerprint()
 
 
 def test_every_field_of_the_settings_round_trips():
@@ -147,11 +147,11 @@ def test_settings_are_read_as_toml_or_as_text(text, value):
 
 def test_the_mark_is_of_what_decides_the_numbers():
     base = recipe("translation")
-    assert base.changed({"device": "cuda", "keep": 9}).mark("x") == base.mark("x")
-    assert dataclasses.replace(base, data=base.data.at("somewhere")).mark("x") == base.mark("x")
-    assert base.changed({"lr_max": 0.5}).mark("x") != base.mark("x")
-    assert base.changed({"d_model": 32}).mark("x") != base.mark("x")
-    assert base.mark("y") != base.mark("x")
+    assert base.changed({"device": "cuda", "keep": 9}).fingerprint("x") == base.fingerprint("x")
+    assert dataclasses.replace(base, data=base.data.at("somewhere")).fingerprint("x") == base.fingerprint("x")
+    assert base.changed({"lr_max": 0.5}).fingerprint("x") != base.fingerprint("x")
+    assert base.changed({"d_model": 32}).fingerprint("x") != base.fingerprint("x")
+    assert base.fingerprint("y") != base.fingerprint("x")
 
 
 def test_unknown_names_are_named(tmp_path):

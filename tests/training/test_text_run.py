@@ -170,7 +170,7 @@ def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_
     trained = pretrained.load(tmp_path / "deep/run")
     assert trained.task == "text"
     ids = torch.tensor([trained.tokenizer.encode("chapter 1: the")])
-    assert_equal_up_to_rounding(trained.model(ids), trainer.inner.eval()(ids))
+    assert_equal_up_to_rounding(trained.model(ids), trainer.model.eval()(ids))
 
 
 def test_the_trainer_says_which_piece_is_missing(tmp_path):

@@ -23,7 +23,7 @@ from clearhead.training import (
     train,
 )
 from clearhead.training.loss import scores
-from clearhead.training.run import _fingerprint
+from clearhead.training.run import _data_hash
 from tests.training.tiny import SETTINGS
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -144,7 +144,7 @@ def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
             assert int(rows.max()) == len(self) - 1
             return rows
 
-    assert _fingerprint(SimpleNamespace(train=Many(), validation=Many()))
+    assert _data_hash(SimpleNamespace(train=Many(), validation=Many()))
 
 
 def test_data_that_have_moved_are_found_with_data(tmp_path, data):
