@@ -1,10 +1,11 @@
-"""Measures a device and fits the constants of the cost model (`attention/planning/cost.py`), by which "auto" chooses.
+"""Measure a device and fit the constants of the attention cost model, which `impl="auto"` uses.
 
     python tools/calibrate.py --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
     python tools/calibrate.py --samples rates.json                             fit again, anywhere
     python tools/calibrate.py --auto auto.json --sparse sparse.json            by rows of `clearhead bench`
 
-It prints the constants as they stand in cost.py, to be pasted there, and for each mask what "auto" would lose by them.
+It prints the constants as source code, to be pasted into the cost model, and for each mask the time that `impl="auto"`
+would lose with them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from clearhead.bench.sparse_masks import CATALOGUE
 from clearhead.masks import Mask, window
 
 KINDS = ("dense", "masked", "full", "partial")
-# Of a sample, and what one of them costs.
+# Fields of a sample, and the rate that each is multiplied by.
 FIXED = {"launches": "launch", "leaves": "leaf", "scattered": "scattered", "moved": "moved"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured call, in ms: pairs of each kind (all heads), kernels launched, and what a mask is built of."""
+    """One measured call in ms: query-key pairs by kind over all heads, kernel launches, and properties of its mask."""
 
     name: str
     width: int
@@ -57,7 +58,7 @@ class Sample:
 
 
 def fit(samples: Sequence[Sample], device: Rates) -> Rates:
-    """The device with the costs that explain the samples best, relatively and without negative ones."""
+    """Return the device with non-negative costs fitted to the samples by relative error."""
     forward, training = ([s for s in samples if s.training is training] for training in (False, True))
     return replace(device, forward=_fit(forward), training=_fit(training))
 
@@ -71,38 +72,38 @@ def _fit(samples: Sequence[Sample]) -> Costs:
         for s in samples
     ]
     times = torch.tensor([[s.ms] for s in samples], dtype=torch.float64)
-    # Divided by its time each sample asks for 1: errors count relatively.
+    # Dividing each row by its time makes errors relative: every target is 1.
     table = torch.tensor(rows, dtype=torch.float64).reshape(len(samples), 2 * len(KINDS) + len(FIXED)) / times
     if len({s.width for s in samples}) < 2:
-        table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # a single width cannot tell a pair from its width
-    found = robust(table, torch.ones(len(samples), dtype=torch.float64)).tolist()
-    costs: dict[str, Any] = {kind: Cost(found[2 * n], found[2 * n + 1]) for n, kind in enumerate(KINDS)}
-    return Costs(**costs, **dict(zip(FIXED.values(), found[2 * len(KINDS) :], strict=True)))
+        table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # one width cannot separate costs per pair from costs per width
+    coefficients = robust(table, torch.ones(len(samples), dtype=torch.float64)).tolist()
+    costs: dict[str, Any] = {kind: Cost(coefficients[2 * n], coefficients[2 * n + 1]) for n, kind in enumerate(KINDS)}
+    return Costs(**costs, **dict(zip(FIXED.values(), coefficients[2 * len(KINDS) :], strict=True)))
 
 
-def robust(table: Tensor, wanted: Tensor, rounds: int = 8) -> Tensor:
-    """x ≥ 0 with about the least Σ |table · x − wanted|: a call that was disturbed while measured weighs little."""
-    weight = torch.ones_like(wanted)
-    x = non_negative(table, wanted)
+def robust(table: Tensor, target: Tensor, rounds: int = 8) -> Tensor:
+    """Return x ≥ 0 with approximately minimal Σ |table · x − target|, so that disturbed measurements count little."""
+    weight = torch.ones_like(target)
+    x = non_negative(table, target)
     for _ in range(rounds):
-        weight = 1 / (table @ x - wanted).abs().clamp(min=0.03).sqrt()
-        x = non_negative(table * weight[:, None], wanted * weight)
+        weight = 1 / (table @ x - target).abs().clamp(min=0.03).sqrt()
+        x = non_negative(table * weight[:, None], target * weight)
     return x
 
 
-def non_negative(table: Tensor, wanted: Tensor) -> Tensor:
-    """x ≥ 0 with the least |table · x − wanted|², exactly; the columns may be of very different sizes."""
+def non_negative(table: Tensor, target: Tensor) -> Tensor:
+    """Return x ≥ 0 with minimal |table · x − target|²; columns may differ in scale by orders of magnitude."""
     from scipy.optimize import nnls
 
     scale = table.abs().amax(0).clamp(min=torch.finfo(table.dtype).tiny)
-    return torch.from_numpy(nnls((table / scale).numpy(), wanted.numpy())[0]) / scale
+    return torch.from_numpy(nnls((table / scale).numpy(), target.numpy())[0]) / scale
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
 def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: int, seconds: float) -> Iterator[Sample]:
-    """Dense and masked calls of the fused kernel, and gathered ones for the catalogue, until the time is over."""
+    """Measure dense and masked fused calls, and sparse calls of every catalogue mask, until the time limit."""
     deadline = time.monotonic() + seconds
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     for length, width in itertools.product(lengths, widths):
@@ -113,52 +114,55 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
         for training in (False, True):
-            ms = _took(None, "fused", tensors, training)
+            ms = _time_ms(None, "fused", tensors, training)
             yield Sample(f"dense {tag}", width, training, ms, dense=pairs)
-            ms = _took(window(length // 8, length // 8), "fused", tensors, training)
+            ms = _time_ms(window(length // 8, length // 8), "fused", tensors, training)
             yield Sample(f"masked {tag}", width, training, ms, masked=pairs, leaves=1)
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
                 return
             mask = pattern.mask(length)
-            made = _plan(mask, length, device, dtype, width)
+            mask_plan = _plan(mask, length, device, dtype, width)
             for training in (False, True):
-                ms = _took(mask, "gathered", tensors, training)
-                work = made.work(heads, rates_of(torch.device(device)), training)
+                ms = _time_ms(mask, "gathered", tensors, training)
+                work = mask_plan.work(heads, rates_of(torch.device(device)), training)
                 yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
 
 
 def from_sparse(path: Path) -> Iterator[Sample]:
-    """The rows of `clearhead bench sparse` on a GPU: planned again here, as they were planned there."""
+    """Yield samples from the rows of `clearhead bench sparse` on a GPU, with plans rebuilt."""
     dense: set[tuple[int, int]] = set()
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         length, width, heads = row["length"], row["width"], row["batch"] * row["heads"]
         tag = f"T {length} D {width}"
         mask = _mask(row)
-        made = _plan(mask, length, "cuda", torch.bfloat16, width)
+        mask_plan = _plan(mask, length, "cuda", torch.bfloat16, width)
         for training, end in ((False, ""), (True, "_both")):
             if (length, width) not in dense:
                 pairs = float(heads * length * length)
                 yield Sample(f"dense {tag}", width, training, row["dense" + end], dense=pairs)
-            if row["ours" + end] and row["name"] != "causal":  # which is the fused kernel's own
-                work = made.work(heads, H200, training)
+            if row["ours" + end] and row["name"] != "causal":  # runs on the fused kernel
+                work = mask_plan.work(heads, H200, training)
                 yield Sample(f"{row['name']} {tag}", width, training, row["ours" + end], **work)
         dense.add((length, width))
 
 
 def from_auto(path: Path) -> Iterator[Sample]:
-    """The rows of `clearhead bench auto` on a GPU, both ways of each."""
+    """Yield samples from the rows of `clearhead bench auto` on a GPU, for both implementations of each row."""
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        row = {"width": 64, "dtype": "bfloat16"} | row  # older files do not say
+        row = {"width": 64, "dtype": "bfloat16"} | row  # absent from older files
         length, heads, width, training = (row[name] for name in ("length", "heads", "width", "backward"))
         tag = f"{row['name']} T {length} D {width}"
-        if row["name"] == "causal":  # which is the fused kernel's own
+        if row["name"] == "causal":  # runs on the fused kernel
             continue
-        made = _plan(_mask(row), length, "cuda", getattr(torch, row["dtype"]), width)
-        ours, theirs = made.work(heads, H200, training), made.fused_work(heads, torch.device("cuda"))
-        theirs = {name: n for name, n in theirs.items() if name != "remainders"}
-        yield Sample(tag, width, training, row["gathered"], **ours)
-        yield Sample(f"masked {tag}", width, training, row["fused"], **theirs)
+        mask_plan = _plan(_mask(row), length, "cuda", getattr(torch, row["dtype"]), width)
+        sparse_work, fused_work = (
+            mask_plan.work(heads, H200, training),
+            mask_plan.fused_work(heads, torch.device("cuda")),
+        )
+        fused_work = {name: n for name, n in fused_work.items() if name != "remainders"}
+        yield Sample(tag, width, training, row["gathered"], **sparse_work)
+        yield Sample(f"masked {tag}", width, training, row["fused"], **fused_work)
 
 
 def _mask(row: dict[str, Any]) -> Mask:
@@ -169,19 +173,19 @@ def _plan(mask: Mask, length: int, device: str, dtype: torch.dtype, width: int) 
     return plan(mask, length, blocking=blocking_on(torch.device(device), dtype, width, width))
 
 
-def _took(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool) -> float:
+def _time_ms(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tensor, Tensor], training: bool) -> float:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask, impl=impl)
 
-    # On a CPU the least of the times: whatever else runs there only adds.
+    # The minimum on a CPU, because other processes only add time.
     return (time_both if training else time_forward)(run, tensors, median if tensors[0].is_cuda else min)
 
 
-# -- what comes of it -------------------------------------------------------------------------------------------------
+# -- report ---------------------------------------------------------------------------------------------------------
 
 
 def source(rates: Rates) -> str:
-    """The constants as they stand in cost.py."""
+    """Return the constants as Python source."""
 
     def costs(of: Costs) -> str:
         kinds = "".join(
@@ -194,20 +198,19 @@ def source(rates: Rates) -> str:
 
 
 def report(samples: Sequence[Sample], rates: Rates) -> str:
-    """How well the rates explain each sample, and what choosing by them costs against the better of fused
-    and gathered."""
-    lines = [f"{'':58} {'ms':>9} {'predicted':>10}   chosen (lost by it)"]
+    """Return a table of predicted times, and of the time lost by choosing with them between fused and sparse."""
+    lines = [f"{'':58} {'ms':>9} {'predicted':>10}   choice (time lost)"]
     fused = {(s.name.removeprefix("masked "), s.training): s for s in samples if s.name.startswith("masked ")}
     for s in samples:
-        guess = _predict(s, rates)
+        predicted = _predict(s, rates)
         other = fused.get((s.name, s.training)) or fused.get(("T " + s.name.split(" T ")[-1], s.training))
-        chosen = ""
+        choice = ""
         if other is not None and not s.masked and not s.name.startswith("dense T"):
-            gathers = guess < _predict(other, rates)
-            lost = (s if gathers else other).ms / min(s.ms, other.ms) - 1
-            chosen = f"{'gathered' if gathers else 'fused'} ({100 * lost:.0f} %)"
+            gathers = predicted < _predict(other, rates)
+            loss = (s if gathers else other).ms / min(s.ms, other.ms) - 1
+            choice = f"{'gathered' if gathers else 'fused'} ({100 * loss:.0f} %)"
         name = s.name + ", training" * s.training
-        lines.append(f"{name:58} {s.ms:9.2f} {guess:10.2f}   {chosen}")
+        lines.append(f"{name:58} {s.ms:9.2f} {predicted:10.2f}   {choice}")
     return "\n".join(lines)
 
 
@@ -217,23 +220,23 @@ def _predict(s: Sample, rates: Rates) -> float:
 
 
 def merged(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples of one call as one, with the least of their times: what disturbs a measurement only makes it longer."""
-    found: dict[tuple[str, bool], Sample] = {}
+    """Merge repeated samples of a call, keeping the minimum time because disturbances only add time."""
+    fastest: dict[tuple[str, bool], Sample] = {}
     for sample in samples:
-        before = found.setdefault((sample.name, sample.training), sample)
+        before = fastest.setdefault((sample.name, sample.training), sample)
         if sample.ms < before.ms:
-            found[sample.name, sample.training] = replace(before, ms=sample.ms)
-    return list(found.values())
+            fastest[sample.name, sample.training] = replace(before, ms=sample.ms)
+    return list(fastest.values())
 
 
 def _read(path: Path) -> list[Sample]:
     names = {field.name for field in fields(Sample)}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [Sample(**{key: row[key] for key in names & row.keys()}) for row in found]
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [Sample(**{key: row[key] for key in names & row.keys()}) for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line of this module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Measure a device and fit the cost model's constants.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=150.0)
@@ -244,21 +247,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=Path, nargs="+", default=[])
     parser.add_argument("--sparse", type=Path, nargs="+", default=[])
     parser.add_argument("--auto", type=Path, nargs="+", default=[])
-    chosen = parser.parse_args(arguments)
-    samples = [sample for path in chosen.samples for sample in _read(path)]
-    samples += [sample for path in chosen.sparse for sample in from_sparse(path)]
-    samples += [sample for path in chosen.auto for sample in from_auto(path)]
+    options = parser.parse_args(arguments)
+    samples = [sample for path in options.samples for sample in _read(path)]
+    samples += [sample for path in options.sparse for sample in from_sparse(path)]
+    samples += [sample for path in options.auto for sample in from_auto(path)]
     if not samples:
-        cpu = chosen.device == "cpu"
-        lengths = chosen.lengths or ([512, 1024, 2048, 4096] if cpu else [16384, 4096])
-        heads = chosen.heads or (2 if cpu else 32)
-        for sample in measure(chosen.device, lengths, chosen.widths, heads, chosen.seconds):
+        cpu = options.device == "cpu"
+        lengths = options.lengths or ([512, 1024, 2048, 4096] if cpu else [16384, 4096])
+        heads = options.heads or (2 if cpu else 32)
+        for sample in measure(options.device, lengths, options.widths, heads, options.seconds):
             print(f"{sample.name + ', training' * sample.training:58} {sample.ms:9.3f}", flush=True)
             samples.append(sample)
-            if chosen.out is not None:
-                chosen.out.write_text(json.dumps([asdict(s) for s in samples], indent=1), encoding="utf-8")
+            if options.out is not None:
+                options.out.write_text(json.dumps([asdict(s) for s in samples], indent=1), encoding="utf-8")
     samples = merged(samples)
-    rates = fit(samples, rates_of(torch.device(chosen.device)))
+    rates = fit(samples, rates_of(torch.device(options.device)))
     print(report(samples, rates))
     print(source(rates))
 

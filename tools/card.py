@@ -1,8 +1,8 @@
-"""Writes the measured half of a card: `python tools/card.py NAME [DATA]`.
+"""Write the measured half of a model card: `python tools/card.py NAME [DATA]`.
 
-A card says by hand what only people know (what the model is for, its data and licence, the command that trained it and
-how long that took) and by measurement how good it is. The metrics are those of `clearhead evaluate`; nothing else
-writes them."""
+Description, data, license, training command and time are written by hand; metrics are those of `clearhead evaluate`
+and are only written by this tool.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITTEN = ("about", "data", "licence", "command", "trained_on", "seconds")
 
 
 def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
-    """The card of a model, with its metrics measured anew."""
+    """Return the card of a model with freshly measured metrics."""
     card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
     results = {"greedy": evaluate(trained, data)}
     if trained.task == "speech":
@@ -41,7 +41,7 @@ def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
 
 
 def headline(results: dict[str, Evaluation]) -> str:
-    """The one number that a table has room for."""
+    """Return the most important metric, for tables."""
     greedy = results["greedy"]
     if greedy.bleu is not None:
         return ", ".join(f"BLEU {result.bleu:.1f} ({name})" for name, result in results.items())
@@ -60,7 +60,7 @@ def _metrics(result: Evaluation) -> dict[str, Any]:
 
 
 def to_toml(card: dict[str, Any]) -> str:
-    """Plain values first, then a table for each kind of measurement."""
+    """Format a card as TOML: plain values first, then one table per measurement."""
     lines = [f"{key} = {_value(value)}" for key, value in card.items() if not isinstance(value, dict)]
     for name, metrics in card["metrics"].items():
         lines += ["", f'[metrics."{name}"]', *(f"{key} = {_value(value)}" for key, value in metrics.items())]
@@ -68,7 +68,7 @@ def to_toml(card: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    # A JSON string is a TOML string; numbers are written alike.
+    # JSON strings and numbers are valid TOML.
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,7 +1,8 @@
-"""The tables of the README and of the site's page of measurements, made from committed results: `make readme`.
+"""Write the tables of the README and of the benchmark page from committed results: `make readme`.
 
-Each table stands between two marks, `<!-- name -->` and `<!-- /name -->`. No figure in it is typed by hand:
-measurements come from the files in docs/results, which commands write, and the models' numbers from their cards."""
+Each table is between `<!-- name -->` and `<!-- /name -->`. No figure is typed by hand: measurements come from files in
+docs/results, which commands write, and the models' figures from their cards.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BOX = ROOT / "clearhead" / "pretrained"
 
 
 def core() -> str:
-    """What `clearhead bench core` measured."""
+    """Return the results of `clearhead bench core`."""
     document = json.loads((RESULTS / "core.json").read_text(encoding="utf-8"))
     rows = [(row["name"], f"{row['ratio']:.3f}", f"≤ {row['bound']:g}") for row in document["rows"]]
     machine, torch = document["machine"], document["versions"]["torch"]
@@ -35,7 +36,7 @@ def core() -> str:
 
 
 def models() -> str:
-    """What the models in the box do, from their cards."""
+    """Return the bundled models, from their cards."""
     rows = []
     for path in sorted(BOX.glob("*/card.toml")):
         card = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -44,7 +45,7 @@ def models() -> str:
 
 
 def engine() -> str:
-    """What `clearhead bench engine` measured, on a GPU and on a CPU; where a goal is not reached, the table says so."""
+    """Return the results of `clearhead bench engine` on a GPU and on a CPU, marking targets that are not met."""
     return "\n\n".join(_engine(RESULTS / name) for name in ("engine.json", "engine-cpu.json"))
 
 
@@ -52,11 +53,13 @@ def _engine(path: Path) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
     rows = []
     for row in document["rows"]:
-        wanted = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
-        ours, peer = (
+        target = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
+        value, baseline = (
             f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value")
         )
-        rows.append((row["work"], f"{ours} {row['unit']}", f"{row['peer']}: {peer}", f"{row['ratio']:.2f}", wanted))
+        rows.append(
+            (row["work"], f"{value} {row['unit']}", f"{row['peer']}: {baseline}", f"{row['ratio']:.2f}", target)
+        )
     machine = document["machine"]
     where = f"one {machine['gpu']}" if machine["gpu"] else f"{machine['processor']}, {machine['threads']} threads"
     measured = f"Measured on {where}, torch {document['versions']['torch']}."
@@ -64,14 +67,13 @@ def _engine(path: Path) -> str:
 
 
 def cost() -> str:
-    """Predicted beside measured, from `clearhead cost --measure --out`; the file has every row."""
+    """Return predicted and measured costs, from `clearhead cost --measure --out`."""
     document = report.read(RESULTS / "cost.json")
     return report.summary(document)
 
 
 def sparse() -> str:
-    """Masks against attention without one, from `clearhead bench sparse`, at the first size, and all sizes in
-    a line."""
+    """Return times relative to dense attention, from `clearhead bench sparse`, at the first size, and a summary."""
     document = json.loads((RESULTS / "sparse.json").read_text(encoding="utf-8"))
     length, width = document["rows"][0]["length"], document["rows"][0]["width"]
     rows = []
@@ -80,30 +82,30 @@ def sparse() -> str:
             continue
         mask = row["mask"] if len(row["mask"]) <= 60 else row["name"]
         cells = [
-            _wanted(row["fraction"], row["wanted"]),
-            _wanted(row["fraction_both"], row["wanted_both"]),
+            _with_target(row["fraction"], row["wanted"]),
+            _with_target(row["fraction_both"], row["wanted_both"]),
             _flex(row),
         ]
         rows.append((f"`{mask}`".replace("|", "\\|"), f"{row['density']:.4f}", *cells))
     columns = ("mask", "density", "forward", "forward + backward", "FlexAttention, the two")
     first = document["rows"][0]
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
-    sizes_told = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
-    told = (
-        f"Measured on one {where}, {sizes_told}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
+    sizes = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
+    caption = (
+        f"Measured on one {where}, {sizes}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
     )
-    return f"{_table(columns, rows)}\n\n{told}"
+    return f"{_table(columns, rows)}\n\n{caption}"
 
 
 def _all_sizes(rows: list[dict[str, Any]]) -> str:
-    """How the worst row of all sizes does against dense attention and against FlexAttention."""
-    lengths, widths = ({row[what] for row in rows} for what in ("length", "width"))
-    beside = [row for row in rows if row["flex_both"] is not None]
+    """Return the worst ratios over all sizes to dense attention and to FlexAttention."""
+    lengths, widths = ({row[field] for row in rows} for field in ("length", "width"))
+    with_flex = [row for row in rows if row["flex_both"] is not None]
     dense, flex = (
-        max(max(row["ours"] / row[of], row["ours_both"] / row[f"{of}_both"]) for row in some)
-        for some, of in ((rows, "dense"), (beside, "flex"))
+        max(max(row["ours"] / row[prefix], row["ours_both"] / row[f"{prefix}_both"]) for row in subset)
+        for subset, prefix in ((rows, "dense"), (with_flex, "flex"))
     )
-    measured = "" if len(beside) == len(rows) else f" in the {len(beside)} where that was measured"
+    measured = "" if len(with_flex) == len(rows) else f" in the {len(with_flex)} where that was measured"
     return (
         f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, widths "
         f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and at "
@@ -112,7 +114,7 @@ def _all_sizes(rows: list[dict[str, Any]]) -> str:
 
 
 def _choices() -> str:
-    """What choosing by the cost model loses, of what `clearhead bench auto` measured."""
+    """Return the time lost by choosing with the cost model, from `clearhead bench auto`."""
     rows = [again(row) for path in sorted(RESULTS.glob("auto*.json")) for row in read_rows(path)]
     lengths = [row.length for row in rows]
     kinds = sorted({(row.dtype, row.width) for row in rows})
@@ -124,8 +126,8 @@ def _choices() -> str:
     )
 
 
-def _wanted(fraction: float, wanted: float | None) -> str:
-    return f"{fraction:.3f}" if wanted is None else f"{fraction:.3f} (wanted {wanted:g})"
+def _with_target(fraction: float, target: float | None) -> str:
+    return f"{fraction:.3f}" if target is None else f"{fraction:.3f} (wanted {target:g})"
 
 
 def _flex(row: dict[str, Any]) -> str:
@@ -135,7 +137,7 @@ def _flex(row: dict[str, Any]) -> str:
 
 
 def look() -> str:
-    """What watching costs, from `clearhead bench look`."""
+    """Return the overhead of tracing, from `clearhead bench look`."""
     document = json.loads((RESULTS / "look.json").read_text(encoding="utf-8"))
     rows = [
         (
@@ -160,7 +162,7 @@ def look() -> str:
 
 
 def work() -> str:
-    """The attention weights of the de-duplicating decoder, as its sheet has them, in exact numbers."""
+    """Return the attention weights of the de-duplicating decoder in exact numbers, from its worksheet."""
     sheet = show.markdown(solve("sort-dedup"))
     section = next(part for part in sheet.split("\n## ") if "(`weights`)" in part.partition("\n")[0])
     exact = section.partition("\n\nIn decimals:")[0]
@@ -174,14 +176,14 @@ PAGES = {README: ("models",), MEASURED: ("core", "sparse", "engine", "look", "co
 
 
 def updated(page: Path) -> str:
-    """A page with every table of it made anew."""
+    """Return a page with all of its tables regenerated."""
     text = page.read_text(encoding="utf-8")
     for name in PAGES[page]:
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         table = TABLES[name]()
-        text, found = pattern.subn(lambda match, table=table: match[1] + table + "\n" + match[2], text)  # type: ignore[misc]
-        if found != 1:
-            raise SystemExit(f"{page.name} has {found} places for the table {name!r}; expected one")
+        text, n_replaced = pattern.subn(lambda match, table=table: match[1] + table + "\n" + match[2], text)  # type: ignore[misc]
+        if n_replaced != 1:
+            raise SystemExit(f"{page.name} has {n_replaced} marks for the table {name!r}; expected one")
     return text
 
 
@@ -192,6 +194,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 
 def main() -> None:
+    """Update the pictures and the pages."""
     draw_sparse(RESULTS / "sparse.json", PICTURES / "sparse.svg")
     for page in PAGES:
         page.write_text(updated(page), encoding="utf-8")

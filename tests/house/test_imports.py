@@ -56,7 +56,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    found = set()
+    packages = set()
     for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno} imports relatively; write the full name"
@@ -67,8 +67,8 @@ def imported_rooms(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("clearhead.")}
-    return found
+        packages |= {name.split(".")[1] for name in names if name.startswith("clearhead.")}
+    return packages
 
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
@@ -86,22 +86,22 @@ def test_a_room_uses_only_rooms_above_it(path):
 FOUNDATION = HOUSE[0]
 
 
-def private_names(path: Path, here: str) -> list[str]:
+def private_names(path: Path, package: str) -> list[str]:
     """What a file takes from another room that begins with an underscore: names, modules, and attributes of either."""
-    found, foreign = [], {}
+    names, imported = [], {}
     for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
             for alias in node.names:
-                foreign[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Import):
-            foreign |= {alias.asname: alias.name for alias in node.names if alias.asname}
-            found += [alias.name for alias in node.names]
-    found += foreign.values()
+            imported |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            names += [alias.name for alias in node.names]
+    names += imported.values()
     for node in nodes_of(path):
         if isinstance(node, ast.Attribute):
-            owner, _, rest = ast.unparse(node).partition(".")
-            found.append(f"{foreign.get(owner, owner)}.{rest}")
-    return sorted({name for name in found if _is_private(name, here)})
+            owner, _, attribute = ast.unparse(node).partition(".")
+            names.append(f"{imported.get(owner, owner)}.{attribute}")
+    return sorted({name for name in names if _is_private(name, package)})
 
 
 def _is_private(name: str, here: str) -> bool:

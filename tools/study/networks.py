@@ -1,7 +1,7 @@
-"""The networks of the study: a Transformer and a residual convolutional network of about the same number of weights.
+"""The networks of the study: a Transformer and a residual convolutional network with about as many parameters.
 
-Both end in a mean over places and one linear map, and neither has dropout: what differs is what the study is about.
-Two more are there for scale: a Transformer of more than three times the weights, and an exam's small network.
+Both end in mean pooling and a linear layer, and neither has dropout, so that only the architectures differ. Two more
+networks give the scale: a Transformer with more than three times the parameters, and the small network of an exam.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _N_CLASSES = 10
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions beside a skip connection; stride 2 halves the map."""
+    """Two 3×3 convolutions with a skip connection; stride 2 halves the resolution."""
 
     def __init__(self, width: int, out: int, stride: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Residual(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """A stem, four residual blocks at a whole, a half and a quarter of the picture's side, and a mean over places."""
+    """A stem, four residual blocks at full, half and quarter resolution, and mean pooling."""
 
     def __init__(self, widths: tuple[int, int, int] = (24, 48, 160)) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ NETWORKS: dict[str, tuple[str, Callable[[Size], nn.Module]]] = {
 
 
 def build(name: str, size: Size, seed: int) -> nn.Module:
-    """A network with the starting weights of this seed."""
+    """Return a network with the initial parameters of this seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return NETWORKS[name][1](size)
 
 
 def describe(name: str, size: Size) -> dict[str, object]:
-    """What it is, its weights, and the multiplications of one picture."""
+    """Describe a network: its architecture, number of parameters, and multiplications per image."""
     from torch.utils.flop_counter import FlopCounterMode
 
     network = build(name, size, 0).eval()

@@ -1,4 +1,4 @@
-"""What the study trains, the most telling first, and how long, so that it fits into the time that is given."""
+"""Plan the trainings of the study, most informative first, within a time limit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from clearhead.claims.study import MOVED, WHOLE
 from clearhead.errors import ConfigError
 from tools.study.training import Optimisation
 
-# A run may be made this much shorter or longer than planned, all runs by the same factor.
+# Range of the factor that scales the length of all trainings.
 _SHORTEST, _LONGEST = 0.5, 2.0
-_RESERVE = 0.1  # of the time that is left, for evaluating, and for runs slower than the first ones
+_RESERVE = 0.1  # share of the remaining time, for evaluation and slow trainings
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The size of the study. `sizes` are numbers of training pictures; what is over the number there is means all."""
+    """Size of the study. `sizes` are numbers of training images; larger numbers than available mean all."""
 
     seconds: float = 210.0
     sizes: tuple[int, ...] = (250, 1_000, 4_000, 16_000, 1_000_000)
     moved_sizes: tuple[int, ...] = (1_000, 4_000)
     large_sizes: tuple[int, ...] = (1_000, 4_000, 1_000_000)
     seeds: int = 3
-    more_seeds: int = 2  # for sizes up to `tuning_size`, where chance plays the greatest part
-    held_out: int = 2_000  # training pictures that no network learns from: they choose the learning rate
+    more_seeds: int = 2  # for sizes up to `tuning_size`, where variance is largest
+    held_out: int = 2_000  # training images excluded from training, for choosing the learning rate
     tuning_size: int = 4_000
     tuning_steps: int = 600
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
@@ -40,13 +40,13 @@ class Settings:
             )
 
     def steps(self, n: int) -> int:
-        """Updates for n pictures, the same for every network: two pictures an update, within bounds."""
+        """Return the number of updates for n images: one per two images, within bounds, for every network."""
         return min(max(n // 2, self.min_steps), self.max_steps)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training: which network, on how many of which pictures, from which seed."""
+    """One training: network, number and kind of images, and seed."""
 
     network: str
     n_train: int
@@ -55,17 +55,16 @@ class Job:
 
 
 def jobs(settings: Settings, n_available: int) -> list[Job]:
-    """Everything to be trained: the two that are compared, once at every size; then what tells chance and
-    causes apart."""
+    """Return all trainings: the two compared networks once at every size, then repetitions and controls."""
 
     def cross(networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = WHOLE) -> list[Job]:
-        kept = sorted({min(n, n_available) for n in sizes})
-        return [Job(name, n, seed, pictures) for seed in seeds for n in kept for name in networks]
+        counts = sorted({min(n, n_available) for n in sizes})
+        return [Job(name, n, seed, pictures) for seed in seeds for n in counts for name in networks]
 
     pair, seeds, later = ("vit", "cnn"), range(settings.seeds), range(1, settings.seeds)
     small = [n for n in settings.sizes if n <= settings.tuning_size]
     more = range(settings.seeds, settings.seeds + settings.more_seeds)
-    wanted = [
+    candidates = [
         *cross(pair, settings.sizes, [0]),
         *cross(pair, small, later),
         *cross(pair, settings.moved_sizes[:1], seeds, MOVED),
@@ -78,11 +77,10 @@ def jobs(settings: Settings, n_available: int) -> list[Job]:
         *cross(pair, settings.sizes, later),
         *cross(pair, small, more),
     ]
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(candidates))
 
 
-def factor(settings: Settings, planned: Sequence[Job], pace: Mapping[str, float], left: float) -> float:
-    """By how much all runs are made longer or shorter, when an update takes `pace` seconds and `left` seconds
-    are left."""
+def factor(settings: Settings, planned: Sequence[Job], pace: Mapping[str, float], seconds_left: float) -> float:
+    """Return the factor by which all trainings are scaled, given seconds per update and the remaining seconds."""
     needed = sum(settings.steps(job.n_train) * pace[job.network] for job in planned)
-    return min(max(left * (1 - _RESERVE) / needed, _SHORTEST), _LONGEST) if needed else 1.0
+    return min(max(seconds_left * (1 - _RESERVE) / needed, _SHORTEST), _LONGEST) if needed else 1.0

@@ -1,4 +1,4 @@
-"""The study itself: tune, then train job after job until all are done or the time is up."""
+"""Run the study: tune learning rates, then train until all jobs are done or the time limit is reached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.study.networks import NETWORKS, PATCH, Size, describe
 from tools.study.plan import Job, Settings, factor, jobs
 from tools.study.training import Pictures, Trainer
 
-_TUNING_SEED = 1_000  # weights and order of the tuning runs; no row of the study uses it
+_TUNING_SEED = 1_000  # for tuning only; no row of the study uses it
 _SPLIT_SEED = 2_000  # which training pictures are held out
 _MOVING_SEED = 3_000  # the order of the moved patches
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def moved(images: Tensor, patch: int = PATCH) -> Tensor:
-    """Every picture (N, 1, height, width) with its patches in one other order, the same for all."""
+    """Permute the patches of all images (N, 1, height, width) by the same permutation."""
     N, C, height, width = images.shape
     rows, columns = height // patch, width // patch
     order = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(_MOVING_SEED))
@@ -40,7 +40,7 @@ def moved(images: Tensor, patch: int = PATCH) -> Tensor:
 
 
 class Bench:
-    """The pictures on the device, and the trainers."""
+    """Images on the device, and one trainer per network."""
 
     def __init__(self, settings: Settings, train: Images, validation: Images, device: str, captured: bool) -> None:
         self.settings = settings
@@ -52,11 +52,11 @@ class Bench:
             raise DataError(
                 f"got {len(train):,} training pictures, expected more than the {settings.held_out:,} held out"
             )
-        known = self._load(train)
-        self.held_out = known.part(split[: settings.held_out])
-        whole = known.part(split[settings.held_out :])
+        pictures = self._load(train)
+        self.held_out = pictures.part(split[: settings.held_out])
+        training = pictures.part(split[settings.held_out :])
         check = self._load(validation)
-        self.train = {WHOLE: whole, MOVED: Pictures(moved(whole.images), whole.labels)}
+        self.train = {WHOLE: training, MOVED: Pictures(moved(training.images), training.labels)}
         self.validation = {WHOLE: check, MOVED: Pictures(moved(check.images), check.labels)}
 
     @property
@@ -75,13 +75,13 @@ class Bench:
         return self.trainers[name]
 
     def subset(self, n: int, seed: int, pictures: str) -> Pictures:
-        """n training pictures; those of a smaller n are among those of a larger one."""
+        """Return n training images; smaller subsets are contained in larger ones."""
         data = self.train[pictures]
         rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         return data.part(rows[:n])
 
     def tune(self, name: str) -> tuple[list[dict[str, float]], float]:
-        """The accuracy on the held-out pictures for each learning rate, and the seconds that an update takes."""
+        """Return the held-out accuracy of each learning rate, and the seconds per update."""
         settings, trainer = self.settings, self.trainer(name)
         n = min(settings.tuning_size, len(self.train[WHOLE]))
         data = self.subset(n, _TUNING_SEED, WHOLE)
@@ -120,10 +120,10 @@ def run(
     captured: bool = True,
     say: Say = print,
 ) -> Study:
-    """Makes the study from SVHN or any other pictures of digits, and writes it to `out` after every training.
+    """Run the study on SVHN or other images of digits, and write it to `out` after every training.
 
-    A study that was `begun` is taken up: its learning rates and lengths are kept, and what it has is not trained again.
-    `only` names some of the networks: the smallest can be trained without a GPU.
+    `begun` is a study to resume: its learning rates and lengths are reused, and its rows are not trained again.
+    `only` restricts the networks; the smallest can be trained without a GPU.
     """
     settings = Settings() if settings is None else settings
     started = time.perf_counter()
@@ -136,8 +136,8 @@ def run(
     if begun is None:
         study = Study(_about(settings, bench))
         _tune(study, bench, planned, out, say)
-        left = settings.seconds - (time.perf_counter() - started)
-        study.about["recipe"]["steps_factor"] = round(factor(settings, planned, _pace(study), left), 3)
+        seconds_left = settings.seconds - (time.perf_counter() - started)
+        study.about["recipe"]["steps_factor"] = round(factor(settings, planned, _pace(study), seconds_left), 3)
     else:
         study = Study(copy.deepcopy(begun.about), list(begun.rows))
         study.about.setdefault("taken_up", []).append(
@@ -148,7 +148,7 @@ def run(
     for job in (job for job in planned if job not in done):
         steps = max(1, round(settings.steps(job.n_train) * study.about["recipe"]["steps_factor"]))
         if time.perf_counter() - started + steps * pace[job.network] > settings.seconds:
-            say(f"left out for lack of time: {job}")
+            say(f"skipped because of the time limit: {job}")
             continue
         row = bench.train_one(job, steps, study.about["networks"][job.network]["lr"])
         study.rows.append(row)
@@ -162,10 +162,10 @@ def run(
 
 
 def _tune(study: Study, bench: Bench, planned: list[Job], out: Path, say: Say) -> None:
-    """Each network's learning rate, found by the same rule, and how long an update of it takes."""
+    """Choose the learning rate of each network by the same rule, and measure its seconds per update."""
     for name in dict.fromkeys(job.network for job in planned):
         tried, pace = bench.tune(name)
-        best = max(tried, key=lambda found: found["held_out"])["lr"]
+        best = max(tried, key=lambda result: result["held_out"])["lr"]
         study.about["networks"][name] |= {
             "lr": best,
             "tuning": tried,
@@ -173,12 +173,12 @@ def _tune(study: Study, bench: Bench, planned: list[Job], out: Path, say: Say) -
             "captured": bench.trainer(name).graph is not None,
         }
         study.write(out)
-        say(f"{name}: {pace * 1e3:.2f} ms an update, learning rate {best:g}")
+        say(f"{name}: {pace * 1e3:.2f} ms per update, learning rate {best:g}")
 
 
 def _pace(study: Study) -> dict[str, float]:
-    """Seconds an update, by network."""
-    return {name: found["update_ms"] / 1e3 for name, found in study.about["networks"].items() if "update_ms" in found}
+    """Return the seconds per update of each network."""
+    return {name: entry["update_ms"] / 1e3 for name, entry in study.about["networks"].items() if "update_ms" in entry}
 
 
 def _about(settings: Settings, bench: Bench) -> dict[str, object]:
@@ -203,7 +203,7 @@ def _about(settings: Settings, bench: Bench) -> dict[str, object]:
 
 
 def _where(device: torch.device) -> dict[str, dict[str, str | None]]:
-    """The machine and the versions."""
+    """Describe the machine and the versions."""
     return {
         "machine": {
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,

@@ -1,10 +1,10 @@
-"""Training one small network again and again, as fast as one device allows.
+"""Train one small network repeatedly, as fast as the device allows.
 
-The pictures lie on the device as floats, there is no loader, and on a GPU one update (forward, backward, clip, AdamW)
-is captured once as a CUDA graph and replayed: such small networks are otherwise held up by Python. A run starts by
-writing new weights over the old ones, so that the graph stays valid.
+Images are on the device as floats, without a loader. On a GPU one update (forward, backward, clip, AdamW) is captured
+as a CUDA graph and replayed, because Python would limit the speed of such small networks. Each training overwrites the
+parameters in place, so that the graph stays valid.
 
-B batch   N pictures
+B batch   N images
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from clearhead.training.config import WarmupCosine
 from clearhead.training.optimiser import clip_grad_norm, decay_groups
 from tools.study.networks import Size, build
 
-_EVALUATE = 2048  # pictures at a time where no gradient is kept
-_WARM_UP = 3  # updates before a capture: libraries choose their kernels then
+_EVALUATE = 2048  # batch size of evaluation
+_WARM_UP = 3  # updates before a capture, in which libraries choose their kernels
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How every network is trained. The learning rate is a network's own, found by the same rule for all."""
+    """Training settings of all networks, except for the learning rate, which is tuned for each network."""
 
     batch: int = 256
     weight_decay: float = 0.05
@@ -40,7 +40,7 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Normalised pictures (N, 1, height, width) and their classes (N,), on the device that trains."""
+    """Normalized images (N, 1, height, width) and their classes (N,), on the training device."""
 
     images: Tensor
     labels: Tensor
@@ -49,12 +49,12 @@ class Pictures:
         return len(self.labels)
 
     def part(self, rows: Int[Tensor, " n"]) -> Pictures:
-        there = rows.to(self.labels.device)
-        return Pictures(self.images[there], self.labels[there])
+        indices = rows.to(self.labels.device)
+        return Pictures(self.images[indices], self.labels[indices])
 
 
 def order(n: int, steps: int, batch: int, seed: int) -> Int[Tensor, "steps B"]:
-    """Which pictures each update sees: every picture once before any comes again."""
+    """Return the image indices of each update; every image occurs once per epoch."""
     generator = torch.Generator().manual_seed(seed)
     epochs = math.ceil(steps * batch / n)
     rows = torch.cat([torch.randperm(n, generator=generator) for _ in range(epochs)])
@@ -62,36 +62,36 @@ def order(n: int, steps: int, batch: int, seed: int) -> Int[Tensor, "steps B"]:
 
 
 class Trainer:
-    """A network, its optimiser, and one update of both."""
+    """A network and its optimizer, with an update that may be a CUDA graph."""
 
-    def __init__(self, name: str, size: Size, how: Optimisation, device: torch.device, *, captured: bool) -> None:
+    def __init__(self, name: str, size: Size, settings: Optimisation, device: torch.device, *, captured: bool) -> None:
         self.name = name
         self.size = size
-        self.how = how
+        self.settings = settings
         self.device = device
         self.network = build(name, size, 0).to(device).train()
-        self.images = torch.zeros(how.batch, 1, *size, device=device)
-        self.labels = torch.zeros(how.batch, dtype=torch.int64, device=device)
+        self.images = torch.zeros(settings.batch, 1, *size, device=device)
+        self.labels = torch.zeros(settings.batch, dtype=torch.int64, device=device)
         self.rate = torch.tensor(0.0, device=device)
         parameters = dict(self.network.named_parameters())
         groups = [
             {"params": [parameters[key] for key in keys], "weight_decay": decay}
-            for keys, decay in zip(decay_groups(self.network), (how.weight_decay, 0.0), strict=True)
+            for keys, decay in zip(decay_groups(self.network), (settings.weight_decay, 0.0), strict=True)
         ]
         self.optimiser = torch.optim.AdamW(
-            groups, lr=self.rate, betas=how.betas, fused=True, capturable=device.type == "cuda"
+            groups, lr=self.rate, betas=settings.betas, fused=True, capturable=device.type == "cuda"
         )
         self.graph: torch.cuda.CUDAGraph | None = None
         if captured and device.type == "cuda":
             try:
                 self.graph = self._capture()
-            except RuntimeError as error:  # a driver or a kernel that cannot be captured: slower, and the same numbers
+            except RuntimeError as error:  # the driver or a kernel does not support capture; eager updates agree
                 warnings.warn(f"{name}: updates are not captured ({error}); training eagerly", stacklevel=2)
 
     def _update(self) -> None:
         loss = F.cross_entropy(self.network(self.images), self.labels)
         loss.backward()
-        clip_grad_norm(self.network.parameters(), self.how.clip)
+        clip_grad_norm(self.network.parameters(), self.settings.clip)
         self.optimiser.step()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
@@ -111,7 +111,7 @@ class Trainer:
         return graph
 
     def _restart(self, seed: int) -> None:
-        """New weights and an empty memory, written over the old ones."""
+        """Overwrite parameters and optimizer state in place with initial ones."""
         self.network.load_state_dict(build(self.name, self.size, seed).state_dict())
         with torch.no_grad():
             for state in self.optimiser.state.values():
@@ -120,16 +120,16 @@ class Trainer:
         self.network.train()
 
     def run(self, data: Pictures, *, steps: int, lr: float, seed: int) -> float:
-        """Trains from the starting weights of this seed; the seconds it took."""
+        """Train from the initial parameters of this seed and return the elapsed seconds."""
         started = time.perf_counter()
         self._restart(seed)
-        schedule = WarmupCosine(lr, int(self.how.warmup * steps), steps)
+        schedule = WarmupCosine(lr, int(self.settings.warmup * steps), steps)
         rates = torch.tensor([schedule(step) for step in range(1, steps + 1)], device=self.device)
-        rows = order(len(data), steps, self.how.batch, seed).to(self.device)
-        for rate, chosen in zip(rates, rows, strict=True):
+        rows = order(len(data), steps, self.settings.batch, seed).to(self.device)
+        for rate, indices in zip(rates, rows, strict=True):
             self.rate.copy_(rate)
-            torch.index_select(data.images, 0, chosen, out=self.images)
-            torch.index_select(data.labels, 0, chosen, out=self.labels)
+            torch.index_select(data.images, 0, indices, out=self.images)
+            torch.index_select(data.labels, 0, indices, out=self.labels)
             if self.graph is not None:
                 self.graph.replay()
             else:
@@ -141,7 +141,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, data: Pictures) -> float:
-        """The share of pictures whose class gets the highest score."""
+        """Return the share of images whose class has the highest logit."""
         self.network.eval()
         pairs = zip(data.images.split(_EVALUATE), data.labels.split(_EVALUATE), strict=True)
         right = torch.stack([(self._classes(images) == labels).sum() for images, labels in pairs])

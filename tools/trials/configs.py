@@ -1,4 +1,4 @@
-"""Configurations: what is valid survives the round trip through dict and TOML and builds; the rest is refused."""
+"""Configurations: valid ones survive the round trip through dict and TOML and build; others raise ClearheadError."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def check(case: Case) -> list[str]:
         config = Config.from_dict(data)
     except ClearheadError as error:
         _one_sentence(error)
-        return [case["kind"], "refused"]
+        return [case["kind"], "rejected"]
     for text, again in (("a dict", Config.from_dict(config.to_dict())), ("TOML", Config.from_toml(config.to_toml()))):
         if again != config:
-            raise Broken(f"{config} comes back from {text} as {again}")
+            raise Broken(f"{config} becomes {again} through {text}")
     if isinstance(config, TrainConfig) or _largest(config.to_dict()) > 64:
         return [case["kind"], "round trip"]
     return [case["kind"], "round trip", "built" if _built(config) else "not built"]
 
 
 def _built(config: Config) -> bool:
-    """Builds the model and runs it on a few numbers."""
+    """Build the model and run it on a small input; return whether it could be built."""
     try:
         model = config.build().eval()
         with torch.no_grad():
@@ -119,7 +119,7 @@ def _picture(config: Any) -> tuple[int, int]:
 def _one_sentence(error: ClearheadError) -> None:
     message = str(error)
     if not message or "Traceback" in message or len(message) > 1500:
-        raise Broken(f"{type(error).__name__} says {message[:200]!r}; expected a sentence")
+        raise Broken(f"{type(error).__name__} has the message {message[:200]!r}; expected one sentence")
 
 
 def _largest(value: Any) -> float:

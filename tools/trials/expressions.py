@@ -1,7 +1,7 @@
-"""Mask expressions as nested lists, `["and", ["causal"], ["window", 2, 0]]`: drawn, built, and judged by definition.
+"""Mask expressions as nested lists, `["and", ["causal"], ["window", 2, 0]]`: draw them, build masks, and evaluate them.
 
-`table` says what an expression allows from the words of the design, in integer arithmetic over positions. It shares no
-code with the package, but for `scattered`, whose choice of keys is a hash and is taken from the package as it is.
+`table` evaluates an expression from its definition, in integer arithmetic over positions. It shares no code with the
+package except for `scattered`, whose keys are chosen by a hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATA = {"padding", "documents", "allow", "forbid"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where an expression stands: the batch's shape, heads, queries, keys, the first query's position."""
+    """Shape of the batch, heads, queries, keys, and the position of the first query."""
 
     lead: tuple[int, ...]
     H: int
@@ -37,7 +37,7 @@ class Sizes:
 
 
 def draw(chance: random.Random, *, data: bool, depth: int = 3) -> Spec:
-    """An expression of at most 2^depth leaves."""
+    """Draw an expression with at most 2^depth leaves."""
     if depth and chance.random() < 0.55:
         operator = chance.choice(["and", "or", "not", "T", "and", "or"])
         n = 1 if operator in ("not", "T") else 2
@@ -64,64 +64,64 @@ def leaves(spec: Spec) -> set[str]:
     return {name for part in spec[1:] if isinstance(part, list) for name in leaves(part)} or {str(spec[0])}
 
 
-def build(spec: Spec, at: Sizes, device: str = "cpu", *, swapped: bool = False) -> Mask:
-    """The package's mask."""
-    name, *rest = spec
+def build(spec: Spec, sizes: Sizes, device: str = "cpu", *, swapped: bool = False) -> Mask:
+    """Build the mask of an expression with clearhead."""
+    name, *arguments = spec
     if name == "and":
-        return build(rest[0], at, device, swapped=swapped) & build(rest[1], at, device, swapped=swapped)
+        return build(arguments[0], sizes, device, swapped=swapped) & build(arguments[1], sizes, device, swapped=swapped)
     if name == "or":
-        return build(rest[0], at, device, swapped=swapped) | build(rest[1], at, device, swapped=swapped)
+        return build(arguments[0], sizes, device, swapped=swapped) | build(arguments[1], sizes, device, swapped=swapped)
     if name == "not":
-        return ~build(rest[0], at, device, swapped=swapped)
+        return ~build(arguments[0], sizes, device, swapped=swapped)
     if name == "T":
-        return build(rest[0], at, device, swapped=not swapped).T
+        return build(arguments[0], sizes, device, swapped=not swapped).T
     if name == "padding":
-        lengths, before = (torch.tensor(x, dtype=torch.int64, device=device) for x in _padding(rest, at))
-        return masks.padding(lengths, left_pad=before) if rest[2] else masks.padding(lengths)
+        lengths, before = (torch.tensor(x, dtype=torch.int64, device=device) for x in _padding(arguments, sizes))
+        return masks.padding(lengths, left_pad=before) if arguments[2] else masks.padding(lengths)
     if name == "documents":
-        return masks.documents(torch.tensor(_documents(rest, at), dtype=torch.int64, device=device))
+        return masks.documents(torch.tensor(_documents(arguments, sizes), dtype=torch.int64, device=device))
     if name in ("allow", "forbid"):
-        return getattr(masks, name)(torch.tensor(_pairs(rest, at, swapped), device=device))
-    made: Mask = getattr(masks, name)(*rest)
-    return made
+        return getattr(masks, name)(torch.tensor(_pairs(arguments, sizes, swapped), device=device))
+    mask: Mask = getattr(masks, name)(*arguments)
+    return mask
 
 
-def table(spec: Spec, at: Sizes, *, swapped: bool = False) -> np.ndarray:
-    """What may attend, for all (lead, H, T, S) or what broadcasts to it."""
-    name, *rest = spec
+def table(spec: Spec, sizes: Sizes, *, swapped: bool = False) -> np.ndarray:
+    """Evaluate which pairs may attend, in a shape that broadcasts to (lead, H, T, S)."""
+    name, *arguments = spec
     if name == "and":
-        return table(rest[0], at, swapped=swapped) & table(rest[1], at, swapped=swapped)
+        return table(arguments[0], sizes, swapped=swapped) & table(arguments[1], sizes, swapped=swapped)
     if name == "or":
-        return table(rest[0], at, swapped=swapped) | table(rest[1], at, swapped=swapped)
+        return table(arguments[0], sizes, swapped=swapped) | table(arguments[1], sizes, swapped=swapped)
     if name == "not":
-        return ~table(rest[0], at, swapped=swapped)
+        return ~table(arguments[0], sizes, swapped=swapped)
     if name == "T":
-        return table(rest[0], at, swapped=not swapped)
+        return table(arguments[0], sizes, swapped=not swapped)
     if name == "scattered":
-        mask = masks.scattered(*rest)
-        return (mask.T if swapped else mask).dense(at.T, at.S, query_offset=at.offset).numpy()
+        mask = masks.scattered(*arguments)
+        return (mask.T if swapped else mask).dense(sizes.T, sizes.S, query_offset=sizes.offset).numpy()
     if name in ("allow", "forbid"):
-        pairs = _pairs(rest, at, swapped)
+        pairs = _pairs(arguments, sizes, swapped)
         pairs = np.swapaxes(pairs, -1, -2) if swapped else pairs
         return pairs if name == "allow" else ~pairs
-    query, key = at.offset + np.arange(at.T)[:, None], np.arange(at.S)[None, :]
+    query, key = sizes.offset + np.arange(sizes.T)[:, None], np.arange(sizes.S)[None, :]
     p, j = (key, query) if swapped else (query, key)
     if name == "documents":
-        ids = _documents(rest, at)
+        ids = _documents(arguments, sizes)
         front = (*ids.shape[:-1], 1) if ids.ndim > 1 else ()
-        mine, theirs = (ids[..., x.ravel()].reshape(*front, *x.shape) for x in (p, j))
-        return (mine == theirs) & (mine >= 0)
+        query_ids, key_ids = (ids[..., x.ravel()].reshape(*front, *x.shape) for x in (p, j))
+        return (query_ids == key_ids) & (query_ids >= 0)
     if name == "padding":
-        lengths, before = _padding(rest, at)
+        lengths, before = _padding(arguments, sizes)
         if lengths.ndim:
             lengths, before = (x.reshape(*x.shape, 1, 1, 1) for x in (lengths, before))
-        start = before if rest[2] else 0 * before
+        start = before if arguments[2] else 0 * before
         return (start <= j) & (j < start + lengths) & (p == p)
-    return np.broadcast_to(_by_position(name, rest, p, j), (at.T, at.S))
+    return np.broadcast_to(_by_position(name, arguments, p, j), (sizes.T, sizes.S))
 
 
 def _by_position(name: str, arguments: list[int], p: np.ndarray, j: np.ndarray) -> Any:
-    """The definitions, straight from the words of the design."""
+    """Evaluate a mask that depends on positions only."""
     match name, arguments:
         case "full", _:
             return p == p
@@ -140,21 +140,21 @@ def _by_position(name: str, arguments: list[int], p: np.ndarray, j: np.ndarray) 
     raise AssertionError(f"no definition of {name}")
 
 
-def _padding(rest: list[int], at: Sizes) -> tuple[np.ndarray, np.ndarray]:
-    g = np.random.default_rng(rest[0])
-    shape = at.lead if rest[1] else ()
-    return g.integers(0, at.S + 2, shape), g.integers(0, 4, shape)
+def _padding(arguments: list[int], sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    g = np.random.default_rng(arguments[0])
+    shape = sizes.lead if arguments[1] else ()
+    return g.integers(0, sizes.S + 2, shape), g.integers(0, 4, shape)
 
 
-def _documents(rest: list[int], at: Sizes) -> np.ndarray:
-    g = np.random.default_rng(rest[0])
-    shape = (*(at.lead if rest[1] else ()), max(at.S, at.offset + at.T))
-    found = g.integers(-1, 4, shape)
-    return np.sort(found, -1) if rest[0] % 2 else found
+def _documents(arguments: list[int], sizes: Sizes) -> np.ndarray:
+    g = np.random.default_rng(arguments[0])
+    shape = (*(sizes.lead if arguments[1] else ()), max(sizes.S, sizes.offset + sizes.T))
+    ids = g.integers(-1, 4, shape)
+    return np.sort(ids, -1) if arguments[0] % 2 else ids
 
 
-def _pairs(rest: list[int], at: Sizes, swapped: bool) -> np.ndarray:
-    g = np.random.default_rng(rest[0])
-    front = [(), (at.H,), (*at.lead, 1), (*at.lead, at.H)][rest[1]]
-    last = (at.S, at.T) if swapped else (at.T, at.S)
-    return g.random((*front, *last)) < (0.03 if rest[0] % 3 == 0 else 0.5)
+def _pairs(arguments: list[int], sizes: Sizes, swapped: bool) -> np.ndarray:
+    g = np.random.default_rng(arguments[0])
+    front = [(), (sizes.H,), (*sizes.lead, 1), (*sizes.lead, sizes.H)][arguments[1]]
+    last = (sizes.S, sizes.T) if swapped else (sizes.T, sizes.S)
+    return g.random((*front, *last)) < (0.03 if arguments[0] % 3 == 0 else 0.5)

@@ -1,7 +1,8 @@
-"""Ragged generations: prompts of different lengths in one batch, over a cache, against one row at a time without any.
+"""Generation with prompts of different lengths in one batch, compared with one row at a time without a cache.
 
-The plain loop runs the model on the whole row for every new id. What is drawn by chance, and beams, have no plain loop
-here: with and without the cache they must agree, and a beam for a prompt among others with the beam for it alone."""
+Greedy ids are compared with a loop that runs the model on the whole row for every new id. Sampling and beam search must
+agree with and without a cache, and beam search also for a prompt alone and in a batch.
+"""
 
 from __future__ import annotations
 
@@ -45,28 +46,28 @@ def check(case: Case) -> list[str]:
     model = _model(case)
     chance = random.Random(case["seed"])
     prompts = [[chance.randrange(VOCAB) for _ in range(max(1, n))] for n in case["lengths"]] or [[1]]
-    how = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": BeamSearch(max(1, case["width"]))}[
+    strategy = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": BeamSearch(max(1, case["width"]))}[
         case["how"]
     ]
-    options: dict[str, Any] = {"how": how, "max_new_tokens": max(1, case["new"]), "stop": case["stop"]}
+    options: dict[str, Any] = {"how": strategy, "max_new_tokens": max(1, case["new"]), "stop": case["stop"]}
     if case["seq2seq"]:
         options["start"] = 1
     cached = generate(model, prompts, **options)
     plain = generate(model, prompts, use_cache=False, **options)
     for row, prompt in enumerate(prompts):
-        mine, other = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
-        if mine != other:
-            raise Broken(f"prompt {row} goes on with {mine} over the cache and with {other} without it")
+        ids, plain_ids = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
+        if ids != plain_ids:
+            raise Broken(f"prompt {row} continues with {ids} with a cache and with {plain_ids} without")
         if case["how"] == "greedy":
-            loop = _by_hand(model, prompt, case)
-            if loop is not None and mine != loop:
-                raise Broken(f"prompt {row} goes on with {mine}; by a plain loop with {loop}")
+            loop_ids = _by_hand(model, prompt, case)
+            if loop_ids is not None and ids != loop_ids:
+                raise Broken(f"prompt {row} continues with {ids}, expected {loop_ids} from a loop without a cache")
         if case["how"] == "beam":
-            alone = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
-            if mine != alone:
-                raise Broken(f"prompt {row} goes on with {mine} among others and with {alone} alone")
+            alone_ids = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
+            if ids != alone_ids:
+                raise Broken(f"prompt {row} continues with {ids} in a batch and with {alone_ids} alone")
     if not torch.allclose(cached.scores, plain.scores, rtol=1e-6, atol=1e-6):
-        raise Broken(f"scores are {cached.scores.tolist()} over the cache and {plain.scores.tolist()} without it")
+        raise Broken(f"scores are {cached.scores.tolist()} with a cache and {plain.scores.tolist()} without")
     return [case["how"], case["positions"]["type"], "seq2seq" if case["seq2seq"] else "decoder"]
 
 
@@ -82,13 +83,13 @@ def _model(case: Case) -> nn.Module:
     model = Config.from_dict(fields).build()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.normal_(std=0.5)  # an untrained model would say nearly the same everywhere
+            weight.normal_(std=0.5)  # logits of an untrained model are nearly constant
     return model.double().to(case["device"]).eval()
 
 
 @torch.no_grad()
 def _by_hand(model: nn.Module, prompt: list[int], case: Case) -> list[int] | None:
-    """One row, from the whole of it anew at every step; None where two ids are equally likely but for rounding."""
+    """Generate one row without a cache; return None if rounding decides between two ids."""
     new: list[int] = []
     for _ in range(max(1, case["new"])):
         logits = _logits(model, prompt, new, case)

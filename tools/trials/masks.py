@@ -1,4 +1,4 @@
-"""Mask expressions: `dense`, `count`, `density`, `draw` and `parse` against the definition over all pairs."""
+"""Mask expressions: `dense`, `count`, `density`, `draw` and `parse`, compared with the definition over all pairs."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def draw(chance: random.Random, device: str) -> Case:
 
 def check(case: Case) -> list[str]:
     lead = () if case["B"] is None else (case["B"],)
-    at = Sizes(lead, case["H"], case["T"], case["S"], case["offset"])
+    sizes = Sizes(lead, case["H"], case["T"], case["S"], case["offset"])
     spec, T, S, offset = case["spec"], case["T"], case["S"], case["offset"]
-    mask, wanted = expressions.build(spec, at), expressions.table(spec, at)
+    mask, expected = expressions.build(spec, sizes), expressions.table(spec, sizes)
     dense = mask.dense(T, S, query_offset=offset).numpy()
-    if np.broadcast_shapes(dense.shape, wanted.shape) != dense.shape or not (dense == wanted).all():
-        raise Broken(f"dense is not what the definition says | {mask}.dense({T}, {S}, offset={offset})")
+    if np.broadcast_shapes(dense.shape, expected.shape) != dense.shape or not (dense == expected).all():
+        raise Broken(f"dense differs from the definition | {mask}.dense({T}, {S}, offset={offset})")
     n = int(dense.sum())
-    if (found := mask.count(T, S, query_offset=offset)) != n:
-        raise Broken(f"count gives {found}, by pairs {n} | {mask}.count({T}, {S}, offset={offset})")
+    if (count := mask.count(T, S, query_offset=offset)) != n:
+        raise Broken(f"count gives {count}, expected {n} | {mask}.count({T}, {S}, offset={offset})")
     share = n / dense.size if dense.size else 0.0
     if abs(mask.density(T, S, query_offset=offset) - share) > 1e-12:
         raise Broken(f"density is not {share} | {mask}.density({T}, {S}, offset={offset})")
     tried = [*sorted(expressions.leaves(spec)), "dense", "count"]
     if mask.is_structural:
         if parse(str(mask)) != mask:
-            raise Broken(f"parse reads another mask | parse({str(mask)!r}) is {parse(str(mask))}")
+            raise Broken(f"parse returns another mask | parse({str(mask)!r}) is {parse(str(mask))}")
         tried.append("parse")
     if T and S and dense.size:
         _check_drawing(case, mask.draw(T, S, query_offset=offset, cells=case["cells"]).cells, dense)
@@ -64,10 +64,10 @@ def _check_drawing(case: Case, cells: tuple[tuple[float, ...], ...], dense: np.n
 
 
 def _check_refused(mask: object, T: int, S: int) -> None:
-    """Where T ≠ S a position means nothing without an offset. (`causal() | full()` is full(), and may say so.)"""
+    """Check that positional masks with T ≠ S need an offset; `causal() | full()` may simplify to full()."""
     try:
         mask.dense(T, S)  # type: ignore[attr-defined]
     except MaskError:
         return
     if any(word in str(mask) for word in expressions.POSITIONAL):
-        raise Broken(f"taken without an offset for {T} queries and {S} keys | {mask}")
+        raise Broken(f"accepted without an offset for {T} queries and {S} keys | {mask}")

@@ -1,10 +1,9 @@
-"""Attention and its gradients from the definition, row by row in float64, and how far rounding may carry them.
+"""Attention and its gradients from the definition, row by row in float64, with bounds on rounding errors.
 
     s = (scale · q·k + bias) / temperature     p = softmax(s)     out = Σ p v
 
-Each quantity comes with a bound on what a computation may lose that rounds its inputs' products to `unit` and has
-scores of `statistics` precision: the same sums over absolute values, and for a weight what its score may be off by.
-Nothing here is the package's.
+Each value has a bound on the error of a computation that rounds products to `unit` and scores to `statistics`: the same
+sums over absolute values, with errors of scores propagated to weights. No code is shared with the package.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class Rounding:
 
 @dataclass
 class Exact:
-    """Values, and for each the bound; `inner` is the largest number that a backward pass meets on its way."""
+    """Values and bounds; `inner` is the largest intermediate value of the backward pass."""
 
     values: dict[str, np.ndarray]
     bounds: dict[str, np.ndarray]
     inner: float = 0.0
-    unsure: list[tuple[int, int, int]] = field(default_factory=list)  # rows whose largest score is a matter of rounding
+    unsure: list[tuple[int, int, int]] = field(default_factory=list)  # rows whose largest score depends on rounding
 
 
 def attention(
@@ -45,11 +44,11 @@ def attention(
     temperature: float,
     rounding: Rounding,
 ) -> Exact:
-    """All of it in float64, one query at a time."""
+    """Compute outputs, gradients and bounds in float64, one query at a time."""
     out = np.zeros((*q.shape[:-1], v.shape[-1]))
     names = {"out": out, "dq": q, "dk": k, "dv": v, "dbias": bias}
     values = {name: np.zeros(x.shape) for name, x in names.items()}
-    found = Exact(values, {name: np.zeros(x.shape) for name, x in names.items()})
+    exact = Exact(values, {name: np.zeros(x.shape) for name, x in names.items()})
     B, H, T, _ = q.shape
     groups = H // k.shape[1] if k.shape[1] else 1
     with np.errstate(all="ignore"):
@@ -57,31 +56,31 @@ def attention(
             for h in range(H):
                 keys, vals = k[b, h // groups], v[b, h // groups]
                 for i in range(T):
-                    seen = np.flatnonzero(allowed[b, h, i] & (bias[b, h, i] != -np.inf))
-                    if len(seen):
-                        row = _Row(q[b, h, i], keys[seen], vals[seen], up[b, h, i], bias[b, h, i, seen])
+                    columns = np.flatnonzero(allowed[b, h, i] & (bias[b, h, i] != -np.inf))
+                    if len(columns):
+                        row = _Row(q[b, h, i], keys[columns], vals[columns], up[b, h, i], bias[b, h, i, columns])
                         row.solve(scale, temperature, rounding)
-                        _add(found, (b, h, h // groups, i), seen, row)
+                        _add(exact, (b, h, h // groups, i), columns, row)
     for name, value in values.items():
-        found.bounds[name] += rounding.unit * abs(value) + rounding.least
-    return found
+        exact.bounds[name] += rounding.unit * abs(value) + rounding.least
+    return exact
 
 
-def _add(found: Exact, at: tuple[int, int, int, int], seen: np.ndarray, row: _Row) -> None:
-    b, h, kv, i = at
+def _add(exact: Exact, index: tuple[int, int, int, int], columns: np.ndarray, row: _Row) -> None:
+    b, h, kv, i = index
     if row.unsure:
-        found.unsure.append((b, h, i))
-    found.inner = max(found.inner, row.inner)
-    for part, index in ((0, found.values), (1, found.bounds)):
-        index["out"][b, h, i] += row.out[part]
-        index["dq"][b, h, i] += row.dq[part]
-        index["dk"][b, kv, seen] += row.dk[part]
-        index["dv"][b, kv, seen] += row.dv[part]
-        index["dbias"][b, h, i, seen] += row.dbias[part]
+        exact.unsure.append((b, h, i))
+    exact.inner = max(exact.inner, row.inner)
+    for part, arrays in ((0, exact.values), (1, exact.bounds)):
+        arrays["out"][b, h, i] += row.out[part]
+        arrays["dq"][b, h, i] += row.dq[part]
+        arrays["dk"][b, kv, columns] += row.dk[part]
+        arrays["dv"][b, kv, columns] += row.dv[part]
+        arrays["dbias"][b, h, i, columns] += row.dbias[part]
 
 
 class _Row:
-    """One query: each result is a pair of value and bound."""
+    """One query; each result is a pair of value and bound."""
 
     def __init__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, up: np.ndarray, bias: np.ndarray) -> None:
         self.q, self.k, self.v, self.up, self.bias = q, k, v, up, bias
@@ -89,50 +88,56 @@ class _Row:
     def solve(self, scale: float, temperature: float, rounding: Rounding) -> None:
         q, k, v, up = self.q, self.k, self.v, self.up
         score = scale * (k @ q) + self.bias
-        # What a score may be off by: each product and the bias, in the precision of the scores.
-        off = rounding.statistics * (scale * (abs(k) @ abs(q)) + abs(self.bias) + abs(score))
-        p, wrong = self._weights(score, off, temperature, rounding)
-        self.out = p @ v, wrong @ abs(v)
-        self.dv = p[:, None] * up, wrong[:, None] * abs(up)
-        slope, steep = v @ up, abs(v) @ abs(up)  # dL/dp and the same without signs
+        # Error of a score: each product and the bias, in the precision of the scores.
+        score_error = rounding.statistics * (scale * (abs(k) @ abs(q)) + abs(self.bias) + abs(score))
+        p, p_error = self._weights(score, score_error, temperature, rounding)
+        self.out = p @ v, p_error @ abs(v)
+        self.dv = p[:, None] * up, p_error[:, None] * abs(up)
+        slope, size = v @ up, abs(v) @ abs(up)  # dL/dp and the same without signs
         d = p * (slope - p @ slope)
-        whole = p * (steep + p @ steep)
-        missed = wrong @ steep
-        lost = wrong * (steep + p @ steep + missed) + p * missed + 2 * rounding.unit * whole
-        lost += rounding.least * (1 + steep.max())
-        # At temperature 0 and ∞ the weights do not depend on the scores.
-        warm = 1 / temperature if 0 < temperature < np.inf else 0.0
-        self.inner = float(max(steep.max(), (whole * max(warm, 1.0)).max(), (abs(k) @ abs(q)).max() if warm else 0.0))
-        c = scale * warm
-        # c comes last: less than 1, it would turn the least step there is into 0 before q makes it larger. Where it is
-        # more than 1, it makes larger by how much a product of the least size was rounded.
+        magnitude = p * (size + p @ size)
+        slope_error = p_error @ size
+        d_error = p_error * (size + p @ size + slope_error) + p * slope_error + 2 * rounding.unit * magnitude
+        d_error += rounding.least * (1 + size.max())
+        # At temperatures 0 and ∞ the weights have no gradient.
+        beta = 1 / temperature if 0 < temperature < np.inf else 0.0
+        self.inner = float(
+            max(
+                size.max(),
+                (magnitude * max(beta, 1.0)).max(),
+                (abs(k) @ abs(q)).max() if beta else 0.0,
+            )
+        )
+        c = scale * beta
+        # c comes last: if it is less than 1 it would round the smallest step to 0 before q enlarges it; if it is more
+        # than 1 it enlarges the rounding error of a product of the smallest size.
         step = max(c, 1.0) * rounding.least
-        self.dq = c * (d @ k), c * (lost @ abs(k)) + len(k) * step if c else 0.0
-        self.dk = c * d[:, None] * q, c * (lost[:, None] * abs(q)) + step if c else 0.0
-        self.dbias = warm * d, warm * lost if warm else 0.0
+        self.dq = c * (d @ k), c * (d_error @ abs(k)) + len(k) * step if c else 0.0
+        self.dk = c * d[:, None] * q, c * (d_error[:, None] * abs(q)) + step if c else 0.0
+        self.dbias = beta * d, beta * d_error if beta else 0.0
 
     def _weights(
-        self, score: np.ndarray, off: np.ndarray, temperature: float, rounding: Rounding
+        self, score: np.ndarray, score_error: np.ndarray, temperature: float, rounding: Rounding
     ) -> tuple[np.ndarray, np.ndarray]:
         largest = score.max()
         self.unsure = False
         if temperature == 0:
             p = (score == largest).astype(float)
-            near = score + off >= (score - off)[score == largest].max()
-            self.unsure = bool((near != (p > 0)).any() or (near.sum() > 1 and off[near].max() > 0))
+            near = score + score_error >= (score - score_error)[score == largest].max()
+            self.unsure = bool((near != (p > 0)).any() or (near.sum() > 1 and score_error[near].max() > 0))
             p /= p.sum()
             return p, p * rounding.unit
         s = (score - largest) / temperature
         p = np.exp(s)
         p /= p.sum()
-        # A weight lies between what it would be with its own score raised and all others lowered, and the reverse.
-        top = (s + off / temperature).max()
+        # Bounds of a weight: its own score raised and all others lowered, and the reverse.
+        top = (s + score_error / temperature).max()
         if not np.isfinite(top):
             return p, np.ones_like(p)
-        high, low = (np.exp(s + sign * off / temperature - top) for sign in (1, -1))
+        high, low = (np.exp(s + sign * score_error / temperature - top) for sign in (1, -1))
         most = high / (high + (low.sum() - low))
         least = low / (low + (high.sum() - high))
-        wrong = np.nan_to_num(np.maximum(most - p, p - least), nan=1.0)
-        # A backward pass has a weight from its score and the row's sum as it was stored, and does not divide again.
-        again = p * np.minimum(off / temperature, 1.0)
-        return p, wrong + again + p * rounding.unit + rounding.least
+        p_error = np.nan_to_num(np.maximum(most - p, p - least), nan=1.0)
+        # The backward pass recomputes weights from scores and the stored row sums, without normalizing again.
+        again = p * np.minimum(score_error / temperature, 1.0)
+        return p, p_error + again + p * rounding.unit + rounding.least
