@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,7 @@ def read_npz(path: Path) -> tuple[Images, Images]:
     try:
         with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in _NPZ_NAMES if name in arrays}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, MemoryError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, MemoryError) as error:
         raise StorageError(f"{path} cannot be read as npz ({error}): fetch it again") from error
     if len(found) != len(_NPZ_NAMES):
         raise DataError(f"{path} has {', '.join(found) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}")

@@ -94,6 +94,17 @@ def test_npz_plain_and_compressed(tmp_path, squeeze):
         assert validation.labels.tolist() == list(range(7))
 
 
+def test_npz_with_damaged_compression_raises_storage_error(tmp_path):
+    _write_npz(tmp_path / "d.npz")
+    arrays = dict(numpy.load(tmp_path / "d.npz"))
+    numpy.savez_compressed(tmp_path / "d.npz", **arrays)
+    content = bytearray((tmp_path / "d.npz").read_bytes())
+    content[87] ^= 2
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(StorageError, match="cannot be read as npz"):
+        load_images(tmp_path / "d.npz")
+
+
 def test_npz_with_an_absurd_shape_raises_storage_error(tmp_path):
     header = repr({"descr": "|u1", "fortran_order": False, "shape": (2**60,)}).encode()
     header += b" " * (63 - (len(header) + 10) % 64) + b"\n"

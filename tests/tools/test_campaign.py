@@ -31,7 +31,7 @@ def test_campaign_with_a_few_draws_of_each_kind_has_no_failures(kind):
 def test_numeric_options_are_drawn_or_excluded_for_every_command():
     commands = options.numeric_options()
     assert set(commands) == set(options.ARGUMENTS) | set(options.EXCLUDED)
-    assert {"--max-new", "--top-k", "--top-p", "--seed"} <= set(commands["generate"])
+    assert {"--max-new-tokens", "--top-k", "--top-p", "--seed"} <= set(commands["generate"])
 
 
 # The quiz exits with status 1 without answers.

@@ -50,8 +50,8 @@ FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "box/train.toml": Recipe.of,
     "box/card.toml": read_card,
     "exported/config.json": _command("cost", "{}"),
-    "exported/model.safetensors": _command("generate", "KING:", "--model", "{}", "--max-new", "2"),
-    "exported/tokenizer.json": _command("generate", "KING:", "--model", "{}", "--max-new", "2"),
+    "exported/model.safetensors": _command("generate", "KING:", "--model", "{}", "--max-new-tokens", "2"),
+    "exported/tokenizer.json": _command("generate", "KING:", "--model", "{}", "--max-new-tokens", "2"),
 }
 """Readers of the folder that a damaged file is in."""
 

@@ -36,7 +36,7 @@ def draw(chance: random.Random, device: str) -> Case:
         "lengths": [chance.randint(1, 9) for _ in range(chance.randint(1, 4))],
         "new": chance.choice([1, 2, 5, 9]),
         "stop": chance.choice([None, 3]),
-        "how": chance.choice(["greedy", "greedy", "sample", "beam"]),
+        "strategy": chance.choice(["greedy", "greedy", "sample", "beam"]),
         "width": chance.randint(1, 4),
         "seed": chance.randint(0, 999),
     }
@@ -47,28 +47,28 @@ def check(case: Case) -> list[str]:
     chance = random.Random(case["seed"])
     prompts = [[chance.randrange(VOCAB) for _ in range(max(1, n))] for n in case["lengths"]] or [[1]]
     strategy = {"greedy": Greedy(), "sample": Sample(seed=case["seed"]), "beam": BeamSearch(max(1, case["width"]))}[
-        case["how"]
+        case["strategy"]
     ]
-    options: dict[str, Any] = {"how": strategy, "max_new_tokens": max(1, case["new"]), "stop": case["stop"]}
+    options: dict[str, Any] = {"strategy": strategy, "max_new_tokens": max(1, case["new"]), "stop_ids": case["stop"]}
     if case["seq2seq"]:
-        options["start"] = 1
+        options["decoder_start_ids"] = 1
     cached = generate(model, prompts, **options)
     plain = generate(model, prompts, use_cache=False, **options)
     for row, prompt in enumerate(prompts):
         ids, plain_ids = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
         if ids != plain_ids:
             raise Broken(f"prompt {row} continues with {ids} with a cache and with {plain_ids} without")
-        if case["how"] == "greedy":
+        if case["strategy"] == "greedy":
             loop_ids = _by_hand(model, prompt, case)
             if loop_ids is not None and ids != loop_ids:
                 raise Broken(f"prompt {row} continues with {ids}, expected {loop_ids} from a loop without a cache")
-        if case["how"] == "beam":
+        if case["strategy"] == "beam":
             alone_ids = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
             if ids != alone_ids:
                 raise Broken(f"prompt {row} continues with {ids} in a batch and with {alone_ids} alone")
     if not torch.allclose(cached.scores, plain.scores, rtol=1e-6, atol=1e-6):
         raise Broken(f"scores are {cached.scores.tolist()} with a cache and {plain.scores.tolist()} without")
-    return [case["how"], case["positions"]["type"], "seq2seq" if case["seq2seq"] else "decoder"]
+    return [case["strategy"], case["positions"]["type"], "seq2seq" if case["seq2seq"] else "decoder"]
 
 
 def _model(case: Case) -> nn.Module:

@@ -28,7 +28,7 @@ VALUES = (
 ARGUMENTS: dict[str, list[str]] = {
     "translate": ["Hello."],
     "evaluate": ["sort-dedup"],
-    "generate": ["KING:", "--max-new", "3"],
+    "generate": ["KING:", "--max-new-tokens", "3"],
     "listen": ["{wav}"],
     "look": ["sort-dedup", "D A A"],
     "walk": ["sort-dedup", "D A A"],
