@@ -1,6 +1,6 @@
-"""A `Chart`: words or numbers in rows and columns, colored by value, for the terminal, as a figure or as a page.
-
-What `lens`, `attribute`, `patch`, `ablate` and `induction` find is shown by charts: ask a result for its `charts()`."""
+"""Charts: text or numbers in colored cells, for the terminal, figures and pages. Results of analyses return them
+from `charts()`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ from clearhead.look.terminal import display_width, flush_right, paint, plain, wi
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chart:
-    """`values` decide the colors: from 0 to 1, or of either sign about 0 where `signed`; NaN is an empty cell.
+    """A table of values, from 0 to 1, or `signed` around 0; NaN is an empty cell.
 
-    `texts` stand in the cells, the numbers themselves unless given."""
+    Attributes:
+        title: Title.
+        rows: Row labels.
+        columns: Column labels.
+        values: Values, which determine the colors, (R, C).
+        texts: Cell texts; default: the values.
+        signed: Whether values have either sign.
+        note: Explanation of the colors.
+    """
 
     title: str
     rows: Sequence[str]
@@ -33,7 +41,7 @@ class Chart:
     values: Float[Tensor, "R C"]
     texts: Sequence[Sequence[str]] | None = None
     signed: bool = False
-    note: str = ""  # what a color means
+    note: str = ""
 
     def __post_init__(self) -> None:
         if tuple(self.values.shape) != (len(self.rows), len(self.columns)):
@@ -44,28 +52,28 @@ class Chart:
 
     @property
     def is_bars(self) -> bool:
-        """Whether it is one row of bars and not a map."""
+        """Whether this is a bar chart and not a map."""
         return self.signed and len(self.columns) == 1
 
     def cells(self) -> list[list[str]]:
-        """What stands in the cells."""
+        """Return the cell texts."""
         if self.texts is not None:
             return [[text.strip() or text for text in row] for row in self.texts]
         sign, values = "+" if self.signed else "", self.values.tolist()
         most = max((abs(v) for row in values for v in row if v), default=0.0, key=lambda v: -1 if math.isnan(v) else v)
-        digits = 2 if not most < 0.1 else 1 - math.floor(math.log10(most))  # so that the largest has two that count
+        digits = 2 if not most < 0.1 else 1 - math.floor(math.log10(most))  # two significant digits for the largest
         least = 0.5 * 10**-digits
         return [["" if v != v else "·" if abs(v) < least else f"{v:{sign}.{digits}f}" for v in row] for row in values]
 
     def shades(self) -> Tensor:
-        """(R, C): the values from 0 to 1, or from −1 to 1 by the largest of them."""
+        """Return the values scaled to 0 … 1, or −1 … 1 by the largest, (R, C)."""
         values = self.values.detach().double().cpu()
         if not self.signed:
             return values.clamp(0, 1)
         return values / (float(values.nan_to_num().abs().max()) or 1.0)
 
     def text(self, *, width: int = 80, color: bool = False) -> str:
-        """For the terminal: as many columns beside one another as fit, the others below."""
+        """Return the chart for a terminal: as many columns as fit, the other columns below."""
         margin = max(map(display_width, self.rows), default=0)
         words = (plain(self.columns), *self.cells())
         heads, *cells = [[cell if display_width(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]
@@ -83,7 +91,7 @@ class Chart:
         return "\n\n".join(blocks)
 
     def html(self) -> str:
-        """As a table of a page."""
+        """Return the chart as an HTML table."""
         head = "".join(f"<th scope=col>{escape(name.strip() or name)}</th>" for name in self.columns)
         lines, columns = [], (self.rows, self.cells(), self.shades().tolist(), self.values.tolist())
         for name, row, shades, values in zip(*columns, strict=True):
@@ -100,35 +108,35 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class PCAProjection:
-    """The plane in which vectors differ most: their `points` in it, and the shares of the variance along its axes."""
+    """The first two principal components of a set of vectors: their `points`, and the variance shares of the axes."""
 
     points: Float[Tensor, "N 2"]
     names: tuple[str, ...]
     shares: tuple[float, float]
-    centre: Float[Tensor, " M"]
+    center: Float[Tensor, " M"]
     axes: Float[Tensor, "2 M"]
 
     @property
     def title(self) -> str:
-        """What is drawn, in words."""
-        n, wide, (first, second) = len(self.names), len(self.centre), (f"{100 * share:.0f} %" for share in self.shares)
+        """Description of the plot."""
+        n, wide, (first, second) = len(self.names), len(self.center), (f"{100 * share:.0f} %" for share in self.shares)
         return f"{n} vectors, {wide} wide: along its axes {first} and {second} of the variance"
 
     def of(self, vectors: Float[Tensor, "n M"]) -> Float[Tensor, "n 2"]:
-        """Other vectors in the same plane."""
-        return (vectors.to(self.centre) - self.centre) @ self.axes.T
+        """Project other vectors onto the same plane."""
+        return (vectors.to(self.center) - self.center) @ self.axes.T
 
     def to_dict(self) -> dict[str, Any]:
-        """The points and their labels as plain values, for JSON."""
+        """Return points and labels as plain data for JSON."""
         return {"shares": list(self.shares), "names": list(self.names), "points": self.points.tolist()}
 
     def text(self, *, width: int = 80, color: bool = False) -> str:
-        """The points as text of this width."""
+        """Return the points as text of this width."""
         chart = Chart(title="", rows=plain(self.names), columns=("first", "second"), values=self.points, signed=True)
         return chart.text(width=width, color=color)
 
     def html(self) -> str:
-        """The points as an SVG picture for a page."""
+        """Return the points as an SVG plot."""
         low, high = self.points.min(0).values, self.points.max(0).values
         places = (self.points - low) / (high - low).clamp(min=1e-12)
         dots = "".join(
@@ -141,11 +149,16 @@ class PCAProjection:
 
 
 def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> PCAProjection:
-    """Vectors in two dimensions: the two directions along which they vary most, by a singular value decomposition.
+    """Project vectors onto their first two principal components, by a singular value decomposition.
 
         look.pca(model.embedding.weight).points          # (V, 2)
 
-    Which way along an axis is up is anybody's choice; here its largest entry is positive, so that it stays the same."""
+    The sign of an axis is arbitrary; its largest entry is made positive, so that the result is reproducible.
+
+    Args:
+        vectors: Two or more vectors, (N, M).
+        names: Labels; default: numbers.
+    """
     names = tuple(map(str, range(len(vectors)))) if names is None else tuple(names)
     if vectors.dim() != 2 or min(vectors.shape) < 2 or len(names) != len(vectors):
         raise ShapeError(
@@ -153,15 +166,15 @@ def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> PC
             "entries, and a name for each"
         )
     wide = vectors.detach().double().cpu()
-    centre = wide.mean(0)
-    _, sizes, axes = torch.linalg.svd(wide - centre, full_matrices=False)
+    center = wide.mean(0)
+    _, sizes, axes = torch.linalg.svd(wide - center, full_matrices=False)
     axes = axes[:2] * axes[:2].gather(1, axes[:2].abs().argmax(1, keepdim=True)).sign()
     first, second = (sizes.square() / sizes.square().sum().clamp(min=1e-300)).tolist()[:2]
-    return PCAProjection((wide - centre) @ axes.T, names, (first, second), centre, axes)
+    return PCAProjection((wide - center) @ axes.T, names, (first, second), center, axes)
 
 
 class HasCharts(ABC):
-    """What a result prints, and draws in a notebook: its charts."""
+    """Base class of results that print, and draw in a notebook, their charts."""
 
     @abstractmethod
     def charts(self) -> list[Chart]: ...
@@ -175,7 +188,7 @@ class HasCharts(ABC):
 
 
 def strip_common_prefix(paths: Sequence[str]) -> list[str]:
-    """Module paths without the names that they all begin with."""
+    """Remove the names with which all module paths begin."""
     parts = [path.split(".") for path in paths]
     while len(parts) > 1 and len({names[0] for names in parts}) == 1 and all(len(names) > 1 for names in parts):
         parts = [names[1:] for names in parts]
@@ -183,17 +196,17 @@ def strip_common_prefix(paths: Sequence[str]) -> list[str]:
 
 
 def pad_ragged(rows: Iterable[Sequence[float]]) -> Float[Tensor, "R C"]:
-    """Rows of numbers, the shorter ones with NaN at their end."""
+    """Pad rows of numbers with NaN at their end."""
     return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], True, torch.nan)
 
 
 def head_chart(title: str, paths: Sequence[str], values: Float[Tensor, "L H"], *, signed: bool = False) -> Chart:
-    """A row a layer, a column a head."""
+    """Return a chart with one row per layer and one column per head."""
     heads = list(map(str, range(values.shape[1])))
     return Chart(title=title, rows=strip_common_prefix(paths), columns=heads, values=values, signed=signed)
 
 
 def bar_chart(title: str, parts: Sequence[tuple[str, float]], note: str = "") -> Chart:
-    """One column of numbers of either sign."""
+    """Return a chart of one column of signed numbers."""
     values = torch.tensor([[value] for _, value in parts], dtype=torch.float64)
     return Chart(title=title, rows=[n for n, _ in parts], columns=["added"], values=values, signed=True, note=note)

@@ -1,5 +1,4 @@
-"""Views as figures, for papers and pages: each function gives a matplotlib figure, and `save` writes it as PNG or SVG.
-The letters are the design's: H heads, T queries, S keys."""
+"""Views as matplotlib figures; `save` writes PNG, SVG or PDF. H heads, T queries, S keys."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 
 
 def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
-    """Queries down, keys across, darker for more weight."""
+    """Draw a heat map: queries down, keys across, darker for more weight."""
     check_labels(weights, rows, columns)
     T, S = weights.shape
     wide, high = 7.0, 6.2
@@ -52,7 +51,7 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
 
 
 def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
-    """Small heat maps: a row a layer, a column a head, each with its pattern's name."""
+    """Draw small heat maps: one row per layer, one column per head, each with its label."""
     most = max(attention_map.n_heads for attention_map in maps)
     figure = _figure(1.3 * most + 0.5, 1.5 * len(maps) + 0.3, title)
     for line, attention_map in zip(figure.subplots(len(maps), most, squeeze=False), maps, strict=True):
@@ -69,7 +68,7 @@ def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
 
 
 def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
-    """Queries at the left, keys at the right, a line for each weight, stronger for more of it; a color a head."""
+    """Draw lines from queries on the left to keys on the right, stronger for more weight; one color per head."""
     if max(len(rows), len(columns)) > _LABELLED:
         raise ShapeError(
             f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
@@ -109,9 +108,9 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
 
 
 def chart(found: Chart | PCAProjection) -> Figure:
-    """Words or numbers in colored cells, one column of numbers as bars, a plane as dots with their names.
-
-    Cells of more than a few dozen columns stay without words."""
+    """Draw a chart as colored cells or bars, or a projection as labeled points. More than 32 columns have no
+    cell texts.
+    """
     if isinstance(found, PCAProjection):
         return _plane(found)
     if found.is_bars:
@@ -138,7 +137,7 @@ def chart(found: Chart | PCAProjection) -> Figure:
 
 
 def _bars(found: Chart) -> Figure:
-    """What each row added, to the right for more and to the left for less."""
+    """Draw a horizontal bar chart."""
     figure, axes = _plot(5.6, max(1.8, 0.26 * len(found.rows) + 0.9), _plain(found.title), size=9)
     values = found.values[:, 0].tolist()
     axes.barh(range(len(values)), values, color=[_HEAT if value > 0 else _LOW for value in values], height=0.65)
@@ -153,7 +152,7 @@ def _bars(found: Chart) -> Figure:
 
 
 def _plane(found: PCAProjection) -> Figure:
-    """Vectors in two dimensions, each a dot with its name."""
+    """Draw labeled points in two dimensions."""
     figure, axes = _plot(6.4, 5.6, found.title, size=9)
     x, y = found.points.T.tolist()
     axes.scatter(x, y, s=8, color=_HEAT, alpha=0.6, linewidth=0)
@@ -165,7 +164,7 @@ def _plane(found: PCAProjection) -> Figure:
 
 
 def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
-    """Entropy and distance of every head against its layer: a dot a head, named by its pattern's color."""
+    """Draw entropy and distance of every head by layer; colors are the labels."""
     figure = _figure(8.4, 3.6, title)
     left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(name.name for p in maps for name in p.summary.labels))
@@ -187,7 +186,7 @@ def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
 
 
 def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
-    """The residual stream's length after each block: mean over the tokens, in the range from shortest to longest."""
+    """Draw the norm of the residual stream after each block: mean over tokens, with the range."""
     if not found:
         raise ConfigError("there are no norms to draw; record the outputs of the blocks")
     figure, axes = _plot(6.0, 3.4, title)
@@ -208,7 +207,7 @@ def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
 
 
 def contribution_bars(found: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
-    """The largest contributions to one output, a bar each: the key, the head, and its share of all that was added."""
+    """Draw one bar per contribution: key, head and share."""
     parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
     return _bars(bar_chart(title, parts, "share of the lengths of all that was added, %"))
 
@@ -216,7 +215,7 @@ def contribution_bars(found: Sequence[ValueWeightedNorm], columns: Sequence[str]
 def patches(
     image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, chosen: int | None = None, title: str = ""
 ) -> Figure:
-    """The grey picture, and beside it each head's weights over its patches; `chosen` frames the patch that looks."""
+    """Draw a gray image and each head's weights over its patches; `chosen` frames the query's patch."""
     from matplotlib.patches import Rectangle
 
     check_patches(weights, grid)
@@ -244,7 +243,7 @@ def patches(
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as the file's name says: .png, .svg or .pdf. The same figure gives the same file."""
+    """Write a figure as .png, .svg or .pdf; the same figure gives the same file."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
@@ -259,13 +258,13 @@ def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figur
 
 
 def _plot(width: float, height: float, title: str, *, size: int = 10) -> tuple[Figure, Any]:
-    """A figure of one drawing, and its axes."""
+    """Return a figure with one axes."""
     figure = _figure(width, height, title, size=size)
     return figure, figure.add_subplot()
 
 
 def _ruled(axes: Any, label: str) -> None:
-    """Axes with lines across, and what they count."""
+    """Label the y axis and add grid lines."""
     axes.set_ylabel(label, fontsize=8)
     axes.tick_params(labelsize=7)
     axes.grid(axis="y", alpha=0.25)
@@ -279,5 +278,5 @@ def _shades(stops: Sequence[str] = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", 
 
 
 def _plain(label: str) -> str:
-    """A token as matplotlib is to write it: a dollar sign would start a formula."""
+    """Escape a token for matplotlib, in which a dollar sign starts a formula."""
     return (label.strip() or label).replace("$", r"\$")

@@ -1,9 +1,10 @@
-"""From the calls of a run to the stations of a walk. The numbers are the run's own, and so is the order: nothing here
-knows a model.
+"""Build the steps of a walkthrough from the module calls of a run. Values and order are those of the run; no model is
+special-cased.
 
-A station is a module's output, a step inside an attention layer (recomputed from what it was given), or something that
-the model's code does between its modules. That last kind is found by its numbers: if what a module is given is the sum
-of two earlier results, to the bit, then they were added. So pre-norm, post-norm and parallel blocks show as they are.
+A step is the output of a module, an operation inside an attention layer (recomputed from its inputs), or an operation
+that the model's code performs between its modules. The latter are identified by their values: if the input of a module
+is bit-identical to the sum of two earlier results, these were added. Pre-norm, post-norm and parallel blocks are
+therefore recognized without configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NamedTensors = list[tuple[Tensor, int]]
 
 @dataclass
 class ModuleCall:
-    """One call of a module: the tensors it was given, the tensor it gave, and the calls that it made inside."""
+    """One call of a module: input tensors, output tensor, and the calls of its submodules."""
 
     path: str
     module: nn.Module
@@ -45,22 +46,23 @@ class ModuleCall:
 
     @property
     def all(self) -> Iterator[ModuleCall]:
-        """Itself and all that ran inside of it."""
+        """The call and all calls inside it."""
         yield self
         for part in self.parts:
             yield from part.all
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers."""
+    """Return whether two tensors are equal."""
     return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
 
 
 @contextmanager
 def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
-    """The calls of the model itself while this is on. Tensors are copied: what is written over later stays as it was.
+    """Record the calls of the model. Tensors are copied, because later operations may overwrite them.
 
-    A module that stands in two places (shared embeddings) is called by the name that it has where it is called."""
+    A module with two paths (shared embeddings) gets the path at which it is called.
+    """
     found: list[ModuleCall] = []
     running: list[ModuleCall] = []
     names: dict[nn.Module, list[str]] = {}
@@ -71,7 +73,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         inside = f"{running[-1].path}." if running and running[-1].path else ""
         path = next((path for path in names[module] if path.startswith(inside)), names[module][0])
         tensors = [x for x in args if isinstance(x, Tensor)]
-        tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks and the like come later
+        tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks come later
         visit = ModuleCall(path, module, [x.detach().clone() for x in tensors])
         (running[-1].parts if running else found).append(visit)
         running.append(visit)
@@ -88,7 +90,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
 
 
 class TokenAxis(NamedTuple):
-    """A line of tokens: the letter for its length, their names, and how many were given (the others were written)."""
+    """An axis of tokens: symbol of its length, labels, and number of input tokens (the others were generated)."""
 
     letter: str
     tokens: Sequence[str]
@@ -96,9 +98,10 @@ class TokenAxis(NamedTuple):
 
 
 class WalkthroughBuilder:
-    """Goes through the calls of a traced run and notes a station for each thing that happens.
+    """Builds the steps from the calls of a traced run.
 
-    `lines` are the tokens by the beginning of module paths, the first that fits counts: {"encoder": …, "": …}."""
+    `lines` maps prefixes of module paths to token axes, of which the first match is used: {"encoder": …, "": …}.
+    """
 
     def __init__(self, trace: Trace, lines: Mapping[str, TokenAxis]) -> None:
         self._trace, self._lines = trace, lines
@@ -109,8 +112,10 @@ class WalkthroughBuilder:
 
     @property
     def steps(self) -> list[WalkthroughStep]:
-        """All that was noted. Formulas call a token's vector h behind a norm and x in the stream itself, which is where
-        a norm stands whose result is added to, or leaves a block: that is known when all has been seen."""
+        """All steps. In formulas, a vector is h after a norm and x in the stream.
+
+        A norm is in the stream if its result is added to or leaves a block, which is known only after all steps.
+        """
         stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
         norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
         h = norms - stream
@@ -127,7 +132,7 @@ class WalkthroughBuilder:
         return done
 
     def note(self, role: str, values: Tensor, letters: str, **details: Any) -> int:
-        """Put down a station and give its number; `letters` are those of its dimensions, with blanks between."""
+        """Add a step and return its index; `letters` are the symbols of its dimensions, separated by blanks."""
         said, names = texts()[role], tuple(letters.split())
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
@@ -136,18 +141,18 @@ class WalkthroughBuilder:
         return len(self._made) - 1
 
     def walk(self, visit: ModuleCall) -> None:
-        """All of one call of the model."""
+        """Add all steps of one call of the model."""
         self._last = visit.gave
         self._follow(visit, visit.path, len(self._made) - 1 if self._made else None)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _follow(self, visit: ModuleCall, section: str, source: int | None) -> int:
-        """The calls that a stack or a block makes, and what it does between them; the number of what it gave."""
+        """Add the steps of a stack or block and return the index of its output."""
         known: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
         for part in visit.parts:
             quiet = part.gave is not None and part.given and not part.parts and same(part.given[0], part.gave)
-            if part.gave is None or quiet:  # dropout in evaluation and `nn.Identity` hand on what they get
+            if part.gave is None or quiet:  # dropout in evaluation mode and `nn.Identity` return their input
                 continue
             streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
             source = self._arrive(part.given[0], known, visit, section) if streams else None
@@ -165,7 +170,7 @@ class WalkthroughBuilder:
         return number
 
     def _unit(self, part: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
-        """A module without attention inside: one station, or two for an embedding of ids and for a feed-forward."""
+        """Add a module without attention: one step, or two for an embedding of ids and for a feed-forward network."""
         module, line = part.module, self._line(part.path)
         common: dict[str, Any] = {
             "module": part.path,
@@ -194,32 +199,32 @@ class WalkthroughBuilder:
         return self._vectors("linear" if matrices else "between", x, line, **common)
 
     def _ids(self, part: ModuleCall, line: TokenAxis, section: str) -> int:
-        """The ids that an embedding is given: what a text has become, or what a decoder has written so far."""
+        """Add the ids of an embedding: those of a text, or those generated so far."""
         writes = line.letter == "T" and len(self._lines) > 1
         more = not writes and line.given < len(line.tokens)
-        note = f"The first {line.given} were given; the model wrote the others, one at a time, and read each in turn."
+        note = f"The first {line.given} are the input; the model generated the others one at a time."
         common = {"module": part.path, "section": section, "rows": tuple(line.tokens), "note": note if more else ""}
         return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
 
     def _vectors(self, role: str, x: Tensor, line: TokenAxis, last: str = "M", **details: Any) -> int:
-        """A row a token, or one for all of them where the tokens have become one."""
+        """Add vectors: one row per token, or one row if the tokens were pooled."""
         x = x[0]
         last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last
         if x.dim() == 1:
             return self.note(role, x, last, **details)
-        letter = line.letter if len(x) == len(line.tokens) else "N"  # patches have no [CLS] before them yet
+        letter = line.letter if len(x) == len(line.tokens) else "N"  # patches do not have [CLS] yet
         return self.note(role, x, f"{letter} {last}", rows=tuple(line.tokens[-len(x) :]), **details)
 
     def _feed_forward(self, part: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: dict[str, Any]) -> int:
         hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
-        if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with the tokens that picked it
+        if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with its routed tokens
             common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
             return self._vectors("feed_forward", x, line, **common)
         activation = type(getattr(part.module, "activation", None)).__name__.replace("NoneType", "activation")
         inside = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
         inside = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else inside
         common |= {"branch": "feed-forward"}
-        note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are above zero."
+        note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are positive."
         wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
         common |= {"module": down.path, "sources": (*common["sources"], wide)}
         formula = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '₂')}"
@@ -238,7 +243,7 @@ class WalkthroughBuilder:
         kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
         T, S = line.letter, keys.letter
         common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(line.tokens)}
-        # The station that cross-attention's keys come from is what a stack gave.
+        # The keys of cross-attention come from the output of a stack.
         memory = next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
         made = self._projections(part, call, ((line, source), (keys, memory)), common)
         common["columns"] = tuple(keys.tokens)
@@ -262,7 +267,7 @@ class WalkthroughBuilder:
     def _projections(
         self, part: ModuleCall, call: Call, read: Sequence[tuple[TokenAxis, int | None]], common: dict[str, Any]
     ) -> list[int]:
-        """Queries, and keys and values, of what each read; from their projections where these are modules."""
+        """Add queries, keys and values, from their projections if these are modules."""
         cross, made = common["branch"] == "cross-attention", []
         for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
             line, source = read[role != "q"]
@@ -279,7 +284,7 @@ class WalkthroughBuilder:
     # -- between modules ----------------------------------------------------------------------------------------------
 
     def _arrive(self, x: Tensor, known: NamedTensors, visit: ModuleCall, section: str) -> int:
-        """The station whose values these are, or a new one that says how they came about."""
+        """Return the step with these values, or a new one that explains them."""
         for tensor, number in reversed(known):
             if same(tensor, x):
                 return number
@@ -304,7 +309,7 @@ class WalkthroughBuilder:
                     return self._vectors("logits", x, line, "V", formula="logits = {h} Eᵀ", **own)
         change = x - known[-1][0] if alike else x
         constant = alike and _equal(change, change[:, :1].expand_as(change), float(x.abs().max()))
-        note = "Here the same vector was added to every token." if constant else ""
+        note = "The same vector was added to every token." if constant else ""
         return self._vectors("between", x, line, sources=tuple(i for _, i in known[-1:]), note=note, **common)
 
     def _line(self, path: str) -> TokenAxis:
@@ -312,18 +317,18 @@ class WalkthroughBuilder:
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    """Whether it is a linear map by itself: torch's, or another that has one matrix and is no table of embeddings."""
+    """Return whether a module is a linear map: torch's, or another with one matrix that is not an embedding table."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
 def _one(x: Tensor) -> Tensor:
-    """The heads (H, …, …) of the first sequence of a batch; 1 of them where all are alike."""
+    """Return the heads (H, …, …) of the first sequence of a batch; one if all are equal."""
     return x.reshape(-1, *x.shape[-3:])[0] if x.dim() > 2 else x[None]
 
 
 def _equal(a: Tensor, b: Tensor, largest: float = 0.0) -> bool:
-    """Equal but for rounding: by two units of the largest number at most."""
+    """Return whether tensors are equal up to two units of rounding of the largest value."""
     if a.shape != b.shape or not a.numel():
         return False
     unit = torch.finfo(b.dtype).eps
@@ -341,16 +346,16 @@ def _norm(module: nn.Module) -> str:
 
 
 def _places(part: ModuleCall, x: Tensor) -> dict[str, str]:
-    """What kind of positions a module adds, and how much."""
+    """Return the text for the kind and size of added positions."""
     kind = type(getattr(part.module, "choice", part.module)).__name__
     added = (x - part.given[0])[0, -1].float()
     start = ", ".join(f"{value:.3f}" for value in added[:4].tolist())
-    note = f"{kind}: added to the last token was P = [{start}, …], of length {float(added.norm()):.3g}."
+    note = f"{kind}: added to the last token was P = [{start}, …], with norm {float(added.norm()):.3g}."
     return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
 
 
 def _turned(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
-    """Whether queries or keys are something else than their product: turned by their place, or normalised."""
+    """Return a note if queries or keys differ from their projection: rotated by position, or normalized."""
     y = product.gave
     if y is None or y.numel() != x.numel() or product.module is layer:
         return ""
@@ -358,13 +363,13 @@ def _turned(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
         return ""
     rotary, normed = getattr(layer, "rotary", None), getattr(layer, "q_norm", None) is not None
     if rotary is None:
-        return "Normalised in every head." if normed else "Changed after the product."
-    begin = "Normalised in every head, then turned" if normed else "Turned"
-    return f"{begin} by an angle that grows with the token's place ({rotary}), so that q · k depends on distances."
+        return "Normalized per head." if normed else "Changed after the projection."
+    begin = "Normalized per head, then rotated" if normed else "Rotated"
+    return f"{begin} by an angle proportional to the position ({rotary}), so that q · k depends on relative positions."
 
 
 def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:
-    """What a mask is, and why."""
+    """Return explanation and note of a mask."""
     T, S = seen.shape[-2:]
     allowed = int(seen[0].sum())
     causal = kind == "masked self-attention" and T == S and bool((seen == torch.ones_like(seen).tril()).all())

@@ -1,12 +1,11 @@
-"""The page: one HTML file with the weights of a run in it, which needs no network and nothing beside it.
+"""Render an attention report as one self-contained HTML page.
 
-What it looks like and does is in `assets/`; here its data are put together, small, exact enough to read, and bounded
-whatever the length. A short layer is kept whole. A long one is kept as an overview (the largest and the mean weight of
-each tile) and, for every query, the keys with the largest weights; together these stay usable at thousands of tokens
-where whole matrices would be hundreds of megabytes. Numbers are stored as the square root of the weight, because most
-weights are small and are told apart better that way.
+Layout and behavior are in `assets/`. This module encodes the data compactly, at readable precision, with a size bound
+for any length. A short layer is stored completely. A long one is stored as an overview (largest and mean weight of each
+tile) and, for every query, the keys with the largest weights; so pages stay usable at thousands of tokens. Values are
+stored as the square root of the weight, which resolves small weights better.
 
-    H matrices (the heads, then their mean)   T queries   S keys   R × C tiles   k keys kept of a row
+    H matrices (the heads, then their mean)   T queries   S keys   R × C tiles   k stored keys per row
 """
 
 from __future__ import annotations
@@ -36,20 +35,28 @@ from clearhead.look.picture import AttentionMap, HeadStats
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
-_THUMB = 34  # cells of a thumbnail's side
-_MOST_TOKENS = 1 << 16  # a kept key's number has 16 bits
+_THUMB = 34  # cells per side of a thumbnail
+_MOST_TOKENS = 1 << 16  # key indices have 16 bits
 BUDGET = 24 << 20  # bytes of a page's weights, before they are compressed
-_FINE = 2 << 20  # cells in all, up to which 16 bits are spent on each
+_FINE = 2 << 20  # maximum number of cells stored in 16 bits each
 _SIDES = (256, 192, 128, 96, 64, 48, 32)
 _KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
 
 
 def render_page(report: AttentionReport, *, budget: int = BUDGET) -> str:
-    """The whole page as text. `budget` bounds the bytes of weights in it, before compression."""
+    """Return the page of a report as text.
+
+    Args:
+        report: The report.
+        budget: Maximum bytes of weights before compression.
+
+    Raises:
+        ConfigError: If the run has more tokens than a page can show.
+    """
     longest = max(max(len(attention_map.rows), len(attention_map.columns)) for attention_map in report.maps)
     if longest > _MOST_TOKENS:
         raise ConfigError(
-            f"a page shows up to {_MOST_TOKENS:,} tokens and this run has {longest:,}; draw pictures of some rows"
+            f"a page can show {_MOST_TOKENS:,} tokens but this run has {longest:,}; draw figures of some rows"
         )
     return render_template(
         "page.html", report.title, page_data(report, budget=budget), styles=("page.css",), scripts=_SCRIPTS
@@ -57,23 +64,23 @@ def render_page(report: AttentionReport, *, budget: int = BUDGET) -> str:
 
 
 def chart_page(title: str, charts: Sequence[Chart | PCAProjection]) -> str:
-    """A page of charts: one file that needs no network and no script."""
+    """Return a page of charts: one file without scripts."""
     return render_template("charts.html", title, styles=("charts.css",), body="".join(chart.html() for chart in charts))
 
 
 def render_template(
     template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
 ) -> str:
-    """A template of `assets/` with everything put into it, so that the page is one file."""
+    """Insert everything into a template of `assets/`, so that the page is one file."""
     parts = {"title": html.escape(title), "style": read_assets(*styles), "script": read_assets(*scripts), "body": body}
-    # Inside a script element only "</" and "<!--" could end it: no "<" is left.
+    # Escape "<", because "</" or "<!--" could end the script element.
     parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    # In one pass: what a user wrote may look like a place of the template.
+    # In one pass, because user text may look like a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], read_assets(template))
 
 
 def iframe(text: str, title: str) -> str:
-    """For a notebook: a page in a frame of its own, which neither takes nor gives styles."""
+    """Return a page in an iframe, which isolates its styles, for a notebook."""
     return (
         f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts" title="{html.escape(title)}" '
         'style="width: 100%; height: 60rem; border: 0"></iframe>'
@@ -83,18 +90,23 @@ def iframe(text: str, title: str) -> str:
 def save_page(
     shown: AttentionReport | Sequence[Chart | PCAProjection], path: str | Path, *, budget: int = BUDGET, title: str = ""
 ) -> Path:
-    """Write the page of an album, or of charts under a title, to a file.
+    """Write the page of a report, or of charts under a title, to a file. Returns the path.
 
         look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
-    A page is one file, which needs no network."""
+    Args:
+        shown: A report or a sequence of charts.
+        path: Path of the HTML file.
+        budget: Maximum bytes of weights before compression.
+        title: Title of a page of charts.
+    """
     return write_file(
         render_page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path
     )
 
 
 def write_file(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
-    """Write a page's text, or what else was drawn, to a file, whose folder is made."""
+    """Write text or bytes to a file and create its folder."""
     path = Path(path)
     with refusals(f"the {what} cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,23 +115,25 @@ def write_file(drawn: str | bytes, path: str | Path, what: str = "page") -> Path
 
 
 def script_module(*scripts: str) -> str:
-    """Scripts of `assets/` (those of the page) as an ES module, for a page that has their elements: `show(contents,
-    signal, history, location)` draws until the signal aborts. The last two, the browser's own, keep what is chosen."""
+    """Return scripts of `assets/` as an ES module for a page that has their elements.
+
+    Its `show(contents, signal, history, location)` draws until the signal aborts; the last two store the selection.
+    """
     inside = read_assets(*scripts or _SCRIPTS)
     return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
 
 
 def read_assets(*names: str) -> str:
-    """Files of `assets/`, one after another."""
+    """Concatenate files of `assets/`."""
     return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
 def page_data(
     report: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
-    """What a page shows, as its scripts read it; before each layer `on_layer` is told how many are done, and of all."""
+    """Return the data that the page's scripts read; `on_layer` gets the number of finished layers and of all."""
     maps = list(report.maps)
-    texts: dict[tuple[str, ...], int] = {}  # tokens are written once, however many layers show them
+    texts: dict[tuple[str, ...], int] = {}  # each list of tokens is stored once
     for attention_map in maps:
         for labels in (attention_map.rows, attention_map.columns):
             texts.setdefault(labels, len(texts))
@@ -188,7 +202,7 @@ def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], how: 
 
 
 class _Thumbnails:
-    """Each head, and their mean, at the size of a stamp: the largest weight of each part."""
+    """Thumbnails of each head and of their mean: the largest weight of each part."""
 
     def __init__(self, attention_map: AttentionMap) -> None:
         self._rows = len(attention_map.rows)
@@ -212,12 +226,12 @@ def _footer(maps: list[AttentionMap]) -> str:
     if known:
         worst, allowed = max(known)
         said.append(
-            "The run stayed on its fast path; the weights were recomputed from what each layer was given. Times the "
-            f"values, they differ from what the run itself produced by {worst:.1g} at most (allowed: {allowed:.1g})."
+            "The weights were recomputed from the inputs of each layer. Weights times values differ from the outputs "
+            f"of the run by at most {worst:.1g} (tolerance: {allowed:.1g})."
         )
     if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in maps):
-        said.append(f"Rollout is left out above {ROLLOUT_LIMIT:,} tokens.")
-    return " ".join((*said, "Everything on this page is in this file."))
+        said.append(f"Rollout is omitted above {ROLLOUT_LIMIT:,} tokens.")
+    return " ".join((*said, "This page is self-contained."))
 
 
 # ---------------------------------------------------------------------- weights as bytes
@@ -225,7 +239,7 @@ def _footer(maps: list[AttentionMap]) -> str:
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How weights are stored: whole (no `side`), or as tiles of a grid up to side × side with `kept` keys a row."""
+    """Storage of weights: complete (no `side`), or tiles of a grid up to side × side with `kept` keys per row."""
 
     bits: int = 16
     side: int | None = None
@@ -233,7 +247,7 @@ class StoragePlan:
 
 
 def plan(maps: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
-    """The most detail that fits the budget; the smallest overview there is, if nothing does."""
+    """Return the most detailed plan within the budget, or the smallest one."""
     sizes = [(attention_map.n_heads + 1, len(attention_map.rows), len(attention_map.columns)) for attention_map in maps]
     cells = sum(H * T * S for H, T, S in sizes)
     if cells <= _FINE:
@@ -242,32 +256,32 @@ def plan(maps: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
         return StoragePlan(bits=8)
     for side, kept in itertools.product(_SIDES, _KEPT):
         tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
-        rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # two bytes for the key, one for the weight
-        # Neither half may crowd out the other: an overview takes a third at most.
+        rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # 2 bytes per key, 1 per weight
+        # The overview takes at most a third.
         if tiles <= budget / 3 and tiles + rows <= budget:
             return StoragePlan(bits=8, side=side, kept=kept)
     return StoragePlan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
 
 
 def quantize(weights: Float[Tensor, "..."], bits: int) -> Tensor:
-    """√w in steps of 1/(2^bits − 1): uint8, or 16 bits in an int32 tensor."""
+    """Return √w in steps of 1/(2^bits − 1): uint8, or 16 bits in an int32 tensor."""
     codes = (weights.clamp(0, 1).sqrt() * ((1 << bits) - 1)).round()
     return codes.to(torch.uint8 if bits == 8 else torch.int32)
 
 
 def encode(codes: Tensor, bits: int) -> str:
-    """Little-endian bytes, deflated, in base64."""
+    """Return little-endian bytes, deflated, in base64."""
     raw = codes.contiguous().numpy().astype("<u2" if bits == 16 else "u1")
     return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
 
 
 def make_packer(attention_map: AttentionMap, how: StoragePlan) -> _FullMatrices | _TiledMatrices:
-    """What stores one layer's weights, the heads and then their mean, as the page reads them and the plan says."""
+    """Return the encoder of one layer's weights, heads and mean, for this plan."""
     return _FullMatrices(how.bits) if how.side is None else _TiledMatrices(attention_map, how.side, how.kept)
 
 
 def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
-    """The heads, and after them their mean."""
+    """Append the mean of the heads."""
     return torch.cat((block, block.mean(0, keepdim=True)))
 
 

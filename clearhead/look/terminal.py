@@ -1,8 +1,9 @@
-"""Views for the terminal: shaded cells between tokens, all heads side by side, links, bars and patches.
+"""Views for the terminal: heat maps, head grids, links, bars and patches.
 
-Each is plain text, made from tensors (H heads, T queries, S keys) or a picture. `heatmap(..., color=True)` writes
-terminal colors instead of shades. What is wider than `width` is made narrower: first the labels are cut, then cells
-are put together by their largest."""
+Each is plain text, from tensors (H heads, T queries, S keys) or a map. `heatmap(..., color=True)` writes terminal
+colors instead of shades. Views wider than `width` are reduced: first labels are cut, then cells are pooled by
+their maximum.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,15 @@ def heatmap(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """One line a query, one column a key; the fuller the cell, the more weight. Labels stand beside and above."""
+    """Return a heat map: one line per query, one column per key; darker cells have more weight.
+
+    Args:
+        weights: Attention weights, (T, S).
+        rows: Query labels.
+        columns: Key labels.
+        width: Maximum width in columns.
+        color: Whether to write terminal colors.
+    """
     check_labels(weights, rows, columns)
     rows, columns = plain(rows), plain(columns)
     if width is not None and not _fits(rows, ["12"] * len(columns), width):
@@ -42,12 +51,12 @@ def heatmap(
 
 
 def shade(weight: float) -> str:
-    """The character for a weight from 0 to 1."""
+    """Return the character for a weight from 0 to 1."""
     return _SHADES[round(max(0.0, min(1.0, weight)) * (len(_SHADES) - 1))]
 
 
 def head_grid(attention_map: AttentionMap, *, width: int = 80, side: int = 16) -> str:
-    """Every head of a layer, small, side by side: shades are of the square root, so that broad heads show too."""
+    """Return all heads of a layer side by side; shades show the square root, so that broad heads are visible."""
     size = min(len(attention_map.rows), side), min(len(attention_map.columns), 2 * side)
     small = adaptive_max_pool2d(attention_map.all_heads(), size)
     wide = max(small.shape[-1], 12)
@@ -64,7 +73,7 @@ def head_grid(attention_map: AttentionMap, *, width: int = 80, side: int = 16) -
 
 
 def head_table(attention_map: AttentionMap) -> list[tuple[str, str, str, str, str]]:
-    """A row a head: its number, the name of its pattern, that pattern's score, entropy in nats, and distance."""
+    """Return one row per head: number, label, score, entropy in nats, and distance."""
     return [
         (str(head), label.name, f"{label.score:.2f}", f"{entropy:.2f}", f"{distance:.2f}")
         for head, (label, entropy, distance) in enumerate(attention_map.summary.heads)
@@ -74,7 +83,7 @@ def head_table(attention_map: AttentionMap) -> list[tuple[str, str, str, str, st
 def link_list(
     weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, least: float = 0.1, most: int = 4
 ) -> str:
-    """A line a query, with an arrow to each key that gets at least `least`, largest first, with its head's number."""
+    """Return one line per query with the keys that get at least `least`, in descending order, with their heads."""
     columns = plain(columns)
     named = [f" (head {head})" for head in range(len(weights))] if weights.dim() > 2 else [""]
     by_query = weights.movedim(-2, 0).flatten(1)  # (T, H·S)
@@ -88,7 +97,7 @@ def link_list(
 
 
 def norm_bars(norms: Sequence[tuple[str, Tensor]], *, width: int = 80) -> str:
-    """A bar a block: the mean length of the residual stream's vectors after it, with the shortest and the longest."""
+    """Return one bar per block: the mean norm of the residual stream after it, with minimum and maximum."""
     paths = [path for path, _ in norms]
     most = max((float(norm.max()) for _, norm in norms), default=0.0) or 1.0
     room = max(8, width - max(map(len, paths), default=0) - 28)
@@ -101,7 +110,7 @@ def norm_bars(norms: Sequence[tuple[str, Tensor]], *, width: int = 80) -> str:
 
 
 def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int], *, color: bool = False) -> str:
-    """A grey picture (height, width) of bytes at the left, and the weight of each of its patches at the right."""
+    """Return a gray image (height, width) of bytes and, to its right, the weight of each patch."""
     check_patches(weights, grid)
     rows, columns = grid
     grey = adaptive_avg_pool2d(image[None].float() / 255, (2 * rows, 4 * columns))[0]  # letters are narrow
@@ -114,7 +123,7 @@ def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int]
 def sound_map(
     image: Tensor, weights: Float[Tensor, "R N"], rows: Sequence[str], *, width: int = 80, color: bool = False
 ) -> str:
-    """A spectrogram (height, width) of bytes; below it, along the same time, where each of some moments looks."""
+    """Return a spectrogram (height, width) of bytes and, below it on the same time axis, the weights of some frames."""
     wide = max(1, min(2 * weights.shape[1], width - max(map(display_width, rows), default=0) - 1))
     above = adaptive_avg_pool2d(image[None].float() / 255, (12, wide))[0].square()
     below = [adaptive_max_pool2d(row[None, None].float(), (1, wide))[0, 0] for row in weights]
@@ -123,7 +132,7 @@ def sound_map(
 
 
 def contribution_table(found: Sequence[ValueWeightedNorm], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
-    """A row a contribution: key, head, weight, and its share of all that was added."""
+    """Return one row per contribution: key, head, weight and share."""
     return [
         (f"{columns[one.key].strip()} ({one.key})", str(one.head), f"{one.weight:.3f}", f"{100 * one.share:.1f} %")
         for one in found
@@ -131,12 +140,12 @@ def contribution_table(found: Sequence[ValueWeightedNorm], columns: Sequence[str
 
 
 def plain(labels: Sequence[str]) -> list[str]:
-    """Labels without the blanks around them, unless they are all blanks."""
+    """Return labels without surrounding blanks, unless they are all blanks."""
     return [label.strip() or label for label in labels]
 
 
 def display_width(text: str) -> int:
-    """How many columns of a terminal a text takes: two for the wide letters of Asian scripts, none for accents."""
+    """Return the number of terminal columns of a text: two for wide East Asian letters, none for accents."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -145,7 +154,7 @@ def flush_right(text: str, size: int) -> str:
 
 
 def with_margin(labels: Sequence[str], lines: Sequence[str]) -> str:
-    """Lines with their labels in a margin at the left."""
+    """Return lines with their labels in a left margin."""
     margin = max(map(display_width, labels), default=0)
     pairs = zip(labels, lines, strict=True)
     return "\n".join(f"{flush_right(label, margin)} {line}".rstrip() for label, line in pairs)
@@ -164,13 +173,13 @@ def _cell(weight: float, size: int, color: bool) -> str:
 
 
 def _between(start: Sequence[int], end: Sequence[int], share: float) -> str:
-    """The background of a color between two."""
+    """Return the escape code of a background color between two."""
     r, g, b = (round(a + (z - a) * share) for a, z in zip(start, end, strict=True))
     return f"\x1b[48;2;{r};{g};{b}m"
 
 
 def paint(text: str, value: float) -> str:
-    """A text on a background: blue for a value up to 1, orange down to −1, nothing about 0 or for NaN."""
+    """Return a text on a background: blue up to 1, orange down to −1, none near 0 or for NaN."""
     if not abs(value) > 0.04:  # NaN too
         return text
     ink = (52, 122, 190) if value > 0 else (196, 98, 24)
@@ -183,14 +192,14 @@ def _fits(rows: Sequence[str], columns: Sequence[str], width: int) -> bool:
 
 
 def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
-    """The column labels, cut to the longest length at which the map fits."""
+    """Return the column labels, cut to the longest length at which the map fits."""
     lengths = range(max(map(len, columns), default=2), 2, -1)
     longest = next((n for n in lengths if _fits(rows, [column[:n] for column in columns], width)), 2)
     return [column if len(column) <= longest else column[: longest - 1] + "…" for column in columns]
 
 
 def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int, color: bool) -> str:
-    """Cells put together by their largest, one letter each, with positions instead of the labels of columns."""
+    """Return cells pooled by their maximum, one character each, with positions as column labels."""
     T, S, high = len(rows), len(columns), min(len(rows), _MOST_ROWS)
     firsts = [-(-i * T // high) for i in range(high)]
     labels = [f"{rows[i]} {i}"[-16:] for i in firsts]

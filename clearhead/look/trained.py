@@ -1,4 +1,4 @@
-"""A trained model at work: each task's input through its model, traced, and put into an album with its tokens."""
+"""Attention reports and model inputs for the bundled tasks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ from clearhead.pretrained.translate import DEFAULT, Translated, translations
 def attention_report(
     trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None
 ) -> AttentionReport:
-    """The album of one input: a sentence to translate, a beginning, letters to sort, a picture of a digit, or a sound.
+    """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
+    sound.
 
         look.attention_report(pretrained.load("en-es"), "How are you?")
 
-    `how` a sentence is translated; `data` is where pictures are that are given by number."""
+    Args:
+        trained: A loaded model.
+        given: The text, or the path of an image or audio file.
+        how: Decoding strategy of a translation.
+        data: Data set from which an image is selected by number.
+    """
     if trained.task == "translation":
         return translation_report(trained, translations(trained, [given], strategy=how)[0])
     if trained.task == "digits":
@@ -46,12 +52,17 @@ def attention_report(
 
 
 def model_inputs(trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None) -> ModelInputs:
-    """An input as its model is called with it, for `lens`, `attribute`, `patch` and `ablate`.
+    """Return an input in the form in which its model is called, for `logit_lens`, `attribute`, `patch` and `ablate`.
 
         inputs = look.model_inputs(trained, "To be, or not")
         look.logit_lens(trained.model, inputs.args).charts(inputs.tokens, inputs.name)
 
-    Of a translation, that is the sentence and what the model makes of it."""
+    Args:
+        trained: A loaded model.
+        given: The text, or the path of an image file. A translation consists of the sentence and the model's output.
+        how: Decoding strategy of a translation.
+        data: Data set from which an image is selected by number.
+    """
     title = shorten_text(given)
     if trained.task == "digits":
         pixels = image_input(trained, read_image(trained, given, data))
@@ -72,9 +83,14 @@ def model_inputs(trained: Trained, given: str, *, how: Strategy = DEFAULT, data:
 
 
 def translation_report(trained: Trained, made: Translated) -> AttentionReport:
-    """A sentence and its translation, by the very ids that were read and written: never encoded anew.
+    """Build the report of a sentence and its translation from the ids of the translation, without re-encoding.
 
-    The query that reads token i is the one that writes token i + 1."""
+    The query of token i predicts token i + 1.
+
+    Args:
+        trained: The translation model.
+        made: The translation.
+    """
     halves, names = source_and_target_ids(trained, made), trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
         trained.model(*(ids_tensor(trained, half) for half in halves))
@@ -85,22 +101,24 @@ def translation_report(trained: Trained, made: Translated) -> AttentionReport:
 
 
 def source_and_target_ids(trained: Trained, made: Translated) -> tuple[list[int], list[int]]:
-    """What the encoder read of a translation, and what the decoder read to write it."""
+    """Return the inputs of encoder and decoder of a translation."""
     if not made.read:
-        raise DataError("there is nothing to translate: give a sentence")
+        raise DataError("the input is empty; pass a sentence to translate")
     return list(made.read), [trained.tokenizer.bos_id, *made.written[:-1]]
 
 
 def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
-    """The ids of letters and <START>, and those of the answer."""
+    """Return the ids of the letters and <START>, and those of the answer."""
     tokenizer = trained.tokenizer
     ids = [*tokenizer.encode(letters), tokenizer.bos_id]
     if len(ids) == 1:
-        raise DataError("there is nothing to sort: give letters with blanks between them, such as 'D A A'")
+        raise DataError("the input is empty; pass letters separated by blanks, such as 'D A A'")
     longest = getattr(trained.model.config, "max_len", len(ids) + tokenizer.vocab_size)
     room = min(tokenizer.vocab_size, int(longest) - len(ids))
     if room < 1:
-        raise DataError(f"{len(ids) - 1} letters leave no room for an answer: {trained.name} takes {longest} tokens")
+        raise DataError(
+            f"{len(ids) - 1} letters leave no positions for an answer; {trained.name} takes {longest} tokens"
+        )
     made = generate(
         trained.model, ids_tensor(trained, ids), strategy=Greedy(), max_new_tokens=room, stop_ids=tokenizer.eos_id
     )
@@ -108,23 +126,23 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
 
 
 def encode_prompt(trained: Trained, prompt: str) -> list[int]:
-    """The ids of a text that is neither empty nor longer than the model takes."""
+    """Return the ids of a text; raise DataError if it is empty or too long."""
     ids = trained.tokenizer.prompt(prompt)
     if not ids:
-        raise DataError("the text has no token: give at least one letter")
+        raise DataError("the text has no tokens; pass at least one letter")
     longest = getattr(trained.model.config, "max_len", None)
     if longest is not None and len(ids) > longest:
-        raise DataError(f"the text has {len(ids)} tokens and {trained.name} takes {longest} at most: shorten it")
+        raise DataError(f"the text has {len(ids)} tokens but {trained.name} takes at most {longest}; shorten it")
     return ids
 
 
 def shorten_text(text: str) -> str:
-    """A text in one line of at most 90 characters."""
+    """Return a text in one line of at most 90 characters."""
     return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
 
 
 def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> AttentionReport:
-    """A grey picture (height, width) of bytes: what is seen in it, and which patches look at which."""
+    """Build the report of a gray image (height, width) of bytes."""
     model: Any = trained.model
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
@@ -135,7 +153,7 @@ def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> Attentio
 
 
 def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
-    """A sound and what is heard in it: which moments look at which, over its spectrogram."""
+    """Build the report of a sound, over its spectrogram."""
     model = trained.model
     if not isinstance(model, CTCEncoder):
         raise no_attention_error(trained)
@@ -157,7 +175,7 @@ def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: st
 
 
 def image_input(trained: Trained, pixels: Tensor) -> Tensor:
-    """A picture (height, width) of bytes as its model is called with it."""
+    """Return a gray image (height, width) of bytes as model input."""
     choice: Any = getattr(trained.recipe.data, "normalize", None)
     if choice is None:
         name = trained.name
@@ -166,7 +184,7 @@ def image_input(trained: Trained, pixels: Tensor) -> Tensor:
 
 
 def patch_labels(trained: Trained) -> list[str]:
-    """The tokens of a picture: its patches by their places, and what stands before them."""
+    """Return the tokens of an image: patch coordinates, after the special tokens."""
     config: Any = trained.model.config
     places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
     return [*["[CLS]"] * config.pooling.n_extra, *places]
@@ -176,7 +194,7 @@ _MAX_PIXELS = 1 << 25  # decoded, an image takes several times 4 bytes per pixel
 
 
 def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
-    """A picture's grey bytes in the model's size: from a file, or by its number from the validation part of data."""
+    """Return the gray bytes of an image in the model's size: from a file, or by number from the validation data."""
     if not isinstance(trained.model, VisionTransformer):
         raise no_attention_error(trained)
     if data is not None:
@@ -209,7 +227,7 @@ def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
 
 
 def report_for_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
-    """The ids of a text as a model reads them, with what it expects next; of a long one perhaps one layer alone."""
+    """Build the report of the ids of a text, with the top predictions; optionally of one layer."""
     with torch.no_grad(), _trace(trained, layer) as t:
         logits = trained.model(ids_tensor(trained, ids))[0, -1]
     tokens = trained.tokenizer.tokens
@@ -218,13 +236,13 @@ def report_for_ids(trained: Trained, ids: list[int], *, title: str, layer: str |
 
 
 def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
-    """The first three, with their chances, in words."""
+    """Return the top three predictions as text."""
     chances, ids = logits.softmax(-1).topk(3)
     return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
 
 
 def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    """The attention layers of a model of ours by their paths."""
+    """Return the attention layers of a clearhead model by path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
 
 
@@ -237,9 +255,9 @@ def _trace(trained: Trained, layer: str | None = None) -> Trace:
 
 
 def no_attention_error(trained: Trained) -> DataError:
-    """What is said of a model without attention."""
+    """Return the error for a model without attention."""
     kind = type(trained.model).__name__
-    return DataError(f"{trained.name} is a {kind} and has no attention to look at: choose a Transformer")
+    return DataError(f"{trained.name} is a {kind} and has no attention; choose a Transformer")
 
 
 def _facts(trained: Trained) -> dict[str, str]:
@@ -247,5 +265,5 @@ def _facts(trained: Trained) -> dict[str, str]:
 
 
 def ids_tensor(trained: Trained, ids: Sequence[int]) -> Tensor:
-    """(1, T): ids as their model is called with them."""
+    """Return ids as a tensor (1, T) on the model's device."""
     return torch.tensor([list(ids)], device=next(trained.model.parameters()).device)

@@ -1,11 +1,12 @@
-"""A walk: what happens to one input in a Transformer, station by station, with the numbers of the run that happened.
+"""Walkthrough of one forward pass: every step with its formula and the values of the run.
 
-walk = look.build_walkthrough(pretrained.load("en-es"), "Hello world")
-print(walk)                                     # in the terminal; in a notebook it draws itself
-walk["encoder.blocks.0", "weights"].values      # (H, S, S): who attended to whom in the first block
-walk.steps[0].likeliest                         # the five likeliest first words, with their probabilities
+    walkthrough = look.build_walkthrough(pretrained.load("en-es"), "Hello world")
+    print(walkthrough)                                     # in the terminal; in a notebook it draws itself
+    walkthrough["encoder.blocks.0", "weights"].values      # (H, S, S): attention weights of the first block
+    walkthrough.predictions[0].top                         # the five most probable first tokens
 
-A text is written greedily first; one pass over all of it is then watched, which under the causal mask gives every step.
+A text is generated greedily first. One pass over all of it is then recorded, which contains every step because of the
+causal mask.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.pretrained import Trained
 from clearhead.pretrained.translate import translations
 
-LIKELIEST = 5
-NEW_TOKENS = 8  # of a text that has no end of its own
-SIDE = 64  # of what is told in JSON: cells of a matrix's side,
-_NUMBERS = 1024  # numbers of the vectors of one station, all tokens together,
-_LEAST, _MOST = 8, 64  # numbers of one vector,
-_ROWS = 256  # tokens whose vectors are told
+TOP_K = 5
+NEW_TOKENS = 8  # for open-ended text
+SIDE = 64  # maximum cells per side of a matrix in JSON
+_NUMBERS = 1024  # values of the vectors of one step in JSON, over all tokens
+_LEAST, _MOST = 8, 64  # minimum and maximum values of one vector in JSON
+_ROWS = 256  # tokens whose vectors are included
 
 
 @dataclass(frozen=True)
 class TokenProbability:
-    """A token or class that could come next, and how likely it is."""
+    """A token or class, and its probability."""
 
     token: str
     id: int
@@ -54,7 +55,7 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step of writing (or the one answer): what had been read, the likeliest to come, and what was taken."""
+    """The prediction of one step: context tokens, most probable tokens, and selected token."""
 
     context: tuple[str, ...]
     top: tuple[TokenProbability, ...]
@@ -63,7 +64,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Section:
-    """Stations that belong together, the numbers `first` to `last`: the way in, a block, the way out."""
+    """Consecutive steps `first` to `last`: input, a block, or output."""
 
     path: str
     title: str
@@ -75,7 +76,17 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Walkthrough:
-    """The stations of one run, in the order in which they happened."""
+    """The steps of one run, in order.
+
+    Attributes:
+        title: Title of the page.
+        model: Name of the model.
+        kind: Class of the model.
+        steps: The steps.
+        predictions: The prediction of each position, or the one answer.
+        sizes: Sizes by symbol.
+        metadata: Names and values displayed under the title.
+    """
 
     title: str
     model: str
@@ -86,38 +97,42 @@ class Walkthrough:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, at: tuple[str, str]) -> WalkthroughStep:
-        """The first station of this kind (its `role`) in a module or block: `walk["decoder.blocks.0", "scores"]`."""
+        """Return the first step with this `role` in a module or block: `walkthrough["decoder.blocks.0", "scores"]`.
+
+        Raises:
+            ConfigError: If there is no such step.
+        """
         where, role = at
         for step in self.steps:
             inside = where in ("", step.module, step.section) or step.module.startswith(f"{where}.")
             if inside and step.role == role:
                 return step
         roles = ", ".join(dict.fromkeys(step.role for step in self.steps))
-        raise ConfigError(f"there is no station {role!r} in {where or 'the model'}; the kinds of stations are: {roles}")
+        raise ConfigError(f"there is no step {role!r} in {where or 'the model'}; the roles are: {roles}")
 
     @property
     def sections(self) -> list[Section]:
-        """The stations in groups, in order."""
+        """The steps grouped by block, in order."""
         together = groupby(range(len(self.steps)), key=lambda i: self.steps[i].section)
         return [_section(self.steps, list(numbers)) for _, numbers in together]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it for programs, as JSON takes it: of vectors the first numbers, of matrices all, up to 64 × 64."""
+        """Return everything as JSON data: the first values of vectors, and matrices up to 64 × 64."""
         return {"title": self.title, "model": self.model, "kind": self.kind} | {
             "metadata": dict(self.metadata),
             "sizes": dict(self.sizes),
             "symbols": texts()["symbols"],
             "sections": [asdict(section) for section in self.sections],
-            "steps": [_told(step) for step in self.steps],
+            "steps": [_step_to_dict(step) for step in self.steps],
             "predictions": [asdict(prediction) for prediction in self.predictions],
         }
 
     def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
-        """The walk for a terminal: the blocks of this number (or this one block, by its path) in full."""
+        """Return the walkthrough for a terminal, with the blocks of this index (or path) in full."""
         return as_text(self, layer=layer, head=head, width=width, color=color)
 
     def html(self) -> str:
-        """The walk as one self-contained page that needs no network."""
+        """Return the walkthrough as one self-contained page."""
         return render_template(
             "walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",)
         )
@@ -130,19 +145,29 @@ class Walkthrough:
 
 
 def build_walkthrough(
-    model: Trained | nn.Module, *given: Any, max_new_tokens: int | None = None, data: Path | None = None
+    model: Trained | nn.Module, *model_input: Any, max_new_tokens: int | None = None, data: Path | None = None
 ) -> Walkthrough:
-    """What happens to an input in a model: a sentence, a beginning, letters, or a picture of a digit.
+    """Run a model on an input and return a walkthrough of the run.
 
         look.build_walkthrough(pretrained.load("en-es"), "Hello world")
 
-    `max_new_tokens` is how many tokens are written at most (by default to the end, or 8 of a text that has none);
-    `data` is where pictures are that are given by number; a picture may also be its bytes, (height, width). A bare
-    module is given the tensors that it is called with."""
-    if isinstance(model, nn.Module):  # tokens are called by their numbers, and there is no text at either end
-        lines, name = {"encoder": TokenAxis("S", (), 0)} if len(given) > 1 else {}, type(model).__name__
-        return _WalkthroughRun(model, name, lines | {"": TokenAxis("T", (), 0)}, None, *given).walk(f"A run of {name}")
-    trained, text = model, given[0]
+    Args:
+        model: A loaded pretrained model, or a module.
+        *model_input: A sentence, a prompt, letters, or an image of a digit (file, number or (height, width) bytes);
+        for a
+            module, its input tensors.
+        max_new_tokens: Maximum number of generated tokens; default: until the end, or 8 for open-ended text.
+        data: Data set from which an image is selected by number.
+
+    Raises:
+        ConfigError: If the model has no attention that can be recorded.
+    """
+    if isinstance(model, nn.Module):  # without a tokenizer, tokens are labeled by position
+        axes, name = {"encoder": TokenAxis("S", (), 0)} if len(model_input) > 1 else {}, type(model).__name__
+        return _WalkthroughRun(model, name, axes | {"": TokenAxis("T", (), 0)}, None, *model_input).walk(
+            f"A run of {name}"
+        )
+    trained, text = model, model_input[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new_tokens)
     if isinstance(trained.model, VisionTransformer):
@@ -153,118 +178,123 @@ def build_walkthrough(
 
 
 def _of_text(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
-    """A text that a decoder goes on from, letters that it sorts, or a text that an encoder reads and no more."""
-    sorts = trained.task == "sort-dedup"
-    ids, made = tasks.sorting_ids(trained, text, with_stop=True) if sorts else (tasks.encode_prompt(trained, text), [])
-    made = made[:max_new_tokens]
-    if isinstance(trained.model, Decoder) and not made:
-        room = min(
-            max_new_tokens or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1
-        )  # the last is written, not read
+    """Return the walkthrough of a prompt of a decoder, letters to sort, or a text of an encoder."""
+    is_sorting = trained.task == "sort-dedup"
+    ids, generated = (
+        tasks.sorting_ids(trained, text, with_stop=True) if is_sorting else (tasks.encode_prompt(trained, text), [])
+    )
+    generated = generated[:max_new_tokens]
+    if isinstance(trained.model, Decoder) and not generated:
+        # The last token is generated but not encoded.
+        n_new = min(max_new_tokens or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)
         new = generate(
             trained.model,
             tasks.ids_tensor(trained, ids),
             strategy=Greedy(),
-            max_new_tokens=room,
+            max_new_tokens=n_new,
             stop_ids=trained.stops,
         )
-        made = new.sequence(0, with_stop=True).tolist()
-    read = [*ids, *made[:-1]]
-    line = TokenAxis("T", trained.tokenizer.tokens(read), len(ids))
-    run = _WalkthroughRun(trained.model, trained.name, {"": line}, text, tasks.ids_tensor(trained, read))
-    if not made:
+        generated = new.sequence(0, with_stop=True).tolist()
+    input_ids = [*ids, *generated[:-1]]
+    axis = TokenAxis("T", trained.tokenizer.tokens(input_ids), len(ids))
+    run = _WalkthroughRun(trained.model, trained.name, {"": axis}, text, tasks.ids_tensor(trained, input_ids))
+    if not generated:
         return run.walk(tasks.shorten_text(text))
-    answer = trained.tokenizer.decode([i for i in made if i not in trained.stops])
-    run.add_predictions(made, trained.tokenizer.tokens, first=len(ids) - 1)
+    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stops])
+    run.add_predictions(generated, trained.tokenizer.tokens, first=len(ids) - 1)
     return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
 
 def _of_pair(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
-    made = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
-    read, target = tasks.source_and_target_ids(trained, made)
+    generated = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
+    input_ids, target = tasks.source_and_target_ids(trained, generated)
     tokens = trained.tokenizer.tokens
-    lines = {"encoder": TokenAxis("S", tokens(read), len(read)), "": TokenAxis("T", tokens(target), 1)}
-    inputs = (tasks.ids_tensor(trained, half) for half in (read, target))
-    run = _WalkthroughRun(trained.model, trained.name, lines, text, *inputs)
-    run.add_predictions(made.written, tokens)
-    return run.walk(f"{tasks.shorten_text(text)} → {made.target}")
+    axes = {"encoder": TokenAxis("S", tokens(input_ids), len(input_ids)), "": TokenAxis("T", tokens(target), 1)}
+    inputs = (tasks.ids_tensor(trained, half) for half in (input_ids, target))
+    run = _WalkthroughRun(trained.model, trained.name, axes, text, *inputs)
+    run.add_predictions(generated.written, tokens)
+    return run.walk(f"{tasks.shorten_text(text)} → {generated.target}")
 
 
-def _of_picture(trained: Trained, given: str | Tensor, data: Path | None) -> Walkthrough:
-    pixels = given if isinstance(given, Tensor) else tasks.read_image(trained, given, data)
+def _of_picture(trained: Trained, model_input: str | Tensor, data: Path | None) -> Walkthrough:
+    pixels = model_input if isinstance(model_input, Tensor) else tasks.read_image(trained, model_input, data)
     tokens = tasks.patch_labels(trained)
-    line = TokenAxis("T", tokens, len(tokens))
-    run = _WalkthroughRun(trained.model, trained.name, {"": line}, pixels, tasks.image_input(trained, pixels))
-    run.add_predictions([int(run.gave[0].argmax())], lambda ids: [str(i) for i in ids])
-    name = "a picture" if isinstance(given, Tensor) else Path(given).name
+    axis = TokenAxis("T", tokens, len(tokens))
+    run = _WalkthroughRun(trained.model, trained.name, {"": axis}, pixels, tasks.image_input(trained, pixels))
+    run.add_predictions([int(run.output[0].argmax())], lambda ids: [str(i) for i in ids])
+    name = "a picture" if isinstance(model_input, Tensor) else Path(model_input).name
     return run.walk(f"{name} → {run.predictions[0].token.token}")
 
 
 class _WalkthroughRun:
-    """A run of the model on these inputs, watched, on its way to a walk: `given` is what a person gave."""
+    """A recorded run of the model on these inputs."""
 
     def __init__(
-        self, model: nn.Module, name: str, lines: dict[str, TokenAxis], given: str | Tensor | None, *inputs: Tensor
+        self, model: nn.Module, name: str, axes: dict[str, TokenAxis], model_input: str | Tensor | None, *inputs: Tensor
     ) -> None:
-        self._model, self._name, self._lines = model, name, lines
+        self._model, self._name, self._lines = model, name, axes
         self.predictions: list[Prediction] = []
-        with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as seen, record_calls(model) as visits:
+        with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as recorded, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
-        if not seen.paths or output is None:
-            raise ConfigError(f"{name} has not attended to anything that can be seen. {seen.report()}")
-        self.gave: Tensor = output
-        for start, line in lines.items():
-            if not line.tokens:
-                size = seen.attention_inputs([path for path in seen.paths if path.startswith(start)][-1]).T
-                lines[start] = TokenAxis(line.letter, [str(i) for i in range(size)], size)
-        self._guide = guide = WalkthroughBuilder(seen, lines)
-        if isinstance(given, str):
-            letters = tuple(given.strip())
+        if not recorded.paths or output is None:
+            raise ConfigError(f"{name} has no attention that can be recorded. {recorded.report()}")
+        self.output: Tensor = output
+        for start, axis in axes.items():
+            if not axis.tokens:
+                size = recorded.attention_inputs([path for path in recorded.paths if path.startswith(start)][-1]).T
+                axes[start] = TokenAxis(axis.letter, [str(i) for i in range(size)], size)
+        self._guide = guide = WalkthroughBuilder(recorded, axes)
+        if isinstance(model_input, str):
+            letters = tuple(model_input.strip())
             guide.note(
                 "characters", torch.tensor(list(map(ord, letters))), "characters", module="", section="", rows=letters
             )
-        elif given is not None:
-            guide.note("pixels", given, "height width", module="", section="")
+        elif model_input is not None:
+            guide.note("pixels", model_input, "height width", module="", section="")
         guide.walk(visits[0])
 
-    def add_predictions(self, taken: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0) -> None:
-        """What was taken of the outputs from row `first` on, and the last stations that say so."""
-        line, guide = self._lines[""], self._guide
-        logits = self.gave[0].reshape(-1, self.gave.shape[-1])  # (T, V), or (1, V) of classes
-        one = logits.shape[0] == 1 and len(line.tokens) > 1
-        chances = logits[first : first + len(taken)].float().softmax(-1).cpu()
-        best = chances.topk(min(LIKELIEST, chances.shape[-1]), dim=-1)
-        for i, (id_, ids, shares) in enumerate(zip(taken, best.indices.tolist(), best.values.tolist(), strict=True)):
+    def add_predictions(
+        self, token_ids: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0
+    ) -> None:
+        """Add the predictions from row `first` on, and the final steps."""
+        axis, guide = self._lines[""], self._guide
+        logits = self.output[0].reshape(-1, self.output.shape[-1])  # (T, V), or (1, V) of classes
+        is_single = logits.shape[0] == 1 and len(axis.tokens) > 1
+        probabilities = logits[first : first + len(token_ids)].float().softmax(-1).cpu()
+        best = probabilities.topk(min(TOP_K, probabilities.shape[-1]), dim=-1)
+        for i, (id_, ids, shares) in enumerate(
+            zip(token_ids, best.indices.tolist(), best.values.tolist(), strict=True)
+        ):
             words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
-            word = TokenProbability(tokens([id_])[0], id_, float(chances[i, id_]))
-            self.predictions.append(Prediction(() if one else tuple(line.tokens[: first + i + 1]), words, word))
-        steps, rows = guide.steps, () if one else tuple(line.tokens[first:])
+            word = TokenProbability(tokens([id_])[0], id_, float(probabilities[i, id_]))
+            self.predictions.append(Prediction(() if is_single else tuple(axis.tokens[: first + i + 1]), words, word))
+        steps, rows = guide.steps, () if is_single else tuple(axis.tokens[first:])
         common: dict[str, Any] = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
-        letter = "1" if one else line.letter if first == 0 else "steps"
+        letter = "1" if is_single else axis.letter if first == 0 else "steps"
         cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
-        rest = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
-        shown = {"cells": cells, "sources": (len(steps) - 1,), "note": rest}
-        at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **shown, **common)
-        shown = {"cells": tuple((prediction.token.token,) for prediction in self.predictions), "sources": (at,)}
-        guide.note("answer" if one else "next", torch.tensor(taken), letter, **shown, **common)
+        remainder_note = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
+        kwargs = {"cells": cells, "sources": (len(steps) - 1,), "note": remainder_note}
+        at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **kwargs, **common)
+        kwargs = {"cells": tuple((prediction.token.token,) for prediction in self.predictions), "sources": (at,)}
+        guide.note("answer" if is_single else "next", torch.tensor(token_ids), letter, **kwargs, **common)
 
     def walk(self, title: str) -> Walkthrough:
         """All that was noted."""
-        guide, (*before, last) = self._guide, self._guide.steps
-        if last.role == "norm" and last.shape == self.gave.shape[1:]:  # an encoder's vectors are its answer
-            common = {"module": "", "section": "", "rows": last.rows, "sources": (len(before),)}
-            guide.note("vectors", self.gave[0], " ".join(last.symbols), **common)
+        guide, (*earlier, last) = self._guide, self._guide.steps
+        if last.role == "norm" and last.shape == self.output.shape[1:]:  # the output of an encoder
+            common = {"module": "", "section": "", "rows": last.rows, "sources": (len(earlier),)}
+            guide.note("vectors", self.output[0], " ".join(last.symbols), **common)
         kind = type(self._model).__name__
         parameters = f"{sum(p.numel() for p in self._model.parameters()):,}"
         metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "parameters": parameters}
         if len(self.predictions) > 1:
             metadata["generated"] = f"{len(self.predictions)} tokens, each the likeliest"
-        made: dict[str, Any] = {"steps": guide.steps, "predictions": self.predictions, "sizes": guide.sizes}
-        return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **made)
+        generated: dict[str, Any] = {"steps": guide.steps, "predictions": self.predictions, "sizes": guide.sizes}
+        return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **generated)
 
 
-def _told(step: WalkthroughStep) -> dict[str, Any]:
-    """A station for JSON: its fields, and its numbers with what of them was left out."""
+def _step_to_dict(step: WalkthroughStep) -> dict[str, Any]:
+    """Return a step as JSON data, with truncated values."""
     plain = {**vars(step), "kind": step.kind, "shape": step.shape}
     x = plain.pop("values")
     if step.kind == "maps":
@@ -279,7 +309,7 @@ def _told(step: WalkthroughStep) -> dict[str, Any]:
 
 
 def _rounded(x: Tensor) -> Any:
-    """Nested lists of numbers with four digits; −∞ and the like as None, for JSON has none."""
+    """Return nested lists of values with four digits; None for infinite values, which JSON lacks."""
     if not x.is_floating_point():
         return x.long().tolist()
     flat: list[Any] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in x.flatten().tolist()]
@@ -291,22 +321,22 @@ def _rounded(x: Tensor) -> Any:
 def _section(steps: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
     first, last = numbers[0], numbers[-1]
     where, roles = steps[first].section, [steps[i].role for i in numbers]
-    found = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
-    if found is not None:
-        stack = (found[1] or "").rpartition(".")[2]
-        title = f"{stack} block {found[3]}".strip()
-        return Section(where, title[0].upper() + title[1:], first, last, int(found[3]), _order(steps, numbers))
+    match = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
+    if match is not None:
+        stack = (match[1] or "").rpartition(".")[2]
+        title = f"{stack} block {match[3]}".strip()
+        return Section(where, title[0].upper() + title[1:], first, last, int(match[3]), _order(steps, numbers))
     name = where.rpartition(".")[2] or "model"
-    way = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
-    return Section(where, way if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
+    input_title = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
+    return Section(where, input_title if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
 
 
 def _order(steps: Sequence[WalkthroughStep], numbers: list[int]) -> str:
-    """Where the norms of a block stand, as it ran."""
+    """Return where the norms of a block are, as it ran."""
     norms = {i for i in numbers if steps[i].role == "norm"}
     adds = [steps[i] for i in numbers if steps[i].role == "add"]
     if not norms or not adds:
         return ""
-    if numbers[-1] in norms or any(one.sources[0] in norms for one in adds):
+    if numbers[-1] in norms or any(step.sources[0] in norms for step in adds):
         return "post-norm"
     return "parallel" if len(adds[-1].sources) > 2 else "pre-norm"

@@ -58,17 +58,17 @@ def test_how_much_is_written(cli):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["en-es", " "], "nothing to translate"),
+        (["en-es", " "], "pass a sentence to translate"),
         (["en-es", "word " * 300], "longer than the 128"),
         (["en-es", "Hello", "--layer", "9"], "there is no layer '9'; expected 0 to 3, or one of: encoder.blocks.0"),
         (["en-es", "Hello", "--head", "8"], "there is no head 8; expected 0 to 7"),
         (["en-es", "Hello", "--head", "-1"], "there is no head -1; expected 0 to 7"),
         (["en-es", "Hello", "--html", "/"], "the page cannot be written to /"),
-        (["shakespeare", ""], "has no token"),
-        (["shakespeare", "x" * 300], "takes 256 at most"),
-        (["sort-dedup", ""], "nothing to sort"),
+        (["shakespeare", ""], "has no tokens"),
+        (["shakespeare", "x" * 300], "takes at most 256"),
+        (["sort-dedup", ""], "pass letters separated by blanks"),
         (["digits-vit", "nowhere.png"], "there is no picture nowhere.png"),
-        (["digits-conv", __file__], "has no attention to look at"),
+        (["digits-conv", __file__], "has no attention; choose a Transformer"),
         (["en_es", "Hello"], "did you mean 'en-es'?"),
     ],
 )

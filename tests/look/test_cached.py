@@ -297,9 +297,8 @@ def test_beams_show_the_sequences_that_were_alive_at_the_end():
     model = EncoderDecoder(tiny_encoder_decoder()).double().eval()
     source = torch.randint(model.config.vocab_size, (2, 7))
     with look.trace(model) as t:
-        made = generate(
-            model, source, strategy=BeamSearch(3, n_best=3), max_new_tokens=5, decoder_start_ids=1
-        )  # nothing ends early
+        # No beam ends early.
+        made = generate(model, source, strategy=BeamSearch(3, n_best=3), max_new_tokens=5, decoder_start_ids=1)
     # The last reordering is made by the sequences' own last id, which is never read: compare what came before it.
     path = t.paths[-1]
     attention_map = t.weights(path, rows=-1)  # (6, H, 1, S): the last query of every beam

@@ -73,7 +73,7 @@ class TestPacking:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 23])
     def test_tiles_and_kept_keys(self, monkeypatch, rows_at_once):
         """Against loops over the whole matrices, whichever blocks the rows came in."""
-        monkeypatch.setattr(attention_map_module, "_CELLS_AT_ONCE", 3 * 19 * rows_at_once)
+        monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 19 * rows_at_once)
         attention_map = a_picture()
         stored = collected(attention_map, StoragePlan(bits=8, side=7, kept=4))
         everything = attention_map.all_heads()
@@ -143,7 +143,7 @@ class TestPage:
         rolled = rollout([t.weights(path)[1] for path in t.paths])
         stored = decoded(found["rollouts"][0]["data"], 8, 7, 7)
         assert ((stored.sqrt() - rolled.double().sqrt()).abs() <= 0.5 / 255 + 1e-6).all()
-        assert "differ from what the run itself produced" in found["footer"]
+        assert "differ from the outputs of the run" in found["footer"]
 
     def test_it_needs_nothing_but_itself(self):
         text = render_page(AttentionReport(title="x", maps=[a_picture()]))
@@ -188,21 +188,21 @@ class TestPage:
         assert path.stat().st_size < 30e6
         data = data_of(path.read_text(encoding="utf-8"))
         assert data["rollouts"] == []
-        assert "Rollout is left out above 1,024 tokens" in data["footer"]
+        assert "Rollout is omitted above 1,024 tokens" in data["footer"]
         stored = data["maps"][0]["pack"]
         assert "whole" not in stored
         assert stored["kept"] >= 64
 
     @pytest.mark.bad_input
     def test_mistakes(self):
-        with pytest.raises(ConfigError, match="at least one picture"):
+        with pytest.raises(ConfigError, match="at least one map"):
             AttentionReport(title="x", maps=[])
         tokens = ("x",) * 70_000
         one = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
         long = AttentionMap(
             path="x", rows=tokens, columns=tokens, n_heads=1, compute_rows=one.compute_rows, layout=one.layout
         )
-        with pytest.raises(ConfigError, match="up to 65,536 tokens and this run has 70,000"):
+        with pytest.raises(ConfigError, match="65,536 tokens but this run has 70,000"):
             render_page(AttentionReport(title="x", maps=[long]))
 
 
@@ -264,7 +264,7 @@ class TestPictures:
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=1)).eval()
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(31, (1, 5)))
-        with pytest.raises(ShapeError, match="5 queries and 5 keys, and there are names for 3 and 3"):
+        with pytest.raises(ShapeError, match="5 queries and 5 keys, but the labels have 3 and 3"):
             attention_maps(t, ["a", "b", "c"])
-        with pytest.raises(ShapeError, match="sequence 4 was asked for and the batch has 1"):
+        with pytest.raises(ShapeError, match="sequence 4 is out of range; the batch has 1"):
             attention_maps(t, batch=4)

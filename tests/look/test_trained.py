@@ -75,6 +75,6 @@ def test_translations_are_translate_with_ids():
     assert [one.target for one in made] == pretrained.translate(trained, texts, strategy=BeamSearch(2))
     assert [one.source for one in made] == texts
     assert made[1].read == made[1].written == ()
-    with pytest.raises(DataError, match="nothing to translate"):
+    with pytest.raises(DataError, match="pass a sentence to translate"):
         look.translation_report(trained, made[1])
     assert (list(made[2].read), list(made[2].written)) == searched("Thank you.", BeamSearch(2))

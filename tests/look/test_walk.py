@@ -241,7 +241,7 @@ class TestOrders:
         assert walk["blocks.0", "k"].symbols == ("K", "T", "D")
         assert walk["blocks.0", "k"].shape == (2, 7, 6)
         assert walk["blocks.0", "q"].formula == "q = h W_Q"
-        assert walk["blocks.0", "q"].note.startswith("Turned by an angle")
+        assert walk["blocks.0", "q"].note.startswith("Rotated by an angle")
         assert not walk["blocks.0", "v"].note
         assert walk["blocks.0", "norm"].formula == "h = x / √(mean(x²) + ε) · γ"
 
@@ -267,7 +267,7 @@ class TestOrders:
         ids = torch.randint(31, (1, 7))
         walk = look.build_walkthrough(model, ids)
         assert roles(walk, "") == ["tokens", "embedding", "between", "position", "norm", "vectors"]
-        assert walk["", "between"].note == "Here the same vector was added to every token."
+        assert walk["", "between"].note == "The same vector was added to every token."
         with torch.no_grad():
             assert torch.equal(walk.steps[-1].values, model(ids)[0])
 
@@ -343,11 +343,11 @@ class TestText:
         assert len(text.splitlines()) < 700
         assert "decoder.blocks.0.cross_attention" in text
         assert "decoder.blocks.1.cross_attention" not in text
-        assert text.count("stations of the same kinds") == 6
+        assert text.count("steps with the same roles") == 6
         other = hello().text(layer="decoder.blocks.2", head=3)
         assert "decoder.blocks.2.cross_attention" in other
         assert "head 3 of 8" in other
-        assert other.count("stations of the same kinds") == 7
+        assert other.count("steps with the same roles") == 7
 
     def test_the_numbers_are_printed(self):
         walk, text = hello(), hello().text(head=5)
@@ -355,7 +355,7 @@ class TestText:
         for row in weights:
             assert "  ".join(f"{value:.2f}".rjust(4) for value in row[:2].tolist())[:4] in text
         assert f"mundo █ {walk.predictions[2].token.probability:.3f}" in text
-        assert f"length {float(walk['encoder', 'position'].values[0].norm()):.3g}" in text
+        assert f"norm {float(walk['encoder', 'position'].values[0].norm()):.3g}" in text
 
     def test_why_is_said_once(self):
         assert hello().text().count("This is the only place where") == 1
@@ -405,9 +405,9 @@ def test_in_a_notebook_and_as_one_file():
 
 @pytest.mark.bad_input
 def test_what_is_not_there_is_said():
-    with pytest.raises(ClearheadError, match="no station 'wights' in encoder; the kinds of stations are: characters"):
+    with pytest.raises(ClearheadError, match="no step 'wights' in encoder; the roles are: characters"):
         hello()["encoder", "wights"]
     with pytest.raises(ClearheadError, match="there is no head 8; expected 0 to 7"):
         hello().text(head=8)
-    with pytest.raises(ClearheadError, match="Linear has not attended to anything"):
+    with pytest.raises(ClearheadError, match="Linear has no attention that can be recorded"):
         look.build_walkthrough(nn.Linear(3, 5), torch.randn(1, 7, 3))

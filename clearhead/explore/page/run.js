@@ -140,7 +140,7 @@ export function open(box, given, { signal, remember }) {
       make("div", { className: "look-main" }, make("nav", { id: "heads", ariaLabel: "Layers and heads" }),
         make("section", { id: "stage" }, make("div", { className: "bar" }, make("h2", { id: "where", ariaLive: "polite" }), make("div", { className: "choices", id: "views", role: "group", ariaLabel: "View" })), part("p", "what"), make("div", { id: "view", tabIndex: -1 }), part("p", "legend")),
         make("aside", { id: "detail", ariaLabel: "Details of the chosen token" })), part("section", "more"), part("footer", "foot"), help());
-    found.footer = found.footer.replace(/ Everything on this page.*/, "");
+    found.footer = found.footer.replace(/ This page is self-contained.*/, "");
     if (found.maps.length < model.layers.length) stage.prepend(field("Layer (of a long text one at a time)", make("select", { on: { change(event) { go({ layer: event.target.value, at: "" }); } } },
       ...model.layers.map(({ path }) => make("option", { value: path, textContent: path, selected: path === state.layer })))));
     showLook(found, end, kept, { hash: `#${state.at}` });
