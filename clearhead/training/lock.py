@@ -1,6 +1,6 @@
-"""One process at a time trains in a run's folder: a lock of the operating system, which dies with whoever holds it.
+"""Lock the folder of a run with a lock of the operating system, which is released when its process ends.
 
-The file `.lock` says who that is. It stays behind when the run ends, and then means nothing."""
+The file `.lock` contains the process id and host of the owner. It remains when the run ends, without a meaning."""
 
 from __future__ import annotations
 
@@ -24,52 +24,56 @@ FILE_NAME = ".lock"
 if sys.platform == "win32":
     import msvcrt
 
-    def _take(file: IO[str]) -> None:
-        file.seek(1 << 20)  # what is locked there cannot be read, so it is a byte that nobody reads
+    def _lock_file(file: IO[str]) -> None:
+        file.seek(1 << 20)  # a locked byte cannot be read, so lock one beyond the content
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    def _take(file: IO[str]) -> None:
+    def _lock_file(file: IO[str]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def run_lock(folder: Path, world: World) -> Iterator[None]:
-    """Hold a run's folder, or say who does. The first process holds it for all; all are refused together."""
-    file, refused = None, None
+    """Lock a run's folder. The first process holds the lock for all processes.
+
+    Raises:
+        StorageError: Another process trains in the folder; raised in all processes.
+    """
+    file, message = None, None
     if world.is_first:
         try:
-            file = _hold(folder)
+            file = _acquire(folder)
         except StorageError as error:
-            refused = str(error)
-    if refused := world.broadcast(refused):
-        raise StorageError(refused)
+            message = str(error)
+    if message := world.broadcast(message):
+        raise StorageError(message)
     try:
         yield
     finally:
         if file is not None:
-            file.close()  # and with it the lock is given back
+            file.close()  # releases the lock
 
 
-def _hold(folder: Path) -> IO[str]:
-    """The locked file, which must be kept open."""
+def _acquire(folder: Path) -> IO[str]:
+    """Return the locked file, which must stay open."""
     with refusals(f"cannot train in {folder}", then="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / FILE_NAME).open("a+", encoding="utf-8")
         try:
-            _take(file)
-        except (BlockingIOError, PermissionError) as error:  # as POSIX and as Windows say it
+            _lock_file(file)
+        except (BlockingIOError, PermissionError) as error:  # POSIX and Windows
             file.seek(0)
             try:
-                who = "process {pid} on {host} since {since}".format_map(json.load(file))
-            except (ValueError, TypeError, KeyError):  # it has just taken the lock, and not said yet who it is
-                who = "another process"
+                owner = "process {pid} on {host} since {since}".format_map(json.load(file))
+            except (ValueError, TypeError, KeyError):  # it has not written the file yet
+                owner = "another process"
             file.close()
             raise StorageError(
-                f"{folder} is being trained by {who}; wait for its end, stop it, or train in another folder"
+                f"{folder} is being trained by {owner}; wait for its end, stop it, or train in another folder"
             ) from error
-        except OSError as error:  # some network file systems have no locks, and training there is no fault
+        except OSError as error:  # some network file systems have no locks
             words = f"{folder} cannot be locked ({error.strerror or error}): let one process at a time train in it"
             warnings.warn(words, RuntimeWarning, stacklevel=4)
         file.truncate(0)

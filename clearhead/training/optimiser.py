@@ -1,9 +1,8 @@
-"""AdamW with weight decay only where it belongs, and the gradient's norm.
+"""AdamW with selective weight decay, and gradient clipping.
 
-Decay pulls weights towards zero. That is wanted of the matrices that multiply (projections, convolutions), where it
-limits how much a layer can amplify; it is not wanted of biases and of norms' scales, whose right size is not zero,
-nor of tables that are looked up (token and position embeddings, [CLS]): a row that no batch touches would fade for
-no reason."""
+Weight decay applies to matrices that multiply (projections, convolutions), where it limits how much a layer can
+amplify. It does not apply to biases and norm scales, whose right size is not zero, nor to embedding tables (tokens,
+positions, [CLS]), where a row that no batch uses would fade."""
 
 from __future__ import annotations
 
@@ -21,23 +20,23 @@ _TABLES = (nn.Embedding, LearnedPositionEmbedding, T5Bias)
 
 
 def decay_groups(model: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of the parameters that decay, and of those that do not; together, each trainable one exactly once.
+    """Return the names of the trainable parameters with and without weight decay.
 
-    A parameter decays if it has two dimensions or more and stands in no table. An embedding that is tied to the logits
-    is still a table."""
-    found = (module for module in model.modules() if isinstance(module, _TABLES))
-    tables = {id(parameter) for module in found for parameter in module.parameters()}
+    A parameter decays if it has two or more dimensions and is not in an embedding table. An embedding that is tied to
+    the logits is still a table."""
+    table_modules = (module for module in model.modules() if isinstance(module, _TABLES))
+    tables = {id(parameter) for module in table_modules for parameter in module.parameters()}
     decay: list[str] = []
-    keep: list[str] = []
+    no_decay: list[str] = []
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        # A parameter that hangs on a whole model itself ([CLS]) is no layer's matrix.
+        # A parameter of a module with children ([CLS] of a model) is not a layer's matrix.
         is_layer = not any(True for _ in modules[name.rpartition(".")[0]].children())
         is_matrix = parameter.dim() >= 2 and id(parameter) not in tables and is_layer
-        (decay if is_matrix else keep).append(name)
-    return decay, keep
+        (decay if is_matrix else no_decay).append(name)
+    return decay, no_decay
 
 
 def adamw(
@@ -48,14 +47,14 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
 ) -> torch.optim.AdamW:
-    """AdamW over a model's parameters in two groups: those that decay and those that do not.
+    """Return AdamW over a model's parameters in two groups, with and without weight decay.
 
-    The fused implementation is used wherever the parameters' device has one."""
+    The fused implementation is used if the parameters' device supports it."""
     parameters = dict(model.named_parameters())
-    decay, keep = decay_groups(model)
+    decay, no_decay = decay_groups(model)
     groups: list[dict[str, Any]] = [
         {"params": [parameters[name] for name in names], "weight_decay": strength}
-        for names, strength in ((decay, weight_decay), (keep, 0.0))
+        for names, strength in ((decay, weight_decay), (no_decay, 0.0))
         if names
     ]
     devices = ("cpu", "cuda", "xpu", "mps")
@@ -64,6 +63,6 @@ def adamw(
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """The 2-norm of all gradients together, before they are scaled down to `max_norm` (None: they are not)."""
+    """Clip the 2-norm of all gradients together to `max_norm` (None: no clipping) and return the norm before it."""
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     return whole(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if max_norm is None else max_norm))

@@ -1,13 +1,13 @@
-"""How a batch becomes a loss and gradients: the model with its loss, compiled, recorded, shared among processes.
+"""Training and evaluation steps: a model with its loss, compiled, captured in a CUDA graph, and distributed.
 
-The loop asks for passes and does not know which way they take. There is a plain way, and these give its numbers: blocks
-are compiled (all of a kind share their code); where every batch has one shape, on one GPU, a whole pass is recorded
-once and replayed; with `activation_checkpointing` a block stores its
-inputs only, and computes the rest again in backward.
+`StepRunner` hides these choices from the training loop; all of them compute what the eager model computes. Blocks are
+compiled (blocks of one class share their code). If all batches have one shape on a single GPU, the forward and
+backward pass is captured in a CUDA graph. With `activation_checkpointing`, a block stores only its inputs and
+recomputes the rest in backward.
 
-A pass of a small model is a thousand short kernels, and starting them one by one takes the host longer than they run. A
-recording (a CUDA graph) starts them all at once. It reads the batch from, and leaves loss and gradients in, the very
-memory it was recorded with; the random numbers of dropout go on from one replay to the next."""
+A pass of a small model consists of a thousand short kernels, and launching them takes the host longer than they run.
+A CUDA graph launches them all at once. It reads the batch from, and writes loss and gradients to, the memory it was
+captured with; the random numbers of dropout advance from one replay to the next."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, blocks_of, local
 from clearhead.training.loss import ModelWithLoss, Objective
 
-# StepRunner that run as they are before one is recorded: compilers and libraries prepare themselves in the first.
-_WARM = 3
+# Eager calls before the capture, in which compilers and libraries initialize.
+WARMUP_CALLS = 3
 
 Pass = Callable[[Batch, "float | Tensor"], Tensor]
 
 
 class StepRunner:
-    """The passes of one model in one world. `rows` is how many rows each batch has, where all have one shape."""
+    """Runs training and evaluation steps of a model.
+
+    Args:
+        model: The model; it is moved to the device of `world`.
+        config: Settings of the run.
+        world: The processes of the run.
+        rows: Number of rows of each batch if all batches have one shape, else None.
+    """
 
     def __init__(self, model: nn.Module, config: TrainConfig, world: World, *, rows: int | None) -> None:
         self.model = model.to(world.device).train()
@@ -46,9 +53,14 @@ class StepRunner:
         self._loss = ModelWithLoss(self.model, objective)
         self._shared = world.wrap(self._loss)
         self._pass: Pass = self._forward_backward
-        alone = world.parallel is None and world.device.type == "cuda"
-        # A recording cannot put the random numbers of dropout back, to recompute, nor count the tokens of experts.
-        if config.compile and rows is not None and alone and not (config.activation_checkpointing or self._routed):
+        is_single_gpu = world.parallel is None and world.device.type == "cuda"
+        # A CUDA graph can neither reset the random numbers of dropout, to recompute, nor count the tokens of experts.
+        if (
+            config.compile
+            and rows is not None
+            and is_single_gpu
+            and not (config.activation_checkpointing or self._routed)
+        ):
             self._pass = GraphedStep(self._forward_backward, self.model.parameters())
 
     def _prepare(self, blocks: list[nn.Module]) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
@@ -69,11 +81,11 @@ class StepRunner:
         return replacements
 
     def train_step(self, batches: Iterable[Batch], scale: float) -> Tensor:
-        """The sum of the batches' losses; its gradient, times `scale`, is then the parameters'."""
+        """Return the sum of the batches' losses and add its gradient, times `scale`, to the parameters'."""
         batches = list(batches)
         loss = torch.zeros((), dtype=widest(self._world.device), device=self._world.device)
         for batch in batches:
-            # The last batch of an epoch may be smaller: compiling for it alone would not pay.
+            # The last batch of an epoch may be smaller, and compiling for it would take longer than running it.
             is_odd = self._config.compile and self._rows not in (None, len(batch))
             stance = torch.compiler.set_stance("force_eager") if is_odd else nullcontext()
             with self._world.no_sync(self._shared, last=batch is batches[-1]), stance:
@@ -88,11 +100,12 @@ class StepRunner:
 
     @torch.no_grad()
     def eval_step(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
-        """The sum of losses (without smoothing) and of right answers over this process's batches, with these weights
-        if given; and how many labels they are."""
+        """Return the sums of losses (unsmoothed) and correct labels over the batches, and the number of labels.
+
+        `weights` replaces the parameters during the evaluation."""
         sums, labels = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device), 0
         self.model.eval()
-        # Compiling again for evaluation would take longer than evaluating.
+        # Compiling for evaluation would take longer than evaluating.
         with swapped_weights(self.model, weights), self._autocast(), torch.compiler.set_stance("force_eager"):
             for batch in batches:
                 sums += self._loss(batch.to(self._world.device), score=True)
@@ -119,35 +132,35 @@ def replaced(replacements: Iterable[tuple[nn.Module, str, Callable[..., Any]]]) 
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """Sums over many batches are kept in float64 wherever the device has it."""
+    """Return the dtype for sums over many batches: float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def swapped_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
-    """The model with other weights inside the block, and its own again afterwards, bit for bit."""
+    """Replace the parameters inside the block, and restore them bit for bit afterwards."""
     if weights is None:
         yield
         return
-    own = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
-    kept = {name: parameter.clone() for name, parameter in own.items()}
+    parameters = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    backup = {name: parameter.clone() for name, parameter in parameters.items()}
     try:
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(local(weights[name]).detach())
         yield
     finally:
-        for name, parameter in own.items():
-            parameter.copy_(kept[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(backup[name])
 
 
-# ---------------------------------------------------------------------- recorded
+# ---------------------------------------------------------------------- CUDA graphs
 
 
 class GraphedStep:
-    """Calls `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays such a call.
+    """Runs `run(batch, scale)`, which adds gradients to `parameters` and returns a loss, or replays its CUDA graph.
 
-    A recording leaves its gradients in memory of its own, which the next replay writes over; where a parameter has a
-    gradient already, as when several batches make one update, they are added to it."""
+    The graph writes gradients to its own memory, which the next replay overwrites; if a parameter already has a
+    gradient (several batches per update), the new one is added to it."""
 
     def __init__(self, run: Pass, parameters: Iterable[nn.Parameter]) -> None:
         self._run = run
@@ -155,41 +168,41 @@ class GraphedStep:
         self._calls = 0
         self._stream = torch.cuda.Stream(self._parameters[0].device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._batch: Batch | None = None  # what the recording reads, and below what it writes
+        self._batch: Batch | None = None  # input memory of the graph, and below its outputs
         self._scale = torch.empty(())
         self._loss = torch.empty(())
         self._gradients: list[Tensor | None] = []
 
     def __call__(self, batch: Batch, scale: float | Tensor) -> Tensor:
         self._calls += 1
-        if self._calls <= _WARM or not self._is_like_the_recorded(batch):
-            return self._run_aside(batch, scale)
-        held = self._take_gradients()
+        if self._calls <= WARMUP_CALLS or not self._has_captured_shape(batch):
+            return self._run_on_side_stream(batch, scale)
+        previous = self._detach_gradients()
         if self._graph is None:
-            self._record(batch, scale)
+            self._capture(batch, scale)
         assert self._graph is not None
         assert self._batch is not None
-        given = batch.tensors()
-        for name, mine in self._batch.tensors().items():
-            mine.copy_(given[name])
+        tensors = batch.tensors()
+        for name, static in self._batch.tensors().items():
+            static.copy_(tensors[name])
         self._scale.fill_(scale)
         self._graph.replay()
-        for parameter, before, gradient in zip(self._parameters, held, self._gradients, strict=True):
+        for parameter, before, gradient in zip(self._parameters, previous, self._gradients, strict=True):
             parameter.grad = gradient if before is None or gradient is None else before.add_(gradient)
         return self._loss
 
-    def _take_gradients(self) -> list[Tensor | None]:
-        """The gradients so far, out of the way of the next replay."""
-        held = [parameter.grad for parameter in self._parameters]
+    def _detach_gradients(self) -> list[Tensor | None]:
+        """Return the gradients so far, in memory that the next replay does not overwrite."""
+        gradients = [parameter.grad for parameter in self._parameters]
         for i, gradient in enumerate(self._gradients):
-            if gradient is not None and held[i] is gradient:
-                held[i] = gradient.clone()
+            if gradient is not None and gradients[i] is gradient:
+                gradients[i] = gradient.clone()
         for parameter in self._parameters:
             parameter.grad = None
-        return held
+        return gradients
 
-    def _run_aside(self, batch: Batch, scale: float | Tensor) -> Tensor:
-        """Runs on the stream of the recording: autograd must not meet parameters that it knows from another one."""
+    def _run_on_side_stream(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        """Run on the capture stream, because autograd requires one stream per parameter."""
         current = torch.cuda.current_stream(batch.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -197,16 +210,16 @@ class GraphedStep:
         current.wait_stream(self._stream)
         return loss
 
-    def _is_like_the_recorded(self, batch: Batch) -> bool:
+    def _has_captured_shape(self, batch: Batch) -> bool:
         if self._batch is None:
             return True
-        own, given = ({name: x.shape for name, x in one.tensors().items()} for one in (self._batch, batch))
-        return own == given
+        captured = {name: tensor.shape for name, tensor in self._batch.tensors().items()}
+        return captured == {name: tensor.shape for name, tensor in batch.tensors().items()}
 
-    def _record(self, batch: Batch, scale: float | Tensor) -> None:
+    def _capture(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch = batch.map(torch.clone)
         self._scale = torch.full((), float(scale), device=batch.device)
-        torch.cuda.empty_cache()  # what the first passes left would stay beside the recording's own memory
+        torch.cuda.empty_cache()  # cached memory of the warm-up is not usable by the graph
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             self._loss = self._run(self._batch, self._scale)

@@ -1,9 +1,8 @@
-"""What a run says as it goes: to whoever watches it from outside, and to its log.
+"""Callbacks and the log of a training run.
 
-The loop tells a `Progress` what happens, and does not ask what it does with it. `Progress` itself is silent;
-`ProgressBar` draws a bar in a terminal with rich, which is imported when it is used. `log.jsonl` has one JSON object a
-line, and TensorBoard its files, if it is installed. A resumed run first drops the rows beyond its step (and a last line
-torn by a kill), so the finished log has the rows of a run that was never interrupted."""
+The loop calls the methods of `Progress`, which do nothing by default; `ProgressBar` draws a bar with rich. `log.jsonl`
+has one JSON object per line, and TensorBoard files are written if it is installed. A resumed run first drops the rows
+after its step (and an incomplete last line), so that the final log is that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from clearhead.errors import StorageError
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What is known of a run before its first step."""
+    """Description of a run before its first step."""
 
     task: str
     preset: str
@@ -38,25 +37,25 @@ class RunInfo:
 
 
 class Progress:
-    """Told by the first process of a run; every method may be overridden and none has to be."""
+    """Callbacks of the first process of a run. Override the ones you need."""
 
     def on_train_begin(self, info: RunInfo) -> None:
-        """The data are read, the model is built, and the first step comes next."""
+        """The data is loaded and the model is built; the first step follows."""
 
     def on_step_end(self, step: int) -> None:
-        """An update was made (on a GPU: was queued)."""
+        """An optimizer step was made (on a GPU: queued)."""
 
     def on_log(self, row: Mapping[str, Any]) -> None:
-        """A row of kind "train": step, epoch, loss, lr, grad_norm, tokens_per_s, time."""
+        """A training row was logged: step, epoch, loss, lr, grad_norm, tokens_per_s, time."""
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        """A row of kind "valid": step, loss, accuracy, time."""
+        """A validation row was logged: step, loss, accuracy, time."""
 
     def on_save(self, step: int, folder: Path) -> None:
-        """A checkpoint is on the disk."""
+        """A checkpoint was written."""
 
     def on_train_end(self, summary: Any) -> None:
-        """The run is over; `summary` is what `train` returns."""
+        """The run ended; `summary` is the return value of `train`."""
 
 
 _NARROW = 120  # columns
@@ -71,7 +70,7 @@ class ProgressBar(Progress):
         from rich.progress import Progress as Bars
 
         console = console if console is not None else Console(stderr=True)
-        self._is_narrow = console.width < _NARROW  # then every column is as short as it can be, and none is cut
+        self._is_narrow = console.width < _NARROW  # then all columns are short, so that none is cut
         self._bars = Bars(
             *([] if self._is_narrow else [TextColumn("{task.description}")]),
             BarColumn(5 if self._is_narrow else 40),
@@ -88,17 +87,17 @@ class ProgressBar(Progress):
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
-            self._bars.stop()  # a run that never started shows nothing, not even an empty line
+            self._bars.stop()  # a run that never started prints nothing
 
     def on_train_begin(self, info: RunInfo) -> None:
         self._bars.start()
         where = f"{info.device} × {info.processes}" if info.processes > 1 else info.device
         self._bars.console.print(
-            f"{info.task} ({info.preset}): {info.n_parameters:,} weights, {info.n_train:,} examples, "
+            f"{info.task} ({info.preset}): {info.n_parameters:,} parameters, {info.n_train:,} examples, "
             f"{info.total_steps:,} steps on {where}"
         )
         for note in info.notes:
-            # It names files, which may look like markup.
+            # Notes contain file names, which may look like markup.
             self._bars.console.print(note, markup=False, emoji=False)
         if info.first_step:
             self._bars.console.print(f"resumed after step {info.first_step:,}")
@@ -128,10 +127,10 @@ Row = dict[str, Any]
 
 
 def read_log(run: Path | str) -> list[Row]:
-    """The rows of a run's log. A last line that is cut short, as a kill can leave it, is left out."""
+    """Return the rows of a run's log, without an incomplete last line."""
     path = Path(run) / FILE_NAME if Path(run).is_dir() else Path(run)
     if not path.is_file():
-        raise StorageError(f"there is no {path}: expected the log of a run, as training writes it")
+        raise StorageError(f"{path} does not exist; expected the folder of a training run with its log")
     rows: list[Row] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
@@ -140,34 +139,34 @@ def read_log(run: Path | str) -> list[Row]:
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                raise ValueError("no object with a step")
+                raise ValueError("expected an object with a step")
         except ValueError as error:
             if number == len(lines):
-                break  # no line end after it: torn while it was written
+                break  # no line end: an interrupted write
             raise StorageError(f"{path}, line {number}: not a row of a log ({error})") from error
         rows.append(row)
     return rows
 
 
 class Log:
-    """Appends rows. `after` is the step that the run stands at: rows beyond it are dropped."""
+    """Appends rows to the log. Rows after step `after` are dropped."""
 
     def __init__(self, run: Path, *, after: int = 0) -> None:
         self.path = run / FILE_NAME
         if self.path.exists():
-            kept = [row for row in read_log(run) if row["step"] <= after]
-            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+            rows = [row for row in read_log(run) if row["step"] <= after]
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self._file = self.path.open("a", encoding="utf-8")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self._board = None
-        else:  # `purge_step` makes it forget what lies beyond the resumed step
+        else:  # `purge_step` drops the points after the resumed step
             self._board = SummaryWriter(str(run / "tensorboard"), purge_step=after + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add a row; it is in the file when this returns."""
-        with refusals(f"cannot write to {self.path}", then="make room and resume the run"):
+        """Append a row and flush it."""
+        with refusals(f"cannot write to {self.path}", then="free some space and resume the run"):
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             for name, value in row.items():
@@ -175,11 +174,11 @@ class Log:
                     self._board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk: a checkpoint must not outlive the rows before it."""
+        """Sync the file: the rows before a checkpoint must be at least as durable as the checkpoint."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         for file in (self._file, self._board):
-            with contextlib.suppress(OSError):  # of a row that is still in a buffer, because `write` could not write it
+            with contextlib.suppress(OSError):  # a buffered row that `write` could not write
                 if file is not None:
                     file.close()

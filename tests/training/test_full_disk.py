@@ -69,7 +69,7 @@ def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
     settings = SETTINGS | {"steps": 40, "checkpoint_every": 100, "eval_every": 100}
     with (
         small_disk(2_500),
-        pytest.raises(StorageError, match=r"cannot write to .*log.jsonl: File too large; make room"),
+        pytest.raises(StorageError, match=r"cannot write to .*log.jsonl: File too large; free some space"),
     ):
         train("sort-dedup", out=tmp_path / "run", overrides=settings)
     train(resume=tmp_path / "run")

@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_locked_is_trained_in_with_a_warning(tmp_path, m
     def no_locks(file):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("clearhead.training.lock._take", no_locks)
+    monkeypatch.setattr("clearhead.training.lock._lock_file", no_locks)
     with (
         pytest.warns(RuntimeWarning, match=r"cannot be locked \(Operation not supported\)"),
         run_lock(tmp_path, World()),

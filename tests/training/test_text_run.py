@@ -14,7 +14,7 @@ from clearhead import pretrained
 from clearhead.config import Config
 from clearhead.data import ByteLevelBPE, FixedSize, LanguageModeling, WindowSplit, load_tokenizer, tokenize, train_bpe
 from clearhead.errors import ConfigError, DataError
-from clearhead.generation.program import why_not
+from clearhead.generation.program import unsupported_reason
 from clearhead.models import DecoderConfig
 from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
 from clearhead.training.distributed import World
@@ -205,7 +205,7 @@ def test_step_runner_with_recompute_leaves_the_model_unpatched(book):
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert [name for name, module in model.named_modules() if "forward" in vars(module)] == []
-    assert why_not(model.eval()) is None
+    assert unsupported_reason(model.eval()) is None
 
 
 def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_after_an_error(book):

@@ -217,7 +217,7 @@ def test_the_bar_shows_the_numbers(tmp_path):
     with ProgressBar(Console(file=out, force_terminal=True, width=150)) as bar:
         summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=bar)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert f"sort-dedup (small): {summary.n_parameters:,} weights, 97 examples, 11 steps on cpu" in shown
+    assert f"sort-dedup (small): {summary.n_parameters:,} parameters, 97 examples, 11 steps on cpu" in shown
     last = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"][-1]
     assert f"loss {last['loss']:.3f}  lr {last['lr']:.2e}  |g| {last['grad_norm']:.2f}" in shown
     assert "11/11" in shown
@@ -252,7 +252,7 @@ def test_pictures(tmp_path, name, start):
     assert draw_schedule(WarmupCosine(0.001, 40, 1000), 1000, tmp_path / name).read_bytes().startswith(start)
     with pytest.raises(StorageError, match=r"use \.png or \.svg"):
         draw_run(tmp_path / "run", tmp_path / "a.docx")
-    with pytest.raises(StorageError, match=r"there is no .*nothing: expected the log of a run"):
+    with pytest.raises(StorageError, match=r"nothing does not exist; expected the folder of a training run"):
         draw_run(tmp_path / "nothing")
 
 
