@@ -1,8 +1,8 @@
-"""Is every sentence of a document accounted for? `python tools/assertions.py DOCUMENT.txt` reads it where it lies.
+"""Check that every sentence of a document is accounted for: `python tools/assertions.py DOCUMENT.txt`.
 
 The documents are not in the repository, and their sentences are not copied into it. The lists in
-`clearhead/claims/assertions/` point at a sentence by its line and by a hash of its text, and say in our own words what
-it asserts. This names the sentences that nothing points at, and the pointers that find no sentence."""
+`clearhead/claims/assertions/` reference a sentence by its line and a hash of its text, and paraphrase it. This prints
+the sentences without a reference, and the references without a sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clearhead.claims import ClaimError, ledger_of
 
-# What ends in a full stop and ends no sentence.
+# Abbreviations whose full stop does not end a sentence.
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|ie|vs|eqs?|Pr|num|dim|cf|resp)\.$")
 _BULLET = re.compile(r"^\s*(?:#+\s+|[-*☐]\s+|\d+[.:]\s+|\([a-z]+\)\s+)+")
 _END = re.compile(r"(?<=[.?!])[*\"”’)]*\s+(?=[A-Z$*\"“(\[\\])")
@@ -23,14 +23,14 @@ _FORMULA = re.compile(r"\$\$.*?\$\$|\$.*?\$")
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Every sentence with its line: a displayed formula, a row of a table and a listing count as one each."""
+    """Yield every sentence with its line; a displayed formula, a table row and a listing count as one each."""
     listing: list[str] | None = None
-    began = 0
+    start = 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             if listing is not None:
-                yield began, " ".join(listing)
-            listing, began = ([], number) if listing is None else (None, 0)
+                yield start, " ".join(listing)
+            listing, start = ([], number) if listing is None else (None, 0)
         elif listing is not None:
             listing.append(line)
         elif any(c.isalnum() for c in line):
@@ -39,50 +39,50 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(line: str) -> Iterator[str]:
-    """At the ends of sentences that stand outside of formulas."""
-    hidden = _FORMULA.sub(lambda found: "x" * len(found[0]), line)
-    began = 0
+    """Split at the ends of sentences outside formulas."""
+    hidden = _FORMULA.sub(lambda sentences_by_pointer: "x" * len(sentences_by_pointer[0]), line)
+    start = 0
     for end in _END.finditer(hidden):
         if not _SHORT.search(hidden[: end.start()]):
-            yield line[began : end.end()]
-            began = end.end()
-    yield line[began:]
+            yield line[start : end.end()]
+            start = end.end()
+    yield line[start:]
 
 
 def pointer(number: int, sentence: str) -> str:
-    """Line and hash; blanks and the marks of bold type do not count."""
+    """Return line and hash, ignoring whitespace and bold markers."""
     plain = " ".join(sentence.replace("*", " ").split())
     return f"{number}:{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
 
 
-def known(text: str) -> dict[str, str]:
-    """Pointer → sentence, without what is only a mark or a blank."""
+def sentences_of(text: str) -> dict[str, str]:
+    """Return sentences by pointer, without lines of punctuation or whitespace."""
     return {pointer(n, s): " ".join(s.split()) for n, s in sentences(text) if any(c.isalnum() for c in s)}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("document", type=Path)
-    parser.add_argument("--name", help="which list to read; by default the first three signs of the file's name")
-    parser.add_argument("--all", action="store_true", help="every sentence with its pointer, to make a list from")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("--name", help="list to read; default: the first three characters of the file name")
+    parser.add_argument("--all", action="store_true", help="print every sentence with its pointer")
+    options = parser.parse_args(arguments)
     try:
-        found = known(chosen.document.read_text(encoding="utf-8"))
-        if chosen.all:
-            print("\n".join(f"{at}  {sentence}" for at, sentence in found.items()))
+        sentences_by_pointer = sentences_of(options.document.read_text(encoding="utf-8"))
+        if options.all:
+            print("\n".join(f"{at}  {sentence}" for at, sentence in sentences_by_pointer.items()))
             return 0
-        listed = ledger_of(chosen.name or chosen.document.name[:3]).pointers
+        pointers = ledger_of(options.name or options.document.name[:3]).pointers
     except (OSError, UnicodeError, ClaimError) as error:
         print(f"assertions: {error}", file=sys.stderr)
         return 1
-    left = {at: sentence for at, sentence in found.items() if at not in listed}
-    stale = sorted(listed - set(found))
-    for at, sentence in left.items():
+    unreferenced = {at: sentence for at, sentence in sentences_by_pointer.items() if at not in pointers}
+    stale = sorted(pointers - set(sentences_by_pointer))
+    for at, sentence in unreferenced.items():
         print(f"nothing points at {at}  {sentence}")
     for at in stale:
         print(f"no sentence is at {at}")
-    print(f"{len(found)} sentences, {len(left)} left over, {len(stale)} pointers astray")
-    return 1 if left or stale else 0
+    print(f"{len(sentences_by_pointer)} sentences, {len(unreferenced)} left over, {len(stale)} pointers astray")
+    return 1 if unreferenced or stale else 0
 
 
 if __name__ == "__main__":

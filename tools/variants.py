@@ -1,6 +1,6 @@
-"""Every variant of every sheet: made, worked, checked in float64, marked against itself, and unlike all others.
+"""Check variants of all exercises: solved, checked in float64, graded against themselves, and distinct.
 
-python -m tools.variants                 seeds 0 to 99 of every shipped sheet (`make variants`)
+python -m tools.variants                 seeds 0 to 99 of every bundled exercise (`make variants`)
 python -m tools.variants sort-dedup 7    seeds 0 to 6 of one
 """
 
@@ -20,11 +20,11 @@ LONGEST = 300
 PLACES = 12
 
 
-def answers(work: Worksheet) -> str:
-    """An answer file with every cell of every question: exact where that is short, else rounded to twelve places."""
+def answers(worksheet: Worksheet) -> str:
+    """Return an answer file with every cell of every question: exact if short, else rounded to twelve places."""
 
     lines = []
-    for step in work.steps:
+    for step in worksheet.steps:
         if not step.is_given:
             rows = [[_written(x) for x in row] for row in numeric_columns(step).cells]
             lines.append(f"{step.key} = {json.dumps(rows, ensure_ascii=False)}\n")
@@ -41,7 +41,7 @@ def _written(x: Any) -> str:
 
 
 def _parts(x: Any) -> int:
-    """How many parts an expression has, counted no further than matters."""
+    """Return the number of nodes of an expression, counted up to LONGEST."""
     number, waiting = 0, [x]
     while waiting and number <= LONGEST:
         number += 1
@@ -49,41 +49,46 @@ def _parts(x: Any) -> int:
     return number
 
 
-def content(work: Worksheet) -> str:
-    """What a student sees of a sheet, without its name."""
-    return repr([(step.key, step.grid.rows, step.grid.cells) for step in work.steps])
+def content(worksheet: Worksheet) -> str:
+    """Return the content of a worksheet without its name."""
+    return repr([(step.key, step.grid.rows, step.grid.cells) for step in worksheet.steps])
 
 
 def faults(name: str, seeds: range) -> list[str]:
-    """What is wrong with these variants of a sheet, one sentence each."""
-    found: list[str] = []
+    """Return the faults of these variants of an exercise, one sentence each."""
+    messages: list[str] = []
     seen = {content(solve(name)): "the original"}
     for seed in seeds:
-        work = solve(variant(name, seed))
-        if not work.agrees:
-            found.append(f"seed {seed}: " + "; ".join(check.sentence for check in work.checks))
-        marks = grade_text(work, answers(work))
-        if not marks.is_right or marks.unanswered:
-            found.append(f"seed {seed}: its own answers are not all right: {marks}")
-        is_equal = seen.setdefault(content(work), f"seed {seed}")
+        worksheet = solve(variant(name, seed))
+        if not worksheet.agrees:
+            messages.append(f"seed {seed}: " + "; ".join(check.sentence for check in worksheet.checks))
+        grades = grade_text(worksheet, answers(worksheet))
+        if not grades.is_right or grades.unanswered:
+            messages.append(f"seed {seed}: its own answers are not all right: {grades}")
+        is_equal = seen.setdefault(content(worksheet), f"seed {seed}")
         if is_equal != f"seed {seed}":
-            found.append(f"seed {seed}: the same sheet as {is_equal}")
-    return found
+            messages.append(f"seed {seed}: the same sheet as {is_equal}")
+    return messages
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sheet", nargs="?")
     parser.add_argument("seeds", nargs="?", type=int, default=100)
-    wanted = parser.parse_args()
-    wrong = 0
-    for name in [wanted.sheet] if wanted.sheet else bundled_problems():
-        begun = time.monotonic()
-        found = faults(name, range(wanted.seeds))
-        wrong += len(found)
-        spent = time.monotonic() - begun
-        print(f"{name}: {wanted.seeds} variants, {len(found)} faults, {spent:.0f} s", *found, sep="\n  ", flush=True)
-    return min(wrong, 1)
+    options = parser.parse_args()
+    n_faults = 0
+    for name in [options.sheet] if options.sheet else bundled_problems():
+        start = time.monotonic()
+        messages = faults(name, range(options.seeds))
+        n_faults += len(messages)
+        seconds = time.monotonic() - start
+        print(
+            f"{name}: {options.seeds} variants, {len(messages)} faults, {seconds:.0f} s",
+            *messages,
+            sep="\n  ",
+            flush=True,
+        )
+    return min(n_faults, 1)
 
 
 if __name__ == "__main__":

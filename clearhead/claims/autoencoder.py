@@ -21,9 +21,9 @@ def latent_space(t: Experiment) -> None:
         best = (torch.linalg.svdvals(x)[2:].square().sum() / x.numel()).item()
         torch.manual_seed(t.seed + draw)
         error = trained(x, 2)
-        what = f"draw {draw + 1}, 2 latents of 6: error, the best possible, and the data"
-        t.record_case(what, f"{error:.5f}, {best:.5f}, {x.square().mean():.3f}", error < 1.02 * best)
-    t.note(f"one of 9 latents for 6 inputs is no compression and copies them: error {trained(x, 9):.1e}")
+        case_name = f"draw {draw + 1}, 2 latents of 6: error, the best possible, and the data"
+        t.record_case(case_name, f"{error:.5f}, {best:.5f}, {x.square().mean():.3f}", error < 1.02 * best)
+    t.note(f"one of 9 latents for 6 inputs does not compress and copies them: error {trained(x, 9):.1e}")
 
 
 def trained(x: torch.Tensor, d_latent: int) -> float:

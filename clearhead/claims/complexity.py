@@ -68,10 +68,10 @@ def attention_against_rnn(t: Experiment) -> None:
     Exact counts; the same document's total is O(n²d + nd²).
     Holds when n is not much smaller than d."""
     t.record_case("recurrent, both sizes", f"{RECURRENT} = O(nd²)", bounded(RECURRENT, n * d**2, n, d))
-    shown = f"{ATTENTION.subs(n, d)} against n²d = {(n**2 * d).subs(n, d)}"
-    t.record_case("attention with n = d", shown, bounded(ATTENTION.subs(n, d), d**3, d))
-    one = sp.limit(ATTENTION.subs(n, 1) / d, d, sp.oo)
-    t.record_case("attention with n = 1, d → ∞", f"ratio to n²d → {one}", one.is_finite, in_scope=False)
+    result_text = f"{ATTENTION.subs(n, d)} against n²d = {(n**2 * d).subs(n, d)}"
+    t.record_case("attention with n = d", result_text, bounded(ATTENTION.subs(n, d), d**3, d))
+    ratio_limit = sp.limit(ATTENTION.subs(n, 1) / d, d, sp.oo)
+    t.record_case("attention with n = 1, d → ∞", f"ratio to n²d → {ratio_limit}", ratio_limit.is_finite, in_scope=False)
 
 
 @claim(ANSWERED, "Q1c")
@@ -80,19 +80,23 @@ def rnn_space(t: Experiment) -> None:
 
     What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state."""
     cell = torch.nn.RNNCell(7, 7)
-    own = {p.untyped_storage().data_ptr() for p in cell.parameters()}
+    parameter_pointers = {p.untyped_storage().data_ptr() for p in cell.parameters()}
     for learning in (True, False):
-        kept = []
+        saved_sizes = []
         for steps in (4, 8, 16, 32):
             with torch.set_grad_enabled(learning), saved_tensors() as held:
                 x, h = torch.zeros(1, 7), torch.zeros(1, 7)
                 for _ in range(steps):
                     h = cell(x, h)
             values = {v.untyped_storage().data_ptr(): v.numel() for v in [*held, h]}
-            kept.append(sum(size for place, size in values.items() if place not in own))
-        grown = (kept[-1] - kept[-2]) / (kept[1] - kept[0]) if learning else 1 + kept[-1] - kept[0]
-        what = "kept for the backward pass" if learning else "not kept"
-        t.record_case(f"{what}, n = 4, 8, 16, 32: values", kept, grown == (4 if learning else 1))
+            saved_sizes.append(sum(size for place, size in values.items() if place not in parameter_pointers))
+        grown = (
+            (saved_sizes[-1] - saved_sizes[-2]) / (saved_sizes[1] - saved_sizes[0])
+            if learning
+            else 1 + saved_sizes[-1] - saved_sizes[0]
+        )
+        case_name = "kept for the backward pass" if learning else "not kept"
+        t.record_case(f"{case_name}, n = 4, 8, 16, 32: values", saved_sizes, grown == (4 if learning else 1))
 
 
 @claim(ANSWERED, "Q1c, n ≪ d")
@@ -125,8 +129,8 @@ def rnn_for_long(t: Experiment) -> None:
         h = torch.tanh(h @ w + step)
     out = (x @ x[-1] / 4).softmax(0) @ x
     through, direct = (jacobian_row(y.sum(), x)[0].norm().item() for y in (h, out))
-    what = "gradient reaching the first of 200 inputs: recurrent, attention"
-    t.record_case(what, f"{through:.1e}, {direct:.1e}", through >= direct, in_scope=False)
+    case_name = "gradient reaching the first of 200 inputs: recurrent, attention"
+    t.record_case(case_name, f"{through:.1e}, {direct:.1e}", through >= direct, in_scope=False)
     lengths, layers = [10**i for i in range(1, 7)], {"self-attention": ATTENTION, "recurrent": RECURRENT}
     curves = {name: [float(count.subs({n: x, d: 512})) for x in lengths] for name, count in layers.items()}
     title = "Multiply-adds of one layer, d = 512"
@@ -165,7 +169,7 @@ def recurrent_sequential(t: Experiment) -> None:
 
 @claim(HOMEWORK, "1.4a.5")
 def short_is_efficient(t: Experiment) -> None:
-    """For n < d self-attention, O(n²d), is efficient beside a recurrent layer, O(nd²).
+    """For n < d self-attention, O(n²d), is efficient compared with a recurrent layer, O(nd²).
 
     The inequality of exact counts solved for n, without and with the projections.
     Holds when the projections of attention are not counted."""
@@ -199,11 +203,16 @@ def theta_line_numbers(t: Experiment) -> None:
     """Queries are rearranged in line 5, keys and values in lines 6 and 7.
 
     The lines at which the statements of the printed listing begin."""
-    begins = {what: first for first, _, what in LISTING}
-    for what, line in (("q", 5), ("k", 6), ("v", 7)):
-        t.assert_equal(f"{what} is rearranged in line", begins[f"rearrange {what}"], line, f"{{}}, printed {line}")
+    begins = {case_name: first for first, _, case_name in LISTING}
+    for case_name, line in (("q", 5), ("k", 6), ("v", 7)):
+        t.assert_equal(
+            f"{case_name} is rearranged in line", begins[f"rearrange {case_name}"], line, f"{{}}, printed {line}"
+        )
     correct = "Each rearrangement takes two lines there: queries 5-6, keys 7-8, values 9-10; their costs are right."
-    t.intended(correct, [(a, b) for a, b, what in LISTING if what.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)])
+    t.intended(
+        correct,
+        [(a, b) for a, b, case_name in LISTING if case_name.startswith("rearrange")] == [(5, 6), (7, 8), (9, 10)],
+    )
 
 
 @claim(EXERCISES, "2(d)")

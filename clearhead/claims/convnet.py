@@ -21,7 +21,7 @@ from clearhead.claims.ledger import (
 from clearhead.models.convnet import ConvNet, ConvNetConfig, conv_output
 
 PLACE = "Part 3, Problem 1"
-# The exam's program in short: the same layers in the same order, and commas where it has them.
+# The exam's program in short: the same layers in the same order, with its commas.
 PRINTED = """nn.Sequential(
     nn.Conv2d(1, 8, 5),
     nn.AvgPool2d(4)
@@ -55,8 +55,8 @@ def conv_formula(t: Experiment) -> None:
     """The output size is M = (N − F)/S + 1.
 
     Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide."""
-    asked = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
-    t.assert_equal("128 with 3, 1 and with 5, 3", asked, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
+    output_sizes = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
+    t.assert_equal("128 with 3, 1 and with 5, 3", output_sizes, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
     even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
     t.record_case("sizes that divide", f"{good} of {len(even)}", good == len(even))
@@ -188,7 +188,7 @@ def pooling_receptive_field(t: Experiment) -> None:
 def pooling_max_average(t: Experiment) -> None:
     """Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.
 
-    The patch (0, 0, 0, 8): both poolings; then beside a second channel."""
+    The patch (0, 0, 0, 8): both poolings; then with a second channel."""
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
     t.record_case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)

@@ -84,11 +84,11 @@ def overfit(row: Training) -> float:
 
 def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> Interval:
     """A signed sum of measures, seed by seed, for the seeds that have all of them."""
-    found = [(sign, study().of(*cell)) for sign, cell in terms]
-    seeds = sorted(set.intersection(*(set(rows) for _, rows in found)))
-    values = [sum(sign * measure(rows[seed]) for sign, rows in found) for seed in seeds]
+    results = [(sign, study().of(*cell)) for sign, cell in terms]
+    seeds = sorted(set.intersection(*(set(rows) for _, rows in results)))
+    values = [sum(sign * measure(rows[seed]) for sign, rows in results) for seed in seeds]
     n = study().about["data"]["validation"]
-    shares = [rows[seeds[0]].validation for _, rows in found]
+    shares = [rows[seeds[0]].validation for _, rows in results]
     return Interval.of(values, math.sqrt(sum(p * (1 - p) / n for p in shares)))
 
 
@@ -107,11 +107,11 @@ def little() -> list[int]:
     return [n for n in study().sizes(["vit", "cnn"]) if n <= SMALL]
 
 
-def beyond_chance(t: Experiment, what: str, found: Interval, otherwise: str) -> None:
-    """A case that is right where the whole interval is above 0; `otherwise` is what to say where it is not."""
-    t.record_case(what, found, found.above)
-    if not found.above:
-        t.correction(f"{otherwise}: {found}.", not found.above)
+def beyond_chance(t: Experiment, case_name: str, results: Interval, otherwise: str) -> None:
+    """Record a case that passes if the whole interval is above 0; `otherwise` is what to say where it is not."""
+    t.record_case(case_name, results, results.above)
+    if not results.above:
+        t.correction(f"{otherwise}: {results}.", not results.above)
 
 
 def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
@@ -163,8 +163,8 @@ def gap_narrows(t: Experiment) -> None:
     for n in little():
         # How many errors the Transformer makes for each of the convolutional network.
         first, second = ((1 - mean("vit", m)) / (1 - mean("cnn", m)) for m in (n, last))
-        what = f"errors for one of convolution, {n:,} → {last:,} pictures"
-        t.record_case(what, f"{first:.2f} → {second:.2f}", second < first, in_scope=False)
+        case_name = f"errors for one of convolution, {n:,} → {last:,} pictures"
+        t.record_case(case_name, f"{first:.2f} → {second:.2f}", second < first, in_scope=False)
     steps = [100 * lead("cnn", "vit", n).mean for n in sizes]
     t.note(f"the lead at {join_numbers(sizes, ',')} pictures: {join_numbers(steps, '.1f')} points")
     t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
@@ -177,9 +177,9 @@ def vit_overfits_more(t: Experiment) -> None:
 
     {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
     for n in little():
-        what = f"{n:,} pictures: overfitting, Transformer − convolution"
+        case_name = f"{n:,} pictures: overfitting, Transformer − convolution"
         otherwise = f"At {n:,} pictures the Transformer does not overfit more"
-        beyond_chance(t, what, lead("vit", "cnn", n, measure=overfit), otherwise)
+        beyond_chance(t, case_name, lead("vit", "cnn", n, measure=overfit), otherwise)
     cost = [study().about["networks"][name]["multiplications"] / 1e6 for name in ("vit", "cnn")]
     t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
 
@@ -192,22 +192,24 @@ def cnn_data_efficient(t: Experiment) -> None:
     by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval."""
     sizes = study().sizes(["vit", "cnn"])
     for n in sizes[:-1]:
-        found = lead("cnn", "vit", n)
-        ends = (mean("vit", n) + found.mean + side * found.half for side in (-1, 0, 1))
+        results = lead("cnn", "vit", n)
+        ends = (mean("vit", n) + results.mean + side * results.half for side in (-1, 0, 1))
         low, middle, high = (times_as_many(n, end, sizes) for end in ends)
-        shown = [f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)]
-        got = shown[0] if low is None else f"{shown[1]} ({shown[0]} … {shown[2]})"
+        result_text = [
+            f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)
+        ]
+        got = result_text[0] if low is None else f"{result_text[1]} ({result_text[0]} … {result_text[2]})"
         t.record_case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
         if low is not None and low <= 1:
             t.correction(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
 
 
-def times_as_many(n: int, wanted: float, sizes: Sequence[int]) -> float | None:
+def times_as_many(n: int, target: float, sizes: Sequence[int]) -> float | None:
     """Pictures for the Transformer to reach this accuracy, over n; None where all that there are do not suffice."""
     curve = [(math.log(m), mean("vit", m)) for m in sizes]
-    if wanted <= curve[0][1]:
+    if target <= curve[0][1]:
         return sizes[0] / n
     for (x0, y0), (x1, y1) in pairwise(curve):
-        if y0 < wanted <= y1:
-            return math.exp(x0 + (x1 - x0) * (wanted - y0) / (y1 - y0)) / n
+        if y0 < target <= y1:
+            return math.exp(x0 + (x1 - x0) * (target - y0) / (y1 - y0)) / n
     return None

@@ -82,9 +82,12 @@ def dedup_attention(t: Experiment) -> None:
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
     t.assert_equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
-    ours = single_head_attention(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
+    weights_of_attend = single_head_attention(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
     t.assert_below(
-        "attend with Hard()", max_abs_diff(ours, exact.to_tensor(expected)), 1e-15, "largest difference {:.1e}"
+        "attend with Hard()",
+        max_abs_diff(weights_of_attend, exact.to_tensor(expected)),
+        1e-15,
+        "largest difference {:.1e}",
     )
 
 
@@ -157,13 +160,15 @@ def dedup_two_heads(t: Experiment) -> None:
     """With a second identical head and W_O the 4 × 4 identity, R and the loss are the same as before.
 
     [Z Z]·I against Z W_O in fractions, and both losses."""
-    one, two = logits(), logits(exact.eye(4), heads=2)
-    t.record_case("first row of the logits", exact.pair(one[0][:4], two[0][:4]), one[0] == two[0])
-    shown = f"{float(loss(one, 5)):.4f} and {float(loss(two, 5)):.4f}"
-    t.record_case("loss from rows 5, 6, 7", shown, sp.simplify(loss(one, 5) - loss(two, 5)) == 0)
+    one_head_logits, two = logits(), logits(exact.eye(4), heads=2)
+    t.record_case(
+        "first row of the logits", exact.pair(one_head_logits[0][:4], two[0][:4]), one_head_logits[0] == two[0]
+    )
+    result_text = f"{float(loss(one_head_logits, 5)):.4f} and {float(loss(two, 5)):.4f}"
+    t.record_case("loss from rows 5, 6, 7", result_text, sp.simplify(loss(one_head_logits, 5) - loss(two, 5)) == 0)
     swap = exact.matrix("0 1 0 0; 1 0 0 0; 0 0 0 1; 0 0 1 0")
     correct = "W_O swaps the two columns of Z, so the 4 × 4 matrix that changes nothing swaps columns 1, 2 and 3, 4."
-    t.correction(correct, logits(swap, heads=2) == one)
+    t.correction(correct, logits(swap, heads=2) == one_head_logits)
 
 
 def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
@@ -174,8 +179,8 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
     out = single_head_attention(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])
     value = torch.nn.functional.cross_entropy(out[first - 1 : first + 2], labels, reduction="sum")
-    found = torch.autograd.grad(value, list(parts.values()), materialize_grads=True)
-    return dict(zip(parts, found, strict=True))
+    results = torch.autograd.grad(value, list(parts.values()), materialize_grads=True)
+    return dict(zip(parts, results, strict=True))
 
 
 @claim(FINAL, f"{PLACE}.5")
@@ -183,9 +188,9 @@ def argmax_no_gradient(t: Experiment) -> None:
     """Argmax attention passes no gradient to the query and key projections.
 
     Autograd through `attend` with Hard() on the exam's example."""
-    found = gradients(Hard(), 5)
+    results = gradients(Hard(), 5)
     for name in ("W_Q", "W_K"):
-        t.assert_equal(f"gradient of {name}", found[name].norm(), 0, "norm {:g}")
+        t.assert_equal(f"gradient of {name}", results[name].norm(), 0, "norm {:g}")
 
 
 @claim(FINAL, f"{PLACE}.5")
@@ -208,7 +213,7 @@ def softmax_fixes(t: Experiment) -> None:
     Autograd through `attend` with Softmax() on the exam's example, both readings of the loss."""
     for first in (5, 4):
         sizes = {name: g.norm().item() for name, g in gradients(Softmax(), first).items()}
-        what = f"gradients (rows {first}-{first + 2})"
-        t.record_case(what, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
+        case_name = f"gradients (rows {first}-{first + 2})"
+        t.record_case(case_name, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
     alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
     t.note(f"{alike}: the task itself stays out of reach")

@@ -23,8 +23,8 @@ def attention_linear(t: Experiment) -> None:
     x, double = exact.eye(2), exact.matrix("2 0; 0 2")
     twice = exact.matmul(exact.attention(x, x, x), double)
     t.assert_equal("values doubled", exact.attention(x, x, double), twice, exact.show)
-    found = exact.attention(double, double, double)
-    t.record_case("input doubled", exact.pair(found, twice, ", not "), found == twice, in_scope=False)
+    outputs = exact.attention(double, double, double)
+    t.record_case("input doubled", exact.pair(outputs, twice, ", not "), outputs == twice, in_scope=False)
 
 
 @claim(HOMEWORK, "1.4d")
@@ -65,8 +65,8 @@ def ffn_mixes_features(t: Experiment) -> None:
     ):
         values = [exact.matmul(tokens, exact.matrix(w_v)) for tokens in (x, moved)]
         matched = [exact.matrix("0; 0; 0")] * 2 if fixed else [x, moved]
-        shown = touched(*(exact.attention(m, m, v) for m, v in zip(matched, values, strict=True)))
-        t.record_case(name, shown, "positions [1, 2, 3]" in shown)
+        result_text = touched(*(exact.attention(m, m, v) for m, v in zip(matched, values, strict=True)))
+        t.record_case(name, result_text, "positions [1, 2, 3]" in result_text)
     t.note("attention mixes features as well where W_V does, or where the weights follow the tokens")
     ffn = FeedForward(2, 8, ReLU()).double()
     with torch.no_grad():

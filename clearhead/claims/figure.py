@@ -16,7 +16,7 @@ _COLOURS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3")
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKED = 12  # curves of few points show them
-_WIDTH, _HEIGHT, _LEFT, _TOP, _END, _LINE = 560, 300, 58, 50, 530, 18
+_WIDTH, _HEIGHT, _MARGIN, _TOP, _END, _LINE = 560, 300, 58, 50, 530, 18
 _MIDDLE = ' text-anchor="middle"'
 Axis = Callable[[float], float]  # where a value stands
 
@@ -36,14 +36,14 @@ class Lines:
     spread: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def text(self, width: int = 80) -> str:
-        """The curves as bars in one line each, of at most so many columns."""
+        """Return the curves as bars, one line each, at most `width` columns wide."""
         names = max(map(len, self.series))
         step = math.ceil(len(self.x) / max(8, width - names - 23))
         rows = []
         for name, ys in self.series.items():
-            known = _known(ys)
+            finite = _finite(ys)
             spark = _spark([_scaled(y, self.log_y) for y in ys[::step]])
-            rows.append(f"{name:<{names}}  {spark}  {known[0]:.3g} … {known[-1]:.3g}")
+            rows.append(f"{name:<{names}}  {spark}  {finite[0]:.3g} … {finite[-1]:.3g}")
         over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
         return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
@@ -51,20 +51,20 @@ class Lines:
         """The frame, the ticks, the curves, the legend under it."""
         legend = self._legend()
         base = _HEIGHT - 46 - _LINE * len(legend)
-        ys = _known(chain(*self.series.values(), *chain(*self.spread.values())))
+        ys = _finite(chain(*self.series.values(), *chain(*self.spread.values())))
         y_ticks = _decades(min(ys), max(ys)) if self.log_y else _round_ticks(min(*ys, 0.0), max(ys))
-        px = _axis(self.x[0], self.x[-1], self.log_x, _LEFT, _END)
+        px = _axis(self.x[0], self.x[-1], self.log_x, _MARGIN, _END)
         py = _axis(y_ticks[0], y_ticks[-1], self.log_y, base, _TOP)
-        out = [_open(_WIDTH, _HEIGHT, self.title), _text(_LEFT, 34, self.y_label, ' fill="#555"')]
+        out = [_open(_WIDTH, _HEIGHT, self.title), _text(_MARGIN, 34, self.y_label, ' fill="#555"')]
         for value in y_ticks:
             y = py(value)
-            out.append(f'<line x1="{_LEFT}" x2="{_END}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
-            out.append(_text(_LEFT - 6, f"{y + 4:.1f}", _short(value), ' text-anchor="end"'))
+            out.append(f'<line x1="{_MARGIN}" x2="{_END}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
+            out.append(_text(_MARGIN - 6, f"{y + 4:.1f}", _short(value), ' text-anchor="end"'))
         for value in self._x_ticks(px):
             x = f"{px(value):.1f}"
             out.append(f'<line x1="{x}" x2="{x}" y1="{base}" y2="{base + 4}" stroke="#888"/>')
             out.append(_text(x, base + 17, _short(value), _MIDDLE))
-        out.append(_text((_END + _LEFT) / 2, base + 33, self.x_label, f'{_MIDDLE} fill="#555"'))
+        out.append(_text((_END + _MARGIN) / 2, base + 33, self.x_label, f'{_MIDDLE} fill="#555"'))
         for i, name in enumerate(self.series):
             out += self._curve(i, name, px, py)
         for row, items in enumerate(legend):
@@ -78,14 +78,14 @@ class Lines:
     def _x_ticks(self, px: Axis) -> list[float]:
         x = self.x
         if len(x) <= 7:
-            kept: list[float] = []
+            selected: list[float] = []
             for value in x:  # those that would overlap the one before are left out
-                if not kept or px(value) - px(kept[-1]) > 34:
-                    kept.append(value)
-            return kept
+                if not selected or px(value) - px(selected[-1]) > 34:
+                    selected.append(value)
+            return selected
         ticks = _decades(x[0], x[-1]) if self.log_x else _round_ticks(x[0], x[-1])
-        inside = [tick for tick in ticks if x[0] <= tick <= x[-1]]
-        return inside if len(inside) > 1 or not self.log_x else [x[0], x[-1]]
+        ticks_in_range = [tick for tick in ticks if x[0] <= tick <= x[-1]]
+        return ticks_in_range if len(ticks_in_range) > 1 or not self.log_x else [x[0], x[-1]]
 
     def _curve(self, i: int, name: str, px: Axis, py: Axis) -> list[str]:
         colour, dash = _COLOURS[i % 5], f' stroke-dasharray="{_DASHES[i % 5]}"' if i % 5 else ""
@@ -103,11 +103,11 @@ class Lines:
     def _legend(self) -> list[list[tuple[int, int, str]]]:
         """Rows of (x, number, name), broken where the width ends."""
         rows: list[list[tuple[int, int, str]]] = [[]]
-        at = _LEFT
+        at = _MARGIN
         for i, name in enumerate(self.series):
             wide = 44 + int(6.3 * len(name))
             if rows[-1] and at + wide > _END + 14:
-                rows, at = [*rows, []], _LEFT
+                rows, at = [*rows, []], _MARGIN
             rows[-1].append((at, i, name))
             at += wide
         return rows
@@ -134,13 +134,13 @@ class Grid:
     def svg(self) -> str:
         n, m = len(self.rows), max(map(len, self.rows))
         cell = max(12, min(40, 420 // max(n, m)))
-        left = 12 + int(6.6 * max(map(len, self.labels), default=0))
-        width = max(m * cell + left + 8, 20 + int(6.8 * len(self.title)))
+        margin = 12 + int(6.6 * max(map(len, self.labels), default=0))
+        width = max(m * cell + margin + 8, 20 + int(6.8 * len(self.title)))
         out = [_open(width, n * cell + 34, self.title)]
         for i, row in enumerate(self.rows):
             if self.labels:
-                out.append(_text(left - 6, f"{26 + (i + 0.5) * cell + 4:.1f}", self.labels[i], ' text-anchor="end"'))
-            out += [self._cell(x, left + j * cell, 26 + i * cell, cell) for j, x in enumerate(row)]
+                out.append(_text(margin - 6, f"{26 + (i + 0.5) * cell + 4:.1f}", self.labels[i], ' text-anchor="end"'))
+            out += [self._cell(x, margin + j * cell, 26 + i * cell, cell) for j, x in enumerate(row)]
         return "".join(out) + "</svg>"
 
     def _cell(self, x: float, at: int, down: int, cell: int) -> str:
@@ -166,12 +166,12 @@ def _open(width: int, height: int, title: str) -> str:
     )
 
 
-def _text(x: object, y: object, said: str, more: str = "") -> str:
-    return f'<text x="{x}" y="{y}"{more}>{escape(said)}</text>'
+def _text(x: object, y: object, content: str, more: str = "") -> str:
+    return f'<text x="{x}" y="{y}"{more}>{escape(content)}</text>'
 
 
 def _axis(low: float, high: float, log: bool, first: float, last: float) -> Axis:
-    """Where values stand on the page between `first`, for the low end, and `last`."""
+    """Return positions on the page for values between `first`, for the low end, and `last`."""
     start, span = _scaled(low, log), (_scaled(high, log) - _scaled(low, log)) or 1.0
     return lambda value: first + (_scaled(value, log) - start) / span * (last - first)
 
@@ -211,11 +211,11 @@ def _scaled(value: float, log: bool) -> float:
     return math.log10(max(value, 1e-30)) if log and not math.isnan(value) else float(value)
 
 
-def _known(values: Iterable[float]) -> list[float]:
+def _finite(values: Iterable[float]) -> list[float]:
     return [v for v in values if not math.isnan(v)]
 
 
 def _spark(values: Sequence[float]) -> str:
-    low, high = min(_known(values)), max(_known(values))
+    low, high = min(_finite(values)), max(_finite(values))
     span = (high - low) or 1.0
     return "".join(" " if math.isnan(v) else _BARS[min(7, int((v - low) / span * 7.999))] for v in values)

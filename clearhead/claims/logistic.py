@@ -73,9 +73,9 @@ def infinity_norm_update(t: Experiment) -> None:
     unit = torch.eye(3, dtype=torch.float64)
     for entries in ((0.3, -1.5, 0.2), (2.0, 1.0, -1.9)):
         w = torch.tensor(entries, dtype=torch.float64, requires_grad=True)
-        v, found = w.detach(), jacobian_row(loss(w), w)
+        v, gradient = w.detach(), jacobian_row(loss(w), w)
         base, at, at_x = (torch.sigmoid(v @ x) - y) * x, unit[v.abs().argmax()], unit[x.abs().argmax()]
-        gaps = [max_abs_diff(found - base, lam * part) for part in (v * at, v * at_x, at, at_x)]
+        gaps = [max_abs_diff(gradient - base, lam * part) for part in (v * at, v * at_x, at, at_x)]
         t.assert_below(f"w = {entries}: difference", gaps[0], 1e-12)
         same = int(torch.equal(at, at_x))  # then the second option is the first
         t.assert_above("the others that say something else", min(gaps[1 + same :]), 1e-3, "{:.2f}")

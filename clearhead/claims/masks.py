@@ -42,8 +42,8 @@ def causal_lower_triangular(t: Experiment) -> None:
 
     A as the homework defines it (rows are keys, columns are queries), 2 positions."""
     a, b = (column_attention(n, t.generator) for n in (2, 5))
-    shown = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
-    t.record_case("entry above the diagonal (key 1, query 2)", shown, a.triu(1).eq(0).all())
+    result_text = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
+    t.record_case("entry above the diagonal (key 1, query 2)", result_text, a.triu(1).eq(0).all())
     t.draw(Grid("A by the homework's columns", b.tolist()))
     correct = "With keys as rows and queries as columns it is upper triangular; its transpose is lower triangular."
     t.correction(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
@@ -55,8 +55,8 @@ def mask_times_infinity(t: Experiment) -> None:
 
     The line as printed, two positions, in floating point; and with a mask of ones for hidden pairs."""
     mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
-    given = {"its own mask, two positions: weights": mask, "a mask of ones for hidden pairs": mask.isinf()}
-    for name, hidden in given.items():
+    inputs = {"its own mask, two positions: weights": mask, "a mask of ones for hidden pairs": mask.isinf()}
+    for name, hidden in inputs.items():
         printed = (hidden * -torch.inf).softmax(-1)  # of scores that are all 0
         t.record_case(name, printed.tolist(), printed.isfinite().all())
     correct = "The mask of 0 and −∞ is added as it is (0 × ∞ is not a number)."
@@ -109,9 +109,9 @@ def decoder_masks(t: Experiment) -> None:
     model = DecoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
-    right, left = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]
+    right, left_padded = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]
     t.assert_below("padding on the right", max_abs_diff(right, alone), 1e-12, "changes by {:.1e}")
-    t.note(f"padding on the left would be felt: changes by {max_abs_diff(left, alone):.1e}")
+    t.note(f"padding on the left would be felt: changes by {max_abs_diff(left_padded, alone):.1e}")
 
 
 @claim(EXERCISES, "2(b)(iii)")
@@ -141,22 +141,22 @@ def self_attention_reads_encoder(t: Experiment) -> None:
 
     The source of a small encoder-decoder is replaced: which attention of the decoder changes?"""
     net = _encoder_decoder()
-    given: dict[str, list[Tensor]] = {"attention": [], "cross_attention": []}
-    for part, outs in given.items():
+    inputs: dict[str, list[Tensor]] = {"attention": [], "cross_attention": []}
+    for part, outs in inputs.items():
         module = net.get_submodule(f"decoder.blocks.0.{part}")
         module.register_forward_hook(lambda _, __, out, outs=outs: outs.append(out))
     target = _ids(t, 1, 5)
     for source in (_ids(t, 1, 4), _ids(t, 1, 4)):
         net(source, target)
-    own, cross = (max_abs_diff(*outs) for outs in given.values())
-    t.assert_above("self-attention: output changes by", own, 0)
+    self_change, cross = (max_abs_diff(*outs) for outs in inputs.values())
+    t.assert_above("self-attention: output changes by", self_change, 0)
     correct = "That is cross-attention, with queries of the decoder and keys and values of the encoder; "
-    t.correction(f"{correct}self-attention reads the decoder's own sequence.", own == 0 < cross)
+    t.correction(f"{correct}self-attention reads the decoder's own sequence.", self_change == 0 < cross)
 
 
 @claim(HOMEWORK, "1.3e, result")
 def causal_streams(t: Experiment) -> None:
-    """With causal masking the input can be processed as a stream: what was put out need not be revised
+    """With causal masking the input can be processed as a stream: earlier outputs need not be revised
     when more arrives.
 
     A decoder of two layers on 9 tokens and on each beginning of them; then an encoder, which has no mask."""
@@ -165,10 +165,10 @@ def causal_streams(t: Experiment) -> None:
     for model, masked in ((DecoderConfig(**sizes).build(), True), (EncoderConfig(**sizes).build(), False)):
         model = model.double().eval()
         with torch.no_grad():
-            whole = model(ids)
-            moved = max(max_abs_diff(model(ids[:, :n]), whole[:, :n]) for n in range(1, 9))
-        what = "masked" if masked else "not masked, every earlier output is revised"
-        t.record_case(f"{what}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
+            full_logits = model(ids)
+            moved = max(max_abs_diff(model(ids[:, :n]), full_logits[:, :n]) for n in range(1, 9))
+        case_name = "masked" if masked else "not masked, every earlier output is revised"
+        t.record_case(f"{case_name}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
 
 
 @claim(HOMEWORK, "1.3e")
@@ -187,7 +187,7 @@ def causal_speech(t: Experiment) -> None:
                 "no mask: digits that are known before a recording ends", "some" if waits else "none", not waits
             )
         else:
-            what = f"it sees {sees}: seconds until 95 % of the digits are written down"
-            t.record_case(what, f"{max(waits):.2f}", max(waits) <= 0.5)
+            case_name = f"it sees {sees}: seconds until 95 % of the digits are written down"
+            t.record_case(case_name, f"{max(waits):.2f}", max(waits) <= 0.5)
         wrong = [curve["digits wrong in streams"] for curve in curves]
         t.note(f"{sees}: {min(wrong):.1%} to {max(wrong):.1%} of the digits wrong")

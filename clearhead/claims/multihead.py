@@ -49,9 +49,9 @@ def head_parameters(t: Experiment) -> None:
 
     Counted in the library's own layer (8 heads, 512 wide, no biases)."""
     parts = parameters(512, 8)
-    one = parts["q_proj"] // 8
-    t.assert_equal("one projection of one head", one, 32_768, "{:,}")
-    t.assert_equal("one head", 3 * one, 98_304, "{:,}")
+    single_head = parts["q_proj"] // 8
+    t.assert_equal("one projection of one head", single_head, 32_768, "{:,}")
+    t.assert_equal("one head", 3 * single_head, 98_304, "{:,}")
     t.assert_equal("all heads", parts["q_proj"] + parts["k_proj"] + parts["v_proj"], 786_432, "{:,}")
     t.assert_equal("W_O", parts["o_proj"], 262_144, "{:,}")
     t.assert_equal("in all", sum(parts.values()), 1_048_576, "{:,}")
@@ -105,10 +105,10 @@ def heads_parameter_efficient(t: Experiment) -> None:
     Holds when it is said of the filters; heads have the same number of parameters however many there are."""
     small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
     conv = n_parameters(torch.nn.Conv2d(1, 16, 3, padding=1, bias=False))
-    what = "16 filters of 3 × 3 against a dense map of the same sizes"
-    t.record_case(what, f"{conv} against {dense:,}", conv == small < dense)
-    one, eight = sum(parameters(512, 1).values()), sum(parameters(512, 8).values())
-    t.record_case("8 heads against 1", f"{eight:,} against {one:,}", eight < one, in_scope=False)
+    case_name = "16 filters of 3 × 3 against a dense map of the same sizes"
+    t.record_case(case_name, f"{conv} against {dense:,}", conv == small < dense)
+    single_head, eight = sum(parameters(512, 1).values()), sum(parameters(512, 8).values())
+    t.record_case("8 heads against 1", f"{eight:,} against {single_head:,}", eight < single_head, in_scope=False)
 
 
 def _shapes(t: Experiment, d: int, wide: int, m: int, n: int, h: int, dk: int, dv: int) -> None:
@@ -150,7 +150,7 @@ def not_one_average(t: Experiment) -> None:
     t.record_case(
         "output; an average of the values would sum to 1", f"{exact.show(out)}, sum {sum(out)}", sum(out) != 1
     )
-    t.note(f"heads that choose alike give {exact.show(same)}, which is an average")
+    t.note(f"heads with the same choice give {exact.show(same)}, which is an average")
 
 
 @claim(EXERCISES, "2(a)")
@@ -174,7 +174,7 @@ def receptive_field(t: Experiment) -> None:
 def heads_differ_by_start(t: Experiment) -> None:
     """Heads have independent matrices, and random initialisation gives them different gradients.
 
-    Two heads of one layer started alike and started apart: gradients of their query projections."""
+    Two heads of one layer with equal and with different initial values: gradients of their query projections."""
     x, gaps = t.normal(1, 5, 8), []
     for alike in (True, False):
         mha = MultiHeadAttention(8, 2, bias=False).double()
@@ -184,7 +184,7 @@ def heads_differ_by_start(t: Experiment) -> None:
                     part[4:] = part[:4]
         gaps.append(max_abs_diff(*jacobian_row(mha(x).square().sum(), mha.q_proj.weight).chunk(2)))
     t.assert_above("started apart: the gradients differ by", gaps[1], 1e-6, "{:.2e}")
-    t.assert_below("started alike: they are equal and stay so", gaps[0], 1e-12)
+    t.assert_below("equal initial values: the gradients are equal and remain equal", gaps[0], 1e-12)
     rank = int(torch.linalg.matrix_rank(mha.q_proj.weight))
     t.assert_equal("the subspaces of the two heads, 4 wide each, span together", rank, 8)
 
@@ -240,12 +240,12 @@ def heads_redundancy(t: Experiment) -> None:
         [[0, *exact.matmul([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
         for scores in ([1, 0], [0, 1])
     )
-    what = "heads that look at the same token: outputs for a first value of 3 and of 4"
-    t.record_case(what, exact.pair(alike[0], alike[1]), alike[0] != alike[1])
+    case_name = "heads that look at the same token: outputs for a first value of 3 and of 4"
+    t.record_case(case_name, exact.pair(alike[0], alike[1]), alike[0] != alike[1])
     t.note(f"heads that look at different tokens: {exact.pair(other[0], other[1])}, which is lost")
 
 
-def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
+def _remaining_norm(gain: float, starts: int = 16) -> tuple[float, float]:
     """|gradient at the input| / |gradient at the output| of six layers of 64, the geometric mean of a few starts.
 
     The same matrices, inputs and gradients, read as one head and as sixteen."""
@@ -263,8 +263,8 @@ def _kept(gain: float, starts: int = 16) -> tuple[float, float]:
                 layer.load_state_dict(weights)
                 y = layer(y)
             logs.append((jacobian_row(y, x, gradient).norm() / gradient.norm()).log())
-    one, many = torch.stack(logs).reshape(starts, 2).mean(0).exp().tolist()
-    return one, many
+    single_head, many = torch.stack(logs).reshape(starts, 2).mean(0).exp().tolist()
+    return single_head, many
 
 
 @claim(HOMEWORK, "1.4c.5")
@@ -274,8 +274,8 @@ def heads_gradient_flow(t: Experiment) -> None:
     The gradient's length at the input of six layers of width 64 by its length at the output, the same matrices read as
     1 head and as 16: started as usual, and with queries and keys ten times as large. Better is nearer to 1; the
     geometric mean of 16 starts."""
-    one, many = _kept(1.0)
-    better = abs(math.log(many)) < abs(math.log(one))
-    t.record_case("started as usual: kept with 1 head, with 16", f"{one:.3g}, {many:.3g}", better)
-    one, many = _kept(10.0, starts=4)
-    t.note(f"started ten times as large it is the other way round: {one:.3g}, {many:.3g}")
+    single_head, many = _remaining_norm(1.0)
+    better = abs(math.log(many)) < abs(math.log(single_head))
+    t.record_case("started as usual: kept with 1 head, with 16", f"{single_head:.3g}, {many:.3g}", better)
+    single_head, many = _remaining_norm(10.0, starts=4)
+    t.note(f"started ten times as large the order is reversed: {single_head:.3g}, {many:.3g}")

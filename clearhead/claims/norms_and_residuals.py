@@ -42,8 +42,8 @@ def layer_norm_depends(t: Experiment) -> None:
     """Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.
 
     Gradient of one output in every input, 5 × 7."""
-    found = dependence(nn.LayerNorm(7).double(), t)
-    t.record_case("depends on", ", ".join(sorted(found)), found == {"own", "same row"})
+    results = dependence(nn.LayerNorm(7).double(), t)
+    t.record_case("depends on", ", ".join(sorted(results)), results == {"own", "same row"})
 
 
 @claim(EXERCISES, "3(a)")
@@ -52,10 +52,10 @@ def batch_norm_depends(t: Experiment) -> None:
 
     Gradient of one output in every input, 5 × 7, with the statistics of the batch, as the solution says."""
     norm = nn.BatchNorm1d(7).double()
-    found = dependence(norm, t)
-    t.record_case("training: depends on", ", ".join(sorted(found)), found == {"own", "other rows, same column"})
-    found = dependence(norm.eval(), t)
-    t.note(f"in evaluation, with fixed statistics, it depends on: {', '.join(sorted(found))}")
+    results = dependence(norm, t)
+    t.record_case("training: depends on", ", ".join(sorted(results)), results == {"own", "other rows, same column"})
+    results = dependence(norm.eval(), t)
+    t.note(f"in evaluation, with fixed statistics, it depends on: {', '.join(sorted(results))}")
 
 
 @claim(EXERCISES, "3(a), solution")
@@ -137,18 +137,18 @@ def residual_deep(t: Experiment) -> None:
     weights = [torch.linalg.qr(t.normal(16, 16)).Q * 0.5 for _ in range(40)]
     x, depths = t.normal(16).requires_grad_(), (1, 5, 10, 20, 40)
     sizes: dict[str, list[float]] = {"plain": [], "residual": []}
-    for skip, found in enumerate(sizes.values()):
+    for skip, results in enumerate(sizes.values()):
         for depth in depths:
             h = x
             for w in weights[:depth]:
                 h = h * float(skip) + torch.tanh(h @ w)
-            found.append(jacobian_row(h.sum(), x).norm().item())
-    plain, residual = (found[-1] for found in sizes.values())
+            results.append(jacobian_row(h.sum(), x).norm().item())
+    plain, residual = (results[-1] for results in sizes.values())
     t.record_case("40 layers: plain, residual", f"{plain:.1e}, {residual:.1e}", plain < 1e-6 < 1e-2 < residual)
     for draw in range(3):
-        kept = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
-        what = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
-        t.record_case(what, f"{kept[0]:.1e}, {kept[1]:.1e}", kept[0] < 1e-4 < 1 < kept[1])
+        ratios = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
+        case_name = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
+        t.record_case(case_name, f"{ratios[0]:.1e}, {ratios[1]:.1e}", ratios[0] < 1e-4 < 1 < ratios[1])
     t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
 
 
@@ -173,12 +173,12 @@ def skip_regularises(t: Experiment) -> None:
     excludes no function."""
     for penalty in (5, 0):
         plain, skipped = fitted_slopes(Fraction(penalty))
-        what = f"λ = {penalty}: slope without and with the skip, truth 1"
-        t.record_case(what, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), in_scope=penalty > 0)
+        case_name = f"λ = {penalty}: slope without and with the skip, truth 1"
+        t.record_case(case_name, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), in_scope=penalty > 0)
     more = _overfitting(t)
     mean, error = more.mean().item(), (more.std() / 8**0.5).item()
-    what = "test − training error, skip minus plain, no decay"
-    t.record_case(what, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, in_scope=False)
+    case_name = "test − training error, skip minus plain, no decay"
+    t.record_case(case_name, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, in_scope=False)
 
 
 def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
@@ -217,8 +217,8 @@ def layer_norm_range(t: Experiment) -> None:
     x, norm = t.normal(64), LayerNormChoice().build(64).double()
     scales = [10.0**p for p in range(-6, 7)]
     sizes = [norm(x * s).norm().item() / 8 for s in scales]
-    what = "scale 1 … 10⁶: size against √d"
-    t.record_case(what, f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}", max(abs(s - 1) for s in sizes[6:]) < 1e-3)
+    case_name = "scale 1 … 10⁶: size against √d"
+    t.record_case(case_name, f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}", max(abs(s - 1) for s in sizes[6:]) < 1e-3)
     t.record_case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, in_scope=False)
     t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
 
@@ -232,8 +232,8 @@ def layer_norm_initialisation(t: Experiment) -> None:
     w = sp.symbols("w:3", real=True)
     scaled, plain = (normalised([scale * v * x for v in w])[0] for scale in (c, 1))
     t.assert_equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
-    one, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
-    t.assert_equal("gradient at 10 W against W", sp.simplify(ten / one), sp.Rational(1, 10))
+    slope_at_1, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
+    t.assert_equal("gradient at 10 W against W", sp.simplify(ten / slope_at_1), sp.Rational(1, 10))
 
 
 @claim(HOMEWORK, "1.4e.2")
@@ -243,18 +243,18 @@ def layer_norm_gradients(t: Experiment) -> None:
     The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, one and
     two times their usual size, with and without a norm after each; three draws."""
     for draw in range(3):
-        found: dict[bool, list[float]] = {False: [], True: []}
+        results: dict[bool, list[float]] = {False: [], True: []}
         for normed, gain in product((False, True), (0.5, 1.0, 2.0)):
             g = torch.Generator().manual_seed(3 * t.seed + draw)
             h = x = torch.randn(8, 32, generator=g, dtype=torch.float64, requires_grad=True)
             for _ in range(20):
                 h = torch.relu(h @ torch.randn(32, 32, generator=g, dtype=torch.float64) * gain / 4)
                 h = nn.functional.layer_norm(h, (32,)) if normed else h
-            found[normed].append(gradient_ratio(h, x, g))
-        bare, normed_sizes = (max(sizes) / min(sizes) for sizes in found.values())
-        shown = ", ".join(f"{size:.1e}" for sizes in found.values() for size in sizes)
+            results[normed].append(gradient_ratio(h, x, g))
+        bare, normed_sizes = (max(sizes) / min(sizes) for sizes in results.values())
+        result_text = ", ".join(f"{size:.1e}" for sizes in results.values() for size in sizes)
         t.record_case(
-            f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", shown, normed_sizes < 2 < 1e6 < bare
+            f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", result_text, normed_sizes < 2 < 1e6 < bare
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clearhead.claims.ledger import EXAM, FINAL, Experiment, claim
 
-# What stands beside each question, and beside its parts.
+# Points printed for each question and for its parts.
 MARKS = ((20, (8, 12)), (18, (10, 8)), (25, (15, 10)), (22, (10, 8, 4)), (28, (12, 8, 8)), (20, (10, 10)), (17, (8, 9)))
 POINTS = {
     "Part 1": (32, (4,) * 8),
@@ -18,20 +18,20 @@ POINTS = {
 def marks_add_up(t: Experiment) -> None:
     """The paper has seven questions, each with its marks.
 
-    The marks beside the questions and beside their parts, added up."""
+    Sums of the marks printed for the questions and for their parts."""
     t.assert_equal("questions", len(MARKS), 7)
-    t.record_case("their parts", [sum(parts) for _, parts in MARKS], all(whole == sum(parts) for whole, parts in MARKS))
+    t.record_case("their parts", [sum(parts) for _, parts in MARKS], all(total == sum(parts) for total, parts in MARKS))
 
 
 @claim(FINAL, "Instructions")
 def points_add_up(t: Experiment) -> None:
     """There are 20 questions and 100 points: 32, 18, 25 and 25.
 
-    The points beside the parts and beside their questions, added up."""
+    Sums of the points printed for the parts and for their questions."""
     t.assert_equal("questions", sum(len(parts) for _, parts in POINTS.values()), 20)
-    for name, (whole, parts) in POINTS.items():
-        t.assert_equal(name, sum(parts), whole)
-    t.assert_equal("in all", sum(whole for whole, _ in POINTS.values()), 100)
+    for name, (total, parts) in POINTS.items():
+        t.assert_equal(name, sum(parts), total)
+    t.assert_equal("in all", sum(total for total, _ in POINTS.values()), 100)
 
 
 @claim(FINAL, "Part 3, Problem 1, second heading")
@@ -39,6 +39,6 @@ def points_of_problem_1(t: Experiment) -> None:
     """Problem 1 has 5 points.
 
     The points of its four questions, added up; the heading above it says 25."""
-    whole, parts = POINTS["Part 3, Problem 1"]
+    total, parts = POINTS["Part 3, Problem 1"]
     t.record_case("its questions", " + ".join(map(str, parts)) + f" = {sum(parts)}, printed 5", sum(parts) == 5)
-    t.intended("It has 25 points, as the heading above has it.", sum(parts) == whole == 25)
+    t.intended("It has 25 points, as the heading above has it.", sum(parts) == total == 25)

@@ -46,10 +46,10 @@ def equivariant(causal: bool = False) -> int:
     return sum(self_attention(rearranged(FOUR, o), causal=causal) == rearranged(y, o) for o in orders)
 
 
-# Three places say it in nearly the same words, and are judged alike.
+# Three places state it in nearly the same words and get the same verdict.
 INVARIANT = """f(πX) against f(X): 4 tokens in all 24 orders, summed and read at one token that stays; 2 tokens,
 swapped.
-Holds when what is read is pooled, or stands at one token such as [CLS]; the outputs themselves move with their
+Holds when the outputs are pooled or taken at one token such as [CLS]; the outputs themselves move with their
 inputs."""
 
 
@@ -113,8 +113,8 @@ def swap_changes_nothing(t: Experiment) -> None:
     order = (1, 0, 2)
     y, swapped = self_attention(x), self_attention(rearranged(x, order))
     for i, token in enumerate(order):
-        what = f"token {token + 1}, now at position {i + 1}"
-        t.record_case(what, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
+        case_name = f"token {token + 1}, now at position {i + 1}"
+        t.record_case(case_name, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
     for i in range(3):
         t.record_case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], in_scope=False)
 
@@ -134,9 +134,9 @@ def cat_chased_dog(t: Experiment) -> None:
 
     Both sentences in fractions, compared word by word, pooled, and place by place.
     Holds when the embeddings are compared word by word or pooled, and no causal mask is used."""
-    one, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
-    y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (one, two))
-    words, again = dict(zip(one, y, strict=True)), dict(zip(two, z, strict=True))
+    first_order, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
+    y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (first_order, two))
+    words, again = dict(zip(first_order, y, strict=True)), dict(zip(two, z, strict=True))
     t.record_case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
     pooled, same = ([sum(c) for c in zip(*m, strict=True)] for m in (y, z))
     t.assert_equal("summed over the sentence", pooled, same, exact.show)
@@ -150,14 +150,14 @@ def weights_by_content(t: Experiment) -> None:
     `attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in every
     order: is the weight of a token for a token the same wherever they stand?"""
     x = t.normal(5, 4)
-    found, scores = single_head_attention(x, x), x @ x.T / 2
-    gap = max_abs_diff((found / found[:, :1]).log(), scores - scores[:, :1])
+    outputs, scores = single_head_attention(x, x), x @ x.T / 2
+    gap = max_abs_diff((outputs / outputs[:, :1]).log(), scores - scores[:, :1])
     t.assert_below("logarithms of their ratios: largest difference", gap, 1e-12)
     moved = [
-        max_abs_diff(single_head_attention(x[[*o]], x[[*o]]), found[[*o]][:, [*o]]) for o in permutations(range(5))
+        max_abs_diff(single_head_attention(x[[*o]], x[[*o]]), outputs[[*o]][:, [*o]]) for o in permutations(range(5))
     ]
     t.assert_below("120 orders: largest change of a weight", max(moved), 1e-12)
-    off = max_abs_diff(found / found[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
+    off = max_abs_diff(outputs / outputs[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
     t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
 
 
@@ -169,12 +169,12 @@ def weights_from_dot_products(t: Experiment) -> None:
     identity, and with two other matrices.
     Holds when W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys."""
     x = exact.matrix("1 0; 0 1; 2 1")
-    turned, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
+    rotated, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
     for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
-        sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, turned)]
+        sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, rotated)]
         before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
-        what = f"{name}: first row before and after"
-        t.record_case(what, exact.pair(before[0], after[0]), before == after, in_scope=wq == unit)
+        case_name = f"{name}: first row before and after"
+        t.record_case(case_name, exact.pair(before[0], after[0]), before == after, in_scope=wq == unit)
 
 
 @claim(ANSWERED, "Q1d, effectiveness")
@@ -200,8 +200,8 @@ def patches_shuffled(t: Experiment) -> None:
     shuffled = patches_moved(image, torch.randperm(6, generator=t.generator).tolist())
     without, learned = (small(positions=positions) for positions in (NoPE(), None))
     t.assert_below("no positions: logits", max_abs_diff(without(image), without(shuffled)), 1e-12, "differ by {:.1e}")
-    what = "learned positions, for comparison"
-    t.assert_above(what, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
+    case_name = "learned positions, for comparison"
+    t.assert_above(case_name, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
 
 
 @claim(FINAL, "Part 3, Problem 2.1")
@@ -210,15 +210,19 @@ def bag_of_symbols(t: Experiment) -> None:
 
     Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two."""
     letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
-    one, two, orders = [], [], sorted(set(permutations("DAA")))
+    first_order, two, orders = [], [], sorted(set(permutations("DAA")))
     for order in orders:
         x = exact.matrix([letters[c] for c in (*order, "S")])
         first = self_attention(x, causal=True)
-        one.append(first[-1])
+        first_order.append(first[-1])
         # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
         second = exact.matrix([[round(12 * c) for c in row] for row in first])
         two.append(self_attention(second, causal=True)[-1])
-    t.record_case(f"one layer, {', '.join(map(''.join, orders))}", exact.show(one[0]), one[0] == one[1] == one[2])
+    t.record_case(
+        f"one layer, {', '.join(map(''.join, orders))}",
+        exact.show(first_order[0]),
+        first_order[0] == first_order[1] == first_order[2],
+    )
     t.note("a second causal layer would see the order: " + join_numbers((float(row[0]) for row in two), ".4f"))
 
 

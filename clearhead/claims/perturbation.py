@@ -1,4 +1,4 @@
-"""What happens to attention when a key is disturbed, a query is disturbed, or a key is made longer."""
+"""Effects on attention of a perturbed key, a perturbed query and a scaled key."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clearhead.claims.ledger import HOMEWORK, Experiment, claim, is_increasing, 
 
 
 def weight(score: int) -> Any:
-    """Of a key of this score beside one of score 0 (β = ln 2)."""
+    """Return the weight of a key with this score next to a key of score 0 (β = ln 2)."""
     return exact.weights([score, 0])[0]
 
 
 def gained(score: int, alpha: int = 2) -> Any:
-    """What the weight of a key of this score gains when it is stretched by alpha, beside a score of 0."""
+    """Return the weight gained by a key with this score when it is scaled by alpha, next to a key of score 0."""
     return weight(alpha * score) - weight(score)
 
 
@@ -67,8 +67,8 @@ def key_noise_proportional(t: Experiment) -> None:
     for low, high, small in ((Fraction(1, 200), Fraction(1, 100), True), (Fraction(1, 2), Fraction(9, 10), False)):
         less, more = low * (1 - low), high * (1 - high)
         proportional = abs(more / less / (high / low) - 1) < Fraction(1, 100)
-        what = f"weights {low} and {high}: effect per unit of score"
-        t.record_case(what, f"{less} and {more}", proportional, in_scope=small)
+        case_name = f"weights {low} and {high}: effect per unit of score"
+        t.record_case(case_name, f"{less} and {more}", proportional, in_scope=small)
     grid = [i / 50 for i in range(51)]
     curves = {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid}
     t.draw(Lines("Effect of a disturbed key on the output", "its weight a", "|dh/ds|", grid, curves))
@@ -92,16 +92,18 @@ def key_noise_beta(t: Experiment) -> None:
 
 
 # The homework speaks of small noise, and only of that.
-FIRST_ORDER = "it is taken to first order in the noise, which is small; what is left is of the order of its variance"
+FIRST_ORDER = "it is taken to first order in the noise, which is small; the remainder is of the order of its variance"
 
 
-def first_order(t: Experiment, what: str) -> None:
+def first_order(t: Experiment, case_name: str) -> None:
     """The mean change against the noise's σ, which must vanish with it; and the mean change itself."""
     shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in (0.1, 0.01, 0.001)]
     falls = all(abs(a / b - 10) < 0.1 for a, b in pairwise(shares))
-    t.record_case(f"Gaussian noise on {what}, σ = 0.1, 0.01, 0.001: |E[change]|/σ", join_numbers(shares, ".1e"), falls)
+    t.record_case(
+        f"Gaussian noise on {case_name}, σ = 0.1, 0.01, 0.001: |E[change]|/σ", join_numbers(shares, ".1e"), falls
+    )
     bias = gaussian_change(1.0, 0.1)
-    t.record_case(f"σ = 0.1 on {what}: E[change] itself", f"{bias:.2e}", abs(bias) < 1e-9, in_scope=False)
+    t.record_case(f"σ = 0.1 on {case_name}: E[change] itself", f"{bias:.2e}", abs(bias) < 1e-9, in_scope=False)
 
 
 @claim(HOMEWORK, "1.1e")
@@ -176,7 +178,7 @@ def scale_key_weight(t: Experiment) -> None:
     curves = {f"query {q}": [1 / (1 + 2 ** (-a * q)) for a in alphas] for q in (1, 0, -1)}
     t.draw(Lines("Weight of a key that is stretched", "α", "weight", alphas, curves))
     right = [(gained(q, 3) > 0) == (q > 0) and (gained(q, 3) < 0) == (q < 0) for q in range(-4, 5)]
-    correct = "The weight rises exactly for the queries whose score with that key is positive, and falls where it is "
+    correct = "The weight rises exactly for the queries whose score with that key is positive, and falls if it is "
     t.correction(f"{correct}negative.", all(right))
 
 
@@ -184,34 +186,36 @@ def scale_key_weight(t: Experiment) -> None:
 def scale_key_limit(t: Experiment) -> None:
     """As α → ∞ the key's weight tends to 1 for all queries, so all outputs tend to its value.
 
-    Exact limit of the weight for scores −1, 0 and 1 beside one other key of score 0."""
+    Exact limit of the weight for scores −1, 0 and 1 next to one other key of score 0."""
     alpha = sp.symbols("alpha", positive=True)
-    found = {s: sp.limit(1 / (1 + sp.exp(-alpha * s)), alpha, sp.oo) for s in (-1, 0, 1)}
-    for s, value in found.items():
+    results = {s: sp.limit(1 / (1 + sp.exp(-alpha * s)), alpha, sp.oo) for s in (-1, 0, 1)}
+    for s, value in results.items():
         t.assert_equal(f"score {s}", value, 1, "weight → {}")
-    correct = "The weight tends to 1 where the score is positive, to 0 where it is negative, and stays where it is 0."
-    t.correction(correct, found == {-1: 0, 0: sp.Rational(1, 2), 1: 1})
+    correct = "The weight tends to 1 if the score is positive, to 0 if it is negative, and is unchanged if it is 0."
+    t.correction(correct, results == {-1: 0, 0: sp.Rational(1, 2), 1: 1})
 
 
 @claim(HOMEWORK, "1.1g")
 def scale_key_similar(t: Experiment) -> None:
     """If the key already had a high similarity with the query, scaling it pushes its weight towards 1.
 
-    Exact limits for the scores 1 and 3, beside three other keys of scores 5, 2 and 0."""
+    Exact limits for the scores 1 and 3, next to three other keys of scores 5, 2 and 0."""
     alpha = sp.symbols("alpha", positive=True)
     for s in (1, 3):
         value = sp.limit(1 / (1 + (sp.exp(5) + sp.exp(2) + 1) * sp.exp(-alpha * s)), alpha, sp.oo)
-        t.assert_equal(f"score {s} beside scores 5, 2, 0", value, 1, "weight → {}")
+        t.assert_equal(f"score {s} next to scores 5, 2, 0", value, 1, "weight → {}")
 
 
 @claim(HOMEWORK, "1.1g, 'more pronounced when'")
 def scale_key_alpha(t: Experiment) -> None:
     """The effect of scaling a key is more pronounced the larger α is.
 
-    The weight of a key that is stretched by 2, 3, 4 and 5, beside a key 0, in fractions."""
+    The weight of a key that is scaled by 2, 3, 4 and 5, next to a key 0, in fractions."""
     for q in (1, -1, 3):
-        found = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
-        t.record_case(f"query {q}: change of the weight for α = 2, 3", f"{found[0]}, {found[1]}", is_increasing(found))
+        results = [abs(gained(q, alpha)) for alpha in (2, 3, 4, 5)]
+        t.record_case(
+            f"query {q}: change of the weight for α = 2, 3", f"{results[0]}, {results[1]}", is_increasing(results)
+        )
     t.note(f"where the score is 0 there is no effect to grow: {gained(0, 2)}, {gained(0, 5)}")
 
 
@@ -219,12 +223,12 @@ def scale_key_alpha(t: Experiment) -> None:
 def scale_key_already_similar(t: Experiment) -> None:
     """The effect of scaling a key is more pronounced when β is large, and when the key already had a high similarity.
 
-    What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 beside a score of 0, in
+    What the weight of a key gains when it is doubled, for β times its score of 1, 2, 4 and 8 next to a score of 0, in
     fractions: a larger β and a greater similarity are the same there.
     Holds when the key does not have most of the weight yet; one that has it gains little."""
     for less, more in pairwise((1, 2, 4, 8)):
-        what = f"β·s = {less} → {more}: what the weight gains"
-        t.record_case(what, f"{gained(less)} → {gained(more)}", gained(more) > gained(less), in_scope=less == 1)
+        case_name = f"β·s = {less} → {more}: what the weight gains"
+        t.record_case(case_name, f"{gained(less)} → {gained(more)}", gained(more) > gained(less), in_scope=less == 1)
     grid = [i / 5 for i in range(41)]
     curves = {"doubled": [1 / (1 + 2 ** (-2 * x)) - 1 / (1 + 2**-x) for x in grid]}
     t.draw(Lines("What a doubled key gains", "β times its score", "gain of its weight", grid, curves))

@@ -43,8 +43,8 @@ def sinusoid_second_line(t: Experiment) -> None:
     The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1."""
     p = sp.symbols("p", positive=True)
     first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
-    what = "PE(1, 0) by the first formula and by this line"
-    t.record_case(what, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
+    case_name = "PE(1, 0) by the first formula and by this line"
+    t.record_case(case_name, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
     t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
     correct = "The line is a garbled copy of the third: even entries are the sines of the first, odd ones its cosines."
     t.intended(correct, abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7)
@@ -57,8 +57,8 @@ def sinusoid_unique(t: Experiment) -> None:
     Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."""
     # sin p = 0 and cos p = 1 together need p / 2π whole.
     turns = (sp.symbols("p", integer=True, positive=True) / (2 * sp.pi)).is_rational
-    what = "is p / 2π rational for a whole p > 0"
-    t.record_case(what, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
+    case_name = "is p / 2π rational for a whole p > 0"
+    t.record_case(case_name, "yes" if turns else "no", turns is not True and sp.pi.is_irrational)
     learned = LearnedPositions(max_len=1000).build(8).weight.detach()
     tables = ("1,000 positions, width 8", Sinusoidal().table(1000, 8)), ("1,000 learned ones as they begin", learned)
     for name, table in tables:
@@ -118,12 +118,12 @@ def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ..
         return 3 * nn.functional.cross_entropy(logits(ids)[:, :, 1:].flatten(0, 2), ids[:, :, :-1].flatten())
 
     fit([*w.values(), *(bias.parameters() if bias else ())], loss, 100, lr=0.01)
-    found = []
+    results = []
     with torch.no_grad():
         for length in (TRAINED, TWICE, BEYOND):
             ids = torch.randint(0, 7, (100, 3, length))
-            found.append((logits(ids)[:, :, 1:].argmax(-1) == ids[:, :, :-1]).float().mean((0, 2)).tolist())
-    return tuple(zip(*found, strict=True))
+            results.append((logits(ids)[:, :, 1:].argmax(-1) == ids[:, :, :-1]).float().mean((0, 2)).tolist())
+    return tuple(zip(*results, strict=True))
 
 
 TASK = f"A layer of attention trained to repeat the previous token at length {TRAINED}, three starts, 100 texts each; "
@@ -138,11 +138,13 @@ def sinusoid_longer(t: Experiment) -> None:
     Holds when 'generalise' means only that the encoding is defined there; what the model learned need
     not carry over."""
     norm = Sinusoidal().table(1, 32, start=10_000).norm()
-    shown = f"norm {norm:.3f}, as everywhere: √16"
-    t.record_case("defined at position 10,000", shown, torch.isclose(norm, torch.tensor(4.0)))
-    for number, (inside, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
-        what = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
-        t.record_case(what, f"{inside:.3f} and {beyond:.3f}", beyond > inside - 0.05, in_scope=False)
+    result_text = f"norm {norm:.3f}, as everywhere: √16"
+    t.record_case("defined at position 10,000", result_text, torch.isclose(norm, torch.tensor(4.0)))
+    for number, (accuracy_in_range, _, beyond) in enumerate(previous_token_accuracy("sinusoidal", t.seed), 1):
+        case_name = f"start {number}: accuracy at {TRAINED} (trained) and {BEYOND}"
+        t.record_case(
+            case_name, f"{accuracy_in_range:.3f} and {beyond:.3f}", beyond > accuracy_in_range - 0.05, in_scope=False
+        )
 
 
 @claim(HOMEWORK, "1.3b")
@@ -153,12 +155,14 @@ def relative_longer(t: Experiment) -> None:
     the best of the absolute one. {EXAMPLE}
     Holds when the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias,
     thinned out among so many keys, is not."""
-    found = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
+    results = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
-        worst, best = min(row[place] for row in found[kind]), max(row[place] for row in found["sinusoidal"])
-        what = f"{kind} and sinusoidal, length {(TWICE, BEYOND)[place - 1]}"
-        t.record_case(what, f"{worst:.3f} and {best:.3f}", worst > best, in_scope=(kind, place) != ("relative bias", 2))
-    means = {kind: [sum(column) / 3 for column in zip(*rows, strict=True)] for kind, rows in found.items()}
+        worst, best = min(row[place] for row in results[kind]), max(row[place] for row in results["sinusoidal"])
+        case_name = f"{kind} and sinusoidal, length {(TWICE, BEYOND)[place - 1]}"
+        t.record_case(
+            case_name, f"{worst:.3f} and {best:.3f}", worst > best, in_scope=(kind, place) != ("relative bias", 2)
+        )
+    means = {kind: [sum(column) / 3 for column in zip(*rows, strict=True)] for kind, rows in results.items()}
     t.draw(Lines("Repeating the previous token", "length", "accuracy", (TRAINED, TWICE, BEYOND), means))
 
 

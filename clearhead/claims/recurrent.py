@@ -28,12 +28,16 @@ def rnn_update(t: Experiment) -> None:
         return sp.simplify(sp.diff((g(z2) - y) ** 2 / 2, w).doit() - ((g(z2) - y) * inner * h1).doit())
 
     t.assert_equal("h₀ = 0: derivative − printed", gap(sp.Integer(0)), 0)
-    # The options that are not marked, at one point with g = tanh: what stands behind (h₂ − y) g′(z₂).
+    # The unmarked options, at one point with g = tanh: the factor after (h₂ − y) g′(z₂).
     w0, a0, x, z1 = 0.7, -0.4, (1.3, 0.6), -0.4 * 1.3
     inner = 1 - math.tanh(z1) ** 2
-    h1, others = math.tanh(z1), (x[1] + w0 * inner * x[0], inner, w0)
-    what = f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options"
-    t.record_case(what, f"{h1:.3f} and {join_numbers(others, '.3f')}", all(abs(other - h1) > 0.1 for other in others))
+    h1, alternatives = math.tanh(z1), (x[1] + w0 * inner * x[0], inner, w0)
+    case_name = f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options"
+    t.record_case(
+        case_name,
+        f"{h1:.3f} and {join_numbers(alternatives, '.3f')}",
+        all(abs(other - h1) > 0.1 for other in alternatives),
+    )
     t.note(f"with h₀ ≠ 0 a second term is missing: {gap(h0) != 0}")
 
 

@@ -1,4 +1,4 @@
-"""The ledger as one HTML page that can be read without a network: a study guide, document by document.
+"""Render all claims as one self-contained HTML page, ordered by course document.
 
 It has a search box and a dark mode, a table of contents, a summary of what does not hold, and each statement with its
 verdict, the method, the evidence and a figure. "Questions only" hides the answers, so that a class can decide first; it
@@ -28,16 +28,22 @@ _MEANS = {
     HOLDS: "every case that was tried agrees with it",
     HOLDS_CONDITIONALLY: "it is right under the condition that is given, with an example on each side of it",
     DOES_NOT_HOLD: "there is a counter-example, the smallest that was found; what to say instead was tried as well",
-    MISPRINT: "only the typography is at fault (an index, a sign, a column too many); what was meant was tried as well",
+    MISPRINT: "only the typography is at fault (an index, a sign, a column), and the intended one was tested too",
 }
 
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     """The page. Everything it shows is inside it: style, drawings, numbers."""
-    documents = [(d, found) for d in DOCUMENTS if (found := [o for o in outcomes if o.claim.source == d])]
-    numbers = {o.claim.id: f"{i}.{j}" for i, (_, found) in enumerate(documents, 1) for j, o in enumerate(found, 1)}
-    here = resources.files("clearhead.claims")
-    page, style, script = ((here / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    documents = [
+        (d, items_of_source) for d in DOCUMENTS if (items_of_source := [o for o in outcomes if o.claim.source == d])
+    ]
+    numbers = {
+        o.claim.id: f"{i}.{j}"
+        for i, (_, items_of_source) in enumerate(documents, 1)
+        for j, o in enumerate(items_of_source, 1)
+    }
+    folder = resources.files("clearhead.claims")
+    page, style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     legend = "".join(f'<span class="verdict {_CLASS[v]}">{_LABEL[v]}</span><span>{_MEANS[v]}.</span>' for v in _CLASS)
     boxes = "".join(f'<label><input type="checkbox" id="show-{_CLASS[v]}" checked> {_LABEL[v]}</label>' for v in _CLASS)
     n = len(documents)
@@ -45,32 +51,32 @@ def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
     about = {"n_claims": len(outcomes), "courses": courses, "seed": seed}
     wrong = _wrong([o for o in outcomes if o.verdict in (DOES_NOT_HOLD, MISPRINT)], numbers)
     parts = []
-    for i, (source, found) in enumerate(documents, 1):
+    for i, (source, items_of_source) in enumerate(documents, 1):
         parts.append(f'<h2 id="document-{i}">{i}. {escape(source)}</h2>')
-        for theme, entries in groupby(found, key=lambda o: o.claim.theme):
+        for theme, entries in groupby(items_of_source, key=lambda o: o.claim.theme):
             parts.append(f'<h3 id="document-{i}-{theme}">{escape(THEMES[theme])}</h3>')
             parts += [_entry(o, numbers[o.claim.id]) for o in entries]
         parts.append('<p class="top"><a href="#top">Back to the contents</a></p>')
-    shown = {"legend": legend, "boxes": boxes, "contents": _contents(documents), "wrong": wrong}
-    return Template(page).substitute(about | shown, style=style, script=script, entries="\n".join(parts))
+    result_text = {"legend": legend, "boxes": boxes, "contents": _contents(documents), "wrong": wrong}
+    return Template(page).substitute(about | result_text, style=style, script=script, entries="\n".join(parts))
 
 
 def _contents(documents: Sequence[tuple[str, Sequence[Outcome]]]) -> str:
     rows, items = [], []
-    for i, (source, found) in enumerate(documents, 1):
-        count = Counter(o.verdict for o in found)
+    for i, (source, items_of_source) in enumerate(documents, 1):
+        count = Counter(o.verdict for o in items_of_source)
         cells = "".join(f'<td class="n">{count[v]}</td>' for v in _CLASS)
         link = f'<a href="#document-{i}">{i}. {escape(source)}</a>'
-        rows.append(f'<tr><td>{link}</td><td class="n">{len(found)}</td>{cells}</tr>')
-        names = dict.fromkeys(o.claim.theme for o in found)
+        rows.append(f'<tr><td>{link}</td><td class="n">{len(items_of_source)}</td>{cells}</tr>')
+        names = dict.fromkeys(o.claim.theme for o in items_of_source)
         themes = "".join(f'<li><a href="#document-{i}-{name}">{escape(THEMES[name])}</a></li>' for name in names)
         strip = "".join(
             f'<a class="{_CLASS[o.verdict]}" href="#{o.claim.id}" '
             f'title="{escape(o.claim.statement)}">{_MARK[o.verdict]}</a>'
-            for o in found
+            for o in items_of_source
         )
         items.append(f'<li>{link}<ul class="themes">{themes}</ul><div class="strip answers">{strip}</div></li>')
-    total = Counter(o.verdict for _, found in documents for o in found)
+    total = Counter(o.verdict for _, items_of_source in documents for o in items_of_source)
     cells = "".join(f'<td class="n"><b>{total[v]}</b></td>' for v in _CLASS)
     head = "".join(f'<th class="n">{_LABEL[v]}</th>' for v in _CLASS)
     return (
@@ -100,7 +106,7 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
 
 
 def _key(o: Outcome) -> str:
-    """What decides, in a box."""
+    """Return a box with the deciding cases."""
     if o.verdict == HOLDS_CONDITIONALLY:
         rows = [("Holds when", f"{o.claim.condition}."), ("With it", o.example_for), ("Without it", o.example_against)]
     elif o.correction:
@@ -136,7 +142,7 @@ def _entry(o: Outcome, number: str) -> str:
 # ---------------------------------------------------------------------- sentences with mathematics in them, as HTML
 #
 # Claims are written for a terminal first (`W_O`, `10000^(2i/d)`, `[1 0; 1/2 1/2]`): here indices, powers, minus signs,
-# italic variables and matrices are set as such. Nothing here changes what is said.
+# italic variables and matrices are set as such. The wording is unchanged.
 
 _MATRIX = re.compile(r"\[([^\[\];]+(?:;[^\[\];]+)+)\]|\[(\[[^\[\]]+\](?:, \[[^\[\]]+\])+)\]")
 _CODE = re.compile(r"`([^`]+)`")
@@ -144,10 +150,10 @@ _POWER_OF_TEN = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)[eE]([+-]?)0*(\d+)\b")
 _INDEX = re.compile(r"(?<![A-Za-z])([A-Za-zΣ]|lr)_(\{[^{}]+\}|[A-Za-z]+|\d+)")
 _POWER = re.compile(r"\^(\([^()]*\)|\{[^{}]*\}|[A-Za-z0-9]+)")
 _MINUS = re.compile(r"(?<![\w)\]²³′])-(?=\d|\w\b|√|<i>)")
-# A single letter is a variable. "a", "A" and "I" are also words, unless mathematics stands beside them; A to D
+# A single letter is a variable. "a", "A" and "I" are also words, unless next to mathematics; A to D
 # are tokens.
 _VARIABLE = re.compile(r"(?<![A-Za-z_&;'’])([b-zE-HJ-Z]|[A-Za-z]{2}(?=[²³ᵀ]))(?![A-Za-z_'’])")
-_BESIDE = re.compile(r"(?<![A-Za-z_&;'’])([aAI])(?=\s?[=·²³/|)⊙]|[(ᵀ′]|<su)")
+_VARIABLE_OR_WORD = re.compile(r"(?<![A-Za-z_&;'’])([aAI])(?=\s?[=·²³/|)⊙]|[(ᵀ′]|<su)")
 _SUPERSCRIPTS = str.maketrans("0123456789+-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻")
 
 
@@ -159,11 +165,11 @@ def typeset(text: str) -> str:
 
 def _prose(text: str) -> str:
     pieces, end = [], 0
-    for found in _MATRIX.finditer(text):
+    for match in _MATRIX.finditer(text):
         # [1, 0], [0, 1] is the same as 1 0; 0 1
-        body = found[1] or found[2][1:-1].replace("], [", ";").replace(",", " ")
-        pieces += [_line(text[end : found.start()]), _matrix(body)]
-        end = found.end()
+        body = match[1] or match[2][1:-1].replace("], [", ";").replace(",", " ")
+        pieces += [_line(text[end : match.start()]), _matrix(body)]
+        end = match.end()
     return "".join([*pieces, _line(text[end:])])
 
 
@@ -176,16 +182,16 @@ def _matrix(body: str) -> str:
 def _line(text: str) -> str:
     text = escape(text, quote=False)
     text = _POWER_OF_TEN.sub(_power_of_ten, text)
-    text = _INDEX.sub(lambda found: f"{found[1]}<sub>{_bare(found[2])}</sub>", text)
-    text = _POWER.sub(lambda found: f"<sup>{_bare(found[1])}</sup>", text)
+    text = _INDEX.sub(lambda match: f"{match[1]}<sub>{_bare(match[2])}</sub>", text)
+    text = _POWER.sub(lambda match: f"<sup>{_bare(match[1])}</sup>", text)
     text = _VARIABLE.sub(r"<i>\1</i>", text)  # no tag so far is a single letter
-    text = _BESIDE.sub(r"<i>\1</i>", text)
+    text = _VARIABLE_OR_WORD.sub(r"<i>\1</i>", text)
     return _MINUS.sub("−", text)
 
 
-def _power_of_ten(found: re.Match[str]) -> str:
+def _power_of_ten(match: re.Match[str]) -> str:
     """4.53e-04 is 4.53 · 10⁻⁴."""
-    digits, sign, power = found.groups()
+    digits, sign, power = match.groups()
     if power == "0" or float(digits) == 0:
         return f"{float(digits):g}"
     sign = "-" if sign == "-" else ""

@@ -109,8 +109,8 @@ def large_d_saturates(t: Experiment) -> None:
     Holds when it is read as a probability that tends to 1; no width makes it certain."""
     chances = {d: chance_of_no_winner(d, 99) for d in (4, 16, 64, 256, 1024)}
     values = [float(c) for c in chances.values()]
-    what = "ε = 0.01, chance of no weight above 0.99 for d = 4 … 1024"
-    t.record_case(what, join_numbers(values, ".3f"), is_decreasing(values) and values[-1] < 0.1)
+    case_name = "ε = 0.01, chance of no weight above 0.99 for d = 4 … 1024"
+    t.record_case(case_name, join_numbers(values, ".3f"), is_decreasing(values) and values[-1] < 0.1)
     t.record_case(
         "d = 1024, for every draw", f"chance of failing {values[-1]:.3f} > 0", chances[1024] == 0, in_scope=False
     )
@@ -125,8 +125,8 @@ def softmax_jacobian(t: Experiment) -> None:
     for n in (2, 3, 4):
         s = sp.symbols(f"s:{n}", real=True)
         a = exact.softmax(s)
-        found = [sp.diff(x, y) for x, y in product(a, s)]
-        good = sum(sp.simplify(x - y) == 0 for x, y in zip(found, jacobian(a), strict=True))
+        derivatives = [sp.diff(x, y) for x, y in product(a, s)]
+        good = sum(sp.simplify(x - y) == 0 for x, y in zip(derivatives, jacobian(a), strict=True))
         t.assert_equal(f"n = {n}", good, n * n, f"{{}} of {n * n} entries equal")
 
 
@@ -151,9 +151,9 @@ def frobenius_identity(t: Experiment) -> None:
 
 
 def min_bound(a: tuple[Fraction, ...]) -> Fraction:
-    *rest, top = sorted(a)
+    *remaining, top = sorted(a)
     pairs = sum((min(x, y) ** 2 for x, y in combinations(a, 2)), Fraction(0))
-    return (1 - top) ** 2 + sum(x**2 for x in rest) + 2 * pairs
+    return (1 - top) ** 2 + sum(x**2 for x in remaining) + 2 * pairs
 
 
 @claim(EXERCISES, "1(a), third line of the bound")
@@ -259,12 +259,12 @@ def matrix_form(t: Experiment) -> None:
 
     Term by term in 30 digits against `attend`, at sizes 3 × 5, width 2, values of width 3."""
     q, k, v = (t.normal(n, w) for n, w in ((3, 2), (5, 2), (5, 3)))
-    ours = single_head_attention(q, k, v)
+    outputs = single_head_attention(q, k, v)
     q30, k30, v30 = (sp.Matrix(x.tolist()).applyfunc(lambda number: sp.Float(number, 30)) for x in (q, k, v))
     worst = 0.0
     for i in range(3):
         a = [sp.exp(q30[i, :].dot(k30[j, :]) / sp.sqrt(2).evalf(30)) for j in range(5)]
         for c in range(3):
             z = sum(a[j] * v30[j, c] for j in range(5)) / sum(a)
-            worst = max(worst, abs(float(z) - ours[i, c].item()))
+            worst = max(worst, abs(float(z) - outputs[i, c].item()))
     t.assert_below("largest difference", worst, 1e-14)

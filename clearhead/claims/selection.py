@@ -36,9 +36,9 @@ def permutation_layer(t: Experiment) -> None:
     for queries, keys, is_distinct in (("1 0; 0 1", "0 1; 1 0", True), ("1; 2", "1; 0", False)):
         a = exact.attention(exact.matrix(queries), exact.matrix(keys), exact.eye(2), by=exact.hardest)
         columns = [sum(column) for column in zip(*a, strict=True)]
-        what = f"queries [{queries}], keys [{keys}]: A (rows are queries)"
+        case_name = f"queries [{queries}], keys [{keys}]: A (rows are queries)"
         t.record_case(
-            what,
+            case_name,
             f"{exact.show(a)}, column sums {exact.show(columns)}",
             all(c == 1 for c in columns),
             in_scope=is_distinct,
@@ -72,8 +72,8 @@ def attention_as_convolution(t: Experiment) -> None:
         "position 1", f"difference {gaps[0]:.3f}: its two weights are 2/3 and 1/3", gaps[0] < 1e-12, in_scope=False
     )
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
-    shown = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
-    t.record_case(f"kernel {edge}", shown, min(edge) >= 0, in_scope=False)
+    result_text = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
+    t.record_case(f"kernel {edge}", result_text, min(edge) >= 0, in_scope=False)
     t.draw(Grid("Weights of a convolution by attention", bias.softmax(1).tolist()))
 
 
@@ -96,11 +96,11 @@ def cats_to_mask(t: Experiment) -> None:
     v = exact.matrix("1 0; 0 1; 0 0; 2 2")  # The, cats, [MASK], running
     flat, to_mask, to_cats = exact.matrix("1/4 1/4 1/4 1/4; 0 0 1 0; 0 1 0 0")
     rows = [flat] * 4, [flat, to_mask, flat, flat], [flat, flat, to_cats, flat]
-    base, one, other = (exact.matmul(weights, v)[2] for weights in rows)
-    shown = f"{exact.pair(base, other, ' → ')}, the value of 'cats'"
-    t.record_case("the query at [MASK] looks at 'cats': output at [MASK]", shown, other != base and other == v[1])
-    what = "the query at 'cats' looks at [MASK]: output at [MASK]"
-    t.record_case(what, exact.pair(base, one, " → "), one != base, in_scope=False)
+    base, cats_output, other = (exact.matmul(weights, v)[2] for weights in rows)
+    result_text = f"{exact.pair(base, other, ' → ')}, the value of 'cats'"
+    t.record_case("the query at [MASK] looks at 'cats': output at [MASK]", result_text, other != base and other == v[1])
+    case_name = "the query at 'cats' looks at [MASK]: output at [MASK]"
+    t.record_case(case_name, exact.pair(base, cats_output, " → "), cats_output != base, in_scope=False)
 
 
 @claim(HOMEWORK, "1.4b.5")
@@ -114,8 +114,8 @@ def weights_interpretable(t: Experiment) -> None:
     for values, alike in (((1, 1), True), ((0, 1), False)):
         parts = [w * v for w, v in zip(a, values, strict=True)]
         shares = [part / sum(parts) for part in parts]
-        what = f"values {exact.show(values)}, weights {exact.show(a)}: shares of the output"
-        t.record_case(what, exact.show(shares), (shares[0] > shares[1]) == (a[0] > a[1]), in_scope=alike)
+        case_name = f"values {exact.show(values)}, weights {exact.show(a)}: shares of the output"
+        t.record_case(case_name, exact.show(shares), (shares[0] > shares[1]) == (a[0] > a[1]), in_scope=alike)
 
 
 @claim(HOMEWORK, "1.1d, implementation")
@@ -134,8 +134,10 @@ def dropout_diffuses(t: Experiment) -> None:
     alike = min(points, key=lambda a: error(a, (1, 1, 1, 1)))
     t.assert_equal("four equal values: best weights", alike, (Fraction(1, 4),) * 4, exact.show)
     t.note(f"expected error there {error(alike, (1, 1, 1, 1))}, with one key alone {error(hard, (1, 1, 1, 1))}")
-    one, alone = (min(points, key=lambda a: error(a, (1, 0, 0, 0), p)) for p in (p, Fraction(0)))
-    t.record_case("only the first carries the answer, the others 0: best weights", exact.show(one), one[0] < 1)
+    cats_output, alone = (min(points, key=lambda a: error(a, (1, 0, 0, 0), p)) for p in (p, Fraction(0)))
+    t.record_case(
+        "only the first carries the answer, the others 0: best weights", exact.show(cats_output), cats_output[0] < 1
+    )
     t.note(f"without dropout the best weights there are {exact.show(alone)}")
 
 
@@ -148,6 +150,6 @@ def combination_of_others(t: Experiment) -> None:
     for tokens in ([[1, 0]], [[1, 0]] * 2, [[1, 0]] * 3, [[1, 0], [0, 1], [1, 1]]):
         x = exact.matrix(tokens)
         rows = exact.attention(x, x, exact.eye(len(x)))
-        whole = all(min(row) > 0 and sum(row) == 1 for row in rows)
-        t.record_case(f"tokens {exact.show(x)}: weights", exact.show(rows), whole)
+        is_convex = all(min(row) > 0 and sum(row) == 1 for row in rows)
+        t.record_case(f"tokens {exact.show(x)}: weights", exact.show(rows), is_convex)
     t.note("a token that is alone sees itself: there are no others")

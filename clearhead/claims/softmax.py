@@ -48,8 +48,8 @@ def relative_magnitudes(t: Experiment) -> None:
     s, r = sp.symbols("s r", real=True)
     a, b = exact.softmax((s, r))
     t.assert_equal("any scores s and r: a/b − e^(s − r)", sp.simplify(a / b - sp.exp(s - r)), 0)
-    found = [(scores, exact.weights(scores)) for scores in ((1, 2), (-3, 0), (5, 5))]
-    ordered = all((x > y) == (z > w) and (x < y) == (z < w) for (x, y), (z, w) in found)
+    results = [(scores, exact.weights(scores)) for scores in ((1, 2), (-3, 0), (5, 5))]
+    ordered = all((x > y) == (z > w) and (x < y) == (z < w) for (x, y), (z, w) in results)
     t.record_case("scores (1, 2), (−3, 0), (5, 5): the order of the weights", "the order of the scores", ordered)
     ratio = sp.simplify((b / a).subs({s: 1, r: 2}))
     t.record_case(
@@ -144,9 +144,9 @@ def straight_through(t: Experiment) -> None:
     v = torch.tensor([[5.0], [2.0], [-1.0]], dtype=torch.float64)
     hard = single_head_attention(q, k, v, weights=StraightThrough())
     t.assert_equal("forward selects the first value, 5", hard.item(), 5.0, "{:g}")
-    found, soft = jacobian_row(hard.sum(), q), jacobian_row(single_head_attention(q, k, v).sum(), q)
-    shown = [round(x, 4) for x in found.flatten().tolist()]
-    t.record_case("gradient of the query", shown, torch.allclose(found, soft) and found.abs().max() > 0)
+    results, soft = jacobian_row(hard.sum(), q), jacobian_row(single_head_attention(q, k, v).sum(), q)
+    result_text = [round(x, 4) for x in results.flatten().tolist()]
+    t.record_case("gradient of the query", result_text, torch.allclose(results, soft) and results.abs().max() > 0)
     draws = [single_head_attention(q, k, v, weights=Gumbel(hard=True)) for _ in range(30)]
     picked = sorted({round(out.item(), 9) for out in draws})
     t.record_case("Gumbel, 30 draws: each is one of the values", picked, set(picked) <= {5.0, 2.0, -1.0})

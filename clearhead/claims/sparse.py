@@ -19,13 +19,13 @@ def sparse_saves(t: Experiment) -> None:
     every fourth token."""
     pattern = window(2, 2) | every(4)
     by_hand = sum(abs(i - j) <= 2 or j % 4 == 0 for i in range(16) for j in range(16))
-    shown = f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}"
-    t.record_case("pairs at n = 16", shown, by_hand == pattern.count(16) and by_hand < 256)
+    result_text = f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}"
+    t.record_case("pairs at n = 16", result_text, by_hand == pattern.count(16) and by_hand < 256)
     sizes = (16, 256, 4096, 65536)
-    whole, local = ([p.count(m) / m for m in sizes] for p in (pattern, window(2, 2)))
+    densities, local = ([p.count(m) / m for m in sizes] for p in (pattern, window(2, 2)))
     t.record_case("the window alone, pairs a token at n = 16 … 65,536", join_numbers(local, ".2f"), max(local) < 5)
     saved = "the whole pattern saves pairs and stays O(n²), for every fourth token is a quarter of all"
-    t.note(f"{saved}: {join_numbers(whole, '.1f')} pairs a token")
+    t.note(f"{saved}: {join_numbers(densities, '.1f')} pairs a token")
     t.draw(Grid("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
 
 

@@ -41,13 +41,13 @@ class Study:
 
     def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Training]:
         """The rows of one network at one size, by seed."""
-        wanted = (network, n_train, pictures)
-        return {row.seed: row for row in self.rows if (row.network, row.n_train, row.pictures) == wanted}
+        expected = (network, n_train, pictures)
+        return {row.seed: row for row in self.rows if (row.network, row.n_train, row.pictures) == expected}
 
     def sizes(self, networks: Sequence[str], pictures: str = WHOLE) -> list[int]:
         """The numbers of training pictures at which all of these networks were trained."""
-        known = sorted({row.n_train for row in self.rows})
-        return [n for n in known if all(self.of(name, n, pictures) for name in networks)]
+        sizes = sorted({row.n_train for row in self.rows})
+        return [n for n in sizes if all(self.of(name, n, pictures) for name in networks)]
 
     def write(self, path: Path) -> None:
         document = {**self.about, "rows": [asdict(row) for row in self.rows]}
@@ -59,8 +59,8 @@ class Study:
         source = resources.files("clearhead.claims") / "results" / NAME if path is None else path
         try:
             document = json.loads(source.read_text(encoding="utf-8"))
-            wanted = [f.name for f in fields(Training)]
-            rows = [Training(**{name: row[name] for name in wanted}) for row in document.pop("rows")]
+            expected = [f.name for f in fields(Training)]
+            rows = [Training(**{name: row[name] for name in expected}) for row in document.pop("rows")]
         except FileNotFoundError as error:
             wanted_is = "expected a study's outcome; make it with python -m tools.study"
             raise StorageError(f"there is no file {source}: {wanted_is}") from error

@@ -104,8 +104,8 @@ def zero_temperature_examples(t: Experiment) -> None:
     for z, expected in (((1, -2, 5, 0), [0, 0, 1, 0]), ((5, -2, 5, 0), [half, 0, half, 0])):
         t.assert_equal(f"{z}", to_limit(z, 0), expected, exact.show)
         keys = torch.tensor(z, dtype=torch.float64)[:, None]
-        ours = single_head_attention(torch.ones_like(keys[:1]), keys, weights=Hard()).flatten().tolist()
-        t.assert_equal(f"{z} by Hard()", ours, [float(x) for x in expected])
+        outputs = single_head_attention(torch.ones_like(keys[:1]), keys, weights=Hard()).flatten().tolist()
+        t.assert_equal(f"{z} by Hard()", outputs, [float(x) for x in expected])
 
 
 @claim(FINAL, "Part 3, Problem 2.2")
@@ -114,12 +114,12 @@ def scale_by_length(t: Experiment) -> None:
 
     `attend` against softmax(s/√size of s) and softmax(s/√width of the keys): one query 1 and the keys 1 and 0 of width
     1, then random ones, 3 keys of width 2."""
-    one, right = torch.ones(1, 1, dtype=torch.float64), True
-    for query, keys in ((one, torch.cat((one, 0 * one))), (t.normal(1, 2), t.normal(3, 2))):
+    score, right = torch.ones(1, 1, dtype=torch.float64), True
+    for query, keys in ((score, torch.cat((score, 0 * score))), (t.normal(1, 2), t.normal(3, 2))):
         n, width = keys.shape
         s = (query @ keys.mT).flatten()
         used, by_size = single_head_attention(query, keys, scores=ScaledDot()).flatten(), (s / math.sqrt(n)).softmax(0)
-        what = f"{n} keys of width {width}: first weight, used and with T = √{n}"
-        t.record_case(what, f"{used[0]:.4f} and {by_size[0]:.4f}", torch.allclose(used, by_size, atol=1e-12))
+        case_name = f"{n} keys of width {width}: first weight, used and with T = √{n}"
+        t.record_case(case_name, f"{used[0]:.4f} and {by_size[0]:.4f}", torch.allclose(used, by_size, atol=1e-12))
         right &= torch.allclose(used, (s / math.sqrt(width)).softmax(0), atol=1e-12)
     t.intended("One letter stands for two sizes: the d of √d is the width of queries and keys.", right)

@@ -66,8 +66,8 @@ def clipping_necessary(t: Experiment) -> None:
         return x
 
     free, clipped, gentle = descend(4, math.inf), descend(4, 1.0), descend(2, math.inf)
-    what = "x⁴: without and with clipping, after 200 steps"
-    t.record_case(what, f"{free} and {clipped:.3f}", math.isinf(free) and abs(clipped) < 0.5)
+    case_name = "x⁴: without and with clipping, after 200 steps"
+    t.record_case(case_name, f"{free} and {clipped:.3f}", math.isinf(free) and abs(clipped) < 0.5)
     t.record_case("x² without clipping", f"{gentle:.1e}", abs(gentle) > 1.0, in_scope=False)
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
     p.grad = torch.tensor([5.0, 12.0], dtype=torch.float64)
@@ -82,7 +82,7 @@ def initialisation_matters(t: Experiment) -> None:
     Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of 64
     standard normal inputs."""
     x = torch.randn(64, 128, generator=t.generator)
-    found = []
+    results = []
     for xavier in (True, False):
         mha = MultiHeadAttention(128, 1, bias=False)
         if xavier:
@@ -91,8 +91,8 @@ def initialisation_matters(t: Experiment) -> None:
             for p in mha.parameters():
                 torch.nn.init.normal_(p)
         s = mha.q_proj(x) @ mha.k_proj(x).T / math.sqrt(128)
-        found.append((s.var().item(), s.softmax(-1).amax(-1).mean().item()))
-    (usual, top), (large, hard) = found
+        results.append((s.var().item(), s.softmax(-1).amax(-1).mean().item()))
+    (usual, top), (large, hard) = results
     t.record_case("variance of scores: Xavier, variance 1", f"{usual:.2f}, {large:.0f}", 0.5 < usual < 2 < large)
     t.record_case("mean largest of 64 weights", f"{top:.2f}, {hard:.2f}", top < 0.3 and hard > 0.9)
 
@@ -103,13 +103,13 @@ def minibatch_noise(t: Experiment) -> None:
 
     Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1)."""
     data = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
-    found = []
+    results = []
     for b in (1, 2, 4, 8):
         means = [mean(batch) for batch in combinations(data, b)]
-        found.append(pvariance(means))
+        results.append(pvariance(means))
         expected = pvariance(data) / b * Fraction(8 - b, 7)
-        t.assert_equal(f"b = {b}, {len(means)} minibatches", found[-1], expected, "variance {}")
-    t.record_case("it falls with b", " > ".join(map(str, found)), is_decreasing(found))
+        t.assert_equal(f"b = {b}, {len(means)} minibatches", results[-1], expected, "variance {}")
+    t.record_case("it falls with b", " > ".join(map(str, results)), is_decreasing(results))
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -136,10 +136,10 @@ def minibatch_rate(t: Experiment) -> None:
     Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; the
     largest η = 1/2, 1/4, … that settles below 1/20."""
     rates = [Fraction(1, 2**i) for i in range(1, 12)]
-    found = [next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)) for b in (1, 4, 16)]
-    level = found[0] / (2 - found[0])
-    t.record_case("that level stays as it is", level, (1 - found[0]) ** 2 * level + found[0] ** 2 == level)
-    t.record_case("largest η for b = 1, 4, 16", ", ".join(map(str, found)), is_increasing(found))
+    results = [next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)) for b in (1, 4, 16)]
+    level = results[0] / (2 - results[0])
+    t.record_case("that level stays as it is", level, (1 - results[0]) ** 2 * level + results[0] ** 2 == level)
+    t.record_case("largest η for b = 1, 4, 16", ", ".join(map(str, results)), is_increasing(results))
 
 
 @claim(FINAL, "Part 2, Q1")
@@ -150,8 +150,8 @@ def minibatch_iterations(t: Experiment) -> None:
     η²/b, in fractions; the iterations until it is below 1/10, at the same rate η."""
     for rate in (Fraction(1, 2), Fraction(1, 4)):
         counts = [iterations_until(Fraction(1, 10), rate, b) for b in (2, 8, 32)]
-        shown = ", ".join("never" if n == _PATIENCE else str(n) for n in counts)
-        t.record_case(f"η = {rate}: iterations for b = 2, 8, 32", shown, counts[0] > counts[1] >= counts[2])
+        result_text = ", ".join("never" if n == _PATIENCE else str(n) for n in counts)
+        t.record_case(f"η = {rate}: iterations for b = 2, 8, 32", result_text, counts[0] > counts[1] >= counts[2])
     counts = [iterations_until(Fraction(1, 10), Fraction(1, 100), b) for b in (2, 8, 32)]
     t.note(f"at η = 1/100, where noise holds nothing back, the batch hardly matters: {counts}")
 
@@ -203,8 +203,8 @@ def sigmoid_tanh_saturate(t: Experiment) -> None:
         derivative = sp.simplify(sp.diff(f, x))
         value = sp.limit(sp.simplify(derivative * sp.exp(rate * x)), x, sp.oo)
         even = sp.simplify(derivative - derivative.subs(x, -x)) == 0
-        what = f"{name}: derivative · e^{'x' if rate == 1 else '(2x)'}"
-        t.record_case(what, f"→ {value}", value.is_finite and value > 0 and even)
+        case_name = f"{name}: derivative · e^{'x' if rate == 1 else '(2x)'}"
+        t.record_case(case_name, f"→ {value}", value.is_finite and value > 0 and even)
 
 
 @claim(FINAL, "Part 2, Q2")

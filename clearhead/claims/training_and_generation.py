@@ -44,8 +44,8 @@ def generation_sequential(t: Experiment) -> None:
     """At test time a decoder's pass over a sequence cannot be done for all positions at once.
 
     Do the logits of the second generated token depend on which token was chosen first?"""
-    what = "logits of the second token, over the choices of the first"
-    t.assert_above(what, second_token_spread(), 1e-6, "differ by up to {:.3f}")
+    case_name = "logits of the second token, over the choices of the first"
+    t.assert_above(case_name, second_token_spread(), 1e-6, "differ by up to {:.3f}")
 
 
 @claim(HOMEWORK, "1.4a.1")
@@ -54,12 +54,14 @@ def inference_parallel(t: Experiment) -> None:
 
     Is the input of the second generated token known before the first is chosen? Logits at place 2 for
     each first token."""
-    what = "two generated tokens: the second's logits, over the choices of the first"
-    t.assert_below(what, second_token_spread(), 1e-9, "differ by up to {:.3f}")
+    case_name = "two generated tokens: the second's logits, over the choices of the first"
+    t.assert_below(case_name, second_token_spread(), 1e-9, "differ by up to {:.3f}")
     model = _config(16, n_layers=1).build().double().eval()
-    whole, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
+    full_logits, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
     correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
-    t.correction(f"{correct}because each token is the input of the next.", torch.allclose(whole, prompt, atol=1e-12))
+    t.correction(
+        f"{correct}because each token is the input of the next.", torch.allclose(full_logits, prompt, atol=1e-12)
+    )
 
 
 def _train(masked: bool, seed: int, t: Experiment) -> tuple[float, float]:
@@ -90,5 +92,5 @@ def causal_mask_essential(t: Experiment) -> None:
         t.record_case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)
         cheat, accuracy = _train(False, seed, t)
         t.record_case("without it: loss below what is possible", f"{cheat:.3f}", cheat < 0.5 * math.log(5))
-        shown = f"{accuracy:.3f} right, chance is 0.2"
-        t.record_case("and yet its guesses when generating", shown, abs(accuracy - 0.2) < 0.03)
+        result_text = f"{accuracy:.3f} right, chance is 0.2"
+        t.record_case("and yet its guesses when generating", result_text, abs(accuracy - 0.2) < 0.03)

@@ -58,8 +58,8 @@ def cls_position(t: Experiment) -> None:
 
     Rows of the learned positions of a model with a 2 × 3 grid."""
     rows = {tuple(p.shape) for name, p in small(t.seed).named_parameters() if "positions" in name}
-    shown = " and ".join(str(row) for row in rows)
-    t.record_case("2 × 3 patches: shape of the positions", shown, rows == {(2 * 3 + 1, 8)})
+    result_text = " and ".join(str(row) for row in rows)
+    t.record_case("2 × 3 patches: shape of the positions", result_text, rows == {(2 * 3 + 1, 8)})
 
 
 @claim(HOMEWORK, "1.5b.2")
@@ -76,8 +76,8 @@ def vit_2d_positions(t: Experiment) -> None:
         row, column = torch.arange(64) // 8, torch.arange(64) % 8
         distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
         near = [(unit @ unit.T)[distance == d].mean().item() for d in (1, 2, 4)]
-        what = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
-        t.record_case(what, join_numbers(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, in_scope=not draw)
+        case_name = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
+        t.record_case(case_name, join_numbers(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, in_scope=not draw)
         model = model.config.build()
 
 
@@ -88,16 +88,16 @@ def no_spatial_bias(t: Experiment) -> None:
 
     A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it is not
     (pixels moved between patches).
-    Holds when it is said of relations between patches; which pixels share a patch is built in."""
+    Holds when it refers to relations between patches; which pixels share a patch is built in."""
     model, other, image, order = small(t.seed), small(t.seed), t.normal(3, 1, 8, 12), [4, 0, 5, 2, 1, 3]
     table = next(p for name, p in other.named_parameters() if "positions" in name)
     with torch.no_grad():
         table[1:] = table[1:][order].clone()
-    what = "patches moved, positions moved with them: logits"
-    t.assert_below(what, max_abs_diff(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
+    case_name = "patches moved, positions moved with them: logits"
+    t.assert_below(case_name, max_abs_diff(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
     # Two neighbours of one patch may be told apart by one linear map; pixels of two patches may not.
     swapped = image.clone()
     swapped[..., 0, 0], swapped[..., 0, 4] = image[..., 0, 4], image[..., 0, 0]
     changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())
-    what = "two pixels of different patches exchanged: patch vectors changed"
-    t.assert_equal(what, changed, 0, "{}; no rearrangement of positions undoes it", in_scope=False)
+    case_name = "two pixels of different patches exchanged: patch vectors changed"
+    t.assert_equal(case_name, changed, 0, "{}; no rearrangement of positions undoes it", in_scope=False)

@@ -21,7 +21,7 @@ def tried(monkeypatch, outcomes):
     monkeypatch.setattr(command, "_run", lambda ids, seed: [outcomes[name] for name in ids or outcomes])
 
 
-def test_the_table(run, tried):
+def test_overview_prints_verdict_counts(run, tried):
     status, out, error = run()
     assert status == 0, error
     assert "Deep learning final exam" in out
@@ -34,7 +34,7 @@ def test_the_table(run, tried):
     assert total == sum(parts) == len(ledger.claims())
 
 
-def test_json(run):
+def test_run_json_contains_verdicts(run):
     status, out, error = run("run", "scale-key-weight", "rnn-update", "key-noise-beta", "--seed", "3", "--json")
     assert status == 0, error
     document = json.loads(out)
@@ -49,7 +49,7 @@ def test_json(run):
     assert document["claims"][0]["counter_example"] == "query -1: weight: 1/3 → 1/5"
 
 
-def test_show(run, tmp_path):
+def test_show_prints_evidence_and_writes_svg(run, tmp_path):
     status, out, error = run("show", "scale-key-weight", "--svg", str(tmp_path / "a.svg"))
     assert status == 0, error
     for part in (
@@ -65,7 +65,7 @@ def test_show(run, tmp_path):
 
 
 @pytest.mark.parametrize("width", [140, 80, 60, 33])
-def test_no_identifier_is_cut(run, tried, monkeypatch, width):
+def test_overview_does_not_truncate_ids(run, tried, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     status, out, error = run()
     assert status == 0, error
@@ -82,7 +82,7 @@ def test_no_identifier_is_cut(run, tried, monkeypatch, width):
         (("quiz", "--from", "2"), "clearhead: no document is called '2'"),
     ],
 )
-def test_one_line_for_an_error(run, arguments, message):
+def test_errors_print_one_line(run, arguments, message):
     status, _, error = run(*arguments)
     assert status == 1
     assert error.startswith(message)
@@ -90,7 +90,7 @@ def test_one_line_for_an_error(run, arguments, message):
 
 
 class Page(HTMLParser):
-    """Collects ids and links, and refuses tags that do not nest."""
+    """Collect ids and links; raise on tags that do not nest."""
 
     EMPTY = ("meta", "br", "input", "line", "rect", "polyline", "circle")
 
@@ -117,7 +117,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_report_is_one_whole_page(outcomes):
+def test_report_is_self_contained_page(outcomes):
     text = report(list(outcomes.values()))
     page = Page()
     page.feed(text)
@@ -134,7 +134,7 @@ def test_the_report_is_one_whole_page(outcomes):
         ET.fromstring(svg)
 
 
-def test_the_report_shows_each_statement_with_all_its_evidence(outcomes):
+def test_report_contains_statements_and_evidence(outcomes):
     """By number, document after document, and what does not hold first of all, in the same order."""
     text = report(list(outcomes.values()))
     plain = html.unescape(re.sub(r"<[^>]+>", "", text))
@@ -148,7 +148,7 @@ def test_the_report_shows_each_statement_with_all_its_evidence(outcomes):
         assert word in plain
 
 
-def test_the_report_can_be_searched_and_darkened(run, tried, tmp_path):
+def test_report_has_search_and_dark_mode(run, tried, tmp_path):
     """In a browser: typing hides what does not match, and dark begins as the system has it."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     browser_at = shutil.which("chromium")
@@ -178,7 +178,7 @@ def test_the_report_can_be_searched_and_darkened(run, tried, tmp_path):
         browser.close()
 
 
-def test_the_report_is_written(run, tried, tmp_path):
+def test_report_command_writes_file(run, tried, tmp_path):
     status, out, error = run("report", str(tmp_path / "deep" / "out.html"))
     assert status == 0, error
     assert "claims written to" in out

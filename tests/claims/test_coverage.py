@@ -13,7 +13,7 @@ from tools import assertions as tool
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_assertion_is_accounted_for(name):
+def test_coverage_accounts_for_every_assertion(name):
     found = ledger_of(name)
     assert len(found.assertions) >= 20
     for a in found.assertions:
@@ -27,14 +27,14 @@ def test_every_assertion_is_accounted_for(name):
     assert all(re.fullmatch(r"\d+:[0-9a-f]{8}", at) for at in found.pointers)
 
 
-def test_every_entry_of_the_ledger_is_pointed_at_by_its_own_document():
+def test_every_claim_is_referenced_by_its_document():
     for found in coverage():
         named = {name for a in found.assertions for name in a.claims}
         own = {c.id for c in claims().values() if c.source == found.source}
         assert own <= named, own - named
 
 
-def test_what_is_not_accounted_for_is_counted():
+def test_unaccounted_assertions_are_counted():
     good = Assertion("here", "A thing.", ("1:00000000",), claims=("rnn-update",))
     bad = [
         Assertion("here", "A thing.", ("1:00000000",)),
@@ -46,7 +46,7 @@ def test_what_is_not_accounted_for_is_counted():
     assert (found["sentences"], found["assertions"], found["unaccounted"], found["share"]) == (2, 5, 4, 0.2)
 
 
-def test_the_command(run):
+def test_coverage_command_prints_counts(run):
     status, out, error = run("coverage", "--json")
     assert status == 0, error
     documents = json.loads(out)["documents"]
@@ -79,7 +79,7 @@ two. Three
 """
 
 
-def test_sentences_of_a_document():
+def test_sentences_splits_document():
     assert [(n, " ".join(s.split())) for n, s in tool.sentences(TEXT)] == [
         (1, "A title"),
         (3, "Attention has weights (e.g. from a softmax)."),
@@ -91,10 +91,10 @@ def test_sentences_of_a_document():
     ]
 
 
-def test_what_nothing_points_at_is_named(tmp_path, monkeypatch, capsys):
+def test_unreferenced_sentences_are_printed(tmp_path, monkeypatch, capsys):
     path = tmp_path / "000_text.txt"
     path.write_text(TEXT, encoding="utf-8")
-    found = list(tool.known(TEXT))
+    found = list(tool.sentences_of(TEXT))
     whole = Ledger("000", DOCUMENTS[0], (Assertion("here", "It.", tuple(found[1:])),), {"heading": (found[0],)})
     monkeypatch.setattr(tool, "ledger_of", lambda name: whole)
     assert tool.main([str(path)]) == 0
@@ -107,7 +107,7 @@ def test_what_nothing_points_at_is_named(tmp_path, monkeypatch, capsys):
     assert "7 sentences, 1 left over, 1 pointers astray" in out
 
 
-def test_the_script_refuses_in_one_line(tmp_path, capsys):
+def test_study_script_reports_errors_in_one_line(tmp_path, capsys):
     assert tool.main([str(tmp_path / "none.txt")]) == 1
     (tmp_path / "other.txt").write_text("A sentence.")
     assert tool.main([str(tmp_path / "other.txt")]) == 1

@@ -14,7 +14,7 @@ from clearhead.claims.figure import Grid, Lines
 from clearhead.masks import causal
 
 
-def test_attention_in_fractions_is_attention_with_beta_ln_2():
+def test_exact_attention_equals_attention_with_beta_ln_2():
     g = torch.Generator().manual_seed(3)
     q, k, v = (torch.randint(-3, 4, (5, width), generator=g) for width in (2, 2, 3))
     for masked in (False, True):
@@ -27,7 +27,7 @@ def test_attention_in_fractions_is_attention_with_beta_ln_2():
         torch.testing.assert_close(mine, other[0, 0], rtol=1e-12, atol=1e-12)
 
 
-def test_ties_share():
+def test_hardest_shares_ties():
     assert exact.hardest([5, -2, 5, -sp.oo]) == [Fraction(1, 2), 0, Fraction(1, 2), 0]
 
 
@@ -43,7 +43,7 @@ def test_simplex_counts():
     assert all(sum(p) == 1 for p in points)
 
 
-def test_chance_of_no_winner_by_enumeration():
+def test_probability_of_no_winner_matches_enumeration():
     from itertools import product
 
     from clearhead.claims.scores_and_scaling import chance_of_no_winner
@@ -54,7 +54,7 @@ def test_chance_of_no_winner_by_enumeration():
     assert chance_of_no_winner(2, 99) == expected
 
 
-def test_drawings():
+def test_figures_render_as_text_and_svg():
     lines = Lines("a <title>", "x", "y", (1, 10, 100), {"up": (0.0, 1.0, 2.0), "down": (3.0, 2.0, 1.0)}, log_x=True)
     assert lines.svg().count("<polyline") == 2
     assert "a &lt;title&gt;" in lines.svg()
@@ -64,7 +64,7 @@ def test_drawings():
     assert grid.text().splitlines()[1:] == ["  ██", "▒▒░░"]
 
 
-def test_formulas_are_written_for_people():
+def test_readable_formats_formulas():
     from clearhead.claims.ledger import readable
 
     n, d = sp.symbols("n d")

@@ -23,13 +23,13 @@ from clearhead.claims.ledger import claim
 REVIEWED = json.loads((Path(__file__).parent / "verdicts.json").read_text(encoding="utf-8"))
 
 
-def test_at_least_seventy_over_all_documents():
+def test_ledger_has_at_least_seventy_claims():
     known = claims()
     assert len(known) >= 70
     assert {c.source for c in known.values()} == set(DOCUMENTS)
 
 
-def test_every_claim_has_a_verdict_with_evidence(outcomes):
+def test_every_claim_has_verdict_and_evidence(outcomes):
     assert set(outcomes) == set(claims())
     for o in outcomes.values():
         assert o.verdict in VERDICTS
@@ -44,7 +44,7 @@ def test_every_claim_has_a_verdict_with_evidence(outcomes):
             assert o.correction, f"{o.claim.id} does not hold and offers no correct statement"
 
 
-def test_verdicts_are_those_of_the_last_review(outcomes):
+def test_verdicts_equal_reviewed_verdicts(outcomes):
     """A changed verdict is not an error of this test: look at the claim, then at this list."""
     assert {name: o.verdict for name, o in outcomes.items()} == REVIEWED
 
@@ -67,12 +67,12 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
-def test_statements_of_one_shape_have_one_verdict(names):
+def test_similar_statements_have_same_verdict(names):
     assert len({REVIEWED[name] for name in names}) == 1
 
 
 @pytest.mark.measured  # run-time checks of shapes are calls, too
-def test_no_claim_takes_much_work(effort):
+def test_each_claim_takes_bounded_work(effort):
     """Each is tried in seconds, the whole ledger in well under a minute."""
     assert set(effort) == set(claims())
     for name, took in effort.items():
@@ -82,7 +82,7 @@ def test_no_claim_takes_much_work(effort):
     assert sum(took.nbytes for took in effort.values()) < 20 << 30
 
 
-def test_the_same_seed_gives_the_same_outcome(outcomes, effort):
+def test_run_with_same_seed_gives_same_outcome(outcomes, effort):
     """All but those that take the most work; of these one that trains."""
     again = [name for name, took in effort.items() if took.operations < 30_000] + ["causal-mask-essential"]
     assert len(again) > 100
@@ -92,25 +92,25 @@ def test_the_same_seed_gives_the_same_outcome(outcomes, effort):
         assert a == b
 
 
-def test_another_seed_moves_the_numbers_and_not_the_verdict(outcomes):
+def test_run_with_other_seed_keeps_verdict(outcomes):
     (other,) = run(["jacobian-vanishes"], seed=5)
     assert other.evidence != outcomes["jacobian-vanishes"].evidence
     assert other.verdict == outcomes["jacobian-vanishes"].verdict
 
 
-def test_no_name_of_a_person_or_a_path(outcomes):
+def test_study_file_contains_no_names_or_paths(outcomes):
     text = json.dumps([o.to_dict() for o in outcomes.values()], ensure_ascii=False)
     for word in ("Geoff", "John", "/work", "/tmp"):
         assert word not in text
 
 
 @pytest.mark.bad_input
-def test_unknown_ids_are_told_with_a_neighbour():
+def test_find_of_unknown_id_suggests_nearest():
     with pytest.raises(ClaimError, match="no claim is called 'scale-key-wait'; did you mean 'scale-key-weight'"):
         find(["scale-key-wait"])
 
 
-def test_an_id_is_used_once():
+def test_duplicate_claim_id_raises():
     known = next(iter(claims().values()))
     with pytest.raises(ClaimError, match="two claims are called"):
         claim("a source", "a place")(known.function)
@@ -120,12 +120,12 @@ def nothing_is_said_of_how(t):
     """It has a statement alone."""
 
 
-def test_a_claim_says_how_it_is_tried():
+def test_claim_without_method_raises():
     with pytest.raises(ClaimError, match="'nothing-is-said-of-how' has one paragraph; expected the statement"):
         claim("a source", "a place")(nothing_is_said_of_how)
 
 
-def test_what_a_docstring_says(monkeypatch):
+def test_claim_parses_docstring(monkeypatch):
     monkeypatch.setattr("clearhead.claims.ledger._REGISTRY", found := {})
     monkeypatch.setattr("tests.claims.test_ledger.SIZE", 1_000, raising=False)
 

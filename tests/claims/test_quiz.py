@@ -19,7 +19,7 @@ def three(monkeypatch):
     monkeypatch.setattr(quiz, "sample_claims", lambda n, seed, document: [claims()[name] for name in VERDICT][:n])
 
 
-def test_the_same_seed_draws_the_same():
+def test_quiz_with_same_seed_samples_same_claims():
     first, again, other = (quiz.sample_claims(12, seed) for seed in (3, 3, 4))
     assert first == again != other
     assert len({c.id for c in first}) == 12
@@ -32,12 +32,12 @@ def test_the_same_seed_draws_the_same():
      ("mis", "misprint"),
      ("holds c", "holds conditionally"), ("0", None), ("5", None), ("", None), ("h", None), ("maybe", None)],
 )  # fmt: skip
-def test_what_a_person_means(text, verdict):
+def test_parse_verdict_accepts_numbers_and_prefixes(text, verdict):
     assert quiz.parse_verdict(text) == verdict
     assert all(quiz.parse_verdict(v) == v for v in VERDICTS)
 
 
-def test_by_a_pipe(run, three, monkeypatch):
+def test_quiz_reads_answers_from_pipe(run, three, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("holds\nperhaps\n1\nmisprint\n"))
     status, out, error = run("quiz")
     assert status == 0, error
@@ -49,7 +49,7 @@ def test_by_a_pipe(run, three, monkeypatch):
     assert out.endswith("2 of 3 right (seed 0)\n")
 
 
-def test_a_pipe_that_ends_and_a_q(run, three, monkeypatch):
+def test_quiz_ends_at_end_of_input_or_q(run, three, monkeypatch):
     for text in ("1\n", "1\nq\n3\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         status, out, _ = run("quiz")
@@ -57,7 +57,7 @@ def test_a_pipe_that_ends_and_a_q(run, three, monkeypatch):
         assert out.endswith("1 of 1 right (seed 0)\n")
 
 
-def test_ctrl_c_tells_the_score(run, three, monkeypatch):
+def test_quiz_interrupt_prints_score(run, three, monkeypatch):
     class Keyboard:
         lines = iter(["1\n", "3\n"])
 
@@ -73,11 +73,11 @@ def test_ctrl_c_tells_the_score(run, three, monkeypatch):
     assert out.endswith("2 of 2 right (seed 0)\n")
 
 
-def test_json(run, three, monkeypatch):
+def test_quiz_json_contains_answers(run, three, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("1\n1\n4\n"))
     status, out, error = run("quiz", "--json", "--seed", "2")
     assert status == 0, error
-    found = json.loads(out)
-    assert (found["seed"], found["right"], found["of"]) == (2, 2, 3)
-    assert [(a["id"], a["verdict"]) for a in found["answers"]] == list(VERDICT.items())
-    assert all(a["because"] for a in found["answers"])
+    document = json.loads(out)
+    assert (document["seed"], document["right"], document["of"]) == (2, 2, 3)
+    assert [(a["id"], a["verdict"]) for a in document["answers"]] == list(VERDICT.items())
+    assert all(a["because"] for a in document["answers"])

@@ -1,5 +1,4 @@
-"""The study of Transformer against convolution: a tiny one is made here, and the claims are judged from
-made-up outcomes."""
+"""The study of Transformers against convolution: a tiny study, and claims judged from synthetic results."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def pictures(tmp_path):
     return tmp_path / "pictures.npz"
 
 
-def test_a_tiny_study(pictures, tmp_path):
+def test_tiny_study_writes_rows(pictures, tmp_path):
     out = tmp_path / "deep" / "study.json"
     said: list[str] = []
     made = run(pictures, out, TINY, device="cpu", say=said.append)
@@ -78,7 +77,7 @@ def test_a_tiny_study(pictures, tmp_path):
     assert any("ms an update" in line for line in said)
 
 
-def test_a_study_is_taken_up_where_it_ended(pictures, tmp_path):
+def test_study_resumes_from_file(pictures, tmp_path):
     whole = run(pictures, tmp_path / "whole.json", TINY, device="cpu", say=lambda _: None)
     half = Study(whole.about, whole.rows[:3])
     out = tmp_path / "half.json"
@@ -94,12 +93,12 @@ def test_a_study_is_taken_up_where_it_ended(pictures, tmp_path):
     assert note["machine"]["gpu"] is None
 
 
-def test_a_study_of_one_network(pictures, tmp_path):
+def test_study_of_one_network_writes_its_rows(pictures, tmp_path):
     made = run(pictures, tmp_path / "s.json", TINY, only=["exam-cnn"], device="cpu", say=lambda _: None)
     assert {(row.network, row.pictures) for row in made.rows} == {("exam-cnn", WHOLE), ("exam-cnn", MOVED)}
 
 
-def test_a_study_without_time_leaves_out_and_says_so(pictures, tmp_path):
+def test_study_with_time_limit_reports_omitted_trainings(pictures, tmp_path):
     said: list[str] = []
     made = run(pictures, tmp_path / "s.json", replace(TINY, seconds=1e-6), device="cpu", say=said.append)
     assert not made.rows
@@ -107,7 +106,7 @@ def test_a_study_without_time_leaves_out_and_says_so(pictures, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text())["rows"] == []
 
 
-def test_the_two_that_are_compared_are_of_one_size():
+def test_compared_networks_have_similar_size():
     vit, cnn = (describe(name, (32, 32)) for name in ("vit", "cnn"))
     assert abs(vit["weights"] / cnn["weights"] - 1) < 0.05
     assert 0.5 < vit["multiplications"] / cnn["multiplications"] < 2
@@ -115,7 +114,7 @@ def test_the_two_that_are_compared_are_of_one_size():
     assert set(NETWORKS) == {"vit", "cnn", "vit-large", "exam-cnn"}
 
 
-def test_training_learns_and_begins_anew():
+def test_training_reduces_loss_and_restarts():
     """Light and dark squares: learned in a few updates, and from the same start to the same end."""
     labels = torch.arange(48) % 2
     images = (labels * 2.0 - 1.0)[:, None, None, None].expand(48, 1, 32, 32).contiguous()
@@ -130,13 +129,13 @@ def test_training_learns_and_begins_anew():
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_every_picture_comes_once_before_any_comes_again():
+def test_each_epoch_contains_every_image_once():
     rows = order(7, 5, 4, seed=0).flatten()
     assert sorted(rows[:7].tolist()) == list(range(7))
     assert sorted(rows[7:14].tolist()) == list(range(7))
 
 
-def test_moved_patches_are_the_same_patches_in_one_other_order():
+def test_moved_patches_are_a_fixed_permutation():
     x = torch.arange(2 * 8 * 12, dtype=torch.float32).view(2, 1, 8, 12)
     y = moved(x)
 
@@ -149,7 +148,7 @@ def test_moved_patches_are_the_same_patches_in_one_other_order():
     assert patches(x) != patches(y)
 
 
-def test_the_most_telling_trainings_come_first_and_fit_the_time():
+def test_study_runs_most_informative_trainings_first():
     settings = Settings()
     planned = jobs(settings, 27_227)
     assert [(j.network, j.seed) for j in planned[:10]] == [("vit", 0), ("cnn", 0)] * 5
@@ -163,7 +162,7 @@ def test_the_most_telling_trainings_come_first_and_fit_the_time():
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_studied(pictures, tmp_path, capsys):
+def test_invalid_study_raises(pictures, tmp_path, capsys):
     with pytest.raises(ConfigError, match="a learning rate to choose"):
         Settings(rates=())
     with pytest.raises(DataError, match="got 41 training pictures, expected more than the 41 held out"):
@@ -231,7 +230,7 @@ BETTER = (0.40, 0.60, 0.90, 0.95, 0.97)
         ("locality-helps", {"cnn moved": (0.30, 0.50, 0.80, 0.88, 0.90)}, DOES_NOT_HOLD),
     ],
 )  # fmt: skip
-def test_the_verdict_follows_from_the_file(monkeypatch, name, changed, verdict):
+def test_study_verdict_depends_on_results(monkeypatch, name, changed, verdict):
     found = made_up(**changed)
     for module in (data_efficiency, inductive_bias):
         monkeypatch.setattr(module, "study", lambda: found)
@@ -243,7 +242,7 @@ def test_the_verdict_follows_from_the_file(monkeypatch, name, changed, verdict):
         assert outcome.figure.svg().count("<polyline") >= 2
 
 
-def test_as_many_pictures_as_the_curve_says(monkeypatch):
+def test_times_as_many_interpolates_curve(monkeypatch):
     found = made_up(vit=(0.201, 0.301, 0.501, 0.701, 0.901))  # seeds 0, 1, 2 take off 0, 0.001 and 0.002
     monkeypatch.setattr(data_efficiency, "study", lambda: found)
     assert data_efficiency.times_as_many(250, 0.30, SIZES) == pytest.approx(4.0)  # reached with 1,000
@@ -252,7 +251,7 @@ def test_as_many_pictures_as_the_curve_says(monkeypatch):
     assert data_efficiency.times_as_many(1_000, 0.1, SIZES) == 0.25
 
 
-def test_an_interval_against_student_and_against_the_normal():
+def test_interval_matches_student_and_normal_quantiles():
     """The mean of 1, 2, 3, 4 is 2.5 ± 3.182 · s/2 with s² = 5/3; with one or two seeds the pictures speak."""
     found = Interval.of([0.01, 0.02, 0.03, 0.04], sampling=9.0)
     assert found.mean == pytest.approx(0.025)
@@ -265,7 +264,7 @@ def test_an_interval_against_student_and_against_the_normal():
     assert str(alone) == "−3.0 ± 2.0 points (1 seed)"
 
 
-def test_the_sampling_error_is_that_of_independent_shares(monkeypatch):
+def test_sampling_error_matches_binomial(monkeypatch):
     found = made_up()
     found.rows = [row for row in found.rows if row.seed == 0]
     monkeypatch.setattr(data_efficiency, "study", lambda: found)
@@ -273,7 +272,7 @@ def test_the_sampling_error_is_that_of_independent_shares(monkeypatch):
     assert got.half == pytest.approx(1.96 * math.sqrt((0.5 * 0.5 + 0.3 * 0.7) / 2_500))
 
 
-def test_the_file_that_comes_with_the_package():
+def test_bundled_study_file_is_complete():
     """It is whole: the two that are compared at five sizes, each with a learning rate from inside of what was tried."""
     found = Study.read()
     assert len(found.sizes(["vit", "cnn"])) == 5

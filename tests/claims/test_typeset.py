@@ -27,5 +27,5 @@ from clearhead.claims.report import typeset
         ("[MASK] and [3, 5]", "[MASK] and [3, 5]"),
     ],
 )
-def test_as_html(text, html):
+def test_typeset_returns_html(text, html):
     assert typeset(text) == html

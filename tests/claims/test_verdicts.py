@@ -1,4 +1,4 @@
-"""Verdicts follow from what is found: another finding gives another verdict, and a wrong correction is refused."""
+"""Verdicts follow from the recorded cases, and a wrong correction raises."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def made(when: str = "") -> Claim:
     )
 
 
-def test_all_cases_right():
+def test_all_cases_passed_holds():
     t = Experiment()
     t.record_case("a", 1, True)
     assert judge(made(), t).verdict == HOLDS
 
 
-def test_wrong_only_outside_of_the_condition():
+def test_failure_outside_condition_holds_conditionally():
     t = Experiment()
     t.record_case("a", 1, True)
     t.record_case("b", 2, False, in_scope=False)
@@ -58,7 +58,7 @@ def test_wrong_only_outside_of_the_condition():
     assert judge(made(), t).verdict == DOES_NOT_HOLD  # without a condition there is no outside
 
 
-def test_wrong_inside_of_the_condition():
+def test_failure_inside_condition_does_not_hold():
     t = Experiment()
     t.record_case("a", 1, True)
     t.record_case("b", 2, False)
@@ -68,18 +68,18 @@ def test_wrong_inside_of_the_condition():
     assert (o.verdict, o.counter_example, o.correction) == (DOES_NOT_HOLD, "b: 2", "the truth")
 
 
-def test_a_condition_that_is_never_met_saves_nothing():
+def test_condition_without_cases_does_not_hold():
     t = Experiment()
     t.record_case("b", 2, False, in_scope=False)
     assert judge(made("the condition"), t).verdict == DOES_NOT_HOLD
 
 
-def test_nothing_reported():
+def test_claim_without_cases_raises():
     with pytest.raises(ClaimError, match="'x' recorded no case"):
         judge(made(), Experiment())
 
 
-def test_a_correction_has_to_hold_too():
+def test_failing_correction_raises():
     t = Experiment()
     t.record_case("a", 1, False)
     t.correction("also wrong", False)
@@ -87,7 +87,7 @@ def test_a_correction_has_to_hold_too():
         judge(made(), t)
 
 
-def test_a_misprint_is_wrong_as_printed_and_right_as_meant():
+def test_intended_statement_makes_misprint():
     t = Experiment()
     t.record_case("as printed", 1, False)
     t.intended("as meant", True)
@@ -134,7 +134,7 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize(("name", "module", "what", "instead", "verdict"), MUTATIONS)
-def test_another_finding_gives_another_verdict(monkeypatch, name, module, what, instead, verdict):
+def test_changed_result_changes_verdict(monkeypatch, name, module, what, instead, verdict):
     monkeypatch.setattr(module, what, instead)
     assert claims()[name].run(0).verdict == verdict
 
@@ -148,7 +148,7 @@ def test_another_finding_gives_another_verdict(monkeypatch, name, module, what, 
         ("causal-lower-triangular", masks, "column_attention", lambda n, generator: torch.eye(n)),
     ],
 )  # fmt: skip
-def test_where_the_statement_becomes_true_our_correction_is_refused(monkeypatch, name, module, what, instead):
+def test_correction_that_fails_raises(monkeypatch, name, module, what, instead):
     monkeypatch.setattr(module, what, instead)
     with pytest.raises(ClaimError, match="does not hold either"):
         claims()[name].run(0)

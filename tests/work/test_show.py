@@ -24,7 +24,7 @@ def works():
 
 
 def tables_of(work, style):
-    """The tables that a sheet must hold, in order: exact, then decimals where there are any."""
+    """Return the expected tables of a worksheet in order: exact, then decimals if there are any."""
     made = []
     for block in step_blocks(work, style):
         if not block.step.grid.is_scalar:
@@ -139,7 +139,7 @@ def test_latex_escapes_special_characters():
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "sort-dedup-softmax"])
 def test_exact_texts_of_json_are_graded_right(works, name):
-    """What is written is read again as the same number: a sheet marks itself as right."""
+    """Exact texts are parsed to the same numbers, so a worksheet is graded right against itself."""
     document = json.loads(json.dumps(show.to_dict(works[name])))
     answers = ""
     for step in document["steps"]:

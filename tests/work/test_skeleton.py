@@ -1,4 +1,4 @@
-"""Programs to fill in: the solutions are right, and each typical mistake is told in its own words."""
+"""Starter code: the solutions are right, and each typical mistake is explained."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     ],
 )  # fmt: skip
 def test_grade_program_explains_mistakes_in_other_code(change, said, tmp_path):
-    """A loop over heads, as an exam's pseudo-code has it: the mistakes are told from its outputs alone."""
+    """A loop over heads, as in pseudo-code: mistakes are recognized from the outputs alone."""
     text = OWN
     for old, new in zip(change[::2], change[1::2], strict=True):
         assert old in text
