@@ -14,14 +14,14 @@ from typing import Any
 from clearhead.disk import write_atomically
 from clearhead.pretrained.box import CARD, read_card
 from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.store import Trained, load
+from clearhead.pretrained.store import Pipeline, load
 from clearhead.pretrained.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
 WRITTEN = ("about", "data", "licence", "command", "trained_on", "seconds")
 
 
-def measure(trained: Trained, data: str | Path | None) -> dict[str, Any]:
+def measure(trained: Pipeline, data: str | Path | None) -> dict[str, Any]:
     """Return the card of a model with freshly measured metrics."""
     card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
     results = {"greedy": evaluate(trained, data)}

@@ -107,13 +107,13 @@ def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
     lines = file.read_text().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     letters = {byte: letter for letter, byte in byte_of_letter().items()}
-    spelt = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    normalize_names = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges: Any = [
-        tuple(spelt[part] for part in _parts(token, ranks))
+        tuple(normalize_names[part] for part in _parts(token, ranks))
         for token in sorted(ranks, key=ranks.__getitem__)
         if len(token) > 1
     ]
-    inner: Any = Tokenizer(models.BPE({spelt[token]: rank for token, rank in ranks.items()}, merges))
+    inner: Any = Tokenizer(models.BPE({normalize_names[token]: rank for token, rank in ranks.items()}, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     names = [

@@ -41,8 +41,8 @@ def subject_of(model: str | None, d_model: int | None, n_heads: int | None, othe
 def _named(name: str) -> Any:
     """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
     path = Path(name) if name not in pretrained.names() else pretrained.BOX / name
-    if interop.is_foreign(name):
-        return interop.config_of(name)
+    if interop.is_third_party(name):
+        return interop.read_config(name)
     if ":" in name and not path.exists():
         return _made(name)
     if path.is_dir():

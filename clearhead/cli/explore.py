@@ -38,7 +38,7 @@ def explore(
 
     from clearhead.costs.fit import parse_bytes
     from clearhead.errors import ConfigError, MissingDependencyError
-    from clearhead.interop import is_foreign
+    from clearhead.interop import is_third_party
     from clearhead.pretrained.box import find
 
     try:
@@ -53,7 +53,7 @@ def explore(
         raise ConfigError(f"--host is {host!r}, which means all addresses; expected one address of this machine")
     names = list(dict.fromkeys(models or pretrained.names()))
     for name in names:
-        if not is_foreign(name):
+        if not is_third_party(name):
             find(name)  # raises if the model does not exist
     device_kwargs = {"device": placed(device, dtype)["device"], "dtype": dtype}
     limits = ServerLimits(workers=workers, timeout=timeout, memory=parse_bytes(memory))

@@ -41,7 +41,7 @@ def generate(
     """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
     likeliest token."""
     from clearhead.generation import Greedy, Sample
-    from clearhead.pretrained.speak import pieces, room_for
+    from clearhead.pretrained.speak import remaining_context, stream_text
 
     trained = pretrained.load(model, **placed(device, dtype))
     trained.require("text", "sort-dedup")
@@ -52,7 +52,7 @@ def generate(
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty: give some text to go on from")
-    room, longest = room_for(
+    room, longest = remaining_context(
         trained, len(ids), _WANTED if max_new_tokens is None else max_new_tokens, sliding_context=sliding_context
     )
     asked: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -66,7 +66,7 @@ def generate(
     text = ""
     if not json:
         sys.stdout.write("" if alone or chat else prompt)
-    for piece in pieces(trained, ids, made, alone=alone, **how):
+    for piece in stream_text(trained, ids, made, alone=alone, **how):
         text += piece
         if not json:
             sys.stdout.write(piece)

@@ -51,7 +51,7 @@ def listen(
     source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
     if source is None or (sound == "-" and sys.stdin.isatty()):
         raise DataError("nothing is piped in: give a file, or pipe a recorder, such as arecord -f S16_LE -r 8000")
-    trained.listen().feed(torch.zeros(8_000))  # what is computed first takes longest
+    trained.listen().push(torch.zeros(8_000))  # what is computed first takes longest
     ear = _Ear(trained.listen(beam=beam), json=json, keep=look or html is not None)
     stream = Stream(source, rate=ear.listener.rate, raw_rate=rate, kind=kind, channels=channels)
     with contextlib.suppress(KeyboardInterrupt):  # what was heard by then counts
@@ -68,7 +68,7 @@ def listen(
 class _Ear:
     """Hears a sound piece by piece, and says what there is to say."""
 
-    listener: pretrained.Listener
+    listener: pretrained.StreamingRecognizer
     json: bool
     keep: bool
     kept: list[Tensor] = dataclasses.field(default_factory=list)
@@ -82,13 +82,13 @@ class _Ear:
                 self.kept.append(piece)
             self.seconds += len(piece) / self.listener.rate
         began, worked = time.perf_counter(), time.process_time()
-        found = self.listener.end() if piece is None else self.listener.feed(piece)
+        found = self.listener.flush() if piece is None else self.listener.push(piece)
         took = time.perf_counter() - began
         self.computing += time.process_time() - worked  # what else the machine does counts for the latency alone
         for one in found:
             self._say(one, self.seconds - one.end + took)
 
-    def _say(self, one: pretrained.Event, latency: float) -> None:
+    def _say(self, one: pretrained.RecognizedSymbol, latency: float) -> None:
         if self.json:
             line = jsonlib.dumps(dataclasses.asdict(one) | {"latency": latency})
         else:
@@ -110,7 +110,7 @@ class _Ear:
             tell(line, style="dim")
 
 
-def _look(trained: pretrained.Trained, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
+def _look(trained: pretrained.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
     from clearhead.cli.look import name_of
     from clearhead.look import save_page, terminal
     from clearhead.look.trained import report_for_audio

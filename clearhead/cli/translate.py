@@ -39,7 +39,7 @@ def translate(
             show_picture("\n" + cross_attention(trained, one) + "\n")
 
 
-def cross_attention(trained: pretrained.Trained, made: pretrained.Translated) -> str:
+def cross_attention(trained: pretrained.Pipeline, made: pretrained.Translation) -> str:
     """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
     from clearhead.cli.look import choose, name_of
     from clearhead.look import heatmap, translation_report

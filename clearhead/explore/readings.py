@@ -32,7 +32,7 @@ from clearhead.look.trained import (
     shorten_text,
 )
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
-from clearhead.pretrained import Trained, Translated
+from clearhead.pretrained import Pipeline, Translation
 from clearhead.values import Count, Natural, Range, did_you_mean, require
 
 _SHOWN = 12  # tokens that may come next
@@ -73,7 +73,7 @@ class Reading:
     """One text as a model reads it: `source` by its encoder, where it has one, and `ids`, of which it wrote all but the
     first `given`."""
 
-    trained: Trained
+    trained: Pipeline
     source: list[int]
     ids: list[int]
     given: int
@@ -155,7 +155,7 @@ def models(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
     return {"models": [_about(registry.model(name), name, registry.limits.max_tokens) for name in registry.names]}
 
 
-def _about(trained: Trained, name: str, most: int) -> dict[str, Any]:
+def _about(trained: Pipeline, name: str, most: int) -> dict[str, Any]:
     model: Any = trained.model
     layers = attention_layers(model)
     return {
@@ -212,7 +212,7 @@ def _album(given: Text, context: RequestContext) -> AttentionReport:
         require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
         return report_for_ids(trained, now.ids, title=shorten_text(given.text), layer=given.layer or None)
     last = int(now.logits().argmax())  # what the last row would write
-    made = Translated(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
+    made = Translation(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
     return look.translation_report(trained, made)
 
 

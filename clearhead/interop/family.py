@@ -1,8 +1,9 @@
-"""What a family of models is to this room: how its configuration is read and written, and its table of names.
+"""A model family: how its configuration is read and written, and its table of tensor names.
 
-A family stands in `families/`, beside its kin. It says what every key of a configuration means (`fields` for keys that
-are a field of ours under another name, `parts` for the others, `harmless` for those that change no number) and which
-stored tensor is which weight (`rows`), or is no weight (`ignored`). What nobody mentions is refused."""
+Families are defined in `families/`. A family states what every key of a configuration means (`fields` for keys that
+rename a field, `converters` for others, `ignored_keys` for keys without effect on outputs), and which stored tensor is
+which parameter (`rows`) or none (`ignored_tensors`). Anything else is rejected.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
-from clearhead.interop.table import Row, Shape, fits
+from clearhead.interop.table import Shape, WeightMap, fits
 from clearhead.values import shown
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
@@ -40,16 +41,16 @@ _MAX_REASON = 1_000  # characters of an error that may quote a configuration
 
 
 class Keys:
-    """A configuration as its maker wrote it. What is asked for is ticked off; `refuse_rest` names the others."""
+    """A third-party configuration that records which keys were read; `reject_unused` raises for the others."""
 
     def __init__(self, data: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None) -> None:
         self.data = dict(data)
-        self.shapes = dict(shapes or {})  # of the stored tensors, for a maker whose configuration does not say all
-        self._seen: set[str] = set()
+        self.shapes = dict(shapes or {})  # of the stored tensors, for configurations that lack some sizes
+        self._read_keys: set[str] = set()
 
     def __call__(self, name: str, default: Any = _REQUIRED) -> Any:
-        """The value of a key, or what its maker's code takes where the key is left out."""
-        self._seen.add(name)
+        """Return the value of a key, or the default of the original code if it is missing."""
+        self._read_keys.add(name)
         if name in self.data:
             return self.data[name]
         if default is _REQUIRED:
@@ -57,7 +58,7 @@ class Keys:
         return default
 
     def only(self, name: str, *known: Any, default: Any = _REQUIRED) -> Any:
-        """The value of a key that is understood for some values only; left out, it is `default` (or the first)."""
+        """Return the value of a key that must be one of `known`; if missing, `default` or the first."""
         value = self(name, known[0] if default is _REQUIRED else default)
         if value not in known:
             expected = " or ".join(repr(item) for item in known)
@@ -65,15 +66,15 @@ class Keys:
         return value
 
     def expect(self, **values: Any) -> None:
-        """Keys that are understood for one value each, which is also what leaving them out means."""
+        """Raise unless each key is missing or has this value."""
         for name, value in values.items():
             self.only(name, value)
 
-    def refuse_rest(self, harmless: Iterable[str]) -> None:
-        """Raise for the first keys that were not asked for and are not harmless."""
-        rest = [key for key in self.data if key not in self._seen and not fits(key, harmless)]
-        if rest:
-            pairs = ", ".join(f"{shown(key)}: {shown(self.data[key], 40)}" for key in rest[:3])
+    def reject_unused(self, ignored_keys: Iterable[str]) -> None:
+        """Raise for keys that were not read and are not ignored."""
+        unused = [key for key in self.data if key not in self._read_keys and not fits(key, ignored_keys)]
+        if unused:
+            pairs = ", ".join(f"{shown(key)}: {shown(self.data[key], 40)}" for key in unused[:3])
             raise StorageError(
                 f"the configuration has {pairs}, which is not known here and may change what the model computes"
             )
@@ -81,38 +82,42 @@ class Keys:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of ours that has a key of theirs; `default` is what its maker's code takes where the key is left out.
+    """A field of our configuration for a third-party key.
 
-    Values differ too where theirs is one of some `words` (of those that mean the same the first is written), or where
-    one is made `into` ours and `back`."""
+    Args:
+        name: Name of the field.
+        default: Value that the original code uses if the key is missing.
+        load: Converts the value of the key to that of the field.
+        export: Converts it back.
+        words: Maps values of the key to those of the field instead; the first of several synonyms is written.
+    """
 
     name: str
     default: Any = _REQUIRED
-    into: Callable[[Any], Any] = lambda value: value
-    back: Callable[[Any], Any] = lambda value: value
+    load: Callable[[Any], Any] = lambda value: value
+    export: Callable[[Any], Any] = lambda value: value
     words: Mapping[Any, Any] | None = None
 
     def read(self, keys: Keys, key: str) -> Any:
         if self.words is not None:
             return self.words[keys.only(key, *self.words, default=self.default)]
-        return self.into(keys(key, self.default))
+        return self.load(keys(key, self.default))
 
     def write(self, value: Any) -> Any:
         if self.words is None:
-            return self.back(value)
-        found = next((word for word, meaning in self.words.items() if meaning == value), None)
-        if found is None:
-            raise StorageError(f"there is no word for {value} in a transformers configuration")
-        return found
+            return self.export(value)
+        value_word = next((word for word, meaning in self.words.items() if meaning == value), None)
+        if value_word is None:
+            raise StorageError(f"transformers configurations cannot express {value}")
+        return value_word
 
 
 Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What keys and fields do not say one by one: fields of ours that are read from keys, and how a configuration of
-    ours is written as those keys."""
+class Converter:
+    """Conversions that involve several keys or fields: `read` returns fields from keys, `write` keys from a config."""
 
     read: Callable[[Keys], dict[str, Any]]
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
@@ -120,26 +125,35 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One maker's way to write one kind of model.
+    """A third-party format for one kind of model.
 
-    `fields` are keys that are our fields under another name: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the
-    second with what is meant where the key is left out, or a `Field` where values differ too. `fixed` are keys that are
-    understood for one value each, which leaving them out means too, and `always` fields of ours that no key says.
-    `parts` say the rest, both ways. `rows` is the table of names, spelt as the maker exports them, or gives it for a
-    configuration; `prefix` is what its models without a head leave out, and `aliases` are older spellings, replaced in
-    this order. `constants` are tensors that are stored and yet no weights: what is read is compared with them, and they
-    are written again."""
+    Args:
+        name: The model_type.
+        architecture: Class that transformers loads an export into.
+        kind: Type of the configuration.
+        fields: Keys that rename a field: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the second with its
+            default, or a `Field` if values differ too.
+        rows: Weight maps, or a function from a configuration to them.
+        required: Keys that are supported for one value each, which is also their default.
+        defaults: Fields that no key determines.
+        converters: Conversions that involve several keys or fields.
+        ignored_keys: Keys without effect on outputs.
+        ignored_tensors: Stored tensors that are not parameters.
+        constants: Stored tensors that are computed: compared when loading, written when exporting.
+        prefix: Prefix of names that models without a head leave out.
+        aliases: Older spellings, replaced in this order.
+    """
 
     name: str  # model_type
     architecture: str  # the class that transformers loads an export into
     kind: type[Config]
     fields: Fields
-    rows: tuple[Row, ...] | Callable[[Any], tuple[Row, ...]]
-    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    always: dict[str, Any] = dataclasses.field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
-    harmless: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    rows: tuple[WeightMap, ...] | Callable[[Any], tuple[WeightMap, ...]]
+    required: dict[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    converters: tuple[Converter, ...] = ()
+    ignored_keys: tuple[str, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
     constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
@@ -149,17 +163,17 @@ class Family:
         given = {key: (field,) if isinstance(field, str) else field for key, field in self.fields.items()}
         return {key: field if isinstance(field, Field) else Field(*field) for key, field in given.items()}
 
-    def _table(self, config: Config) -> tuple[Row, ...]:
+    def _table(self, config: Config) -> tuple[WeightMap, ...]:
         return self.rows(config) if callable(self.rows) else self.rows
 
     def config(self, keys: Keys) -> Config:
-        """Our configuration for theirs; every key is used, harmless, or refused."""
+        """Return the configuration; every key is used, ignored or rejected."""
         try:
-            fields = self.always | {field.name: field.read(keys, key) for key, field in self._fields.items()}
-            keys.expect(pruned_heads={}, **self.fixed)
-            for part in self.parts:
+            fields = self.defaults | {field.name: field.read(keys, key) for key, field in self._fields.items()}
+            keys.expect(pruned_heads={}, **self.required)
+            for part in self.converters:
                 fields |= part.read(keys)
-            keys.refuse_rest((*_EVERYWHERE, *self.harmless))
+            keys.reject_unused((*_EVERYWHERE, *self.ignored_keys))
             return self.kind(**fields)
         except ClearheadError as error:
             raise StorageError(f"a {self.name} configuration: {str(error)[:_MAX_REASON]}") from error
@@ -169,69 +183,73 @@ class Family:
             ) from error
 
     def keys(self, config: Config) -> dict[str, Any]:
-        """Their configuration for ours, whose own defaults are written out first."""
-        config = spelt_out(config)
+        """Return the third-party configuration, with explicit sizes."""
+        config = with_explicit_sizes(config)
         written: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
-        written |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.fixed
-        for part in self.parts:
+        written |= {
+            key: field.write(getattr(config, field.name)) for key, field in self._fields.items()
+        } | self.required
+        for part in self.converters:
             written |= part.write(config)
         return written
 
-    def why_not(self, config: Config) -> str | None:
-        """Why this family cannot hold a model of ours, in words; None if it can: its keys then read back as this."""
+    def unsupported_reason(self, config: Config) -> str | None:
+        """Return why this family cannot express a configuration, or None if its keys read back as the same."""
         if type(config) is not self.kind:
-            return f"{self.name} is a {self.kind.__name__}, and this is a {type(config).__name__}"
-        wanted = settled(config)
+            return f"{self.name} is a {self.kind.__name__}, and the model is a {type(config).__name__}"
+        expected = canonical(config)
         try:
             with torch.device("meta"):
-                ours = [name for name, _ in config.build().named_parameters()]
-            stored = {name: () for move in self.moves(config, ours) for name in move.theirs}
-            got = settled(self.config(Keys(self.keys(config), stored)))
+                names = [name for name, _ in config.build().named_parameters()]
+            stored = {name: () for weight_map in self.resolve(config, names) for name in weight_map.source}
+            actual = canonical(self.config(Keys(self.keys(config), stored)))
         except ClearheadError as error:
             return str(error)
-        for field in dataclasses.fields(wanted):
-            ours, theirs = getattr(wanted, field.name), getattr(got, field.name)
-            if ours != theirs:
-                return f"{field.name} is {ours!s}, which {self.name} can only write as {theirs!s}"
+        for field in dataclasses.fields(expected):
+            value, read_back = getattr(expected, field.name), getattr(actual, field.name)
+            if value != read_back:
+                return f"{field.name} is {value!s}, which {self.name} can only express as {read_back!s}"
         return None
 
-    def spelt(self, names: Iterable[str], config: Config) -> dict[str, str]:
-        """Stored names by the table's spelling: without older words, with the prefix that a bare model leaves out."""
-        rows, found = self._table(config), {}
+    def normalize_names(self, names: Iterable[str], config: Config) -> dict[str, str]:
+        """Map the table's names to stored names, which may use aliases or lack the prefix."""
+        rows = self._table(config)
+        stored_names = {}
         for stored in names:
             name = stored
             for old, new in self.aliases:
                 name = name.replace(old, new)
-            known = fits(name, self.ignored) or any(row.move(name, theirs=True) for row in rows)
-            found[name if known else self.prefix + name] = stored
-        return found
+            known = fits(name, self.ignored_tensors) or any(row.match(name, is_source=True) for row in rows)
+            stored_names[name if known else self.prefix + name] = stored
+        return stored_names
 
-    def moves(self, config: Config, names: Iterable[str]) -> list[Row]:
-        """The rows that make our tensors of these names; each tensor is made by one row."""
-        rows, made = self._table(config), {}
+    def resolve(self, config: Config, names: Iterable[str]) -> list[WeightMap]:
+        """Return the weight maps that load the parameters of these names, each by one map."""
+        rows = self._table(config)
+        weight_maps = {}
         for name in names:
-            move = next((move for row in rows if (move := row.move(name, theirs=False))), None)
-            if move is None:
-                raise StorageError(f"the table of {self.name} has no row for our {name}")
-            made[move.theirs] = move
-        return list(made.values())
+            weight_map = next((match for row in rows if (match := row.match(name, is_source=False))), None)
+            if weight_map is None:
+                raise StorageError(f"the table of {self.name} has no row for {name}")
+            weight_maps[weight_map.source] = weight_map
+        return list(weight_maps.values())
 
 
-def spelt_out(config: Any) -> Any:
-    """A configuration with the sizes written out that it leaves to those of others."""
+def with_explicit_sizes(config: Any) -> Any:
+    """Return a configuration with explicit values for sizes that default to others."""
     if not hasattr(config, "ff_width"):
         return config
     sizes = {"d_ff": config.ff_width, "n_kv_heads": config.kv_heads, "d_head": config.head_width}
     return config.replace(**{name: size for name, size in sizes.items() if getattr(config, name, 0) is None})
 
 
-def settled(config: Config) -> Config:
-    """A configuration that is spelt out, without what matters in training alone, to compare by."""
-    config = spelt_out(config)
+def canonical(config: Config) -> Config:
+    """Return a configuration with explicit sizes and without training options, for comparison."""
+    config = with_explicit_sizes(config)
     changes: dict[str, Any] = {"bias": config.biases} if hasattr(config, "biases") else {}
-    halves = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    changes |= {name: settled(half) for name, half in halves if isinstance(half, Config)}
-    plain = {field.name: field.default for field in dataclasses.fields(config)}
+    nested = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    changes |= {name: canonical(value) for name, value in nested if isinstance(value, Config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     training = ("dropout", "attention_dropout", "feed_forward_dropout", "init")
-    changes |= {name: plain[name] for name in training if name in plain}
+    changes |= {name: defaults[name] for name in training if name in defaults}
     return config.replace(**changes)

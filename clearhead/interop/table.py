@@ -1,8 +1,8 @@
-"""Whose tensor is whose: rows that pair a maker's names with ours, and the transforms between them.
+"""Weight maps: names of third-party tensors, names of parameters, and the transforms between them.
 
-One table serves both directions. In a name `#` stands for a number (the layer) and `*` for the rest (weight or bias);
-both sides of a row have the same ones in the same order. A transform is written once and knows its way back; one that
-loses information has none, and `back` says so."""
+One table serves both directions. In a name `#` matches a number (the layer) and `*` anything else (weight or bias);
+both sides of a map have the same wildcards in the same order. Transforms are invertible unless they lose information.
+"""
 
 from __future__ import annotations
 
@@ -21,50 +21,49 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """One step from the maker's tensors to ours (whose shapes it is told), and back; one that loses information has no
-    way back."""
+    """A step from third-party tensors to parameters of given shapes, and its inverse, if any."""
 
-    into: Callable[[list[Tensor], list[Shape]], list[Tensor]]
-    back: Callable[[list[Tensor]], list[Tensor]] | None = None
-
-
-def _each(into: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Transform:
-    """A transform of every tensor by itself."""
-    return Transform(lambda theirs, shapes: list(map(into, theirs)), lambda ours: list(map(back, ours)))
+    load: Callable[[list[Tensor], list[Shape]], list[Tensor]]
+    export: Callable[[list[Tensor]], list[Tensor]] | None = None
 
 
-def _turned(x: Tensor) -> Tensor:
+def _each(load: Callable[[Tensor], Tensor], export: Callable[[Tensor], Tensor]) -> Transform:
+    """Return a transform that is applied to each tensor separately."""
+    return Transform(lambda source, shapes: list(map(load, source)), lambda target: list(map(export, target)))
+
+
+def _transpose_matrix(x: Tensor) -> Tensor:
     return x.T if x.dim() == 2 else x
 
 
-# A matrix kept as (inputs, outputs), as GPT-2 does, is turned to (outputs, inputs); a bias stays.
-TURN = _each(_turned, _turned)
-# One tensor whose rows are those of several of ours, stacked: (q, k, v), or (gate, up).
+# Transpose matrices stored as (inputs, outputs), as in GPT-2; biases are unchanged.
+TRANSPOSE = _each(_transpose_matrix, _transpose_matrix)
+# Split a tensor that stacks the rows of several parameters: (q, k, v), or (gate, up).
 SPLIT = Transform(
-    lambda theirs, shapes: list(theirs[0].split([shape[0] for shape in shapes])), lambda ours: [torch.cat(ours)]
+    lambda source, shapes: list(source[0].split([shape[0] for shape in shapes])), lambda target: [torch.cat(target)]
 )
-# Tensors of one row each that are the rows of one of ours.
-JOIN = Transform(lambda theirs, shapes: [torch.cat(theirs)], lambda ours: list(ours[0].split(1)))
-# A leading dimension of size 1 goes: (1, T, M) to (T, M).
+# Concatenate tensors of one row each.
+CONCAT = Transform(lambda source, shapes: [torch.cat(source)], lambda target: list(target[0].split(1)))
+# Drop a leading dimension of size 1: (1, T, M) to (T, M).
 SQUEEZE = _each(lambda x: x[0] if x.shape[0] == 1 else x, lambda x: x[None])
-# A vector is the only row of ours: (M,) to (1, M).
-LIFT = _each(lambda x: x[None], lambda x: x[0])
+# Add a leading dimension: (M,) to (1, M).
+UNSQUEEZE = _each(lambda x: x[None], lambda x: x[0])
 
 
 def split_heads(n: int) -> Transform:
-    """q, k and v in one tensor whose rows go head by head: (q, k, v) of the first head, of the second, …"""
+    """Split a tensor whose rows are q, k and v of the first head, of the second head, and so on."""
 
-    def into(theirs: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [part.flatten(0, 1) for part in theirs[0].unflatten(0, (n, 3, -1)).unbind(1)]
+    def load(source: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in source[0].unflatten(0, (n, 3, -1)).unbind(1)]
 
-    def back(ours: list[Tensor]) -> list[Tensor]:
-        return [torch.stack([part.unflatten(0, (n, -1)) for part in ours], dim=1).flatten(0, 2)]
+    def export(target: list[Tensor]) -> list[Tensor]:
+        return [torch.stack([part.unflatten(0, (n, -1)) for part in target], dim=1).flatten(0, 2)]
 
-    return Transform(into, back)
+    return Transform(load, export)
 
 
-def fold(channels: int) -> Transform:
-    """A strided convolution's kernel (M, C, p, p), flattened, is the linear map (M, C·p·p) over flattened patches."""
+def conv_to_linear(channels: int) -> Transform:
+    """Convert the kernel (M, C, p, p) of a patch convolution to a linear map (M, C·p·p) of flattened patches."""
 
     def kernel(x: Tensor) -> Tensor:
         side = round((x.shape[-1] / channels) ** 0.5)
@@ -73,56 +72,55 @@ def fold(channels: int) -> Transform:
     return _each(lambda x: x.flatten(1) if x.dim() == 4 else x, kernel)
 
 
-class Row:
-    """The maker's name (or names), ours, and the transforms between them, in the order of reading."""
+class WeightMap:
+    """Names of stored tensors (`source`), names of parameters (`target`), and the transforms, in loading order."""
 
     def __init__(
-        self, theirs: str | tuple[str, ...], ours: str | tuple[str, ...], transforms: tuple[Transform, ...] = ()
+        self, source: str | tuple[str, ...], target: str | tuple[str, ...], transforms: tuple[Transform, ...] = ()
     ) -> None:
-        self.theirs, self.ours = ((names,) if isinstance(names, str) else names for names in (theirs, ours))
+        self.source, self.target = ((names,) if isinstance(names, str) else names for names in (source, target))
         self.transforms = transforms
 
-    def move(self, name: str, *, theirs: bool) -> Row | None:
-        """This row for the tensor called `name` on one side, its numbers filled in; None where it is of another row."""
-        for pattern in self.theirs if theirs else self.ours:
-            if found := _regex(pattern).fullmatch(name):
-                stored, made = (tuple(_fill(p, found.groups()) for p in side) for side in (self.theirs, self.ours))
-                return Row(stored, made, self.transforms)
+    def match(self, name: str, *, is_source: bool) -> WeightMap | None:
+        """Return this map with the wildcards of `name` filled in, or None if the name does not match."""
+        for pattern in self.source if is_source else self.target:
+            if match := _regex(pattern).fullmatch(name):
+                source, target = (tuple(_fill(p, match.groups()) for p in side) for side in (self.source, self.target))
+                return WeightMap(source, target, self.transforms)
         return None
 
-    def into(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        """Our tensors, of these shapes, from the maker's."""
-        tensors = list(theirs)
+    def load(self, source: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+        """Convert stored tensors to parameters of these shapes."""
+        tensors = list(source)
         for transform in self.transforms:
-            tensors = transform.into(tensors, list(shapes))
+            tensors = transform.load(tensors, list(shapes))
         return tensors
 
-    def back(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        """The maker's tensors from ours."""
-        tensors = list(ours)
+    def export(self, target: Sequence[Tensor]) -> list[Tensor]:
+        """Convert parameters to stored tensors."""
+        tensors = list(target)
         for transform in reversed(self.transforms):
-            if transform.back is None:
+            if transform.export is None:
                 raise StorageError(
-                    f"{self.theirs[0]} was read by a step that loses information, so it has no way back: such a model "
-                    "cannot be exported"
+                    f"{self.source[0]} was loaded by a transform without an inverse, so the model cannot be exported"
                 )
-            tensors = transform.back(tensors)
+            tensors = transform.export(tensors)
         return tensors
 
     def check(self, stored: Sequence[Shape], shapes: Sequence[Shape]) -> str | None:
-        """What is wrong with the stored shapes, in words; nothing is read."""
+        """Return an error for stored shapes that do not fit, or None; nothing is read."""
         try:
-            made = self.into([torch.empty(shape, device="meta") for shape in stored], shapes)
+            parameters = self.load([torch.empty(shape, device="meta") for shape in stored], shapes)
         except (RuntimeError, IndexError):
-            made = []
-        if [tuple(tensor.shape) for tensor in made] == list(shapes):
+            parameters = []
+        if [tuple(tensor.shape) for tensor in parameters] == list(shapes):
             return None
-        wanted = " and ".join(f"{name} {shape}" for name, shape in zip(self.ours, shapes, strict=True))
-        return f"{' and '.join(map(str, stored))} is stored for {', '.join(self.theirs)}, and the model has {wanted}"
+        expected = " and ".join(f"{name} {shape}" for name, shape in zip(self.target, shapes, strict=True))
+        return f"{' and '.join(map(str, stored))} is stored for {', '.join(self.source)}, and the model has {expected}"
 
 
-# Our names inside of a block, by the words of `block`; a word that is not here stands for itself.
-_INSIDE = {
+# Parameter names within a block, by the keywords of `block`; other keywords are used as they are.
+_BLOCK_NAMES = {
     **{x: (f"attention.{x}_proj",) for x in "qkvo"},
     **{f"cross_{x}": (f"cross_attention.{x}_proj",) for x in "qkvo"},
     **{x: (f"feed_forward.{x}",) for x in ("gate", "up", "down")},
@@ -131,14 +129,14 @@ _INSIDE = {
 }
 
 
-def block(theirs: str, *transforms: Transform, ours: str = "blocks.#", **names: str) -> tuple[Row, ...]:
-    """The rows of a block, part by part, as `q="attn.query", up="mlp.fc1", norm1="ln_1"`: ours is called theirs."""
-    inside = {part: tuple(f"{ours}.{one}.*" for one in _INSIDE.get(part, (part,))) for part in names}
-    return tuple(Row(f"{theirs}.{name}.*", inside[part], transforms) for part, name in names.items())
+def block(source: str, *transforms: Transform, target: str = "blocks.#", **names: str) -> tuple[WeightMap, ...]:
+    """Return the weight maps of a block, such as `q="attn.query", up="mlp.fc1"`: parameter name to stored name."""
+    names_of = {part: tuple(f"{target}.{name}.*" for name in _BLOCK_NAMES.get(part, (part,))) for part in names}
+    return tuple(WeightMap(f"{source}.{name}.*", names_of[part], transforms) for part, name in names.items())
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of those that the patterns stand for."""
+    """Return whether a name matches one of the patterns."""
     return any(_regex(pattern).fullmatch(name) for pattern in patterns)
 
 
@@ -147,6 +145,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\#", r"(\d+)").replace(r"\*", r"(.+)"))
 
 
-def _fill(pattern: str, found: Iterable[str]) -> str:
-    values = iter(found)
+def _fill(pattern: str, groups: Iterable[str]) -> str:
+    """Replace the wildcards of a pattern."""
+    values = iter(groups)
     return re.sub(r"[#*]", lambda _: next(values), pattern)

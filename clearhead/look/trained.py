@@ -22,12 +22,12 @@ from clearhead.look.album import AttentionReport, Labels, build_report
 from clearhead.look.question import ModelInputs
 from clearhead.look.trace import Trace, trace
 from clearhead.models import CTCEncoder, VisionTransformer
-from clearhead.pretrained import Trained
-from clearhead.pretrained.translate import DEFAULT, Translated, translations
+from clearhead.pretrained import Pipeline
+from clearhead.pretrained.translate import DEFAULT, Translation, translations
 
 
 def attention_report(
-    trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None
+    trained: Pipeline, given: str, *, how: Strategy = DEFAULT, data: Path | None = None
 ) -> AttentionReport:
     """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
     sound.
@@ -51,7 +51,7 @@ def attention_report(
     return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
 
 
-def model_inputs(trained: Trained, given: str, *, how: Strategy = DEFAULT, data: Path | None = None) -> ModelInputs:
+def model_inputs(trained: Pipeline, given: str, *, how: Strategy = DEFAULT, data: Path | None = None) -> ModelInputs:
     """Return an input in the form in which its model is called, for `logit_lens`, `attribute`, `patch` and `ablate`.
 
         inputs = look.model_inputs(trained, "To be, or not")
@@ -82,7 +82,7 @@ def model_inputs(trained: Trained, given: str, *, how: Strategy = DEFAULT, data:
     return ModelInputs(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
 
 
-def translation_report(trained: Trained, made: Translated) -> AttentionReport:
+def translation_report(trained: Pipeline, made: Translation) -> AttentionReport:
     """Build the report of a sentence and its translation from the ids of the translation, without re-encoding.
 
     The query of token i predicts token i + 1.
@@ -100,14 +100,14 @@ def translation_report(trained: Trained, made: Translated) -> AttentionReport:
     return build_report(t, labels, title=f"{made.source.strip()} → {made.target}", metadata=_facts(trained) | metadata)
 
 
-def source_and_target_ids(trained: Trained, made: Translated) -> tuple[list[int], list[int]]:
+def source_and_target_ids(trained: Pipeline, made: Translation) -> tuple[list[int], list[int]]:
     """Return the inputs of encoder and decoder of a translation."""
     if not made.read:
         raise DataError("the input is empty; pass a sentence to translate")
     return list(made.read), [trained.tokenizer.bos_id, *made.written[:-1]]
 
 
-def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
+def sorting_ids(trained: Pipeline, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
     """Return the ids of the letters and <START>, and those of the answer."""
     tokenizer = trained.tokenizer
     ids = [*tokenizer.encode(letters), tokenizer.bos_id]
@@ -125,7 +125,7 @@ def sorting_ids(trained: Trained, letters: str, *, with_stop: bool = False) -> t
     return ids, made.sequence(0, with_stop=with_stop).tolist()
 
 
-def encode_prompt(trained: Trained, prompt: str) -> list[int]:
+def encode_prompt(trained: Pipeline, prompt: str) -> list[int]:
     """Return the ids of a text; raise DataError if it is empty or too long."""
     ids = trained.tokenizer.prompt(prompt)
     if not ids:
@@ -141,7 +141,7 @@ def shorten_text(text: str) -> str:
     return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
 
 
-def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> AttentionReport:
+def report_for_image(trained: Pipeline, pixels: Tensor, *, name: str) -> AttentionReport:
     """Build the report of a gray image (height, width) of bytes."""
     model: Any = trained.model
     rows, columns = model.config.grid
@@ -152,7 +152,7 @@ def report_for_image(trained: Trained, pixels: Tensor, *, name: str) -> Attentio
     return build_report(t, patch_labels(trained), title=title, metadata=metadata, image=pixels, grid=(rows, columns))
 
 
-def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
+def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
     """Build the report of a sound, over its spectrogram."""
     model = trained.model
     if not isinstance(model, CTCEncoder):
@@ -174,7 +174,7 @@ def report_for_audio(trained: Trained, samples: Float[Tensor, " N"], *, name: st
     return replace(made, query=next(iter(heard), None))
 
 
-def image_input(trained: Trained, pixels: Tensor) -> Tensor:
+def image_input(trained: Pipeline, pixels: Tensor) -> Tensor:
     """Return a gray image (height, width) of bytes as model input."""
     choice: Any = getattr(trained.recipe.data, "normalize", None)
     if choice is None:
@@ -183,7 +183,7 @@ def image_input(trained: Trained, pixels: Tensor) -> Tensor:
     return prepare(pixels[None], choice).to(next(trained.model.parameters()).device)
 
 
-def patch_labels(trained: Trained) -> list[str]:
+def patch_labels(trained: Pipeline) -> list[str]:
     """Return the tokens of an image: patch coordinates, after the special tokens."""
     config: Any = trained.model.config
     places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
@@ -193,7 +193,7 @@ def patch_labels(trained: Trained) -> list[str]:
 _MAX_PIXELS = 1 << 25  # decoded, an image takes several times 4 bytes per pixel
 
 
-def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
+def read_image(trained: Pipeline, given: str, data: Path | None) -> Tensor:
     """Return the gray bytes of an image in the model's size: from a file, or by number from the validation data."""
     if not isinstance(trained.model, VisionTransformer):
         raise no_attention_error(trained)
@@ -226,7 +226,7 @@ def read_image(trained: Trained, given: str, data: Path | None) -> Tensor:
     return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
 
 
-def report_for_ids(trained: Trained, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
+def report_for_ids(trained: Pipeline, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
     """Build the report of the ids of a text, with the top predictions; optionally of one layer."""
     with torch.no_grad(), _trace(trained, layer) as t:
         logits = trained.model(ids_tensor(trained, ids))[0, -1]
@@ -246,7 +246,7 @@ def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
     return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
 
 
-def _trace(trained: Trained, layer: str | None = None) -> Trace:
+def _trace(trained: Pipeline, layer: str | None = None) -> Trace:
     layers = attention_layers(trained.model)
     if not layers:
         raise no_attention_error(trained)
@@ -254,16 +254,16 @@ def _trace(trained: Trained, layer: str | None = None) -> Trace:
     return trace(trained.model, *patterns, "**.blocks.*.output")
 
 
-def no_attention_error(trained: Trained) -> DataError:
+def no_attention_error(trained: Pipeline) -> DataError:
     """Return the error for a model without attention."""
     kind = type(trained.model).__name__
     return DataError(f"{trained.name} is a {kind} and has no attention; choose a Transformer")
 
 
-def _facts(trained: Trained) -> dict[str, str]:
+def _facts(trained: Pipeline) -> dict[str, str]:
     return {"model": trained.name, "parameters": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
 
 
-def ids_tensor(trained: Trained, ids: Sequence[int]) -> Tensor:
+def ids_tensor(trained: Pipeline, ids: Sequence[int]) -> Tensor:
     """Return ids as a tensor (1, T) on the model's device."""
     return torch.tensor([list(ids)], device=next(trained.model.parameters()).device)

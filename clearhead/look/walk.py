@@ -33,7 +33,7 @@ from clearhead.look.stations import WalkthroughStep, as_text, texts
 from clearhead.look.trace import trace
 from clearhead.look.watch import first_tensor
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
-from clearhead.pretrained import Trained
+from clearhead.pretrained import Pipeline
 from clearhead.pretrained.translate import translations
 
 TOP_K = 5
@@ -145,7 +145,7 @@ class Walkthrough:
 
 
 def build_walkthrough(
-    model: Trained | nn.Module, *model_input: Any, max_new_tokens: int | None = None, data: Path | None = None
+    model: Pipeline | nn.Module, *model_input: Any, max_new_tokens: int | None = None, data: Path | None = None
 ) -> Walkthrough:
     """Run a model on an input and return a walkthrough of the run.
 
@@ -177,7 +177,7 @@ def build_walkthrough(
     raise tasks.no_attention_error(trained)
 
 
-def _of_text(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
+def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
     """Return the walkthrough of a prompt of a decoder, letters to sort, or a text of an encoder."""
     is_sorting = trained.task == "sort-dedup"
     ids, generated = (
@@ -205,7 +205,7 @@ def _of_text(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthr
     return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
 
-def _of_pair(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthrough:
+def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
     generated = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
     input_ids, target = tasks.source_and_target_ids(trained, generated)
     tokens = trained.tokenizer.tokens
@@ -216,7 +216,7 @@ def _of_pair(trained: Trained, text: str, max_new_tokens: int | None) -> Walkthr
     return run.walk(f"{tasks.shorten_text(text)} → {generated.target}")
 
 
-def _of_picture(trained: Trained, model_input: str | Tensor, data: Path | None) -> Walkthrough:
+def _of_picture(trained: Pipeline, model_input: str | Tensor, data: Path | None) -> Walkthrough:
     pixels = model_input if isinstance(model_input, Tensor) else tasks.read_image(trained, model_input, data)
     tokens = tasks.patch_labels(trained)
     axis = TokenAxis("T", tokens, len(tokens))

@@ -14,14 +14,15 @@ from clearhead._lazy import lazy
 if TYPE_CHECKING:
     from clearhead.pretrained.box import BOX, cards, names
     from clearhead.pretrained.evaluate import Evaluation, evaluate
-    from clearhead.pretrained.sound import Event, Listener, Segment, Transcript, transcribe
+    from clearhead.pretrained.sound import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
     from clearhead.pretrained.speak import conversation, nearest
-    from clearhead.pretrained.store import Trained, export, load, load_model
-    from clearhead.pretrained.translate import Translated, translate, translations
+    from clearhead.pretrained.store import Pipeline, export, load, load_model
+    from clearhead.pretrained.translate import Translation, translate, translations
 
 lazy(__name__)
 
 __all__ = [
-    "BOX", "Evaluation", "Event", "Listener", "Segment", "Trained", "Transcript", "Translated", "cards", "conversation",
-    "evaluate", "export", "load", "load_model", "names", "nearest", "transcribe", "translate", "translations",
+    "BOX", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "Transcript",
+    "Translation", "cards", "conversation", "evaluate", "export", "load", "load_model", "names", "nearest",
+    "transcribe", "translate", "translations",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from clearhead.errors import ConfigError, DataError, needing
 from clearhead.generation import Strategy, generate
 from clearhead.models import CTCEncoder
 from clearhead.pretrained.speak import GREEDY
-from clearhead.pretrained.store import Trained
+from clearhead.pretrained.store import Pipeline
 from clearhead.pretrained.translate import translate
 from clearhead.training.loss import scores
 from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
@@ -57,7 +57,7 @@ class Evaluation:
 
 
 def evaluate(
-    trained: Trained,
+    trained: Pipeline,
     data: str | Path | None = None,
     *,
     strategy: Strategy = GREEDY,
@@ -95,7 +95,7 @@ def evaluate(
     )
 
 
-def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch], Any]:
+def _validation(trained: Pipeline, data: str | Path | None) -> tuple[Split[Batch], Any]:
     recipe = trained.recipe
     if isinstance(recipe.data, TranslationData) and data is not None and Path(data).is_file():
         pairs = read_pairs(data, swap=recipe.data.swap)
@@ -117,7 +117,7 @@ def _validation(trained: Trained, data: str | Path | None) -> tuple[Split[Batch]
 
 
 @torch.no_grad()
-def _label_by_label(trained: Trained, split: Split[Batch], n: int) -> dict[str, Any]:
+def _label_by_label(trained: Pipeline, split: Split[Batch], n: int) -> dict[str, Any]:
     device = next(trained.model.parameters()).device
     sums, labels = torch.zeros(2, dtype=torch.float64), 0
     # Rows of like length together: the sums do not depend on it, the padding does.
@@ -137,7 +137,7 @@ def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
     return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}
 
 
-def _exact(trained: Trained, split: Split[Batch], n: int, strategy: Strategy) -> float:
+def _exact(trained: Pipeline, split: Split[Batch], n: int, strategy: Strategy) -> float:
     """How many whole outputs are right: the prompt ends with <START>, the answer with <STOP>."""
     tokenizer = trained.tokenizer
     device = next(trained.model.parameters()).device

@@ -1,19 +1,19 @@
 """Sound in, text out: recordings through an encoder-decoder that hears (`transcribe`), and samples in pieces of any
-size through an encoder, with an event for each symbol as soon as it is recognised (`Listener`).
+size through an encoder, with an event for each symbol as soon as it is recognised (`StreamingRecognizer`).
 
 A window of `transcribe` is as long as the model was trained for (30 seconds of Whisper's). It ends with the last moment
 that the model has written down, and the next one begins there, so that no word is cut. Of several recordings the
 windows go together.
 
-What a `Listener` gives does not depend on the pieces: the mask under which the model was trained says how far each
-moment sees, and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A mask that
-looks ahead without end (`full()`) is run once, at the end.
+What a `StreamingRecognizer` gives does not depend on the pieces: the mask under which the model was trained says how
+far each moment sees, and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A
+mask that looks ahead without end (`full()`) is run once, at the end.
 
     listener = pretrained.load("spoken-digits").listen()
     for samples in pieces:
-        for event in listener.feed(samples):
+        for event in listener.push(samples):
             print(event.text, event.end)
-    print(listener.end())                               # what the end of the sound decides
+    print(listener.flush())                               # what the end of the sound decides
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from clearhead.errors import ConfigError, DataError
 from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
 from clearhead.generation.ctc import CTCGreedyDecoder, CTCPrefixBeamDecoder, CTCSymbol
 from clearhead.models import CTCEncoder
-from clearhead.pretrained.speak import GREEDY, each
+from clearhead.pretrained.speak import GREEDY, accepts_single
 from clearhead.values import Count, NotNegative, checked
 
 if TYPE_CHECKING:
-    from clearhead.pretrained.store import Trained
+    from clearhead.pretrained.store import Pipeline
 
 _BATCH = 8  # windows that are heard together
 _PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no more memory than what comes bit by bit
@@ -66,9 +66,9 @@ class Transcript:
         return self.text
 
 
-@each(str, Path, Tensor)
+@accepts_single(str, Path, Tensor)
 def transcribe(
-    trained: Trained,
+    trained: Pipeline,
     sounds: Sequence[str | Path | Tensor],
     *,
     times: bool = True,
@@ -88,7 +88,7 @@ def transcribe(
 
 
 @dataclass
-class _Heard:
+class _RecordingState:
     """A recording on its way: its frames, and what has been written of it."""
 
     frames: Tensor  # (T, F), and a window of silence after them
@@ -101,7 +101,7 @@ class _Heard:
 
 
 class _Speech:
-    def __init__(self, trained: Trained, times: bool, strategy: Strategy) -> None:
+    def __init__(self, trained: Pipeline, times: bool, strategy: Strategy) -> None:
         assert trained.source is not None  # who hears came from elsewhere
         self.trained, self.times, self.strategy = trained, times, strategy
         model: Any = trained.model
@@ -122,7 +122,7 @@ class _Speech:
             trained.logits_processors or LogitsProcessors(), timestamp_rules=moments if times else None
         )
 
-    def read(self, sound: str | Path | Tensor) -> _Heard:
+    def read(self, sound: str | Path | Tensor) -> _RecordingState:
         rate = self.mel.sample_rate
         found = samples.Sound(sound, rate) if isinstance(sound, Tensor) else samples.read(sound, rate)
         data = found.samples
@@ -131,9 +131,9 @@ class _Speech:
         # With a window of silence after it, as its maker's models are used to.
         silent = torch.nn.functional.pad(data.float(), (0, self.window * self.mel.hop))
         frames = self.mel(silent[None])[0]
-        return _Heard(frames, -(-len(data) // self.mel.hop), found.seconds, found.notes)
+        return _RecordingState(frames, -(-len(data) // self.mel.hop), found.seconds, found.notes)
 
-    def hear(self, recordings: Sequence[_Heard], language: str | None) -> None:
+    def hear(self, recordings: Sequence[_RecordingState], language: str | None) -> None:
         """Writes down what is said, a window of every recording at a time."""
         while going := [one for one in recordings if one.at < one.n_frames]:
             windows = torch.stack([one.frames[one.at : one.at + self.window] for one in going])
@@ -160,13 +160,13 @@ class _Speech:
         return [made.sequence(row).tolist() for row in range(len(windows))]
 
     @torch.no_grad()
-    def _find_languages(self, going: Sequence[_Heard], windows: Tensor, language: str | None) -> None:
-        known = self.said.get("lang_to_id")
-        if not isinstance(known, dict):
+    def _find_languages(self, going: Sequence[_RecordingState], windows: Tensor, language: str | None) -> None:
+        emitted_at = self.said.get("lang_to_id")
+        if not isinstance(emitted_at, dict):
             if language not in (None, "en"):
                 raise DataError(f"{self.trained.name} knows English alone; leave the language out")
             return
-        names = {name.strip("<|>"): name for name in known}
+        names = {name.strip("<|>"): name for name in emitted_at}
         if language is not None and language not in names:
             raise DataError(f"the language {language!r} is not known; expected one of: {', '.join(sorted(names))}")
         new = [i for i, one in enumerate(going) if one.language is None]
@@ -174,12 +174,12 @@ class _Speech:
         if language is None and new:
             model: Any = self.trained.model
             start = torch.tensor([self.trained.start] * len(new), device=windows.device)
-            logits = model(windows[new], start)[:, -1, list(known.values())]
-            found = [list(known)[i] for i in logits.argmax(-1).tolist()]
+            logits = model(windows[new], start)[:, -1, list(emitted_at.values())]
+            found = [list(emitted_at)[i] for i in logits.argmax(-1).tolist()]
         for i, name in zip(new, found, strict=True):
             going[i].language = name
 
-    def _note(self, one: _Heard, ids: list[int]) -> None:
+    def _note(self, one: _RecordingState, ids: list[int]) -> None:
         """Cuts a window's ids into segments at its times, and moves on to where the last one ended."""
         length = min(self.window, one.n_frames - one.at)
         is_time = [id_ >= self.first for id_ in ids]
@@ -198,7 +198,7 @@ class _Speech:
                 moved = 2 * (ids[cuts[-1] - 1] - self.first)
         one.at += moved or length  # a window in which nothing ended goes by whole
 
-    def transcript(self, one: _Heard) -> Transcript:
+    def transcript(self, one: _RecordingState) -> Transcript:
         a_frame = self.mel.hop / self.mel.sample_rate
         segments = []
         for start, end, ids in one.parts:
@@ -211,26 +211,26 @@ class _Speech:
 
 
 @dataclass(frozen=True)
-class Event:
+class RecognizedSymbol:
     """A symbol that was recognised. Seconds from the beginning of the sound: the moments from `start` to `end` say it,
     and it could be told when the sound up to `known` had come. `log_prob` is that of the clearest moment."""
 
     text: str
     start: float
     end: float
-    known: float
+    emitted_at: float
     log_prob: float
 
 
-class Listener:
+class StreamingRecognizer:
     """Hears one sound after another: `feed` it samples at `rate` Hz, (N,) from −1 to 1, and call `end` after the last.
 
     `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment. `silence` is how many
     seconds of it are heard after the end: a model that writes down what has been said needs a moment to do so."""
 
-    def __init__(self, model: CTCEncoder, *, beam: int = 1, silence: float = 0.0) -> None:
+    def __init__(self, model: CTCEncoder, *, beam: int = 1, tail_seconds: float = 0.0) -> None:
         self.model, self._beam = model, checked(beam, "beam", Count)
-        self._silence = checked(silence, "silence", NotNegative)
+        self._tail_seconds = checked(tail_seconds, "tail_seconds", NotNegative)
         self.rate = model.config.mel.sample_rate
         try:
             self._step, self._streams = model.streaming.chunk, True  # moments that are known together
@@ -239,9 +239,9 @@ class Listener:
         self._frames: Tensor
         self._begin()
 
-    def feed(self, samples: Float[Tensor, " N"]) -> list[Event]:
+    def push(self, samples: Float[Tensor, " N"]) -> list[RecognizedSymbol]:
         """What can be told now and could not before."""
-        found: list[Event] = []
+        found: list[RecognizedSymbol] = []
         step = self._step * self.model.config.frame_stacking
         for part in samples.split(round(_PIECE * self.rate)):
             self._frames = torch.cat((self._frames, self._mel.push(part)))
@@ -250,15 +250,15 @@ class Listener:
             self._frames = self._frames[ready:].clone()
         return found
 
-    def end(self) -> list[Event]:
+    def flush(self) -> list[RecognizedSymbol]:
         """What the end of the sound decides. After it, another sound may be fed."""
         over = self._mel.n_samples / self.rate
         enough = over >= self.seconds(1)  # what is too short for a moment has said nothing
-        found = self.feed(torch.zeros(round(self._silence * self.rate))) if enough else []
+        found = self.push(torch.zeros(round(self._tail_seconds * self.rate))) if enough else []
         rest = torch.cat((self._frames, self._mel.flush()))
         found += self._told([*self._run(rest), *self._search.flush()])
         self._begin()
-        return [replace(one, start=min(one.start, over), end=min(one.end, over), known=over) for one in found]
+        return [replace(one, start=min(one.start, over), end=min(one.end, over), emitted_at=over) for one in found]
 
     def _begin(self) -> None:
         config = self.model.config
@@ -275,10 +275,12 @@ class Listener:
         logits = self.model(frames[None].to(self.model.head.weight), cache=self._cache)[0]
         return self._search.push(logits.float().log_softmax(-1))
 
-    def _told(self, symbols: list[CTCSymbol]) -> list[Event]:
+    def _told(self, symbols: list[CTCSymbol]) -> list[RecognizedSymbol]:
         moment, step, told = self.model.config.frame_seconds, self._step, self.seconds
         return [
-            Event(str(one.id), one.start * moment, told(one.end), told(-(-one.emitted_at // step) * step), one.log_prob)
+            RecognizedSymbol(
+                str(one.id), one.start * moment, told(one.end), told(-(-one.emitted_at // step) * step), one.log_prob
+            )
             for one in symbols
         ]
 

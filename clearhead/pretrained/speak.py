@@ -19,20 +19,20 @@ from clearhead.positions import LearnedPositionEmbedding
 from clearhead.pretrained.template import render
 
 if TYPE_CHECKING:
-    from clearhead.pretrained.store import Trained
+    from clearhead.pretrained.store import Pipeline
 
-Talk = Sequence[Mapping[str, str]]  # messages, each with a role and a content
+Messages = Sequence[Mapping[str, str]]  # messages, each with a role and a content
 
 GREEDY = Greedy()
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
-def each(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def accepts_single(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of a list also one of a single thing of these kinds: then it gives what it makes of that."""
 
     def of_both(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
-        def one_or_several(trained: Trained, given: Any, **strategy: Any) -> Any:
+        def one_or_several(trained: Pipeline, given: Any, **strategy: Any) -> Any:
             return run(trained, [given], **strategy)[0] if isinstance(given, kinds) else run(trained, given, **strategy)
 
         return one_or_several
@@ -40,9 +40,9 @@ def each(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return of_both
 
 
-@each(str)
+@accepts_single(str)
 def generate(
-    trained: Trained, texts: Sequence[str], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
+    trained: Pipeline, texts: Sequence[str], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
 ) -> list[str]:
     """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them for
     a list, made in one batch."""
@@ -53,7 +53,11 @@ def generate(
 
 
 def chat(
-    trained: Trained, messages: Talk | Sequence[Talk], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
+    trained: Pipeline,
+    messages: Messages | Sequence[Messages],
+    *,
+    strategy: Strategy = GREEDY,
+    max_new_tokens: int = 100,
 ) -> Any:
     """What a decoder answers to `[{"role": "user", "content": "…"}]`, which its own template makes one text of; a list
     of answers for a list of conversations."""
@@ -64,7 +68,7 @@ def chat(
     return written[0] if one else written
 
 
-def conversation(trained: Trained, messages: Talk) -> list[int]:
+def conversation(trained: Pipeline, messages: Messages) -> list[int]:
     """The ids of a conversation up to where the model answers, with the special tokens of its template."""
     template = None if trained.source is None else trained.source.template()
     if template is None:
@@ -77,31 +81,35 @@ def conversation(trained: Trained, messages: Talk) -> list[int]:
     return _checked(trained.tokenizer.encode(render(template, messages, {**specials, **settings})))
 
 
-def _written(trained: Trained, prompts: list[list[int]], strategy: Strategy, max_new_tokens: int) -> list[str]:
+def _written(trained: Pipeline, prompts: list[list[int]], strategy: Strategy, max_new_tokens: int) -> list[str]:
     if not prompts:
         return []
     bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors}
-    room, _ = room_for(trained, max(map(len, prompts)), max_new_tokens)
+    room, _ = remaining_context(trained, max(map(len, prompts)), max_new_tokens)
     made = generation.generate(trained.model, prompts, strategy=strategy, max_new_tokens=room, **bounds)
-    return [after(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
+    return [decode_suffix(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
 
 
-def after(trained: Trained, ids: list[int], new: list[int]) -> str:
+def decode_suffix(trained: Pipeline, ids: list[int], new: list[int]) -> str:
     """The text of new ids after others, which has the blank before it that a text of its own would not have."""
     before, whole = trained.tokenizer.decode(ids), trained.tokenizer.decode([*ids, *new])
     return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
 
 
 def stream(
-    trained: Trained, text: str | Talk, *, strategy: Greedy | Sample = GREEDY, max_new_tokens: int = 100
+    trained: Pipeline, text: str | Messages, *, strategy: Greedy | Sample = GREEDY, max_new_tokens: int = 100
 ) -> Iterator[str]:
     """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
     trained.require("text")
     ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
-    return pieces(trained, ids, [], strategy=strategy, max_new_tokens=room_for(trained, len(ids), max_new_tokens)[0])
+    return stream_text(
+        trained, ids, [], strategy=strategy, max_new_tokens=remaining_context(trained, len(ids), max_new_tokens)[0]
+    )
 
 
-def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = False, **strategy: Any) -> Iterator[str]:
+def stream_text(
+    trained: Pipeline, ids: list[int], made: list[int], *, alone: bool = False, **strategy: Any
+) -> Iterator[str]:
     """The text after ids as it is made; its ids go into `made`, a stop as well. `alone`: as a text of its own."""
     bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors, **strategy}
     context, shown, rest = [] if alone else ids, "", ""
@@ -111,7 +119,7 @@ def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = F
             break
         # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
         # �, which is held back until the rest has come.
-        rest = after(trained, context, made)
+        rest = decode_suffix(trained, context, made)
         ready = rest.rstrip("\N{REPLACEMENT CHARACTER}")
         if len(ready) > len(shown):
             yield ready[len(shown) :]
@@ -120,8 +128,8 @@ def pieces(trained: Trained, ids: list[int], made: list[int], *, alone: bool = F
         yield rest[len(shown) :]
 
 
-@each(str)
-def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
+@accepts_single(str)
+def embed(trained: Pipeline, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
     """An encoder's vector of a text (M,), or those of a list of texts (N, M): the mean of the tokens' vectors, or what
     the model's folder says instead."""
     pooling = trained.pooling
@@ -136,8 +144,8 @@ def embed(trained: Trained, texts: Sequence[str], *, batch: int = 64) -> Float[T
     return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
 
 
-@each(str)
-def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
+@accepts_single(str)
+def classify(trained: Pipeline, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
     """How likely each class is, by its name, likeliest first: of a text, or a list of these for a list of texts or for
     pictures (N, C, height, width) as the model takes them. Where a text may be of several classes at once, each has a
     probability of its own."""
@@ -159,7 +167,7 @@ def classify(trained: Trained, given: Sequence[str] | Tensor, *, batch: int = 64
 
 @torch.no_grad()
 def _read(
-    trained: Trained, texts: Sequence[str], use: Callable[..., Tensor], batch: int, longest: int | None = None
+    trained: Pipeline, texts: Sequence[str], use: Callable[..., Tensor], batch: int, longest: int | None = None
 ) -> Tensor:
     """A row for each text of what `use(model, x, lengths)` makes of an encoder's vectors (B, T, M) and their
     numbers (B,). Texts of like length go together, so that little is padding."""
@@ -197,8 +205,8 @@ def _checked(ids: list[int]) -> list[int]:
     return ids
 
 
-def room_for(
-    trained: Trained, length: int, max_new_tokens: int, *, sliding_context: bool = False
+def remaining_context(
+    trained: Pipeline, length: int, max_new_tokens: int, *, sliding_context: bool = False
 ) -> tuple[int, int | None]:
     """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
     table = getattr(trained.model, "positions", None)

@@ -35,14 +35,14 @@ _TASKS |= {CTCEncoder: "speech", VisionTransformer: "pictures"}
 
 
 @dataclass(frozen=True)
-class Trained:
+class Pipeline:
     """A trained model and what belongs to it: `own` if it was trained here, `source` if it came from elsewhere."""
 
     name: str
     folder: Path
     model: nn.Module
     own: Recipe | None = None
-    source: interop.Source | None = None
+    source: interop.CheckpointReader | None = None
     pieces: Tokenizer | None = None  # the tokenizer that came with the source
 
     @property
@@ -56,7 +56,7 @@ class Trained:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer it was trained with; a `DataError` for models of pictures."""
         if self.source is not None:
-            return interop.tokenizer_of(self.source) if self.pieces is None else self.pieces
+            return interop.load_tokenizer(self.source) if self.pieces is None else self.pieces
         if not (self.folder / "tokenizer.json").is_file():
             raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
         return load_tokenizer(self.folder)
@@ -72,34 +72,34 @@ class Trained:
     @property
     def stops(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return (self.tokenizer.eos_id,) if self.source is None else interop.stops_of(self.source)
+        return (self.tokenizer.eos_id,) if self.source is None else interop.eos_ids(self.source)
 
     @property
     def start(self) -> tuple[int, ...]:
         """The ids that a model which reads one text and writes another writes after."""
-        return (self.tokenizer.bos_id,) if self.source is None else interop.start_of(self.source)
+        return (self.tokenizer.bos_id,) if self.source is None else interop.decoder_start_ids(self.source)
 
     @cached_property
     def logits_processors(self) -> LogitsProcessors | None:
         """What its maker forces and forbids in generation; None where that is nothing."""
-        return None if self.source is None else interop.limits_of(self.source)
+        return None if self.source is None else interop.generation_constraints(self.source)
 
     @cached_property
     def pooling(self) -> dict[str, Any]:
         """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
         plain = {"first": False, "unit": False, "max_len": None}
-        return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_of(self.source)
+        return plain if self.source is None or not self.source.path.is_dir() else interop.pooling_mode(self.source)
 
     generate, chat, stream = speak.generate, speak.chat, speak.stream
     translate, transcribe = texts_translated, sound.transcribe
     embed, classify = speak.embed, speak.classify
 
-    def listen(self, *, beam: int = 1) -> sound.Listener:
+    def listen(self, *, beam: int = 1) -> sound.StreamingRecognizer:
         """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
         after the sounds that it was trained and measured with."""
         self.require("speech")
         assert isinstance(self.model, CTCEncoder)
-        return sound.Listener(self.model, beam=beam, silence=TAIL)
+        return sound.StreamingRecognizer(self.model, beam=beam, tail_seconds=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -112,17 +112,19 @@ class Trained:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
 
-def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> Trained:
+def load(
+    name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
+) -> Pipeline:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
-    if not is_ours(name) and interop.is_foreign(name):
-        source, pieces = interop.open_source(name), None
+    if not is_ours(name) and interop.is_third_party(name):
+        source, pieces = interop.open_checkpoint(name), None
         with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
-            pieces = interop.tokenizer_of(source)  # before the weights: one that does not fit them is refused here
+            pieces = interop.load_tokenizer(source)  # before the weights: one that does not fit them is refused here
         model = interop.read(source, device=device, dtype=dtype)
-        return Trained(str(name), source.path, model, source=source, pieces=pieces)
+        return Pipeline(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
-    return Trained(str(name), folder, model.eval(), Recipe.of(folder))
+    return Pipeline(str(name), folder, model.eval(), Recipe.of(folder))
 
 
 def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -131,12 +133,12 @@ def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torc
 
     Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
     model it is."""
-    if not is_ours(name) and interop.is_foreign(name):
-        return interop.read(interop.open_source(name), device=device, dtype=dtype)
+    if not is_ours(name) and interop.is_third_party(name):
+        return interop.read(interop.open_checkpoint(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
 
 
-def export(trained: Trained, folder: str | Path, *, family: str | None = None) -> str:
+def export(trained: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
     """Write a model into a new folder, from which transformers loads it, and say as which family."""
     files = _texts(trained)
     known = {} if trained.source is None else dict(trained.source.config)
@@ -146,10 +148,10 @@ def export(trained: Trained, folder: str | Path, *, family: str | None = None) -
     return interop.export(trained.model, folder, family=family, keys=keys, files=files).name
 
 
-def _texts(trained: Trained) -> dict[str, str]:
+def _texts(trained: Pipeline) -> dict[str, str]:
     """The files beside the weights: as they came, for a model from elsewhere, else made from our tokenizer."""
     if trained.source is not None and trained.source.path.is_dir():
-        return interop.companions(trained.source)
+        return interop.tokenizer_files(trained.source)
     try:
         tokenizer = trained.tokenizer
     except DataError:

@@ -13,17 +13,17 @@ from clearhead.data.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Strategy, generate
 from clearhead.positions import LearnedPositions
-from clearhead.pretrained.speak import each
+from clearhead.pretrained.speak import accepts_single
 
 if TYPE_CHECKING:
-    from clearhead.pretrained.store import Trained
+    from clearhead.pretrained.store import Pipeline
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's validation sentences
 DEFAULT = BeamSearch(5, length_penalty=LENGTH_PENALTY)
 
 
 @dataclass(frozen=True)
-class Translated:
+class Translation:
     """A text and its translation, with the ids that the model read and those that it wrote.
 
     Encoding the translation need not give these ids again: a model may spell a rare word in other pieces than the
@@ -35,22 +35,22 @@ class Translated:
     written: tuple[int, ...]  # with the end token, where it came
 
 
-@each(str)
-def translate(trained: Trained, texts: Sequence[str], **strategy: Any) -> list[str]:
+@accepts_single(str)
+def translate(trained: Pipeline, texts: Sequence[str], **strategy: Any) -> list[str]:
     """What an encoder-decoder writes of a text; a list of translations for a list, in their order. `strategy`,
     `max_new_tokens`, `batch` and `on_done` as for `translations`."""
     return [made.target for made in translations(trained, texts, **strategy)]
 
 
 def translations(
-    trained: Trained,
+    trained: Pipeline,
     texts: Sequence[str],
     *,
     strategy: Strategy = DEFAULT,
     max_new_tokens: int | None = None,
     batch: int = 256,
     on_done: Callable[[int], None] = lambda done: None,
-) -> list[Translated]:
+) -> list[Translation]:
     """A translation for each text, in their order, with its ids: what `look.translation` shows.
 
     Texts of like length go together, so that little is padding. `max_new_tokens` defaults to twice the longest
@@ -58,7 +58,7 @@ def translations(
     trained.require("translation")
     tokenizer = trained.tokenizer
     rows = [row for row, text in enumerate(texts) if text.strip()]
-    results = [Translated(text, "", (), ()) for text in texts]
+    results = [Translation(text, "", (), ()) for text in texts]
     if not rows:
         return results
     given = [texts[row].strip() for row in rows]
@@ -90,6 +90,6 @@ def translations(
         for row, i in enumerate(part):
             target = tokenizer.decode(made.sequence(row).tolist()).strip()
             written = made.sequence(row, with_stop=True).tolist()
-            results[rows[i]] = Translated(texts[rows[i]], target, tuple(prompt[row].tolist()), tuple(written))
+            results[rows[i]] = Translation(texts[rows[i]], target, tuple(prompt[row].tolist()), tuple(written))
         on_done(min(start + batch, len(order)))
     return results

@@ -45,7 +45,7 @@ def lines(text: str) -> list[dict]:
 
 def wanted(folder: Path, samples: torch.Tensor) -> list[str]:
     listener = pretrained.load(folder).listen()
-    return [event.text for event in (*listener.feed(samples), *listener.end())]
+    return [event.text for event in (*listener.push(samples), *listener.flush())]
 
 
 def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
@@ -63,7 +63,7 @@ def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
 def test_json_is_a_line_a_digit_and_one_for_the_end(cli, tiny):
     ran = cli("listen", PI, "--model", tiny, "--json", "--beam", 3)
     *digits, last = lines(ran.out)
-    assert all(set(one) == {"text", "start", "end", "known", "log_prob", "latency"} for one in digits)
+    assert all(set(one) == {"text", "start", "end", "emitted_at", "log_prob", "latency"} for one in digits)
     assert [one["start"] for one in digits] == sorted(one["start"] for one in digits)
     assert set(last) == {"seconds", "computing", "real_time_factor", "notes"}
     assert last["seconds"] == pytest.approx(read(PI).seconds)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 import clearhead as ch
 from clearhead import interop
 from clearhead.errors import ClearheadError, DataError, StorageError
-from clearhead.interop.source import Folder
-from clearhead.interop.table import Row, Transform
+from clearhead.interop.source import HFFolder
+from clearhead.interop.table import Transform, WeightMap
 from tests.interop.conftest import change_json
 from tests.rounding import assert_equal_up_to_rounding
 
@@ -52,7 +52,7 @@ def test_shards_are_one_model(llama):
 
 def test_no_weights(llama):
     (llama / "model.safetensors").unlink()
-    refused(llama, "no weights", "model.safetensors")
+    refused(llama, "no parameters", "model.safetensors")
 
 
 def test_a_shard_is_missing(llama):
@@ -71,7 +71,7 @@ def test_an_index_names_a_tensor_that_its_shard_lacks(llama):
 def test_an_index_points_outside(llama, place):
     index, table = sharded(llama)
     index.write_text(json.dumps({"weight_map": table | {"model.norm.weight": place}}))
-    refused(llama, repr(place), "beside it")
+    refused(llama, repr(place), "in the same folder")
 
 
 def test_an_index_without_a_map(llama):
@@ -166,7 +166,7 @@ def test_nothing_is_read_before_everything_fits(llama, monkeypatch):
     """One tensor of another shape, and no number of the others is touched."""
     weights = load_file(llama / "model.safetensors")
     save_file(weights | {"model.norm.weight": torch.zeros(5)}, llama / "model.safetensors")
-    monkeypatch.setattr(Folder, "reading", lambda *_, **__: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(HFFolder, "reading", lambda *_, **__: pytest.fail("a tensor was read"))
     refused(llama, "model.norm.weight", "(5,)")
 
 
@@ -220,11 +220,11 @@ def test_an_export_goes_to_a_new_folder(llama, tmp_path):
 
 def test_a_transform_that_loses_information_has_no_way_back():
     first_row = Transform(lambda theirs, shapes: [theirs[0][:1]])
-    move = Row("a.#", "b.#", (first_row,)).move("a.3", theirs=True)
-    assert move.ours == ("b.3",)
-    assert torch.equal(move.into([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
-    with pytest.raises(StorageError, match="no way back"):
-        move.back([torch.zeros(1, 2)])
+    move = WeightMap("a.#", "b.#", (first_row,)).match("a.3", is_source=True)
+    assert move.target == ("b.3",)
+    assert torch.equal(move.load([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
+    with pytest.raises(StorageError, match="without an inverse"):
+        move.export([torch.zeros(1, 2)])
 
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size", "layer_types", "rope_parameters"])
@@ -247,7 +247,7 @@ def test_long_name_of_a_configuration_key_is_shortened_in_the_error(llama):
 def test_chat_template_that_is_not_utf8_raises_one_sentence(llama):
     (llama / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
     with pytest.raises(StorageError, match=r"chat_template\.jinja is not UTF-8"):
-        Folder(llama).template()
+        HFFolder(llama).template()
 
 
 def test_word_level_tokenizer_without_its_unknown_token_raises_one_sentence(llama):
@@ -256,7 +256,7 @@ def test_word_level_tokenizer_without_its_unknown_token_raises_one_sentence(llam
     inner = Tokenizer(models.WordLevel({"a": 0, "b": 1}, "[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.save(str(llama / "tokenizer.json"))
-    tokenizer = Folder(llama).tokenizer()
+    tokenizer = HFFolder(llama).tokenizer()
     assert tokenizer.encode("a b") == [0, 1]
     with pytest.raises(DataError, match="cannot encode"):
         tokenizer.encode("a c")

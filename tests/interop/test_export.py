@@ -124,7 +124,7 @@ def test_a_family_must_hold_every_field(tmp_path):
     from clearhead import interop
     from clearhead.errors import StorageError
 
-    with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which gpt2 can only write as False"):
+    with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which gpt2 can only express as False"):
         interop.export(config.build(), tmp_path / "out")
     plain = config.replace(scaled_embedding=False, dropout=0.25, activation=GELU(tanh=True))
     assert interop.export(plain.build(), tmp_path / "out").name == "gpt2"

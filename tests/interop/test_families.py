@@ -14,7 +14,7 @@ from clearhead.checks import Ids, check
 from clearhead.costs import cost
 from clearhead.generation import generate
 from clearhead.interop.convert import family_of, tensors
-from clearhead.interop.family import settled
+from clearhead.interop.family import canonical
 from clearhead.look import trace
 from clearhead.masks import padding
 from clearhead.models import Decoder, EncoderDecoder
@@ -64,7 +64,7 @@ def test_outputs_and_gradients_are_theirs(peer, saved):
         for weight in ours.parameters():
             assert weight.grad is not None
             weight.copy_(weight.grad)
-    mine = tensors(ours, family_of(interop.open_source(folder)))
+    mine = tensors(ours, family_of(interop.open_checkpoint(folder)))
     expected = peer.gradients(theirs)
     expected["final_logits_bias"] = direction.sum((0, 1))[None] if wanted.dim() == 3 else direction  # by hand
     for base in ("bert.", "roberta.", "albert."):  # with a head, the rest has a name of its own
@@ -97,7 +97,7 @@ def _spelling(name, expected):
 def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
     theirs, folder = saved
     ours = interop.load(folder)
-    interop.export(ours, tmp_path / "ours", family=family_of(interop.open_source(folder)).name)
+    interop.export(ours, tmp_path / "ours", family=family_of(interop.open_checkpoint(folder)).name)
     again = peer.reload(tmp_path / "ours")
     state, expected = peer.state(again), peer.state(theirs)
     assert state.keys() == expected.keys()
@@ -106,7 +106,7 @@ def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
     inputs = peer.example()
     with torch.no_grad():
         assert_close(peer.run(again, *inputs), peer.run(theirs, *inputs), in_float32=peer.in_float32)
-    assert settled(interop.load(tmp_path / "ours").config) == settled(ours.config)
+    assert canonical(interop.load(tmp_path / "ours").config) == canonical(ours.config)
 
 
 def test_padding_changes_nothing_for_the_others(peer, saved):
@@ -141,7 +141,7 @@ def test_cached_decoding_is_uncached_decoding(peer, saved):
 
 
 def test_generation_is_the_plain_loop(peer, saved):
-    """The fast way, or the plain one where `why_not` refuses it, goes on as the model itself, called anew each time."""
+    """Generation equals a loop that calls the model with all ids at every step."""
     ours = interop.load(saved[1])
     if not isinstance(ours, (Decoder, EncoderDecoder)):
         pytest.skip("decodes nothing")

@@ -109,7 +109,7 @@ def test_a_file_that_is_cut_short(peer, tmp_path):
     whole = path.read_bytes()
     for size in (0, 3, 100, len(whole) // 2, len(whole) - 40):
         path.write_bytes(whole[:size])
-        with pytest.raises(StorageError, match="not a whole GGUF file"):
+        with pytest.raises(StorageError, match="not a complete GGUF file"):
             ch.load(path)
 
 
@@ -172,7 +172,7 @@ def test_gguf_counts_beyond_the_file_raise_before_reading(tmp_path, monkeypatch,
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     monkeypatch.setattr(gguf, "GGUFReader", lambda *_: pytest.fail("the reader was called"))
-    with pytest.raises(StorageError, match=f"(?s)not a whole GGUF file.*{words}"):
+    with pytest.raises(StorageError, match=f"(?s)not a complete GGUF file.*{words}"):
         ch.load(path)
 
 

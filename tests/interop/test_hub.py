@@ -129,11 +129,11 @@ def test_a_model_is_fetched_once(llama, tmp_path, server):
 def test_a_name_that_is_not_there(tmp_path, server):
     ran = load_elsewhere("hf:org/other", tmp_path / "home", HF_ENDPOINT=server)
     assert ran.returncode == 1
-    assert "hf:org/other is not in the hub's cache and cannot be fetched" in ran.stderr
+    assert "hf:org/other is not in the hub's cache and cannot be downloaded" in ran.stderr
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["hf:", "hf:tiny", "hf:a/b/c", "hf:../x/y", "hf:a/b@"])
 def test_a_name_that_is_none(name):
-    with pytest.raises(StorageError, match="is no name on the hub"):
+    with pytest.raises(StorageError, match="is not a name on the hub"):
         ch.load(name)

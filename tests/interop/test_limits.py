@@ -80,11 +80,11 @@ def test_greedy_ids_are_those_of_transformers(both, name):
     if name != "first" or theirs.config.is_encoder_decoder:
         assert wanted != free, "the settings change nothing, so the test would say nothing"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None, **settings}))
-    source = interop.open_source(folder)
-    start = {"decoder_start_ids": interop.start_of(source)} if theirs.config.is_encoder_decoder else {}
+    source = interop.open_checkpoint(folder)
+    start = {"decoder_start_ids": interop.decoder_start_ids(source)} if theirs.config.is_encoder_decoder else {}
     how = {
-        "logits_processors": interop.limits_of(source),
-        "stop_ids": interop.stops_of(source),
+        "logits_processors": interop.generation_constraints(source),
+        "stop_ids": interop.eos_ids(source),
         "max_new_tokens": NEW,
         **start,
     }
@@ -117,9 +117,11 @@ def test_sampling_and_beams_obey(both):
 def test_a_folder_without_such_a_file_is_read_from_its_configuration(made):
     _, folder = made("bart")
     (folder / "generation_config.json").unlink()
-    source = interop.open_source(folder)
-    assert interop.limits_of(source) == LogitsProcessors(forced_eos_token_ids=(BART["forced_eos_token_id"],))
-    assert interop.start_of(source) == (BART["decoder_start_token_id"],)
+    source = interop.open_checkpoint(folder)
+    assert interop.generation_constraints(source) == LogitsProcessors(
+        forced_eos_token_ids=(BART["forced_eos_token_id"],)
+    )
+    assert interop.decoder_start_ids(source) == (BART["decoder_start_token_id"],)
 
 
 @pytest.mark.bad_input
@@ -134,7 +136,7 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
     ):
         change_json(file, **settings)
         with pytest.raises(StorageError, match=said):
-            interop.limits_of(interop.open_source(llama))
+            interop.generation_constraints(interop.open_checkpoint(llama))
         change_json(file, **dict.fromkeys(settings))
     with pytest.raises(ConfigError, match="no_repeat_ngram_size is -1"):
         LogitsProcessors(no_repeat_ngram_size=-1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.errors import StorageError
-from clearhead.interop import FAMILIES, tokenizer_of
+from clearhead.interop import FAMILIES, load_tokenizer
 from clearhead.interop.family import Keys
 from clearhead.layers import GELU, Experts, GeGLU, SiLU
 from clearhead.masks import full, window
@@ -103,4 +103,4 @@ def test_a_tokenizer_that_does_not_fit_the_half_that_reads_text():
         path="clip", config={"text_config": {"vocab_size": 3}}, tokenizer=lambda: SimpleNamespace(vocab_size=5)
     )
     with pytest.raises(StorageError, match="ids up to 4 and the model's vocabulary ends at 2"):
-        tokenizer_of(source)
+        load_tokenizer(source)

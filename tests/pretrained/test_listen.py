@@ -15,7 +15,7 @@ from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.models import CTCEncoder, CTCEncoderConfig
 from clearhead.positions import ALiBi, NoPE, RelativeBias
-from clearhead.pretrained import Event, Listener
+from clearhead.pretrained import RecognizedSymbol, StreamingRecognizer
 
 MASKS = {
     "full": masks.full(),
@@ -55,17 +55,17 @@ def sound(n: int, seed: int = 0) -> torch.Tensor:
 
 def heard(
     model: CTCEncoder, samples: torch.Tensor, sizes: list[int], beam: int = 1
-) -> tuple[list[Event], torch.Tensor]:
+) -> tuple[list[RecognizedSymbol], torch.Tensor]:
     """The events, and the logits that the model gave, of a sound in pieces of these sizes, which are taken in turn."""
     logits: list[torch.Tensor] = []
     handle = model.register_forward_hook(lambda *call: logits.append(call[-1][0]))
     try:
-        listener, found, at, turn = Listener(model, beam=beam), [], 0, 0
+        listener, found, at, turn = StreamingRecognizer(model, beam=beam), [], 0, 0
         while at < len(samples):
             size = sizes[turn % len(sizes)]
-            found += listener.feed(samples[at : at + size])
+            found += listener.push(samples[at : at + size])
             at, turn = at + size, turn + 1
-        found += listener.end()
+        found += listener.flush()
     finally:
         handle.remove()
     return found, torch.cat([model.head.weight.new_zeros(0, model.config.n_symbols + 1), *logits])
@@ -77,8 +77,8 @@ def whole(model: CTCEncoder, samples: torch.Tensor) -> torch.Tensor:
         return model(model.config.mel(samples[None]).to(model.head.weight))[0]
 
 
-def told(events: list[Event]) -> list[tuple[str, float, float, float]]:
-    return [(one.text, one.start, one.end, one.known) for one in events]
+def told(events: list[RecognizedSymbol]) -> list[tuple[str, float, float, float]]:
+    return [(one.text, one.start, one.end, one.emitted_at) for one in events]
 
 
 @pytest.mark.parametrize("turn", range(MODELS))
@@ -134,29 +134,29 @@ def test_an_event_has_its_moments_and_is_told_when_they_are_known():
     """Every event comes with the very sample that makes it known, and neither before nor after."""
     for name in ("window", "chunks"):
         model, samples = speech(MASKS[name]), sound(1_201)
-        listener, rate = Listener(model), model.config.mel.sample_rate
+        listener, rate = StreamingRecognizer(model), model.config.mel.sample_rate
         for n, sample in enumerate(samples, 1):
-            for event in listener.feed(sample[None]):
-                assert event.known == pytest.approx(n / rate)
-                assert 0 <= event.start < event.end <= event.known
+            for event in listener.push(sample[None]):
+                assert event.emitted_at == pytest.approx(n / rate)
+                assert 0 <= event.start < event.end <= event.emitted_at
                 assert event.log_prob < 0
-        for event in listener.end():
-            assert event.known == pytest.approx(len(samples) / rate)
+        for event in listener.flush():
+            assert event.emitted_at == pytest.approx(len(samples) / rate)
 
 
 def test_under_a_mask_without_end_everything_is_told_at_the_end():
     model, samples = speech(MASKS["full"]), sound(2_003)
-    listener = Listener(model)
-    assert listener.feed(samples) == []
-    events = listener.end()
+    listener = StreamingRecognizer(model)
+    assert listener.push(samples) == []
+    events = listener.flush()
     assert events
-    assert {event.known for event in events} == {2_003 / model.config.mel.sample_rate}
+    assert {event.emitted_at for event in events} == {2_003 / model.config.mel.sample_rate}
 
 
 def test_a_listener_begins_anew_after_the_end():
     model, samples = speech(MASKS["window"]), sound(2_003)
-    listener = Listener(model)
-    first, second = ([*listener.feed(samples), *listener.end()] for _ in range(2))
+    listener = StreamingRecognizer(model)
+    first, second = ([*listener.push(samples), *listener.flush()] for _ in range(2))
     assert first
     assert first == second
 
@@ -164,18 +164,18 @@ def test_a_listener_begins_anew_after_the_end():
 def test_silence_after_the_end_is_heard_and_is_no_part_of_the_sound():
     model, samples = speech(MASKS["window"]), sound(2_003)
     rate = model.config.mel.sample_rate
-    plain, patient = Listener(model), Listener(model, silence=0.1)
-    wanted = [*plain.feed(torch.cat((samples, torch.zeros(rate // 10)))), *plain.end()]
-    found = [*patient.feed(samples), *patient.end()]
+    plain, patient = StreamingRecognizer(model), StreamingRecognizer(model, tail_seconds=0.1)
+    wanted = [*plain.push(torch.cat((samples, torch.zeros(rate // 10)))), *plain.flush()]
+    found = [*patient.push(samples), *patient.flush()]
     assert [one.text for one in found] == [one.text for one in wanted]
-    assert max(one.known for one in found) <= 2_003 / rate
-    assert patient.end() == []
+    assert max(one.emitted_at for one in found) <= 2_003 / rate
+    assert patient.flush() == []
 
 
 @pytest.mark.parametrize("n", [0, 1, 49, 50, 69])
 def test_what_is_too_short_for_a_moment_says_nothing(n):
-    listener = Listener(speech(MASKS["window"]))
-    assert [*listener.feed(torch.zeros(n)), *listener.end()] == []
+    listener = StreamingRecognizer(speech(MASKS["window"]))
+    assert [*listener.push(torch.zeros(n)), *listener.flush()] == []
 
 
 def tensors(value: object, seen: set[int]) -> int:
@@ -199,9 +199,13 @@ def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     monkeypatch.setattr("clearhead.pretrained.sound._PIECE", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
     model = speech(MASKS[name], mel=coarse, frame_stacking=2, n_layers=1)
-    listener, piece, held = Listener(model), sound(9_970), []  # where pieces end repeats itself after 60 of them
+    listener, piece, held = (
+        StreamingRecognizer(model),
+        sound(9_970),
+        [],
+    )  # where pieces end repeats itself after 60 of them
     for _ in range(3_600 * 1_000 // len(piece)):
-        listener.feed(piece)
+        listener.push(piece)
         held.append(tensors(listener, set()))
     assert listener._cache.forgotten > 17_900  # moments of an hour, but for the last
     assert max(held[-60:]) == max(held[60:120])
@@ -209,13 +213,13 @@ def test_memory_stays_flat_for_an_hour(name, monkeypatch):
 
 @pytest.mark.bad_input
 def test_what_cannot_be_heard_is_refused():
-    listener = Listener(speech(MASKS["window"]))
+    listener = StreamingRecognizer(speech(MASKS["window"]))
     with pytest.raises(ValueError, match="samples have shape"):
-        listener.feed(torch.zeros(2, 50))
+        listener.push(torch.zeros(2, 50))
     with pytest.raises(TypeError, match="from −1 to 1"):
-        listener.feed(torch.zeros(50, dtype=torch.int16))
+        listener.push(torch.zeros(50, dtype=torch.int16))
     with pytest.raises(ConfigError, match="beam is 0"):
-        Listener(speech(MASKS["window"]), beam=0)
+        StreamingRecognizer(speech(MASKS["window"]), beam=0)
 
 
 class TestTheShippedModel:
@@ -223,7 +227,7 @@ class TestTheShippedModel:
     def test_silence_and_noise_say_nothing(self, loud):
         listener = pretrained.load("spoken-digits").listen()
         noise = torch.randn(3 * listener.rate, generator=torch.Generator().manual_seed(5))
-        assert [*listener.feed(loud * noise), *listener.end()] == []
+        assert [*listener.push(loud * noise), *listener.flush()] == []
 
     def test_it_keeps_its_goals_by_its_card(self):
         """Measured on recordings that nothing was trained on, by `tools/card.py`."""

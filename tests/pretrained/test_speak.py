@@ -159,5 +159,5 @@ def test_a_tokenizer_that_does_not_fit_its_model_is_refused(reader):
     inner, _ = word_piece()
     inner.add_tokens(["one-more-token"])
     inner.save(str(reader / "tokenizer.json"))
-    with pytest.raises(StorageError, match=f"vocabulary ends at {config['vocab_size'] - 1}: the two do not belong"):
+    with pytest.raises(StorageError, match=f"vocabulary ends at {config['vocab_size'] - 1}: they do not match"):
         pretrained.load(reader)

@@ -11,7 +11,7 @@ import torch
 from clearhead import pretrained
 from clearhead.errors import DataError
 from clearhead.generation import Greedy
-from clearhead.pretrained.sound import _Heard, _Speech
+from clearhead.pretrained.sound import _RecordingState, _Speech
 from tests.interop.peers import PEERS, Hearing
 
 TEXT, MOMENTS, FEATURES = 19, 17, 80
@@ -69,7 +69,7 @@ def test_windows_ids_and_segments_are_those_of_transformers(tmp_path, seed):
     trained = pretrained.load(folder, dtype=torch.float64)
     speech = _Speech(trained, True, Greedy())
     quiet = torch.zeros(2, speech.window, FEATURES, dtype=torch.float64)  # as transformers fills up a window
-    heard = [_Heard(x, length, 0.0, ()) for x in torch.cat((frames, quiet), 1)]
+    heard = [_RecordingState(x, length, 0.0, ()) for x in torch.cat((frames, quiet), 1)]
     speech.hear(heard, None)
     moved = []
     for one, wanted in zip(heard, generated(theirs, frames, return_timestamps=True)["segments"], strict=True):
@@ -104,7 +104,7 @@ def test_a_model_of_many_languages_hears_which(tmp_path):
     frames = torch.randn(3, 34, FEATURES, dtype=torch.float64)
     trained = pretrained.load(folder, dtype=torch.float64)
     speech = _Speech(trained, True, Greedy())
-    heard = [_Heard(torch.cat((x, torch.zeros(34, FEATURES))), 34, 0.0, ()) for x in frames]
+    heard = [_RecordingState(torch.cat((x, torch.zeros(34, FEATURES))), 34, 0.0, ()) for x in frames]
     speech.hear(heard, None)
     from transformers import GenerationConfig
 
@@ -131,7 +131,7 @@ def test_a_file_is_heard(tmp_path):
     extractor = transformers.WhisperFeatureExtractor(feature_size=FEATURES)
     frames = torch.tensor(extractor(sound, sampling_rate=16_000, return_tensors="np")["input_features"][0].T)
     speech = _Speech(trained, True, Greedy())
-    heard = _Heard(frames, 100, 1.0, ())
+    heard = _RecordingState(frames, 100, 1.0, ())
     speech.hear([heard], None)
     assert speech.transcript(heard).segments == got[0].segments
     assert got[0].segments

@@ -16,7 +16,7 @@ from clearhead.generation import Greedy, Sample
 from clearhead.look.album import AttentionReport
 from clearhead.look.picture import label_from_scores
 from clearhead.look.trained import attention_report, translation_report
-from clearhead.pretrained import Trained, load
+from clearhead.pretrained import Pipeline, load
 from clearhead.pretrained.speak import generate
 from clearhead.pretrained.translate import translations
 
@@ -40,7 +40,7 @@ It's late; let's go home. | That is the woman whose son won the prize. | We need
 You must not forget to close the door. | How many languages does your teacher speak? | I think, therefore I am."""
 
 
-def albums(sizes: Sizes, trained: Trained, reader: Trained, seed: int) -> list[AttentionReport]:
+def albums(sizes: Sizes, trained: Pipeline, reader: Pipeline, seed: int) -> list[AttentionReport]:
     """What `reader` looks at in texts that `trained` has made or translated: the same ids whoever reads them."""
     if trained.task == "translation":
         chosen = random.Random(seed).sample(re.split(r" \| |\n", SENTENCES), sizes.tested)

@@ -12,8 +12,8 @@ from typing import Any
 from clearhead.attention import Biases, Capped, Scaled
 from clearhead.interop.families import words
 from clearhead.interop.families.words import FULL, SLIDING
-from clearhead.interop.family import Family, Field, Keys, Part
-from clearhead.interop.table import SPLIT, TURN, Row, block, split_heads
+from clearhead.interop.family import Converter, Family, Field, Keys
+from clearhead.interop.table import SPLIT, TRANSPOSE, WeightMap, block, split_heads
 from clearhead.layers import Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, Sandwich, SwiGLU
 from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.models import DecoderConfig
@@ -43,19 +43,22 @@ GPT2 = Family(
         "tie_word_embeddings": ("tie_embeddings", True),
     },
     rows=(
-        Row("transformer.wte.weight", "embedding.weight"),
-        Row("transformer.wpe.weight", "positions.weight"),
-        *block("transformer.h.#", TURN, SPLIT, qkv="attn.c_attn"),
-        *block("transformer.h.#", TURN, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"),
+        WeightMap("transformer.wte.weight", "embedding.weight"),
+        WeightMap("transformer.wpe.weight", "positions.weight"),
+        *block("transformer.h.#", TRANSPOSE, SPLIT, qkv="attn.c_attn"),
+        *block("transformer.h.#", TRANSPOSE, o="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"),
         *block("transformer.h.#", norm1="ln_1", norm2="ln_2"),
-        Row("transformer.ln_f.*", "norm.*"),
-        Row("lm_head.weight", "head.weight"),
+        WeightMap("transformer.ln_f.*", "norm.*"),
+        WeightMap("lm_head.weight", "head.weight"),
     ),
-    parts=(words.learned("n_positions", 1024), Part(_read_gpt2, lambda config: {"embd_pdrop": config.dropout})),
+    converters=(
+        words.learned("n_positions", 1024),
+        Converter(_read_gpt2, lambda config: {"embd_pdrop": config.dropout}),
+    ),
     # n_ctx is n_positions once more; reorder_and_upcast_attn is another order of the same sums.
-    harmless=("n_ctx", "summary_*", "reorder_and_upcast_attn"),
+    ignored_keys=("n_ctx", "summary_*", "reorder_and_upcast_attn"),
     # Buffers of older files (the causal mask as a tensor), and the output matrix where it is the embedding.
-    ignored=("transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias", "lm_head.weight"),
+    ignored_tensors=("transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias", "lm_head.weight"),
     prefix="transformer.",
 )
 
@@ -73,15 +76,15 @@ def _write_neox(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _rows_neox(config: DecoderConfig) -> tuple[Row, ...]:
+def _rows_neox(config: DecoderConfig) -> tuple[WeightMap, ...]:
     layer = "gpt_neox.layers.#"
     return (
-        Row("gpt_neox.embed_in.weight", "embedding.weight"),
+        WeightMap("gpt_neox.embed_in.weight", "embedding.weight"),
         *block(layer, split_heads(config.n_heads), qkv="attention.query_key_value"),
         *block(layer, o="attention.dense", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
         *block(layer, norm1="input_layernorm", norm2="post_attention_layernorm"),
-        Row("gpt_neox.final_layer_norm.*", "norm.*"),
-        Row("embed_out.weight", "head.weight"),
+        WeightMap("gpt_neox.final_layer_norm.*", "norm.*"),
+        WeightMap("embed_out.weight", "head.weight"),
     )
 
 
@@ -99,10 +102,10 @@ GPT_NEOX = Family(
         "tie_word_embeddings": ("tie_embeddings", False),
     },
     rows=_rows_neox,
-    parts=(Part(_read_neox, _write_neox), words.biases(ff=True, default=True)),
-    harmless=("classifier_dropout", "is_decoder"),
+    converters=(Converter(_read_neox, _write_neox), words.biases(ff=True, default=True)),
+    ignored_keys=("classifier_dropout", "is_decoder"),
     # The causal mask and the angles, which older versions stored, and the output matrix where it is the embedding.
-    ignored=(
+    ignored_tensors=(
         *(f"gpt_neox.layers.#.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
         "embed_out.weight",
     ),
@@ -112,13 +115,13 @@ GPT_NEOX = Family(
 
 _LAYER = "model.layers.#"
 _ROWS = (
-    Row("model.embed_tokens.weight", "embedding.weight"),
+    WeightMap("model.embed_tokens.weight", "embedding.weight"),
     *block(_LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
-    *(Row(f"{_LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
+    *(WeightMap(f"{_LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
     *block(_LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
     *block(_LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
-    Row("model.norm.weight", "norm.weight"),
-    Row("lm_head.weight", "head.weight"),
+    WeightMap("model.norm.weight", "norm.weight"),
+    WeightMap("lm_head.weight", "head.weight"),
 )
 
 
@@ -134,13 +137,13 @@ LLAMA = Family(
         "attention_dropout": ("attention_dropout", 0.0),
         "tie_word_embeddings": ("tie_embeddings", False),
     },
-    fixed={"hidden_act": "silu"},
-    always={"activation": SwiGLU(), "bias": False},
-    parts=(words.rotary(), words.biases()),
+    required={"hidden_act": "silu"},
+    defaults={"activation": SwiGLU(), "bias": False},
+    converters=(words.rotary(), words.biases()),
     rows=_ROWS,
-    harmless=("pretraining_tp",),  # how the same products are cut up
+    ignored_keys=("pretraining_tp",),  # how the same products are cut up
     # Angles that older versions stored, and the output matrix where it is the embedding.
-    ignored=(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
+    ignored_tensors=(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
     prefix="model.",
 )
 
@@ -160,8 +163,8 @@ MISTRAL = dataclasses.replace(
     name="mistral",
     architecture="MistralForCausalLM",
     fields=LLAMA.fields | {"sliding_window": _window(4096)},
-    parts=(words.rotary(),),
-    harmless=(),
+    converters=(words.rotary(),),
+    ignored_keys=(),
 )
 
 
@@ -171,7 +174,7 @@ def _write_experts(config: DecoderConfig) -> dict[str, Any]:
     return {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
 
 
-_EXPERTS = Part(
+_EXPERTS = Converter(
     lambda keys: {"experts": Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))},
     _write_experts,
 )
@@ -182,14 +185,17 @@ MIXTRAL = dataclasses.replace(
     name="mixtral",
     architecture="MixtralForCausalLM",
     fields=MISTRAL.fields | {"rms_norm_eps": words.eps(RMSNorm, 1e-5), "sliding_window": _window(None)},
-    parts=(words.rotary(base=1e6), _EXPERTS),
+    converters=(words.rotary(base=1e6), _EXPERTS),
     rows=(
-        Row(f"{_THEIRS}.gate.weight", f"{_OURS}.router.weight"),
-        *(Row(f"{_THEIRS}.experts.#.{w}.weight", f"{_OURS}.experts.#.{ours}.weight") for w, ours in _MAPS.items()),
+        WeightMap(f"{_THEIRS}.gate.weight", f"{_OURS}.router.weight"),
+        *(
+            WeightMap(f"{_THEIRS}.experts.#.{w}.weight", f"{_OURS}.experts.#.{ours}.weight")
+            for w, ours in _MAPS.items()
+        ),
         *_ROWS,
     ),
     # How training balances and disturbs the router, and whether its scores are returned as well.
-    harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    ignored_keys=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
 )
 
 
@@ -205,11 +211,11 @@ PHI3 = dataclasses.replace(
     name="phi3",
     architecture="Phi3ForCausalLM",
     fields=MISTRAL.fields | {"resid_pdrop": ("dropout", 0.0), "sliding_window": _window(None)},
-    parts=(dataclasses.replace(words.rotary(), write=_write_whole),),
+    converters=(dataclasses.replace(words.rotary(), write=_write_whole),),
     # The first row that fits counts.
     rows=(*block(_LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *_ROWS),
     # Matters in training alone, or where angles are stretched, which are refused.
-    harmless=("embd_pdrop", "original_max_position_embeddings"),
+    ignored_keys=("embd_pdrop", "original_max_position_embeddings"),
 )
 
 
@@ -234,18 +240,18 @@ QWEN2 = dataclasses.replace(
     LLAMA,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    always=LLAMA.always | {"bias": Biases(out=False, ff=False)},
-    parts=(words.rotary(), Part(_read_mask, _write_mask)),
-    harmless=(),
+    defaults=LLAMA.defaults | {"bias": Biases(out=False, ff=False)},
+    converters=(words.rotary(), Converter(_read_mask, _write_mask)),
+    ignored_keys=(),
 )
 QWEN3 = dataclasses.replace(
     QWEN2,
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
-    parts=(
-        *(*QWEN2.parts, words.biases(ff=False)),
-        Part(lambda keys: {"qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6))}),
+    converters=(
+        *(*QWEN2.converters, words.biases(ff=False)),
+        Converter(lambda keys: {"qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6))}),
     ),
 )
 
@@ -272,13 +278,13 @@ GEMMA = dataclasses.replace(
         "rms_norm_eps": words.eps(partial(RMSNorm, unit_offset=True), 1e-6),
         "tie_word_embeddings": ("tie_embeddings", True),
     },
-    fixed={},
-    always={"scaled_embedding": True},
-    parts=(
+    required={},
+    defaults={"scaled_embedding": True},
+    converters=(
         *(words.rotary(), words.biases(ff=False)),
-        Part(_read_gates, lambda config: {"hidden_act": _TANH, "hidden_activation": _TANH}),
+        Converter(_read_gates, lambda config: {"hidden_act": _TANH, "hidden_activation": _TANH}),
     ),
-    harmless=(),
+    ignored_keys=(),
 )
 
 
@@ -307,15 +313,15 @@ GEMMA2 = dataclasses.replace(
     name="gemma2",
     architecture="Gemma2ForCausalLM",
     fields=GEMMA.fields | {"final_logit_softcapping": ("logit_softcap", 30.0)},
-    always=GEMMA.always | {"residual": Sandwich()},
-    parts=(*GEMMA.parts, Part(_read_gemma2, _write_gemma2)),
+    defaults=GEMMA.defaults | {"residual": Sandwich()},
+    converters=(*GEMMA.converters, Converter(_read_gemma2, _write_gemma2)),
     # Before Llama's, whose second norm has the name of the first sandwich's.
     rows=(
         *block(_LAYER, after1="post_attention_layernorm", after2="post_feedforward_layernorm"),
         *block(_LAYER, norm2="pre_feedforward_layernorm"),
         *_ROWS,
     ),
-    harmless=("cache_implementation",),
+    ignored_keys=("cache_implementation",),
 )
 
 DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)

@@ -15,8 +15,8 @@ from torch import Tensor
 from clearhead.attention import Biases, Dot
 from clearhead.errors import StorageError
 from clearhead.interop.families.words import ACTIVATIONS, activation, eps, learned
-from clearhead.interop.family import Family, Field, Keys, Part
-from clearhead.interop.table import SQUEEZE, Row, block
+from clearhead.interop.family import Converter, Family, Field, Keys
+from clearhead.interop.table import SQUEEZE, WeightMap, block
 from clearhead.layers import GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.models import EncoderDecoderConfig
 from clearhead.positions import RelativeBias, Sinusoidal
@@ -36,26 +36,28 @@ def _read(keys: Keys, *, is_bart: bool) -> dict[str, Any]:
     return {"logit_bias": "final_logits_bias" in keys.shapes}  # files without it have none
 
 
-_HALVES = Part(_read_halves, lambda config: {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads})
+_HALVES = Converter(
+    _read_halves, lambda config: {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
+)
 
 
-def _half(half: str) -> tuple[Row, ...]:
+def _half(half: str) -> tuple[WeightMap, ...]:
     theirs, ours = f"model.{half}.layers.#", f"{half}.blocks.#"
     cross = {f"cross_{x}": f"encoder_attn.{x}_proj" for x in "qkv"}
     return (
-        Row(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
-        Row(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
-        *block(theirs, ours=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
-        *block(theirs, ours=ours, **cross, cross_o="encoder_attn.out_proj"),
-        *block(theirs, ours=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
-        *block(theirs, ours=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
+        WeightMap(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
+        WeightMap(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
+        *block(theirs, target=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
+        *block(theirs, target=ours, **cross, cross_o="encoder_attn.out_proj"),
+        *block(theirs, target=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
+        *block(theirs, target=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
     )
 
 
 # The names of BART, most of which Whisper has too.
 _ROWS = (
-    Row("model.shared.weight", "encoder.embedding.weight"),
-    Row("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
+    WeightMap("model.shared.weight", "encoder.embedding.weight"),
+    WeightMap("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
     *_half("encoder"),
     *_half("decoder"),
 )
@@ -83,13 +85,13 @@ BART = Family(
         "attention_dropout": ("attention_dropout", 0.0),
         "activation_dropout": ("feed_forward_dropout", 0.0),
     },
-    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
-    always={"norm": LayerNorm(eps=1e-5), "residual": PostNorm(), "embedding_norm": True, "share_embeddings": True},
+    required={"is_encoder_decoder": True, "tie_word_embeddings": True},
+    defaults={"norm": LayerNorm(eps=1e-5), "residual": PostNorm(), "embedding_norm": True, "share_embeddings": True},
     # No token gets the two rows before the first position.
-    parts=(_HALVES, learned("max_position_embeddings", skipped=2), Part(partial(_read, is_bart=True))),
+    converters=(_HALVES, learned("max_position_embeddings", skipped=2), Converter(partial(_read, is_bart=True))),
     rows=_ROWS,
-    harmless=_HARMLESS,
-    ignored=("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    ignored_keys=_HARMLESS,
+    ignored_tensors=("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
     prefix="model.",
 )
 
@@ -102,9 +104,9 @@ MARIAN = dataclasses.replace(
     BART,
     name="marian",
     architecture="MarianMTModel",
-    always=BART.always | {"embedding_norm": False, "positions": Sinusoidal(layout="split")},
-    parts=(_HALVES, Part(partial(_read, is_bart=False), _write_marian)),
-    ignored=(*BART.ignored, "model.*.embed_positions.weight"),  # its waves are made anew
+    defaults=BART.defaults | {"embedding_norm": False, "positions": Sinusoidal(layout="split")},
+    converters=(_HALVES, Converter(partial(_read, is_bart=False), _write_marian)),
+    ignored_tensors=(*BART.ignored_tensors, "model.*.embed_positions.weight"),  # its waves are made anew
 )
 
 _SLOWEST = 10_000  # the last wave is so many times as long as the first
@@ -138,21 +140,21 @@ WHISPER = Family(
         "max_target_positions": "max_len",
         "dropout": ("dropout", 0.0),
     },
-    fixed=BART.fixed | {"scale_embedding": False},
-    always={"norm": LayerNorm(eps=1e-5), "residual": PreNorm(), "bias": Biases(k=False)},
-    parts=(
+    required=BART.required | {"scale_embedding": False},
+    defaults={"norm": LayerNorm(eps=1e-5), "residual": PreNorm(), "bias": Biases(k=False)},
+    converters=(
         *(_HALVES, learned("max_target_positions")),
-        Part(_read_whisper, lambda config: {"max_source_positions": config.encoder.max_len}),
+        Converter(_read_whisper, lambda config: {"max_source_positions": config.encoder.max_len}),
     ),
     rows=(
-        Row("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
-        *(Row(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
-        *(Row(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
+        WeightMap("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
+        *(WeightMap(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
+        *(WeightMap(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
         *_ROWS,
     ),
     # How to train, and words of other heads.
-    harmless=(*_HARMLESS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
-    ignored=("proj_out.weight",),
+    ignored_keys=(*_HARMLESS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
+    ignored_tensors=("proj_out.weight",),
     constants=_waves,
     prefix="model.",
 )
@@ -187,8 +189,8 @@ def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
     }
 
 
-def _rows_t5(config: EncoderDecoderConfig) -> tuple[Row, ...]:
-    rows = [Row("shared.weight", "encoder.embedding.weight"), Row("lm_head.weight", "decoder.head.weight")]
+def _rows_t5(config: EncoderDecoderConfig) -> tuple[WeightMap, ...]:
+    rows = [WeightMap("shared.weight", "encoder.embedding.weight"), WeightMap("lm_head.weight", "decoder.head.weight")]
     up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
     attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
     cross = {f"cross_{x}": f"1.EncDecAttention.{x}" for x in "qkvo"} | {"norm_cross": "1.layer_norm"}
@@ -196,8 +198,11 @@ def _rows_t5(config: EncoderDecoderConfig) -> tuple[Row, ...]:
         inner = {ours: f"{last}.DenseReluDense.{theirs}" for ours, theirs in (up | {"down": "wo"}).items()}
         parts = parts | inner | {"norm2": f"{last}.layer_norm"}
         table = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows += [Row(table, f"{half}.positions.weight"), Row(f"{half}.final_layer_norm.weight", f"{half}.norm.weight")]
-        rows += block(f"{half}.block.#.layer", ours=f"{half}.blocks.#", **parts)
+        rows += [
+            WeightMap(table, f"{half}.positions.weight"),
+            WeightMap(f"{half}.final_layer_norm.weight", f"{half}.norm.weight"),
+        ]
+        rows += block(f"{half}.block.#.layer", target=f"{half}.blocks.#", **parts)
     return tuple(rows)
 
 
@@ -217,13 +222,13 @@ T5 = Family(
         "layer_norm_epsilon": eps(RMSNorm, 1e-6),
         "dropout_rate": ("dropout", 0.1),
     },
-    fixed={"is_encoder_decoder": True},
-    always={"bias": False, "scores": Dot(), "share_embeddings": True},
-    parts=(Part(_read_t5, _write_t5),),
+    required={"is_encoder_decoder": True},
+    defaults={"bias": False, "scores": Dot(), "share_embeddings": True},
+    converters=(Converter(_read_t5, _write_t5),),
     rows=_rows_t5,
     # dense_act_fn and is_gated_act are feed_forward_proj once more.
-    harmless=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
-    ignored=(
+    ignored_keys=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
+    ignored_tensors=(
         *("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
     ),

@@ -10,8 +10,8 @@ from typing import Any
 
 from clearhead.interop.families import words
 from clearhead.interop.families.words import FULL, SIZES, SLIDING, activation, classes, eps, labels
-from clearhead.interop.family import Family, Field, Keys, Part
-from clearhead.interop.table import SPLIT, Row, block
+from clearhead.interop.family import Converter, Family, Field, Keys
+from clearhead.interop.table import SPLIT, WeightMap, block
 from clearhead.layers import GeGLU, LayerNorm, PostNorm, SwiGLU
 from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
@@ -45,32 +45,32 @@ def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, A
 
 _LAYER = "encoder.layer.#"
 _ROWS = (
-    Row("embeddings.word_embeddings.weight", "embedding.weight"),
-    Row("embeddings.position_embeddings.weight", "positions.weight"),
-    Row("embeddings.token_type_embeddings.weight", "segments.weight"),
-    Row("embeddings.LayerNorm.*", "embedding_norm.*"),
+    WeightMap("embeddings.word_embeddings.weight", "embedding.weight"),
+    WeightMap("embeddings.position_embeddings.weight", "positions.weight"),
+    WeightMap("embeddings.token_type_embeddings.weight", "segments.weight"),
+    WeightMap("embeddings.LayerNorm.*", "embedding_norm.*"),
     *block(_LAYER, q="attention.self.query", k="attention.self.key", v="attention.self.value"),
     *block(_LAYER, o="attention.output.dense", norm1="attention.output.LayerNorm"),
     *block(_LAYER, up="intermediate.dense", down="output.dense", norm2="output.LayerNorm"),
-    Row("pooler.dense.*", "pooler.*"),
-    Row("classifier.*", "head.*"),
+    WeightMap("pooler.dense.*", "pooler.*"),
+    WeightMap("classifier.*", "head.*"),
 )
 
 
-def _rows_roberta(config: EncoderConfig) -> tuple[Row, ...]:
+def _rows_roberta(config: EncoderConfig) -> tuple[WeightMap, ...]:
     """With classes, its pooler is a part of the classifier."""
-    own = (Row("classifier.dense.*", "pooler.*"), Row("classifier.out_proj.*", "head.*"))
+    own = (WeightMap("classifier.dense.*", "pooler.*"), WeightMap("classifier.out_proj.*", "head.*"))
     return (*own, *_ROWS) if config.n_classes else _ROWS
 
 
 _SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
 _MAPS = {"q": "query", "k": "key", "v": "value", "o": "dense", "norm1": "LayerNorm"}
 _ROWS_SHARED = (
-    *block(_SHARED, ours="blocks.0", **{part: f"attention.{name}" for part, name in _MAPS.items()}),
-    *block(_SHARED, ours="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
-    Row("encoder.embedding_hidden_mapping_in.*", "embedding_proj.*"),
-    Row("pooler.*", "pooler.*"),
-    *(row for row in _ROWS if not row.ours[0].startswith(("blocks", "pooler"))),
+    *block(_SHARED, target="blocks.0", **{part: f"attention.{name}" for part, name in _MAPS.items()}),
+    *block(_SHARED, target="blocks.0", up="ffn", down="ffn_output", norm2="full_layer_layer_norm"),
+    WeightMap("encoder.embedding_hidden_mapping_in.*", "embedding_proj.*"),
+    WeightMap("pooler.*", "pooler.*"),
+    *(row for row in _ROWS if not row.target[0].startswith(("blocks", "pooler"))),
 )
 
 
@@ -86,13 +86,13 @@ BERT = Family(
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     },
-    always={"residual": PostNorm(), "embedding_norm": True},
-    parts=(Part(_read, _write),),
+    defaults={"residual": PostNorm(), "embedding_norm": True},
+    converters=(Converter(_read, _write),),
     rows=_ROWS,
     # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
-    harmless=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
+    ignored_keys=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
     # Numbers 0, 1, 2, … that older versions stored, and the heads of pretraining.
-    ignored=("embeddings.position_ids", "cls.*", "lm_head.*"),
+    ignored_tensors=("embeddings.position_ids", "cls.*", "lm_head.*"),
     aliases=(("bert.", ""), *_OLDER),
 )
 ROBERTA = dataclasses.replace(
@@ -100,7 +100,7 @@ ROBERTA = dataclasses.replace(
     name="roberta",
     architecture="RobertaModel",
     rows=_rows_roberta,
-    parts=(Part(partial(_read, after_padding=True), partial(_write, after_padding=True)),),
+    converters=(Converter(partial(_read, after_padding=True), partial(_write, after_padding=True)),),
     aliases=(("roberta.", ""), *_OLDER),
 )
 ALBERT = dataclasses.replace(
@@ -109,14 +109,14 @@ ALBERT = dataclasses.replace(
     architecture="AlbertModel",
     fields=BERT.fields | {"embedding_size": "embedding_dim", "hidden_act": activation("gelu_new")},
     rows=_ROWS_SHARED,
-    always=BERT.always | {"share_layers": True},
-    fixed={"num_hidden_groups": 1, "inner_group_num": 1},
+    defaults=BERT.defaults | {"share_layers": True},
+    required={"num_hidden_groups": 1, "inner_group_num": 1},
     # Words of the first release that nothing ever read.
-    harmless=(
+    ignored_keys=(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
         *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
     ),
-    ignored=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
+    ignored_tensors=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
     aliases=(("albert.", ""), *_OLDER),
 )
 
@@ -174,21 +174,21 @@ MODERNBERT = Family(
         "mlp_dropout": ("feed_forward_dropout", 0.0),
     },
     rows=(
-        Row("embeddings.tok_embeddings.weight", "embedding.weight"),
-        Row("embeddings.norm.*", "embedding_norm.*"),
+        WeightMap("embeddings.tok_embeddings.weight", "embedding.weight"),
+        WeightMap("embeddings.norm.*", "embedding_norm.*"),
         *block("layers.#", SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
         *block("layers.#", o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
-        Row("final_norm.*", "norm.*"),
+        WeightMap("final_norm.*", "norm.*"),
     ),
-    always={"embedding_norm": True, "first_norm": False},
-    parts=(words.biases(), Part(_read_modern, _write_modern)),
+    defaults={"embedding_norm": True, "first_norm": False},
+    converters=(words.biases(), Converter(_read_modern, _write_modern)),
     # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.
-    harmless=(
+    ignored_keys=(
         *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),
         *("layer_norm_eps", "position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred*"),
         "tie_word_embeddings",
     ),
-    ignored=("head.*", "decoder.*"),
+    ignored_tensors=("head.*", "decoder.*"),
     aliases=(("model.", ""),),
 )
 

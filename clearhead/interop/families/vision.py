@@ -16,8 +16,8 @@ from typing import Any
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.interop.families.words import activation, classes, eps, labels, learned
-from clearhead.interop.family import Family, Field, Fields, Keys, Part
-from clearhead.interop.table import JOIN, LIFT, SPLIT, SQUEEZE, Row, block, fold
+from clearhead.interop.family import Converter, Family, Field, Fields, Keys
+from clearhead.interop.table import CONCAT, SPLIT, SQUEEZE, UNSQUEEZE, WeightMap, block, conv_to_linear
 from clearhead.layers import GELU, LayerNorm, SwiGLU
 from clearhead.masks import causal
 from clearhead.models import (
@@ -32,25 +32,29 @@ from clearhead.models import (
 from clearhead.values import shown
 
 
-def _rows(config: VisionConfig, name: str) -> tuple[Row, ...]:
+def _rows(config: VisionConfig, name: str) -> tuple[WeightMap, ...]:
     """What ViT and its relatives store alike, under the name of the family."""
     layer = f"{name}.encoder.layer.#"
     return (
-        Row(f"{name}.embeddings.position_embeddings", "positions.weight", (SQUEEZE,)),
-        Row(f"{name}.embeddings.patch_embeddings.projection.*", "embedding.projection.*", (fold(config.n_channels),)),
+        WeightMap(f"{name}.embeddings.position_embeddings", "positions.weight", (SQUEEZE,)),
+        WeightMap(
+            f"{name}.embeddings.patch_embeddings.projection.*",
+            "embedding.projection.*",
+            (conv_to_linear(config.n_channels),),
+        ),
         *block(layer, q="attention.attention.query", k="attention.attention.key", v="attention.attention.value"),
         *block(layer, o="attention.output.dense", up="intermediate.dense", down="output.dense"),
         *block(layer, norm1="layernorm_before", norm2="layernorm_after"),
-        Row(f"{name}.layernorm.*", "norm.*"),
-        Row(f"{name}.embeddings.cls_token", "cls", (SQUEEZE,)),
-        Row("classifier.*", "head.*"),
+        WeightMap(f"{name}.layernorm.*", "norm.*"),
+        WeightMap(f"{name}.embeddings.cls_token", "cls", (SQUEEZE,)),
+        WeightMap("classifier.*", "head.*"),
     )
 
 
-def _rows_distilled(config: VisionConfig) -> tuple[Row, ...]:
+def _rows_distilled(config: VisionConfig) -> tuple[WeightMap, ...]:
     tokens = ("deit.embeddings.cls_token", "deit.embeddings.distillation_token")
-    heads = (Row("cls_classifier.*", "head.*"), Row("distillation_classifier.*", "teacher_head.*"))
-    return (Row(tokens, "cls", (SQUEEZE, JOIN)), *heads, *_rows(config, "deit"))
+    heads = (WeightMap("cls_classifier.*", "head.*"), WeightMap("distillation_classifier.*", "teacher_head.*"))
+    return (WeightMap(tokens, "cls", (SQUEEZE, CONCAT)), *heads, *_rows(config, "deit"))
 
 
 def _sides(size: int | list[int]) -> tuple[int, ...]:
@@ -74,11 +78,11 @@ VIT = Family(
     architecture="ViTForImageClassification",
     kind=VisionConfig,
     fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
-    fixed={"qkv_bias": True},
+    required={"qkv_bias": True},
     rows=partial(_rows, name="vit"),
-    parts=(Part(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
-    harmless=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
-    ignored=("vit.pooler.*",),  # of the model without a classifier
+    converters=(Converter(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
+    ignored_keys=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
+    ignored_tensors=("vit.pooler.*",),  # of the model without a classifier
     prefix="vit.",
 )
 
@@ -86,9 +90,9 @@ DEIT = dataclasses.replace(
     VIT,
     name="deit",
     architecture="DeiTForImageClassificationWithTeacher",
-    always={"pooling": DistillationPooling()},
+    defaults={"pooling": DistillationPooling()},
     rows=_rows_distilled,
-    ignored=("deit.pooler.*", "deit.embeddings.mask_token"),
+    ignored_tensors=("deit.pooler.*", "deit.embeddings.mask_token"),
     prefix="deit.",
 )
 
@@ -133,14 +137,14 @@ def _write_dino(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
     }
 
 
-def _rows_dino(config: VisionConfig, *, name: str) -> tuple[Row, ...]:
+def _rows_dino(config: VisionConfig, *, name: str) -> tuple[WeightMap, ...]:
     layer = f"{name}.encoder.layer.#"
     gated = config.activation == SwiGLU()
     return (
         *(block(layer, SPLIT, gate_up="mlp.weights_in") if gated else block(layer, up="mlp.fc1")),
         *block(layer, down="mlp.weights_out" if gated else "mlp.fc2", norm1="norm1", norm2="norm2"),
-        *(Row(f"{layer}.layer_scale{i}.lambda1", f"blocks.#.after{i}.weight") for i in (1, 2)),
-        Row(f"{name}.embeddings.register_tokens", "registers", (SQUEEZE,)),
+        *(WeightMap(f"{layer}.layer_scale{i}.lambda1", f"blocks.#.after{i}.weight") for i in (1, 2)),
+        WeightMap(f"{name}.embeddings.register_tokens", "registers", (SQUEEZE,)),
         *_rows(config, name),
     )
 
@@ -151,12 +155,19 @@ def _dino(name: str, *, registers: bool) -> Family:
         architecture="",  # with a head or without: written with the configuration
         kind=VisionConfig,
         fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
-        fixed={"qkv_bias": True},
+        required={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
-        parts=(Part(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
+        converters=(Converter(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
         # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
-        harmless=("apply_layernorm", "drop_path_rate", "out_*", "reshape_hidden_states", "stage_names", "num_labels"),
-        ignored=(f"{name}.embeddings.mask_token",),
+        ignored_keys=(
+            "apply_layernorm",
+            "drop_path_rate",
+            "out_*",
+            "reshape_hidden_states",
+            "stage_names",
+            "num_labels",
+        ),
+        ignored_tensors=(f"{name}.embeddings.mask_token",),
         prefix=f"{name}.",
     )
 
@@ -170,7 +181,7 @@ DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
 # follows from the name.
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
 _ARGUMENTS = {
-    "img_size": Field("image_size", into=_sides, back=list),
+    "img_size": Field("image_size", load=_sides, export=list),
     "patch_size": Field("patch_size"),
     "in_chans": Field("n_channels", 3),
     "embed_dim": Field("d_model"),
@@ -226,15 +237,15 @@ def _write_timm(config: VisionConfig) -> dict[str, Any]:
     }
 
 
-def _rows_timm(config: VisionConfig) -> tuple[Row, ...]:
+def _rows_timm(config: VisionConfig) -> tuple[WeightMap, ...]:
     return (
-        Row("cls_token", "cls", (SQUEEZE,)),
-        Row("pos_embed", "positions.weight", (SQUEEZE,)),
-        Row("patch_embed.proj.*", "embedding.projection.*", (fold(config.n_channels),)),
+        WeightMap("cls_token", "cls", (SQUEEZE,)),
+        WeightMap("pos_embed", "positions.weight", (SQUEEZE,)),
+        WeightMap("patch_embed.proj.*", "embedding.projection.*", (conv_to_linear(config.n_channels),)),
         *block("blocks.#", SPLIT, qkv="attn.qkv"),
         *block("blocks.#", o="attn.proj", up="mlp.fc1", down="mlp.fc2", norm1="norm1", norm2="norm2"),
-        Row("norm.*", "norm.*"),
-        Row("head.*", "head.*"),
+        WeightMap("norm.*", "norm.*"),
+        WeightMap("head.*", "head.*"),
     )
 
 
@@ -243,14 +254,14 @@ TIMM_VIT = Family(
     architecture="VisionTransformer",
     kind=VisionConfig,
     fields={},
-    always={"activation": GELU(), "norm": LayerNorm(eps=1e-6)},
-    parts=(Part(_read_timm, _write_timm),),
+    defaults={"activation": GELU(), "norm": LayerNorm(eps=1e-6)},
+    converters=(Converter(_read_timm, _write_timm),),
     rows=_rows_timm,
-    harmless=("pretrained_cfg",),
+    ignored_keys=("pretrained_cfg",),
 )
 
 
-def _half(name: str, kind: type[Config], always: dict[str, Any], *parts: Part, **fields: Any) -> Family:
+def _half(name: str, kind: type[Config], defaults: dict[str, Any], *parts: Converter, **fields: Any) -> Family:
     """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
     shared: Fields = {
         "num_hidden_layers": ("n_layers", 12),
@@ -258,13 +269,18 @@ def _half(name: str, kind: type[Config], always: dict[str, Any], *parts: Part, *
         "layer_norm_eps": eps(LayerNorm, 1e-5),
         "attention_dropout": ("attention_dropout", 0.0),
     }
-    harmless = (
+    ignored_keys = (
         *("dropout", "initializer_factor", "projection_dim"),
         # What older versions of transformers wrote into every part of a configuration, for other models.
         *("add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"),
         *("is_encoder_decoder", "tf_legacy_loss", "tie_*", "tokenizer_class"),
     )
-    said: dict[str, Any] = {"fields": shared | fields, "always": always, "parts": parts, "harmless": harmless}
+    said: dict[str, Any] = {
+        "fields": shared | fields,
+        "defaults": defaults,
+        "converters": parts,
+        "ignored_keys": ignored_keys,
+    }
     return Family(name=name, architecture="", kind=kind, rows=(), **said)
 
 
@@ -306,27 +322,27 @@ def _write_clip(config: DualEncoderConfig) -> dict[str, Any]:
     return {"text_config": text, "vision_config": _IMAGE.keys(config.image)}
 
 
-def _half_rows(ours: str, theirs: str, last: str) -> tuple[Row, ...]:
+def _half_rows(ours: str, theirs: str, last: str) -> tuple[WeightMap, ...]:
     attention = {x: f"self_attn.{x}_proj" for x in "qkv"} | {"o": "self_attn.out_proj"}
     others = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
     return (
-        *block(f"{theirs}.encoder.layers.#", ours=f"{ours}.blocks.#", **attention, **others),
-        Row(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight"),
-        Row(f"{theirs}.{last}.*", f"{ours}.norm.*"),
+        *block(f"{theirs}.encoder.layers.#", target=f"{ours}.blocks.#", **attention, **others),
+        WeightMap(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight"),
+        WeightMap(f"{theirs}.{last}.*", f"{ours}.norm.*"),
     )
 
 
-def _rows_clip(config: DualEncoderConfig) -> tuple[Row, ...]:
-    patches, folded = "vision_model.embeddings.patch_embedding.weight", (fold(config.image.n_channels),)
+def _rows_clip(config: DualEncoderConfig) -> tuple[WeightMap, ...]:
+    patches, folded = "vision_model.embeddings.patch_embedding.weight", (conv_to_linear(config.image.n_channels),)
     return (
         *_half_rows("text", "text_model", "final_layer_norm"),
         *_half_rows("image", "vision_model", "post_layernorm"),
-        Row("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
-        Row(patches, "image.embedding.projection.weight", folded),
-        Row("vision_model.embeddings.class_embedding", "image.cls", (LIFT,)),
-        Row("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
-        *(Row(f"{x}_projection.weight", f"{y}_proj.weight") for x, y in (("text", "text"), ("visual", "image"))),
-        Row("logit_scale", "logit_scale"),
+        WeightMap("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
+        WeightMap(patches, "image.embedding.projection.weight", folded),
+        WeightMap("vision_model.embeddings.class_embedding", "image.cls", (UNSQUEEZE,)),
+        WeightMap("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
+        *(WeightMap(f"{x}_projection.weight", f"{y}_proj.weight") for x, y in (("text", "text"), ("visual", "image"))),
+        WeightMap("logit_scale", "logit_scale"),
     )
 
 
@@ -335,10 +351,13 @@ CLIP = Family(
     architecture="CLIPModel",
     kind=DualEncoderConfig,
     fields={"projection_dim": ("d_shared", 512)},
-    parts=(Part(_read_clip, _write_clip),),
+    converters=(Converter(_read_clip, _write_clip),),
     rows=_rows_clip,
-    harmless=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
-    ignored=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"),  # numbers 0, 1, 2, …
+    ignored_keys=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
+    ignored_tensors=(
+        "text_model.embeddings.position_ids",
+        "vision_model.embeddings.position_ids",
+    ),  # numbers 0, 1, 2, …
 )
 
 VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS, CLIP)

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.attention import Biases
 from clearhead.errors import StorageError
-from clearhead.interop.family import Field, Fields, Keys, Part
+from clearhead.interop.family import Converter, Field, Fields, Keys
 from clearhead.layers import GELU, ReLU, SiLU
 from clearhead.positions import (
     LearnedPositions,
@@ -51,7 +51,7 @@ def eps(norm: Callable[..., Any], default: float) -> Field:
     return Field("norm", default, lambda value: norm(eps=value), lambda made: made.eps)
 
 
-def biases(*, ff: bool | None = None, default: bool = False) -> Part:
+def biases(*, ff: bool | None = None, default: bool = False) -> Converter:
     """Biases of all four maps of attention, or of none, and those of the feed-forward, which have a key where `ff` does
     not say whether there are any."""
 
@@ -62,12 +62,12 @@ def biases(*, ff: bool | None = None, default: bool = False) -> Part:
     def write(config: Any) -> dict[str, Any]:
         return {"attention_bias": config.biases.q, **({"mlp_bias": config.biases.ff} if ff is None else {})}
 
-    return Part(read, write)
+    return Converter(read, write)
 
 
-def learned(key: str, *default: int, skipped: int = 0) -> Part:
+def learned(key: str, *default: int, skipped: int = 0) -> Converter:
     """Learned positions, as many as a key says."""
-    return Part(lambda keys: {"positions": LearnedPositions(max_len=keys(key, *default), skipped=skipped)})
+    return Converter(lambda keys: {"positions": LearnedPositions(max_len=keys(key, *default), skipped=skipped)})
 
 
 def classes(keys: Keys) -> int:
@@ -149,6 +149,6 @@ def write_rotary(positions: Positions) -> dict[str, Any]:
     return {**written, "rope_parameters": {**scaling, **{k: v for k, v in written.items() if k != "rope_scaling"}}}
 
 
-def rotary(base: float = 10000.0) -> Part:
+def rotary(base: float = 10000.0) -> Converter:
     """Rotary positions by the keys of most families."""
-    return Part(lambda keys: {"positions": read_rotary(keys, base)}, lambda config: write_rotary(config.positions))
+    return Converter(lambda keys: {"positions": read_rotary(keys, base)}, lambda config: write_rotary(config.positions))

@@ -2,10 +2,10 @@ import torch
 from clearhead import pretrained
 
 
-translator = pretrained.load("en-es")  # a Trained: the model, its tokenizer, its card
+translator = pretrained.load("en-es")  # a Pipeline: the model, its tokenizer, its card
 pretrained.translate(translator, ["Hello world"])  # → ['Hola mundo.']
 
-made = pretrained.translations(pretrained.load("en-es"), ["Good morning."])  # of each a Translated
+made = pretrained.translations(pretrained.load("en-es"), ["Good morning."])  # each a Translation
 made[0].target.startswith("Buenos")  # → True
 
 pretrained.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup', 'spoken-digits']
@@ -30,5 +30,5 @@ callable(pretrained.conversation)  # → True
 
 from clearhead.models import CTCEncoder, tiny_speech
 import torch
-ears = pretrained.Listener(CTCEncoder(tiny_speech()).eval())
-events = ears.feed(torch.zeros(4000))  # of each symbol that is told an Event
+ears = pretrained.StreamingRecognizer(CTCEncoder(tiny_speech()).eval())
+events = ears.push(torch.zeros(4000))  # a RecognizedSymbol each
