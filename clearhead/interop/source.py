@@ -248,8 +248,8 @@ class GGUF(CheckpointReader):
         pre_tokenizer = self.fields.get("tokenizer.ggml.pre", "default")
         if kind != "gpt2" or pre_tokenizer not in _PRE_TOKENIZERS:
             raise DataError(
-                f"{self.path} has a {kind!r} tokenizer with pre-tokenizer {pre_tokenizer!r}; expected 'gpt2' with one of "
-                f"{', '.join(_PRE_TOKENIZERS)}. Load the same model from its Hugging Face folder"
+                f"{self.path} has a {kind!r} tokenizer with pre-tokenizer {pre_tokenizer!r}; expected 'gpt2' with "
+                f"one of {', '.join(_PRE_TOKENIZERS)}. Load the same model from its Hugging Face folder"
             )
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
