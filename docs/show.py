@@ -1,9 +1,9 @@
-"""What the pages draw with: small pictures that take the colour of the page, numbers as matrices, commands as typed.
+"""Helpers of the documentation pages: plots in the color of the page, matrices, tables and command lines.
 
-    from show import bars, heat, lines, matrices, run, say, table
+    from show import bars, heat, lines, matrices, run, print_wrapped, table
 
-Nothing here computes anything that a page explains. What is drawn uses `currentColor` for ink, so that one picture
-reads on a light page, a dark one and paper.
+Nothing here computes what a page explains. Plots use `currentColor` for ink, so that they are readable on a light page,
+a dark page and paper.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-INK = "#010203"  # stands for the page's own colour, and is replaced by it
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
+INK = "#010203"  # placeholder for the color of the page
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A piece of HTML that shows itself in a notebook."""
+class HTMLOutput:
+    """HTML that a notebook displays."""
 
     html: str
 
@@ -38,7 +38,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Formula:
-    """A piece of LaTeX that shows itself in a notebook."""
+    """LaTeX that a notebook displays."""
 
     latex: str
 
@@ -46,9 +46,9 @@ class Formula:
         return f"$${self.latex}$$"
 
 
-def matrices(digits: int = 2, **named: Any) -> Formula:
-    """Vectors and matrices by name, as they are written on paper: `matrices(Q=q, K=k)`."""
-    return Formula(r" \qquad ".join(f"{_name(name)} = {_matrix(value, digits)}" for name, value in named.items()))
+def matrices(digits: int = 2, **arrays: Any) -> Formula:
+    """Return named vectors and matrices as a formula: `matrices(Q=q, K=k)`."""
+    return Formula(r" \qquad ".join(f"{_name(name)} = {_matrix(value, digits)}" for name, value in arrays.items()))
 
 
 def _name(name: str) -> str:
@@ -71,7 +71,7 @@ def _deep(rows: Sequence[Any]) -> bool:
 
 
 def number(x: Any, digits: int = 2) -> str:
-    """A number for people: whole ones whole, others with so many decimals, 1/2 as it is."""
+    """Format a number: integers without decimals, other numbers with `digits` decimals."""
     if isinstance(x, bool) or not isinstance(x, int | float):
         return str(x)
     if x != x or abs(x) == float("inf"):
@@ -81,11 +81,11 @@ def number(x: Any, digits: int = 2) -> str:
     return f"{x:.{digits}f}" if round(x, digits) else f"{0:.{digits}f}"
 
 
-def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], digits: int = 3) -> Drawn:
-    """A table: numbers to the right, everything else to the left."""
+def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], digits: int = 3) -> HTMLOutput:
+    """Return a table with numbers aligned right and other cells left."""
     head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
     body = "".join("<tr>" + "".join(_cell(x, digits) for x in row) + "</tr>" for row in rows)
-    return Drawn(f'<div class="numbers"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+    return HTMLOutput(f'<div class="numbers"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
 
 def _cell(x: Any, digits: int) -> str:
@@ -93,8 +93,8 @@ def _cell(x: Any, digits: int) -> str:
         x = x.item()
     if isinstance(x, bool) or not isinstance(x, int | float):
         return f"<td>{escape(str(x))}</td>"
-    shown = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
-    return f'<td class="number">{shown.replace("-", "−")}</td>'
+    text = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
+    return f'<td class="number">{text.replace("-", "−")}</td>'
 
 
 def heat(
@@ -105,51 +105,51 @@ def heat(
     title: str = "",
     digits: int = 2,
     side: int | None = None,
-) -> Drawn:
-    """A matrix as coloured squares, positive blue and negative red, with its numbers where there is room."""
+) -> HTMLOutput:
+    """Return a matrix as colored squares, positive blue and negative red, with its values if they fit."""
     grid = [[float(x) for x in row] for row in (values.tolist() if hasattr(values, "tolist") else values)]
     T, S = len(grid), len(grid[0])
     rows = [str(x) for x in (range(T) if rows is None else rows)]
     columns = [str(x) for x in (range(S) if columns is None else columns)]
     side = side or max(8, min(46, 560 // S))
     longest = max(map(len, columns))
-    turned = 7 * longest > side
-    left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if turned else 22
-    width = max(left + S * side + (8 + 4 * longest if turned else 8), left + 7 * len(title))
+    is_rotated = 7 * longest > side
+    left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if is_rotated else 22
+    width = max(left + S * side + (8 + 4 * longest if is_rotated else 8), left + 7 * len(title))
     height = above + T * side + (24 if title else 4)
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
-    step = -(-18 // side)  # how many squares a label needs
+    step = -(-18 // side)  # number of squares that a label needs
     for j in range(0, S, step):
         x, y = left + j * side + side / 2, above - 8
-        place = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if turned else 'text-anchor="middle"'
-        parts.append(f'<text x="{x}" y="{y}" {place}>{escape(columns[j])}</text>')
+        anchor = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if is_rotated else 'text-anchor="middle"'
+        parts.append(f'<text x="{x}" y="{y}" {anchor}>{escape(columns[j])}</text>')
     for i in range(0, T, step):
         y = above + i * side + side / 2 + 4
         parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{escape(rows[i])}</text>')
     parts += _squares(grid, left, above, side, digits)
     if title:
         parts.append(f'<text x="{left}" y="{height - 6}" font-style="italic">{escape(title)}</text>')
-    return Drawn(f'<figure class="drawn">{"".join(parts)}</svg></figure>')
+    return HTMLOutput(f'<figure class="drawn">{"".join(parts)}</svg></figure>')
 
 
 def _squares(grid: list[list[float]], left: int, above: int, side: int, digits: int) -> Iterable[str]:
     top = max((abs(x) for row in grid for x in row if abs(x) < float("inf")), default=0) or 1
     for i, row in enumerate(grid):
         for j, x in enumerate(row):
-            colour, share = COLOURS[x < 0], min(1.0, abs(x) / top)
+            color, share = COLORS[x < 0], min(1.0, abs(x) / top)
             if x == float("-inf"):
                 share = 0.0
             box = f'x="{left + j * side}" y="{above + i * side}" width="{side - 1}" height="{side - 1}"'
-            yield f'<rect {box} fill="{colour}" fill-opacity="{0.05 + 0.8 * share:.2f}"/>'
+            yield f'<rect {box} fill="{color}" fill-opacity="{0.05 + 0.8 * share:.2f}"/>'
             if side >= 30:
-                shown = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
-                at = f'x="{left + (j + 0.5) * side}" y="{above + i * side + side / 2 + 4}"'
-                yield f'<text {at} text-anchor="middle">{shown}</text>'
+                text = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
+                position = f'x="{left + (j + 0.5) * side}" y="{above + i * side + side / 2 + 4}"'
+                yield f'<text {position} text-anchor="middle">{text}</text>'
 
 
 def axes(width: float = 6.4, height: float = 3.2, columns: int = 1) -> Any:
-    """A matplotlib figure and its axes, in the page's own ink; `drawn(figure)` shows it."""
+    """Return a matplotlib figure and its axes, in the ink of the page; `figure_to_svg(figure)` displays it."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -161,7 +161,7 @@ def axes(width: float = 6.4, height: float = 3.2, columns: int = 1) -> Any:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.facecolor": "none",
-        "axes.prop_cycle": mpl.cycler(color=COLOURS),
+        "axes.prop_cycle": mpl.cycler(color=COLORS),
         "figure.facecolor": "none",
         "font.size": 10,
         "legend.frameon": False,
@@ -173,8 +173,8 @@ def axes(width: float = 6.4, height: float = 3.2, columns: int = 1) -> Any:
     return plt.subplots(1, columns, figsize=(width, height))
 
 
-def drawn(figure: Any) -> Drawn:
-    """A matplotlib figure as SVG in the page, in the page's colour and letters."""
+def figure_to_svg(figure: Any) -> HTMLOutput:
+    """Return a matplotlib figure as SVG in the color and font of the page."""
     import matplotlib.pyplot as plt
 
     file = io.StringIO()
@@ -183,22 +183,22 @@ def drawn(figure: Any) -> Drawn:
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"font: ([^;\"]*)'DejaVu Sans'[^;\"]*", r"font: \1sans-serif", svg)
-    return Drawn(f'<figure class="drawn">{svg}</figure>')
+    return HTMLOutput(f'<figure class="drawn">{svg}</figure>')
 
 
-def lines(x: Any, ys: Mapping[str, Any], *, xlabel: str = "", ylabel: str = "", **scale: Any) -> Drawn:
-    """Curves over the same x, by name; `xscale="log"` and the like go to the axes."""
+def lines(x: Any, ys: Mapping[str, Any], *, xlabel: str = "", ylabel: str = "", **scale: Any) -> HTMLOutput:
+    """Return a line plot of named curves over x; options such as `xscale="log"` are set on the axes."""
     figure, ax = axes()
     for name, y in ys.items():
         ax.plot(list(x), list(y), label=name, linewidth=2)
     ax.set(xlabel=xlabel, ylabel=ylabel, **scale)
     if len(ys) > 1:
         ax.legend()
-    return drawn(figure)
+    return figure_to_svg(figure)
 
 
-def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", **scale: Any) -> Drawn:
-    """Bars in groups: one group of bars for each name, one colour for each key of `groups`."""
+def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", **scale: Any) -> HTMLOutput:
+    """Return a grouped bar chart: one group per name, one color per key of `groups`."""
     figure, ax = axes()
     width = 0.8 / len(groups)
     for g, (label, values) in enumerate(groups.items()):
@@ -208,23 +208,24 @@ def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", *
     ax.set(ylabel=ylabel, **scale)
     if len(groups) > 1:
         ax.legend()
-    return drawn(figure)
+    return figure_to_svg(figure)
 
 
 def results(name: str) -> Any:
-    """A committed results file, such as "study-positions": what a command measured that takes longer than a page."""
+    """Return a committed results file, such as "study-positions"."""
     return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def say(message: object) -> None:
-    """Prints a sentence, such as an error's, in lines that fit the page."""
+def print_wrapped(message: object) -> None:
+    """Print a message in lines that fit the page."""
     print(textwrap.fill(str(message), 88))
 
 
 def run(command: str, *, lines: int | None = None) -> None:
-    """Runs a command line as a terminal of 80 columns would, in this process, and prints what it prints.
+    """Run a command line in this process as in a terminal of 80 columns, and print its output.
 
-    `lines` stops after so many, and says how many more there are."""
+    `lines` limits the number of printed lines; the number of omitted lines is printed.
+    """
     import rich.console
 
     rich.console._is_jupyter = lambda: False  # type: ignore[attr-defined]  # plain text, as in a terminal
@@ -232,7 +233,7 @@ def run(command: str, *, lines: int | None = None) -> None:
     from clearhead.cli import main
 
     words = shlex.split(command)
-    out, before = io.StringIO(), sys.argv
+    out, previous_argv = io.StringIO(), sys.argv
     try:
         sys.argv = words
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -241,8 +242,8 @@ def run(command: str, *, lines: int | None = None) -> None:
         if stop.code not in (None, 0) and not out.getvalue():
             raise RuntimeError(f"{command} ended with status {stop.code}") from None
     finally:
-        sys.argv = before
-    # A kernel asks for colours, which pages show; the cursor that a progress bar hides and shows is nobody's here.
+        sys.argv = previous_argv
+    # Keep colors, which pages display, but remove the escape codes with which a progress bar hides the cursor.
     text = re.sub(r"\x1b\[\?25[hl]", "", out.getvalue()).rstrip("\n").split("\n")
     print(f"$ {command}")
     print("\n".join(line.rstrip() for line in text[:lines]))
