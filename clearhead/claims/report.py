@@ -28,7 +28,7 @@ _MEANS = {
     HOLDS: "every case that was tried agrees with it",
     HOLDS_CONDITIONALLY: "it is right under the condition that is given, with an example on each side of it",
     DOES_NOT_HOLD: "there is a counter-example, the smallest that was found; what to say instead was tried as well",
-    MISPRINT: "only the typography is at fault (an index, a sign, a column), and the intended one was tested too",
+    MISPRINT: "only the typography is at fault (such as an index or a sign); the intended statement was tested",
 }
 
 
