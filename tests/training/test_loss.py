@@ -16,7 +16,15 @@ from torch import nn
 from clearhead.data import SortDedup
 from clearhead.models import DecoderConfig, EncoderDecoderConfig
 from clearhead.models.decoder import Decoder
-from clearhead.training.loss import ModelWithLoss, Objective, chunked_loss, loss_of_logits, loss_sum, parts_of, scores
+from clearhead.training.loss import (
+    ModelWithLoss,
+    Objective,
+    chunkable_model,
+    chunked_loss,
+    loss_of_logits,
+    loss_sum,
+    scores,
+)
 
 N, M, V = 22, 7, 53
 
@@ -149,7 +157,7 @@ def test_a_forward_of_its_own_and_listeners_are_not_passed_over():
     wanted = loss_of_logits(batch.logits(loud), batch.labels, batch.weights)
     assert loss_sum(loud, batch).item() == pytest.approx(wanted.item(), rel=1e-6)
     model = config.build()
-    assert parts_of(model) is model
+    assert chunkable_model(model) is model
     heard = []
     model.register_forward_hook(lambda *told: heard.append(1))
     ModelWithLoss(model, Objective())(batch)
