@@ -18,7 +18,7 @@ from clearhead.masks import Mask, causal, full, window
 
 
 def guess(module: Any) -> ModuleSpec | None:
-    """The spec of a model of a known library; None for anything else."""
+    """Return the spec of a model of a known library, or None."""
     if not isinstance(module, nn.Module):
         return None
     if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
@@ -44,8 +44,8 @@ def _transformers(model: Any) -> ModuleSpec | None:
     vocab = getattr(config, "vocab_size", None)
     if vocab is None or "input_ids" not in names:
         return None
-    room = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": room}
+    max_len = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
     if config.is_encoder_decoder:
         # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
         is_relative = hasattr(config, "relative_attention_num_buckets")
@@ -54,22 +54,22 @@ def _transformers(model: Any) -> ModuleSpec | None:
             left_padding=is_relative, left_target_padding=is_relative,
             takes_target_padding="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
         )  # fmt: skip
-    looks_back = type(model).__name__.endswith("ForCausalLM") or any(
+    is_causal = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
-    # What the configuration says that scores are multiplied by: 1/√scalar as Gemma 2 has it, or Granite's factor.
+    # Declared factor of the scores: 1/√scalar in Gemma 2, or the multiplier of Granite.
     scalar = getattr(config, "query_pre_attn_scalar", None)
     return ModuleSpec(
         model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
-        mask=_pattern(config) if looks_back else full(), layers=getattr(config, "num_hidden_layers", None),
+        mask=_pattern(config) if is_causal else full(), layers=getattr(config, "num_hidden_layers", None),
         scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
         takes_padding="attention_mask" in names, left_padding="position_ids" in names,
-        caching=_transformers_cache(pair=False) if looks_back and "past_key_values" in names else None,
+        caching=_transformers_cache(pair=False) if is_causal and "past_key_values" in names else None,
     )  # fmt: skip
 
 
 def _first_place(model: nn.Module) -> int:
-    """The position of the first token: 0, or where a row of the table is kept for padding, the one after it."""
+    """Return the position of the first token: 0, or the one after the padding row of the position table."""
     for part in model.modules():
         table = getattr(part, "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
@@ -78,16 +78,16 @@ def _first_place(model: nn.Module) -> int:
 
 
 def _pattern(config: Any) -> Mask:
-    """`causal()`, within a window where every layer has one."""
+    """Return `causal()`, combined with a window if every layer has one."""
     width = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     if width is None or any(kind != "sliding_attention" for kind in kinds):
         return causal()
-    return causal() & window(width - 1, 0)  # its window counts the token itself
+    return causal() & window(width - 1, 0)  # its window includes the token itself
 
 
 def _run_ids(model: Any, batch: CallInputs, first: int | None) -> Any:
-    """`first` is the first token's position; None: positions cannot be passed."""
+    """Call a model with ids; `first` is the position of the first token, or None if positions cannot be passed."""
     extra: dict[str, Any] = {}
     keep = batch.keep
     if keep is not None:
@@ -145,17 +145,17 @@ def _torch(module: nn.Module) -> ModuleSpec:
         return turn(model(x, src_key_padding_mask=hidden))
 
     def write(model: Any, batch: CallInputs) -> Any:
-        # Padding as numbers: torch wants the two masks of a call in one dtype.
-        told, hidden = (
+        # Padding as floats, because torch requires one dtype for both masks of a call.
+        target_padding, source_padding = (
             None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
             for keep in (batch.keep, batch.source_keep)
         )
         future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
-        how = {"tgt_mask": future, "tgt_key_padding_mask": told, "memory_key_padding_mask": hidden}
+        masks = {"tgt_mask": future, "tgt_key_padding_mask": target_padding, "memory_key_padding_mask": source_padding}
         x, source = turn(batch.x), turn(batch.source)
         if isinstance(module, nn.Transformer):
-            return turn(model(source, x, src_key_padding_mask=hidden, **how))
-        return turn(model(x, source, **how))
+            return turn(model(source, x, src_key_padding_mask=source_padding, **masks))
+        return turn(model(x, source, **masks))
 
     name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
     about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
@@ -172,20 +172,20 @@ def _timm(module: nn.Module, picture: Any) -> ModuleSpec:
     if picture:
         size = picture["input_size"] if isinstance(picture, dict) else picture.input_size
     patches: Any = getattr(module, "patch_embed", None)
-    own = getattr(patches, "img_size", None)  # the size it was really made for
-    if own is not None:
-        size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *own)
+    img_size = getattr(patches, "img_size", None)  # the actual size
+    if img_size is not None:
+        size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *img_size)
     return ModuleSpec(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
 
 
 # ---------------------------------------------------------------------- x-transformers
 
-# Its masks are True where a token is real; `seq_start_pos` says where each row begins. A cache is what the last call
-# returned, and a call that goes on from one says how many of its tokens are new (`cache_age`).
+# Masks are True for real tokens; `seq_start_pos` is the start of each row. A cache is the output of the last call, and
+# the next call passes its number of new tokens (`cache_age`).
 
 
 def _x_transformers(model: Any) -> ModuleSpec | None:
-    """The spec of a wrapper (whole models); None for its parts."""
+    """Return the spec of a wrapper (a full model), or None for its parts."""
     kind = type(model).__name__
     if kind == "ViTransformerWrapper":
         places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
@@ -195,21 +195,21 @@ def _x_transformers(model: Any) -> ModuleSpec | None:
         net = model.decoder.net
         return ModuleSpec(
             model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
-            run=_run_x_pair, mask=_sees(net.attn_layers), positions=True, takes_padding=True, takes_target_padding=True,
-            max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+            run=_run_x_pair, mask=_x_mask(net.attn_layers), positions=True, takes_padding=True,
+            takes_target_padding=True, max_len=min(net.max_seq_len, model.encoder.max_seq_len),
         )  # fmt: skip
     if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
         return None
     layers = model.attn_layers
     return ModuleSpec(
-        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, mask=_sees(layers),
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, mask=_x_mask(layers),
         layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, takes_padding=True,
-        caching=Caching(new=_Kept) if layers.causal else None, max_len=model.max_seq_len,
+        caching=Caching(new=_XTransformersCache) if layers.causal else None, max_len=model.max_seq_len,
     )  # fmt: skip
 
 
-class _Kept:
-    """What the last call returned: keys and values of every layer."""
+class _XTransformersCache:
+    """The output of the last call: keys and values of every layer."""
 
     last: Any = None
 
@@ -230,11 +230,11 @@ def _words(model: Any) -> Ids:
     return Ids(model.token_emb.emb.num_embeddings)
 
 
-def _sees(layers: Any) -> Mask:
+def _x_mask(layers: Any) -> Mask:
     if not layers.causal:
         return full()
-    reach = [getattr(part, "max_attend_past", None) for part in layers.modules()]
-    limits = [n for n in reach if n is not None]
+    lookbacks = [getattr(part, "max_attend_past", None) for part in layers.modules()]
+    limits = [n for n in lookbacks if n is not None]
     return causal() & window(max(limits), 0) if limits else causal()
 
 
@@ -256,5 +256,5 @@ def _run_x(model: Any, batch: CallInputs) -> Any:
 
 def _run_x_pair(model: Any, batch: CallInputs) -> Any:
     memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
-    told = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
-    return model.decoder.net(batch.x, context=memory, **told, **_padding(batch.keep))
+    masks = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
+    return model.decoder.net(batch.x, context=memory, **masks, **_padding(batch.keep))

@@ -1,4 +1,4 @@
-"""A gallery of mistakes: small modules, each wrong in one way that has been made in the field, and what finds it.
+"""Small modules with one typical error each, and the property that detects it.
 
 `CORRECT` holds the modules as they should be (`specimens.py`). Each bug is one of them with one method changed, so that
 the mistake is all that there is to read. For lessons, and for the tests of `check` itself: every one of these is found,
@@ -34,20 +34,20 @@ _KEEP = KeepMask("keep")
 
 @dataclass(frozen=True)
 class Bug:
-    """One mistake: the spec that has it, the property that finds it, and words that the named cause contains."""
+    """A typical error: its module, the property that detects it, and a part of the reported cause."""
 
     make: Callable[[], ModuleSpec]
     property: str
     cause: str
 
     def spec(self, seed: int = 0) -> ModuleSpec:
-        """A fresh module with this mistake, its weights from `seed`."""
+        """Return a new module with this error, initialized from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make()
 
 
-# ---------------------------------------------------------------------- a specimen, as it is or with a method changed
+# ---------------------------------------------------------------------- reference modules with changed methods
 
 Make = Callable[[], ModuleSpec]
 
@@ -93,18 +93,18 @@ CORRECT: dict[str, Make] = {
     "encoder-decoder": _pair(),
 }
 
-# ---------------------------------------------------------------------- parts that are wrong
+# ---------------------------------------------------------------------- incorrect parts
 
 
 class NoMask(Language):
-    """Nothing hides the future."""
+    """A language model without a causal mask."""
 
     def hidden(self, T: int, start: int, keep: Tensor | None) -> Tensor:
         return torch.zeros(T, T, dtype=torch.bool)[None, None]
 
 
 class OverTime(nn.Module):
-    """A norm of channels, (B, M, T), among tokens: over the batch or over the time, where a layer-norm belongs."""
+    """Applies a norm of channels, (B, M, T): over the batch or over time instead of a layer norm."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class OverTime(nn.Module):
 
 
 class TimeFirst(nn.Module):
-    """torch's encoder, whose batch axis is the second unless it is told otherwise."""
+    """A torch encoder with batch_first=False."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,12 +139,12 @@ def _decoded_without_offset(self: Language, T: int, start: int, keep: Tensor | N
 
 def _decoded_without_window(self: Language, T: int, start: int, keep: Tensor | None) -> Tensor:
     if start and T == 1:
-        return torch.zeros(1, 1, 1, start + 1, dtype=torch.bool)  # "one token sees all that is kept"
+        return torch.zeros(1, 1, 1, start + 1, dtype=torch.bool)  # one token attends to the whole cache
     return Language.hidden(self, T, start, keep)
 
 
 def _filled_with(number: float) -> Callable[..., Tensor]:
-    """Weights whose hidden scores are this number."""
+    """Return attention weights with this value for hidden scores."""
     return lambda self, scores, hidden: (scores if hidden is None else scores.masked_fill(hidden, number)).softmax(-1)
 
 
@@ -187,7 +187,7 @@ GALLERY: dict[str, Bug] = {
         _attention(_reader, weights=_filled_with(-math.inf)), "finiteness", "NaN from an empty row"
     ),
     "−1e9 in float16": Bug(_attention(weights=_filled_with(-1e9)), "dtype agreement", "does not fit float16"),
-    # "A window of 3" that counts the token itself.
+    # A window of 3 that includes the token itself.
     "window one too narrow": Bug(_language(lookback=3, before=2), "context use", "narrower than specified"),
     "heads split by view": Bug(_attention(split=_by_view), "causality", "without a transpose"),
     "heads split by view, both ways": Bug(
@@ -204,7 +204,7 @@ GALLERY: dict[str, Bug] = {
     "batch-norm in a decoder": Bug(
         _language(norm=lambda self: OverTime(nn.BatchNorm1d(M))), "train/eval consistency", "batch-norm"
     ),
-    "norm over time": Bug(  # what BatchNorm1d without running statistics does to one row
+    "norm over time": Bug(  # like BatchNorm1d without running statistics on one row
         _language(norm=lambda self: OverTime(nn.InstanceNorm1d(M, affine=True))), "causality", "over the time axis"
     ),
     "detached output": Bug(
@@ -220,15 +220,15 @@ GALLERY: dict[str, Bug] = {
         "padding invariance", "counted from the padding",
     ),
     "padding ignored in cross-attention": Bug(
-        _pair(cross_hidden=lambda self, keep: None), "padding invariance", "ignored in cross-attention"
+        _pair(cross_hidden=lambda self, keep: None), "padding invariance", "not masked in cross-attention"
     ),
     "padding ignored in the target": Bug(
         _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None)),
-        "padding invariance", "the target's padding is seen",
+        "padding invariance", "padding of the target is not masked",
     ),
     "padding mask in place of the causal mask": Bug(
         _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None) if keep is None else ~keep[:, None, None, :]),
-        "padding invariance", "takes the place of the causal mask",
+        "padding invariance", "replaces the causal mask",
     ),
     "inverted padding mask of the target": Bug(
         _pair(hidden=lambda self, T, keep: Pair.hidden(self, T, None if keep is None else ~keep)),
@@ -247,13 +247,13 @@ GALLERY: dict[str, Bug] = {
         _language(Windowed, lookback=3, hidden=_decoded_without_window),
         "cache = no cache", "a window is ignored when decoding",
     ),
-    "cache not reordered for beams": Bug(  # of the first layer alone
+    "cache not reordered for beams": Bug(  # only of the first layer
         _language(caching=Caching(new=KVCache, reorder=lambda cache, rows: cache.at(0).reorder(rows))),
         "cache = no cache", "not reordered for beams",
     ),
     "cache not truncated": Bug(
         _language(caching=Caching(new=KVCache, truncate=lambda cache, length: cache.at(0).truncate(length))),
-        "cache = no cache", "truncating leaves something behind",
+        "cache = no cache", "truncation is incomplete",
     ),
 }  # fmt: skip
 

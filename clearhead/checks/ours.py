@@ -1,4 +1,4 @@
-"""How the models of this project are called."""
+"""How the models of clearhead are called."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from clearhead.positions import LearnedPositions, NoPE
 
 
 def guess(module: Any) -> ModuleSpec | None:
-    """The spec of a model of this project; None for anything else."""
-    kind = getattr(module, "_orig_mod", module)  # what torch.compile wraps
-    for known, make in _KNOWN.items():
-        if isinstance(kind, known):
-            made = make(kind)
-            return None if made is None else replace(made, module=module, name=known.__name__)
+    """Return the spec of a clearhead model, or None."""
+    kind = getattr(module, "_orig_mod", module)  # the module wrapped by torch.compile
+    for model_type, make in _SPECS.items():
+        if isinstance(kind, model_type):
+            spec = make(kind)
+            return None if spec is None else replace(spec, module=module, name=model_type.__name__)
     return None
 
 
 def _hidden(keep: Tensor | None) -> Mask | None:
-    """`padding(…)` for rows whose real tokens are one run."""
+    """Return `padding(…)` of rows whose real tokens are contiguous."""
     return None if keep is None else padding(keep.sum(1), left_pad=keep.int().argmax(1))
 
 
@@ -48,8 +48,8 @@ def _run_stack(model: Any, batch: CallInputs) -> Any:
 
 def _run_encoder_decoder(model: Any, batch: CallInputs) -> Any:
     memory = model.encode(batch.source, **_stack_extra(model.encoder, batch.source_keep))
-    told = _stack_extra(model.decoder, batch.keep)
-    return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **told)
+    masks = _stack_extra(model.decoder, batch.keep)
+    return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **masks)
 
 
 def _run_recurrent_pair(model: Any, batch: CallInputs) -> Any:
@@ -62,18 +62,18 @@ def _run_masked(model: Any, batch: CallInputs) -> Any:
 
 
 def _run_dual(model: Any, batch: CallInputs) -> Tensor:
-    """The factors of the logits side by side: every text meets every picture in those, so that no row is its own."""
+    """Return the factors of the logits, because the logits themselves mix the rows of a batch."""
     texts = model.logit_scale.exp() * model.embed_texts(batch.x)
     return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
 
 
-def _room(config: Any) -> int | None:
+def _max_len(config: Any) -> int | None:
     return config.max_len if isinstance(config.positions, LearnedPositions) else None
 
 
-def _kept(mask: Mask, **how: Any) -> Caching | None:
-    """A cache, where no layer looks ahead."""
-    return None if not is_causal(mask, 1, 16) else Caching(new=KVCache, **how)
+def _caching(mask: Mask, **options: Any) -> Caching | None:
+    """Return a cache if the mask is causal."""
+    return None if not is_causal(mask, 1, 16) else Caching(new=KVCache, **options)
 
 
 def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
@@ -81,27 +81,28 @@ def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
     mask = config.seen(config.mask)
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size), run=_run_stack, mask=mask, layers=config.n_layers,
-        layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPE), max_len=_room(config),
-        takes_padding=not mask.depends_on_length, left_padding=is_translation_invariant(mask),
+        layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPE),
+        max_len=_max_len(config), takes_padding=not mask.depends_on_length, left_padding=is_translation_invariant(mask),
     )  # fmt: skip
 
 
 def _decoder(model: models.Decoder) -> ModuleSpec | None:
     if model.config.cross_attention:
-        return None  # it is half of a model: check the EncoderDecoder
-    return replace(_encoder(model), caching=_kept(model.config.seen(model.config.mask)))
+        return None  # a part of a model: check the EncoderDecoder
+    return replace(_encoder(model), caching=_caching(model.config.seen(model.config.mask)))
 
 
 def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
     config = model.config
     mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
-    reads, heard = config.n_features is None, config.n_features or 0  # a front of convolutions sees what masks hide
+    takes_text = config.n_features is None  # convolutions ignore masks
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size),
-        source=Ids(config.source_vocab_size or config.vocab_size) if reads else Embeddings(heard),
+        source=Ids(config.source_vocab_size or config.vocab_size) if takes_text else Embeddings(config.n_features or 0),
         run=_run_encoder_decoder, mask=mask, layers=config.n_decoder_layers, layer_masks=config.layer_masks,
-        positions=not isinstance(config.positions, NoPE), max_len=_room(config), caching=_kept(mask),
-        takes_padding=reads and not source.depends_on_length, left_padding=reads and is_translation_invariant(source),
+        positions=not isinstance(config.positions, NoPE), max_len=_max_len(config), caching=_caching(mask),
+        takes_padding=takes_text and not source.depends_on_length,
+        left_padding=takes_text and is_translation_invariant(source),
         takes_target_padding=not mask.depends_on_length, left_target_padding=is_translation_invariant(mask),
     )  # fmt: skip
 
@@ -109,22 +110,22 @@ def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
 def _speech(model: models.CTCEncoder) -> ModuleSpec:
     """Concatenated frames are a token; its left frames count as one more layer."""
     config = model.config
-    earlier = window(-(-config.left_frames // config.frame_stacking), 0)
+    left_context = window(-(-config.left_frames // config.frame_stacking), 0)
 
     def run(model: Any, batch: CallInputs) -> Any:
         return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
     return ModuleSpec(
-        model, inputs=Embeddings(config.frame_stacking * config.mel.n_mels), run=run, mask=config.mask | earlier,
-        layers=config.n_layers + 1, layer_masks=(earlier, *[config.mask] * config.n_layers), positions=True,
-        caching=_kept(config.mask, truncate=None),
+        model, inputs=Embeddings(config.frame_stacking * config.mel.n_mels), run=run, mask=config.mask | left_context,
+        layers=config.n_layers + 1, layer_masks=(left_context, *[config.mask] * config.n_layers), positions=True,
+        caching=_caching(config.mask, truncate=None),
     )  # fmt: skip
 
 
 def _dual(model: models.DualEncoder) -> ModuleSpec:
     text, image = model.config.text, model.config.image
     source = Values((image.n_channels, *image.image_size))
-    return ModuleSpec(model, inputs=Ids(text.vocab_size), source=source, run=_run_dual, max_len=_room(text))
+    return ModuleSpec(model, inputs=Ids(text.vocab_size), source=source, run=_run_dual, max_len=_max_len(text))
 
 
 def _recurrent(model: models.Recurrent) -> ModuleSpec:
@@ -162,7 +163,7 @@ def _block(model: Block) -> ModuleSpec | None:
     return _attention(model.attention) if getattr(model, "cross_attention", None) is None else None
 
 
-_KNOWN: dict[type, Callable[[Any], ModuleSpec | None]] = {
+_SPECS: dict[type, Callable[[Any], ModuleSpec | None]] = {
     models.Encoder: _encoder,
     models.Decoder: _decoder,
     models.EncoderDecoder: _encoder_decoder,

@@ -1,4 +1,4 @@
-"""Small Transformers as they should be, in plain torch: what the gallery of mistakes breaks, one method at a time.
+"""Small correct Transformers in plain torch; the gallery changes one method at a time.
 
 B batch   H heads   T queries   S keys   D head width   M model width   V vocabulary
 """
@@ -16,7 +16,7 @@ V, M, H, ROOM = 29, 12, 3, 37
 
 
 class Attention(nn.Module):
-    """Multi-head attention in the plain: split into heads, score, mask, softmax, mix, merge."""
+    """Multi-head attention: split into heads, score, mask, softmax, weighted sum, merge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class Attention(nn.Module):
         return q @ k.transpose(-2, -1) / math.sqrt(M // H)
 
     def weights(self, scores: Tensor, hidden: Tensor | None) -> Tensor:
-        """(B, H, T, S); `hidden` (B, 1, T, S) is True where a key must not be seen."""
+        """(B, H, T, S); `hidden` (B, 1, T, S) is True for hidden keys."""
         if hidden is None:
             return scores.softmax(-1)
         return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
 
 
 class Language(nn.Module):
-    """A causal language model of two blocks. `keep` (B, T) is True where a token is real."""
+    """A causal language model of two blocks. `keep` (B, T) is True for real tokens."""
 
-    before: int = ROOM  # how far back a token sees: all of it
+    before: int = ROOM  # lookback of each token
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Language(nn.Module):
         return (keep.long().cumsum(1) - 1).clamp(min=0)  # from the first real token
 
     def hidden(self, T: int, start: int, keep: Tensor | None) -> Tensor:
-        """(B, 1, T, S), True where hidden: the future, what is too far back, and padding."""
+        """(B, 1, T, S), True for hidden keys: later tokens, tokens outside the window, and padding."""
         i, j = torch.arange(start, start + T)[:, None], torch.arange(start + T)
         hidden = ((j > i) | (j < i - self.before))[None, None]
         return hidden if keep is None else hidden | self.padding(keep)
@@ -91,13 +91,13 @@ class Language(nn.Module):
 
 
 class Windowed(Language):
-    """The same, with a window: each token sees itself and the three before it."""
+    """A language model with a window: each token attends to itself and the three tokens before it."""
 
     before = 3
 
 
 class Reader(nn.Module):
-    """Self-attention over embeddings without positions: order does not count."""
+    """Self-attention over embeddings without positions: order does not matter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Reader(nn.Module):
 
 
 class Summary(Reader):
-    """One vector for the whole: the mean over the real tokens."""
+    """Returns one vector per sequence: the mean over the real tokens."""
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         y = super().forward(x, keep)
@@ -125,7 +125,7 @@ class Summary(Reader):
 
 
 class Pair(nn.Module):
-    """An encoder-decoder: the source is read, the target looks back at itself and at the source."""
+    """An encoder-decoder with a causal target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Pair(nn.Module):
         return (real.cumsum(1) - 1).clamp(min=0)
 
     def hidden(self, T: int, keep: Tensor | None) -> Tensor:
-        """(B or 1, 1, T, T), True where hidden: the future and the target's padding."""
+        """(B or 1, 1, T, T), True for hidden keys: later tokens and padding of the target."""
         future = torch.ones(T, T, dtype=torch.bool).triu(1)[None, None]
         return future if keep is None else future | ~keep[:, None, None, :]
 

@@ -72,21 +72,21 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-def test_a_factory_that_is_right(run):
+def test_command_correct_factory_exits_with_zero(run):
     status, out, error = run("mine_to_check:right")
     assert status == 0, error
     assert "permutation equivariance" in out
     assert "fail" not in out
 
 
-def test_a_factory_that_is_wrong(run):
+def test_command_incorrect_factory_exits_with_one(run):
     status, out, _ = run("mine_to_check:wrong")
     assert status == 1
     assert "no causal mask reaches the attention" in out
     assert "example" in out
 
 
-def test_json(run):
+def test_command_json_contains_findings(run):
     status, out, _ = run("mine_to_check:wrong", "--json", "--only", "causality", "--only", "finiteness")
     assert status == 1
     findings = {f["property"]: f for f in json.loads(out)["findings"]}
@@ -96,21 +96,21 @@ def test_json(run):
     assert {"property", "verdict", "max_abs_difference", "location", "cause"} <= set(findings["causality"])
 
 
-def test_a_folder(run, tmp_path):
+def test_command_accepts_model_folder(run, tmp_path):
     save(tiny_decoder().build(), tmp_path / "kept")
     status, out, error = run("kept", "--only", "cache = no cache")
     assert status == 0, error
     assert "Decoder" in out
 
 
-def test_a_model_in_the_box(run):
+def test_command_accepts_bundled_model(run):
     status, out, error = run("sort-dedup", "--only", "causality")
     assert status == 0, error
     assert "pass" in out
 
 
 @pytest.mark.parametrize("name", ["GPT", "told"])
-def test_a_model_that_may_leak_is_not_passed_in_silence(run, name):
+def test_command_unknown_causality_is_undecided(run, name):
     ids = () if name == "told" else ("--ids", "50")
     status, out, _ = run(f"mine_to_check:{name}", *ids)
     assert status == 1
@@ -143,7 +143,7 @@ def test_a_model_that_may_leak_is_not_passed_in_silence(run, name):
         (("mine_to_check:Features", "--values", "7"), 0, "not applicable"),
     ],
 )
-def test_what_the_options_settle(run, arguments, status, verdict):
+def test_command_options_decide_verdict(run, arguments, status, verdict):
     got, out, error = run(*arguments, "--json")
     assert got == status, out + error
     if verdict is not None:
@@ -171,7 +171,7 @@ def test_what_the_options_settle(run, arguments, status, verdict):
         (("mine_to_check:right", "--only", "leak"), "clearhead: there is no property 'leak'; there are:"),
     ],
 )
-def test_one_line_for_an_error(run, arguments, message):
+def test_command_invalid_arguments_print_one_line(run, arguments, message):
     status, _, error = run(*arguments)
     assert status == 1
     assert error.startswith(message)

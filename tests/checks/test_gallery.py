@@ -17,13 +17,13 @@ def unshrunk(monkeypatch):
 
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_is_right_passes(name, seed):
+def test_correct_module_passes(name, seed):
     torch.manual_seed(seed)
     report = check(CORRECT[name](), seed=seed)
     assert report.ok, str(report)
 
 
-def test_every_property_is_tested_on_something_right():
+def test_each_property_applies_to_a_correct_module():
     """Otherwise a property could pass by never applying."""
     tested = set()
     for make in CORRECT.values():
@@ -31,13 +31,13 @@ def test_every_property_is_tested_on_something_right():
     assert tested == set(NAMES)
 
 
-def test_the_gallery_is_large_and_covers_every_property():
+def test_gallery_covers_each_property():
     assert len(GALLERY) >= 15
     assert {bug.property for bug in GALLERY.values()} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_every_mistake_is_found_and_named(name):
+def test_gallery_bug_is_detected_with_its_cause(name):
     bug = GALLERY[name]
     finding = check(bug.spec(), only=bug.property)[bug.property]
     assert finding.verdict is Verdict.FAIL, str(finding)
@@ -48,7 +48,7 @@ def test_every_mistake_is_found_and_named(name):
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_mistakes_are_found_whatever_the_seed(name, unshrunk):
+def test_gallery_bug_is_detected_with_other_seeds(name, unshrunk):
     bug = GALLERY[name]
     finding = check(bug.spec(7), only=bug.property, seed=5)[bug.property]
     assert finding.verdict is Verdict.FAIL, str(finding)
@@ -65,14 +65,14 @@ def test_mistakes_are_found_whatever_the_seed(name, unshrunk):
         ("cache not reordered for beams", (2, 2)),  # two rows that can be confused
     ],
 )
-def test_the_example_is_the_smallest_that_there_is(name, size):
+def test_minimal_example_is_minimal(name, size):
     bug = GALLERY[name]
     finding = check(bug.spec(), only=bug.property)[bug.property]
     assert tuple(finding.example["x"].shape) == size
     assert str(finding.example["x"].tolist()) in finding.minimal_example
 
 
-def test_one_mistake_is_not_taken_for_many(unshrunk):
+def test_gallery_bug_fails_only_related_properties(unshrunk):
     """The report of a module with one mistake fails where that shows, and only there."""
     expected = {
         "scaled by d_model": {"score scale"},

@@ -26,18 +26,18 @@ def no_alarm(make, name, seeds):
 
 
 @pytest.mark.parametrize("name", [*OURS, "attention"])
-def test_models_of_this_project(name):
+def test_clearhead_models_pass(name):
     no_alarm(ours, name, SEEDS)
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_models_of_transformers(name):
+def test_transformers_models_pass(name):
     pytest.importorskip("transformers", reason="the peers are an optional dependency")
     no_alarm(peer, name, SEEDS)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_modules_of_torch(batch_first):
+def test_torch_modules_pass(batch_first):
     sizes = {"dim_feedforward": 19, "dropout": 0.1, "batch_first": batch_first}
     torch.manual_seed(0)
     for module in (
@@ -52,7 +52,7 @@ def test_modules_of_torch(batch_first):
         assert report["padding invariance"].verdict == "pass"
 
 
-def test_a_vision_transformer_of_timm():
+def test_timm_vision_transformer_passes():
     timm = pytest.importorskip("timm", reason="the peers are an optional dependency")
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 7}
     report = check(timm.models.VisionTransformer(**sizes))
@@ -61,7 +61,7 @@ def test_a_vision_transformer_of_timm():
 
 
 @pytest.mark.parametrize("kind", ["decoder", "decoder, rotary", "decoder, a window", "encoder", "pair", "pictures"])
-def test_models_of_x_transformers(kind):
+def test_x_transformers_models_pass(kind):
     pytest.importorskip("loguru", reason="x-transformers is an optional peer with optional parts of its own")
     x = pytest.importorskip("x_transformers", reason="the peers are an optional dependency")
     sizes = {"dim": 12, "depth": 2, "heads": 3, "attn_dim_head": 4}

@@ -58,7 +58,7 @@ def attend(x):
 # ---------------------------------------------------------------------- tolerances
 
 
-def test_rounding_moves_each_result_by_at_most_a_unit():
+def test_rounding_perturbs_by_at_most_one_unit():
     x = torch.rand(101, dtype=torch.float32) + 0.5
     with Rounding(3):
         y = x * 1.0
@@ -66,7 +66,7 @@ def test_rounding_moves_each_result_by_at_most_a_unit():
     assert 0 < relative <= 1.5 * torch.finfo(torch.float32).eps
 
 
-def test_rounding_leaves_masks_counts_and_views_alone():
+def test_rounding_preserves_masks_integers_and_views():
     mask = torch.tensor([[0.0, -math.inf], [torch.finfo(torch.float32).min, 3.0]])
     with Rounding(3):
         assert torch.equal(mask * 1.0, mask)
@@ -74,7 +74,7 @@ def test_rounding_leaves_masks_counts_and_views_alone():
 
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float64, 1e-16, 1e-11), (torch.float32, 1e-7, 1e-3)])
-def test_the_tolerance_follows_the_dtype_inside(dtype, least, most):
+def test_tolerance_follows_inner_dtype(dtype, least, most):
     class Inside(nn.Module):
         """Computes in a dtype of its own, as many norms do."""
 
@@ -85,7 +85,7 @@ def test_the_tolerance_follows_the_dtype_inside(dtype, least, most):
     assert least < harness.tolerance < most
 
 
-def test_the_tolerance_grows_with_depth():
+def test_tolerance_grows_with_depth():
     def deep(n):
         torch.manual_seed(0)
         return Harness(spec_for(nn.Sequential(*(nn.Linear(13, 13) for _ in range(n))), inputs=Embeddings(13)))
@@ -95,7 +95,7 @@ def test_the_tolerance_grows_with_depth():
     assert deeper.tolerance / scale[1] > 1.5 * shallow.tolerance / scale[0]
 
 
-def test_difference_is_infinite_where_one_is_not_finite():
+def test_difference_of_non_finite_value_is_infinite():
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan])
     assert difference(a, b) == math.inf
     assert difference(b, b) == 0.0
@@ -106,7 +106,7 @@ def test_difference_is_infinite_where_one_is_not_finite():
 # ---------------------------------------------------------------------- influence
 
 
-def test_influence_and_gradient_show_the_matrix_that_was_put_in():
+def test_influence_and_gradient_recover_the_mixing_matrix():
     torch.manual_seed(0)
     matrix = torch.randn(11, 11) * (torch.rand(11, 11) < 0.4)
     harness = Harness(spec_for(Weighted(matrix), inputs=Embeddings(3), causal=True))
@@ -118,7 +118,7 @@ def test_influence_and_gradient_show_the_matrix_that_was_put_in():
     assert torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-6)
 
 
-def test_the_leak_that_is_reported_is_the_largest():
+def test_causality_reports_the_largest_leak():
     matrix = torch.ones(11, 11).tril()
     matrix[4, 9], matrix[2, 5] = 100.0, 1.0
     finding = check(Weighted(matrix), inputs=Embeddings(3), causal=True, only="causality")["causality"]
@@ -127,7 +127,7 @@ def test_the_leak_that_is_reported_is_the_largest():
     assert finding.example["x"].shape[:2] == (1, 6)  # output 2 sees token 5: six tokens show it
 
 
-def test_gradients_find_what_a_change_cannot():
+def test_causality_gradient_detects_rounded_leak():
     class Quantised(nn.Module):
         """The future comes in as a number that is rounded away, and with a straight-through gradient."""
 
@@ -140,7 +140,7 @@ def test_gradients_find_what_a_change_cannot():
     assert "by gradient" in finding.location
 
 
-def test_reach_is_what_layers_can_hand_on():
+def test_receptive_field_grows_with_layers():
     spec = spec_for(Language(), inputs=Ids(29), mask=causal() & window(2, 0), layers=3)
     T = 11
     far = receptive_field(Harness(spec), T)
@@ -151,7 +151,7 @@ def test_reach_is_what_layers_can_hand_on():
 # ---------------------------------------------------------------------- the recorder
 
 
-def test_a_witness_reads_the_scale_off_the_operations():
+def test_recorder_reads_score_scale():
     q, k = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 7, 5)
     for run in (
         lambda: (q @ k.transpose(-2, -1) * 0.25).softmax(-1),
@@ -163,7 +163,7 @@ def test_a_witness_reads_the_scale_off_the_operations():
         assert recorder.observations.scales == [(0.25, 5, 3)]
 
 
-def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
+def test_causality_position_table_of_ids_passes():
     class PlaceEmbedding(nn.Module):
         """Takes the ids for their number only; its rows (T, M) have no batch."""
 
@@ -189,7 +189,7 @@ def test_a_table_of_positions_that_is_handed_the_ids_is_no_leak():
 # ---------------------------------------------------------------------- padding
 
 
-def test_both_inputs_of_a_pair_are_padded_on_both_sides():
+def test_padding_encoder_decoder_pads_both_inputs():
     harness = Harness(CORRECT["encoder-decoder"]())
     kinds = {seen.kind for seen in PaddingInvariance().evaluate(harness, harness.inputs)}
     assert kinds == {
@@ -203,13 +203,13 @@ def test_both_inputs_of_a_pair_are_padded_on_both_sides():
     }
 
 
-def test_a_target_is_padded_only_where_there_is_a_way_to_say_so():
+def test_padding_target_is_padded_only_if_supported():
     padded_too = spec_for(Pair(), inputs=Ids(29), source=Ids(29), padding=KeepMask("keep"), max_len=37)
     harness = Harness(padded_too)
     assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().evaluate(harness, harness.inputs))
 
 
-def test_the_mask_of_a_target_is_told_by_its_meaning():
+def test_mask_polarity_detects_inverted_target_mask():
     how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": KeepMask("keep"), "max_len": 37}
     wrong = check(Pair(), **how, target_padding=IgnoreMask("target_keep"))
     assert {f.property for f in wrong.failures} == {"padding invariance", "mask polarity"}
@@ -219,7 +219,7 @@ def test_the_mask_of_a_target_is_told_by_its_meaning():
 # ---------------------------------------------------------------------- modules that are not known
 
 
-def test_a_function_is_checked_too():
+def test_check_accepts_function():
     report = check(attend, inputs=Embeddings(5), causal=True)
     assert report.ok, str(report)
     assert report["causality"].verdict is Verdict.PASS
@@ -228,7 +228,7 @@ def test_a_function_is_checked_too():
     assert leaky["causality"].verdict is Verdict.FAIL
 
 
-def test_padding_is_guessed_by_its_name_and_told_by_its_meaning():
+def test_padding_argument_is_inferred_from_its_name():
     class Sum(nn.Module):
         def forward(self, x, key_padding_mask=None):
             hidden = torch.zeros(x.shape[:2], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
@@ -242,7 +242,7 @@ def test_padding_is_guessed_by_its_name_and_told_by_its_meaning():
     assert right.ok, str(right)
 
 
-def test_a_module_may_be_called_in_any_way():
+def test_check_accepts_custom_run():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -259,7 +259,7 @@ def test_a_module_may_be_called_in_any_way():
     assert report["padding invariance"].verdict is Verdict.PASS
 
 
-def test_the_module_is_left_as_it_was():
+def test_check_does_not_change_module():
     model = Language().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -271,13 +271,13 @@ def test_the_module_is_left_as_it_was():
         assert torch.equal(value, before[name]), name
 
 
-def test_what_moves_by_itself_is_not_called_right():
+def test_check_random_module_is_not_applicable():
     report = check(lambda x: x + torch.rand_like(x), inputs=Embeddings(3), causal=True)
     assert report["determinism"].verdict is Verdict.FAIL
     assert report["batch invariance"].verdict is not Verdict.PASS
 
 
-def test_a_report_is_text_html_and_json():
+def test_report_text_html_and_json():
     report = check(GALLERY["no causal mask"].spec())
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     first = next(f for f in document["findings"] if f["property"] == "causality")
@@ -339,15 +339,15 @@ def test_a_report_is_text_html_and_json():
         (nn.Linear(3, 3), {"inputs": Values((3,)), "only": 5}, ConfigError, "only is 5; expected names"),
     ],
 )
-def test_refusals_say_what_to_do(module, how, error, message):
+def test_check_invalid_arguments_raise(module, how, error, message):
     with pytest.raises(error, match=message):
         check(module, **how)
 
 
-def test_a_cache_that_is_not_there_is_not_applicable():
+def test_check_missing_cache_is_not_applicable():
     finding = check(Language(), inputs=Ids(29), causal=True, max_len=37)["cache = no cache"]
     assert finding.verdict is Verdict.NOT_APPLICABLE
-    assert "give caching=" in finding.cause
+    assert "pass caching=" in finding.cause
     assert Caching(new=dict).argument == "cache"
 
 
@@ -365,7 +365,7 @@ class LeakyValueHead(ValueHead, NoMask):
     """The same, and no causal mask reaches the attention."""
 
 
-def test_one_number_for_each_token_is_an_output_for_each_token():
+def test_check_scalar_per_token_counts_as_output():
     how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
     report = check(ValueHead(), **how)
     assert report.ok, report
@@ -385,7 +385,7 @@ def zeroed(model):
     return model
 
 
-def test_weights_that_begin_at_zero_hide_no_leak_and_raise_no_alarm():
+def test_check_zero_initialized_parameters_hide_no_leak():
     how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
     right, wrong = zeroed(Language()), zeroed(NoMask())
     assert check(right, **how).ok, check(right, **how)
@@ -410,14 +410,14 @@ class Noisy(Language):
         return out + torch.randn_like(out) if self.training else out
 
 
-def test_dropout_is_dropout_however_it_is_called():
+def test_train_eval_consistency_ignores_functional_dropout():
     how = {"inputs": Ids(29), "only": "train/eval consistency"}
     assert check(OwnDropout(), **how).ok
     assert not check(Noisy(), **how).ok
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_what_the_caller_has_switched_off_is_no_fault_of_the_module(around):
+def test_check_ignores_no_grad_and_autocast_of_caller(around):
     spec = CORRECT["language model"]()
     with around():
         report = check(spec)
@@ -426,7 +426,7 @@ def test_what_the_caller_has_switched_off_is_no_fault_of_the_module(around):
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_short_inputs_raise_no_alarm(length):
+def test_check_short_inputs_pass(length):
     for make in (CORRECT["language model"], CORRECT["encoder-decoder"]):
         report = check(make(), length=length)
         assert report.ok, report
@@ -447,7 +447,7 @@ def test_short_inputs_raise_no_alarm(length):
         (lambda: check(attend, inputs=Embeddings(3), seed="x"), "seed is 'x'"),
     ],
 )
-def test_sizes_that_are_none_are_refused(make, message):
+def test_spec_invalid_sizes_raise_config_error(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -456,7 +456,7 @@ def test_sizes_that_are_none_are_refused(make, message):
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_a_declared_scale_is_honoured_and_another_is_found(name):
+def test_score_scale_uses_declared_scale(name):
     pytest.importorskip("transformers", reason="the peers are an optional dependency")
     model = peer(name)
     assert check(model, only="score scale")["score scale"].verdict is Verdict.PASS
@@ -466,7 +466,7 @@ def test_a_declared_scale_is_honoured_and_another_is_found(name):
     assert "declared" in found.cause
 
 
-def test_a_subject_needs_no_more_than_the_module_and_what_it_reads():
+def test_spec_needs_only_module_and_inputs():
     spec = ModuleSpec(CORRECT["language model"]().module, inputs=Ids(29))
     assert spec.name == "Language"
     assert check(spec, only="determinism").ok
@@ -476,12 +476,12 @@ def test_a_subject_needs_no_more_than_the_module_and_what_it_reads():
 @pytest.mark.parametrize(
     ("words", "message"), [({"inputs": 50}, "inputs is 50; expected Ids"), ({"scale": 0}, "scale is 0;")]
 )
-def test_a_subject_refuses_what_it_cannot_be(words, message):
+def test_spec_invalid_fields_raise_config_error(words, message):
     with pytest.raises(ConfigError, match=message):
         ModuleSpec(nn.Identity(), **{"inputs": Ids(7)} | words)
 
 
-def test_python_is_told_too_that_nobody_said():
+def test_check_unknown_causality_is_undecided():
     report = check(GALLERY["no causal mask"].spec(), mask=None, only=["causality", "determinism"])
     assert report.ok
     assert [finding.property for finding in report.undecided] == ["causality"]

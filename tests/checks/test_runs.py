@@ -24,7 +24,7 @@ def runs(monkeypatch):
     return seen
 
 
-def test_what_properties_share_is_run_once(runs):
+def test_check_shared_results_are_computed_once(runs):
     """A language model, 3 rows of T = 11 tokens: the tokens of each run, by what it is for."""
     T, B = 11, 3
     whole, half = B * T, T // 2
@@ -47,7 +47,7 @@ def test_what_properties_share_is_run_once(runs):
 
 
 @pytest.mark.parametrize(("slow", "chosen"), [(2, 1), (1, 2)])
-def test_a_large_module_runs_on_as_many_threads_as_are_quickest(monkeypatch, runs, slow, chosen):
+def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, chosen):
     before = torch.get_num_threads()
     clock = iter(range(100))
     monkeypatch.setattr(runner, "LARGE", 1)
@@ -62,7 +62,7 @@ def test_a_large_module_runs_on_as_many_threads_as_are_quickest(monkeypatch, run
     assert {threads for _, threads in runs[3:]} == {chosen}
 
 
-def test_each_property_is_announced_before_it_is_tested():
+def test_check_calls_on_start_before_each_property():
     told = []
     check(CORRECT["reader"](), on_start=lambda *one: told.append(one))
     assert told == [(name, n, len(NAMES)) for n, name in enumerate(NAMES)]

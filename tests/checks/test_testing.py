@@ -27,7 +27,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_each_assertion_holds_and_fails(name):
+def test_assertion_passes_and_fails(name):
     right, wrong, words = PAIRS[name]
     check = getattr(testing, name)
     torch.manual_seed(0)
@@ -36,14 +36,14 @@ def test_each_assertion_holds_and_fails(name):
         check(GALLERY[wrong].spec())
 
 
-def test_every_assertion_is_tested():
+def test_assertions_are_all_tested():
     assert set(PAIRS) | {"assert_property"} == set(testing.__all__)
 
 
-def test_a_property_that_cannot_be_tested_is_no_success():
-    with pytest.raises(AssertionError, match="not applicable: the module reads no sequence"):
+def test_assertion_not_applicable_fails():
+    with pytest.raises(AssertionError, match="not applicable: the module does not take a sequence"):
         testing.assert_padding_invariant(nn.Linear(3, 3), inputs=Values((3,)))
 
 
-def test_a_model_of_this_project():
+def test_assert_valid_accepts_clearhead_model():
     testing.assert_causal(tiny_decoder().build())

@@ -75,7 +75,7 @@ def test_command_measure_without_model_writes_row_per_case(run, tmp_path, monkey
         (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
         (
             ("gpt2", "--tokens", "5", "--source-length", "3"),
-            "clearhead: tokens is (3, 5); Decoder reads one sequence",
+            "clearhead: tokens is (3, 5); Decoder takes one sequence",
         ),
         (("vit-small", "--source-length", "3"), "clearhead: --source-length needs --tokens"),
         (

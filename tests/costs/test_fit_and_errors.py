@@ -76,14 +76,14 @@ def test_parse_bytes_invalid_text_raises_config_error(text):
     [
         (lambda: cost("gpt3", tokens=5), ConfigError, "there is no preset 'gpt3'; did you mean 'gpt2'?"),
         (lambda: preset("zzz"), ConfigError, "there is no preset 'zzz'; known are: base, big"),
-        (lambda: cost("gpt2"), ConfigError, "tokens was not given"),
+        (lambda: cost("gpt2"), ConfigError, "tokens is missing"),
         (lambda: cost("gpt2", tokens=-3), ConfigError, "tokens is -3; expected a whole number of at least 1"),
         (lambda: cost("gpt2", tokens=3.5), ConfigError, "tokens is 3.5; expected a whole number"),
         (lambda: cost("gpt2", tokens=3, batch=0), ConfigError, "batch is 0; expected a whole number of at least 1"),
         (lambda: cost("base", tokens=(3, 4, 5)), ConfigError, "expected one number, or two"),
         (lambda: cost("base", tokens=(3, 0)), ConfigError, "tokens is 0; expected a whole number of at least 1"),
-        (lambda: cost("gpt2", tokens=(3, 4)), ConfigError, "Decoder reads one sequence: expected one number"),
-        (lambda: cost("bert-base", tokens=(3, 4)), ConfigError, "Encoder reads one sequence"),
+        (lambda: cost("gpt2", tokens=(3, 4)), ConfigError, "Decoder takes one sequence: expected one number"),
+        (lambda: cost("bert-base", tokens=(3, 4)), ConfigError, "Encoder takes one sequence"),
         (
             lambda: cost("gpt2", tokens=1025),
             ShapeError,
@@ -97,7 +97,7 @@ def test_parse_bytes_invalid_text_raises_config_error(text):
         (
             lambda: cost("vit-small", mask=causal()),
             ConfigError,
-            "VisionTransformer takes no mask|Vision takes no mask",
+            "VisionTransformer does not take a mask|Vision does not take a mask",
         ),
         (lambda: cost(LogisticRegressionConfig(n_features=3), tokens=5), ShapeError, "does not take a sequence"),
         (lambda: cost("gpt2", tokens=5, dtype=torch.int64), DtypeError, "expected a floating-point dtype"),

@@ -1,5 +1,4 @@
-"""What must not matter: the neighbours in a batch, the order of tokens without positions, the luck of the draw, a
-cache, and training mode.
+"""Invariances: other rows of a batch, token order without positions, repeated calls, caching, and training mode.
 
 B batch   T tokens
 """
@@ -30,49 +29,47 @@ def _batch_norms(harness: Harness) -> list[str]:
 
 
 class BatchInvariance(Property):
-    """A row alone gives what it gives in a batch, at any place of it."""
+    """The output of a row does not depend on the rest of the batch."""
 
     name = "batch invariance"
     method = "ran each row alone and all rows in another order, and compared with the batch"
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
-        whole = harness.plain(inputs)
+        expected = harness.plain(inputs)
         B = inputs.x.shape[0]
         if B < 2:
             return
         for row in range(B):
-            one = slice(row, row + 1)
-            alone = harness.first_row(inputs)[1] if row == 0 else harness.out(inputs.rows(one))
-            yield compared(harness, alone, whole[one], f"row {row} alone against in the batch", "alone")
+            index = slice(row, row + 1)
+            alone = harness.first_row(inputs)[1] if row == 0 else harness.out(inputs.rows(index))
+            yield compared(harness, alone, expected[index], f"row {row} alone and in the batch", "alone")
         order = torch.arange(B).roll(1)
-        yield compared(harness, harness.out(inputs.rows(order)), whole[order], "rows in another order", "order")
+        yield compared(harness, harness.out(inputs.rows(order)), expected[order], "rows in another order", "order")
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         if _batch_norms(harness):
-            return "batch-norm takes its statistics from the batch, in evaluation too (track_running_stats=False?)"
-        mixed = (
-            "rows are mixed: a reshape or softmax runs over the batch axis, or something is normalised over the batch"
-        )
+            return "batch-norm uses batch statistics, in eval mode too (track_running_stats=False?)"
+        mixed = "rows are mixed: a reshape or softmax runs over the batch axis, or a norm runs over the batch"
         return time_first(harness) or mixed
 
 
 class PermutationEquivariance(Property):
-    """Without positions and without a mask, tokens in another order give the same outputs in that order."""
+    """Without positions and mask, permuted tokens give permuted outputs."""
 
     name = "permutation equivariance"
-    method = "put the tokens into another order and compared the outputs in that order"
+    method = "permuted the tokens and compared the outputs in that order"
 
     def why_not(self, harness: Harness) -> str | None:
         if not harness.spec.is_sequence:
-            return "the module reads no sequence"
+            return "the module does not take a sequence"
         if harness.spec.source is not None:
             return "the module has two inputs, and its target has an order"
         if harness.spec.positions is None:
-            return "it is not said whether the module knows positions: give positions=False if it knows none"
+            return "it is unknown whether the module encodes positions: pass positions=False if it does not"
         if harness.spec.positions:
-            return "the module knows positions, so that order counts"
+            return "the module encodes positions, so order matters"
         if harness.spec.mask is not None and not bool(harness.spec.mask.dense(harness.length).all()):
-            return "its mask gives the tokens an order"
+            return "its mask depends on the order"
         return None
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
@@ -83,23 +80,23 @@ class PermutationEquivariance(Property):
         yield compared(harness, out, base[:, order] if harness.per_token else base, f"order {order.tolist()}")
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
-        usual = "something knows the order: positions are added somewhere, or a reshape mixes the positions"
+        usual = "the module depends on the order: positions are added, or a reshape mixes positions"
         return next(
             (CAUSES[fact] for fact in ("split_by_view", "wrong_axis") if getattr(harness.observations, fact)), usual
         )
 
 
 class Determinism(Property):
-    """In evaluation mode, the same input gives the same output."""
+    """In evaluation mode the same input gives the same output."""
 
     name = "determinism"
     method = "ran the same input three times in evaluation mode"
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
-        # Where the module itself is random, its noise cannot be told from rounding by trying: no measured tolerance.
+        # The noise of a random module would be measured as rounding, so the tolerance is not measured.
         tolerance = 64 * torch.finfo(harness.dtype).eps * max(1.0, harness.largest)
-        for again in (2, 3):
-            yield compared(harness, harness.out(inputs), harness.plain(inputs), f"run {again}", tolerance=tolerance)
+        for repeat in (2, 3):
+            yield compared(harness, harness.out(inputs), harness.plain(inputs), f"run {repeat}", tolerance=tolerance)
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         if harness.observations.random:
@@ -108,36 +105,38 @@ class Determinism(Property):
                 f"dropout (or another random op: {random_op}) is active in eval mode: F.dropout(x, p) needs "
                 "training=self.training; use nn.Dropout"
             )
-        return "the module keeps a state from one call to the next"
+        return "the module has state that changes between calls"
 
 
-# ---------------------------------------------------------------------- with a cache or without
+# ---------------------------------------------------------------------- cache
 
 
 class CacheConsistency(Property):
-    """What comes out piece by piece is what comes out at once."""
+    """Outputs with a cache equal those without."""
 
     name = "cache = no cache"
     method = "fed all at once, one by one and in chunks, after reordering rows and after truncating, against no cache"
 
     def why_not(self, harness: Harness) -> str | None:
-        sees = harness.spec.mask
+        mask = harness.spec.mask
         if harness.spec.caching is None:
             if not harness.spec.is_sequence:
-                return "the module reads no sequence"
-            if sees is not None and bool(sees.dense(harness.length).triu(1).any()):
-                return "outputs see later tokens, so that nothing of them can be kept"
-            return "it is not said that the module has a cache: give caching=Caching(new=…)"
+                return "the module does not take a sequence"
+            if mask is not None and bool(mask.dense(harness.length).triu(1).any()):
+                return "outputs depend on later tokens, so they cannot be cached"
+            return "it is unknown whether the module has a cache: pass caching=Caching(new=…)"
         if not harness.per_token:
-            return "there is no output for each token"
+            return "there is no output per token"
         return None
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
         caching = harness.spec.caching
         assert caching is not None
         T = inputs.length
-        whole, half = harness.plain(inputs), T // 2
-        first, rest = replace(inputs, x=inputs.x[:, :half]), replace(inputs, x=inputs.x[:, half:])
+        expected = harness.plain(inputs)
+        half = T // 2
+        first = replace(inputs, x=inputs.x[:, :half])
+        second = replace(inputs, x=inputs.x[:, half:])
         one_by_one = [1] * (T - half)
         reorder: Any = caching.reorder
         truncate: Any = caching.truncate
@@ -145,81 +144,86 @@ class CacheConsistency(Property):
         def reordered(cache: Any) -> Tensor:
             _feed(harness, first, cache, [half])
             reorder(cache, rows)
-            return _feed(harness, rest.rows(rows), cache, one_by_one, half)
+            return _feed(harness, second.rows(rows), cache, one_by_one, half)
 
         def truncated(cache: Any) -> Tensor:
-            junk = replace(inputs, x=torch.cat((first.x, harness.another(rest.x)), 1))
+            junk = replace(inputs, x=torch.cat((first.x, harness.another(second.x)), 1))
             _feed(harness, junk, cache, [half, T - half])
             truncate(cache, half)
-            return _feed(harness, rest, cache, one_by_one, half)
+            return _feed(harness, second, cache, one_by_one, half)
 
         for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
-            yield self._seen(harness, kind, lambda cache, sizes=sizes: _feed(harness, inputs, cache, sizes), whole)  # type: ignore[misc]
+            yield self._compare(
+                harness, kind, lambda cache, sizes=sizes: _feed(harness, inputs, cache, sizes), expected
+            )  # type: ignore[misc]
         B = inputs.x.shape[0]
         if T >= 2 and B > 1 and reorder is not None:
             rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
-            yield self._seen(harness, "after reorder", reordered, whole[rows][:, half:], half)
+            yield self._compare(harness, "after reorder", reordered, expected[rows][:, half:], half)
         if T >= 2 and truncate is not None:
-            yield self._seen(harness, "after truncate", truncated, whole[:, half:], half)
+            yield self._compare(harness, "after truncate", truncated, expected[:, half:], half)
 
-    def _seen(
-        self, harness: Harness, kind: str, run: Callable[[Any], Tensor], wanted: Tensor, start: int = 0
+    def _compare(
+        self, harness: Harness, kind: str, run: Callable[[Any], Tensor], expected: Tensor, start: int = 0
     ) -> Comparison:
-        """What a run with a new cache gives, against what is wanted of the outputs from `start` on."""
+        """Compare a run with a new cache with the expected outputs from `start` on."""
         assert harness.spec.caching is not None
         try:
             out = run(harness.spec.caching.new())
         except Exception as error:
             location = f"{kind}: {reason(error)}, at output 0"
             return Comparison(difference=float("inf"), tolerance=harness.tolerance, location=location, kind=kind)
-        location = f"{kind}: got {tuple(out.shape)} for {tuple(wanted.shape)}, from output 0"
-        if out.shape == wanted.shape:
-            gap = (out.double() - wanted.double()).abs().nan_to_num(float("inf"))
+        location = f"{kind}: got {tuple(out.shape)} for {tuple(expected.shape)}, from output 0"
+        if out.shape == expected.shape:
+            gap = (out.double() - expected.double()).abs().nan_to_num(float("inf"))
             over = (by_position(gap).amax((0, 2)) > harness.tolerance).nonzero()  # (T,)
             location = f"{kind}: differs from output {start + (int(over[0]) if len(over) else 0)}"
-        return Comparison(difference=difference(out, wanted), tolerance=harness.tolerance, location=location, kind=kind)
+        return Comparison(
+            difference=difference(out, expected), tolerance=harness.tolerance, location=location, kind=kind
+        )
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
-        kinds = {seen.kind for seen in failed}
+        kinds = {x.kind for x in failed}
         if "prefill" in kinds and "Error: " in failed[0].location:
-            return "the module cannot be called with a cache in this way: it raises an error at the first call"
+            return "the module raises an error at the first call with a cache"
         if "prefill" in kinds:
             return "the first call with an empty cache already differs: the cache changes the mask or the positions"
         if "one by one" not in kinds:
             if "in chunks" in kinds:
                 return (
-                    "a chunk of several tokens is masked as if nothing came before it: the causal mask of a chunk "
+                    "a chunk of several tokens is masked as if it had no predecessors: the causal mask of a chunk "
                     "needs the number of cached tokens as its offset"
                 )
             if "after reorder" in kinds:
-                return (
-                    "the cache is not reordered for beams (in all of its parts): rows go on with another row's history"
-                )
-            return "truncating leaves something behind: keys, or the count of tokens that positions are made from"
-        first = min(int(seen.location.rsplit(" ", 1)[1]) for seen in failed if seen.kind == "one by one")
+                return "the cache is not reordered for beams (in all parts): rows use the history of another row"
+            return "truncation is incomplete: keys, or the token count that determines positions, remain"
+        first = min(int(x.location.rsplit(" ", 1)[1]) for x in failed if x.kind == "one by one")
         if first <= 1:
             return (
                 "positions restart at 0 with every cached call (or the cached keys are not used): positions must start "
                 "at the number of tokens in the cache"
             )
         return (
-            f"a window is ignored when decoding: the first {first} tokens agree, then the cache shows keys that the "
+            f"a window is ignored when decoding: the first {first} tokens agree, then the cache contains keys that the "
             "mask hides without a cache"
         )
 
 
 def _chunks(T: int) -> list[int]:
-    """3, 1, 4, 2 and the rest, as far as there are tokens."""
+    """Return the chunk sizes 3, 1, 4, 2 and the remainder, up to T tokens."""
     ends = [min(end, T) for end in (0, 3, 4, 8, 10, T)]
     return [b - a for a, b in itertools.pairwise(ends) if b > a]
 
 
 def _feed(harness: Harness, inputs: CallInputs, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
-    """The outputs of the inputs's tokens, given in pieces that follow `start` cached ones."""
-    outs, at = [], 0
+    """Return the outputs of tokens that are passed in chunks after `start` cached tokens."""
+    outs = []
+    offset = 0
     for size in sizes:
-        outs.append(harness.out(replace(inputs, x=inputs.x[:, at : at + size], cache=cache, start=start + at)))
-        at += size
+        outs.append(
+            harness.out(replace(inputs, x=inputs.x[:, offset : offset + size], cache=cache, start=start + offset))
+        )
+        offset += size
     return torch.cat(outs, dim=1)
 
 
@@ -227,7 +231,7 @@ def _feed(harness: Harness, inputs: CallInputs, cache: Any, sizes: Sequence[int]
 
 
 class TrainEvalConsistency(Property):
-    """With dropout at 0, training mode computes what evaluation mode does."""
+    """Without dropout, training and evaluation mode give equal outputs."""
 
     name = "train/eval consistency"
     method = "set every dropout to 0 and compared training mode with evaluation mode"
@@ -236,30 +240,28 @@ class TrainEvalConsistency(Property):
         if not isinstance(harness.module, nn.Module):
             return "a function has no training mode"
         if not harness.spec.is_sequence and _batch_norms(harness):
-            return "batch-norm over blocks of numbers takes other statistics in training, by design"
+            return "batch-norm of inputs without a sequence uses other statistics in training by design"
         return None
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
         module = copy.deepcopy(harness.module)
         without_dropout(module)
-        wanted = harness.out(inputs, module)
+        expected = harness.out(inputs, module)
         with NoDropout():
             trained = harness.out(inputs, module.train())
-        yield compared(harness, trained, wanted, "training mode")
+        yield compared(harness, trained, expected, "training mode")
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         for name in _batch_norms(harness):
             return (
-                f"batch-norm ({name}) takes its statistics from the batch in training: over other sequences and, "
+                f"batch-norm ({name}) uses batch statistics in training: of other sequences and, "
                 "in a decoder, over later positions; use layer-norm"
             )
-        return (
-            "something acts in training that is not dropout with a rate that can be set to 0 (noise, a drop of layers)"
-        )
+        return "training mode has an effect other than dropout with a rate that can be set to 0 (noise, layer drop)"
 
 
 class NoDropout(TorchFunctionMode):
-    """Inside of it, dropout that is called as a function drops nothing, wherever its rate comes from."""
+    """Disables functional dropout, independent of its rate."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -279,7 +281,7 @@ _DROPOUTS = (
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Sets every dropout rate below `module` to 0: of dropout modules, and numbers under a name with "drop" in it."""
+    """Set the rate of dropout modules, and every float attribute with "drop" in its name, to 0."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
