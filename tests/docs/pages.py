@@ -1,4 +1,4 @@
-"""The pages of the site as the tests read them: their cells, and the commands, claims and sheets that they name."""
+"""Read the pages of the site: their cells, and the commands, claims and worksheets that they name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Page:
 
     @property
     def fences(self) -> list[tuple[str, str]]:
-        """What stands behind the opening of each fence, and what stands inside."""
+        """The info string and the body of each fence."""
         return [(head.strip(), body) for _, head, body in _FENCE.findall(self.text)]
 
     @property
     def cells(self) -> list[str]:
         """The code of every cell, without its options."""
-        found = [body for head, body in self.fences if head.startswith("{code-cell}")]
-        return [re.sub(r"\A(:[\w-]+:.*\n)+", "", body) for body in found]
+        bodies = [body for head, body in self.fences if head.startswith("{code-cell}")]
+        return [re.sub(r"\A(:[\w-]+:.*\n)+", "", body) for body in bodies]
 
     @property
     def commands(self) -> list[list[str]]:
@@ -55,13 +55,13 @@ class Page:
         return [shlex.split(line, comments=True) for line in lines]
 
 
-def page_of(name: str) -> Page:
-    """One page, by its path in docs/."""
+def read_page(name: str) -> Page:
+    """Return one page, by its path in docs/."""
     return Page(DOCS / name, (DOCS / name).read_text(encoding="utf-8"))
 
 
 def pages(folder: str = "") -> list[Page]:
-    """The pages of a folder of docs/, or all that are written by hand."""
+    """Return the pages of a folder of docs/, or all handwritten pages."""
     folders = [folder] if folder else ["book", "guides"]
     return [
         Page(path, path.read_text(encoding="utf-8")) for name in folders for path in sorted((DOCS / name).glob("*.md"))
@@ -69,8 +69,8 @@ def pages(folder: str = "") -> list[Page]:
 
 
 @contextlib.contextmanager
-def as_it_was() -> Iterator[None]:
-    """Whatever a page sets (how numbers are printed, how figures look, the environment) is put back behind it."""
+def restored_environment() -> Iterator[None]:
+    """Restore print options, figure settings and environment variables that a page changes."""
     import matplotlib as mpl
 
     before, path = dict(os.environ), list(sys.path)
@@ -86,17 +86,17 @@ def as_it_was() -> Iterator[None]:
 
 
 def execute(page: Page) -> dict[str, object]:
-    """Runs every cell of a page one after another, as its kernel would, and shows what its last line gives."""
+    """Run the cells of a page in order, as its kernel would, and render the values of last lines."""
     space: dict[str, object] = {"__name__": "__main__"}
-    with as_it_was():
+    with restored_environment():
         for i, cell in enumerate(page.cells):
             where = f"{page.name}, cell {i + 1}"
             tree = ast.parse(cell, where)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             exec(compile(tree, where, "exec"), space)
             if last is not None:
-                shown = eval(compile(ast.Expression(last.value), where, "eval"), space)
-                for how in ("_repr_html_", "_repr_latex_", "_repr_markdown_"):
-                    if hasattr(shown, how):
-                        getattr(shown, how)()
+                value = eval(compile(ast.Expression(last.value), where, "eval"), space)
+                for method in ("_repr_html_", "_repr_latex_", "_repr_markdown_"):
+                    if hasattr(value, method):
+                        getattr(value, method)()
     return space

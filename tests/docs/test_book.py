@@ -1,4 +1,4 @@
-"""The pages are well-formed, what they name exists, and the first chapters run. `make docs` builds all of it."""
+"""Pages are well-formed and everything they name exists. `make docs` builds them all."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def command_line():
     return typer.main.get_command(app)
 
 
-def parsed(command, words):
-    """The names of the commands that these words call. Options and commands that do not exist raise."""
+def parse_command(command, words):
+    """Return the commands that these words call; raise for unknown options and commands."""
     context = typer.Context(command)
     if hasattr(command, "resolve_command") and words and not words[0].startswith("-"):
-        name, inner, rest = command.resolve_command(context, words)
-        return [name, *parsed(inner, rest)]
-    _, left, _ = command.make_parser(context).parse_args(args=list(words))
-    assert not left, f"{left} is left over"
+        name, subcommand, remaining = command.resolve_command(context, words)
+        return [name, *parse_command(subcommand, remaining)]
+    _, unparsed, _ = command.make_parser(context).parse_args(args=list(words))
+    assert not unparsed, f"{unparsed} was not parsed"
     return []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_well_formed(page):
+def test_page_is_well_formed(page):
     assert page.text.count("\n# ") + page.text.startswith("# ") >= 1, "a page has a title"
     assert len(re.findall(r"^```", page.text, re.MULTILINE)) == 2 * len(page.fences), "a fence is not closed"
     if page.cells:
@@ -56,17 +56,17 @@ def test_a_page_is_well_formed(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_names_exists(page, command_line):
-    known = set(claims())
+def test_page_names_only_what_exists(page, command_line):
+    claim_ids = set(claims())
     for words in page.commands:
         line = " ".join(words)
         assert words[0] == "clearhead", line
-        called = parsed(command_line, words[1:])
+        called = parse_command(command_line, words[1:])
         arguments = [word for word in words[1 + len(called) :] if not word.startswith("-")]
         if PLACEHOLDERS.intersection(words) or not arguments:
             continue
         if called == ["claims", "show"]:
-            assert arguments[0] in known, line
+            assert arguments[0] in claim_ids, line
         elif called == ["exercise", "starter"] or (called == ["exercise", "grade"] and line.endswith(".py")):
             assert arguments[0] in starters(), line
         elif called in (["exercise", "solve"], ["exercise", "grade"]) and not arguments[0].endswith(".toml"):
@@ -77,15 +77,15 @@ def test_what_a_page_names_exists(page, command_line):
             assert arguments[0] in names(), line
 
 
-def test_a_name_that_does_not_exist_is_seen(command_line):
+def test_parse_command_with_unknown_names_raises(command_line):
     with pytest.raises(Exception, match="No such option: --sead"):
-        parsed(command_line, ["exercise", "solve", "sort-dedup", "--sead", "7"])
+        parse_command(command_line, ["exercise", "solve", "sort-dedup", "--sead", "7"])
     with pytest.raises(Exception, match="No such command 'wrok'"):
-        parsed(command_line, ["wrok", "sort-dedup"])
+        parse_command(command_line, ["wrok", "sort-dedup"])
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
-def test_a_chapter_ends_in_exercises_and_claims(page):
+def test_chapter_ends_in_exercises_and_claims(page):
     headings = re.findall(r"^## (.+)$", page.text, re.MULTILINE)
     assert headings[-3:] == ["Summary", "Exercises", "What was run"]
     called = [words[1:3] for words in page.commands]
@@ -93,7 +93,7 @@ def test_a_chapter_ends_in_exercises_and_claims(page):
     assert ["claims", "show"] in called
 
 
-def test_the_helpers_of_pages_draw(monkeypatch):
+def test_plotting_helpers_return_html(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     show = importlib.import_module("show")
     from xml.etree import ElementTree

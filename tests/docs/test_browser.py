@@ -1,4 +1,4 @@
-"""What a browser makes of the displays: a notebook's own rules for tables leave a sheet's brackets as they are."""
+"""A notebook's styles for tables do not change the brackets of worksheets in a browser."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from clearhead import work
 
 BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine"),
+    pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed"),
 ]
 
-# JupyterLab's rules for tables in outputs, with its colours in place of its variables.
+# JupyterLab's rules for tables in outputs, with colors instead of its variables.
 NOTEBOOK = """
 .jp-RenderedHTMLCommon table { border-collapse: collapse; border-spacing: 0; border: none; color: #000; font-size: 12px;
   table-layout: fixed; margin-left: auto; margin-right: auto; margin-bottom: 1em; }
@@ -37,18 +37,18 @@ STYLES = """() => [...document.querySelectorAll('.chw table')].map(table => {
 })"""
 
 
-def test_a_notebooks_stripes_leave_brackets_alone():
+def test_notebook_styles_do_not_change_worksheet_tables():
     from playwright.sync_api import sync_playwright
 
     sheet = work.solve("attention-by-hand")._repr_html_()
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         tab = browser.new_page()
         tab.set_content(f"<style>{NOTEBOOK}</style><div class=jp-RenderedHTMLCommon>{sheet}</div>")
-        found = tab.evaluate(STYLES)
+        styles = tab.evaluate(STYLES)
         browser.close()
-    assert len(found) > 5
-    for table in found:
+    assert len(styles) > 5
+    for table in styles:
         assert set(table["rows"]) == {"rgba(0, 0, 0, 0)"}
         assert table["head"] == "0px"
         assert float(table["left"].removesuffix("px")) > 0

@@ -1,8 +1,8 @@
-"""The first four chapters are enough for their exercises: a student who has read them, and has nothing but the
-functions and formulas that they give, answers every cell of every sheet right.
+"""The functions and formulas of the first four chapters suffice to solve every cell of their exercises.
 
-The answers are handed in as a student's are, and marked by `clearhead.work`. Where a chapter defines a function, it is
-that very function; where it gives a formula, the formula is written out here as the chapter has it."""
+Answers are graded like a student's. Functions that a chapter defines are taken from the chapter; formulas are written
+out here as in the chapter.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from clearhead import masks, work
-from tests.docs.pages import execute, page_of
+from tests.docs.pages import execute, read_page
 
 SHEETS: dict[str, tuple[str, object]] = {}
-"""Sheet → the chapter that ends in it, and how its reader solves it."""
+"""Worksheet → its chapter, and a solution with the functions of that chapter."""
 
 
-WHOLE = "WHOLE" in os.environ
+ALL_SHEETS = "WHOLE" in os.environ
 SLOW = ("perturb-key-query", "softmax-jacobian", "sparse-16")
-"""Sheets that take seconds to work: `make docs` has all of them solved."""
+"""Worksheets that take seconds to solve: only `make docs` includes them."""
 
 
-def solves(sheet, chapter):
+def solution_of(sheet, chapter):
     def keep(function):
         SHEETS[sheet] = (chapter, function)
         return function
@@ -35,31 +35,31 @@ def solves(sheet, chapter):
     return keep
 
 
-@solves("softmax-temperature", "01-lookup")
-def softmax_temperature(know, z, T, c):
-    p = torch.stack([know.softmax(z[0], tau) for tau in T[0]])
+@solution_of("softmax-temperature", "01-lookup")
+def softmax_temperature(book, z, T, c):
+    p = torch.stack([book.softmax(z[0], tau) for tau in T[0]])
     ratio = p[:, :1] / p[:, 1:2]
-    equal = torch.stack([know.softmax(torch.full((4,), c), tau) for tau in T[0]])
-    return {"p": p, "ratio": ratio, "cold": know.hard(z[0])[None], "hot": torch.full((1, 4), 1 / 4), "equal": equal}
+    equal = torch.stack([book.softmax(torch.full((4,), c), tau) for tau in T[0]])
+    return {"p": p, "ratio": ratio, "cold": book.hard(z[0])[None], "hot": torch.full((1, 4), 1 / 4), "equal": equal}
 
 
-@solves("permutation-by-attention", "01-lookup")
-def permutation_by_attention(know, b, P, C):
+@solution_of("permutation-by-attention", "01-lookup")
+def permutation_by_attention(book, b, P, C):
     S = b * P
-    A, A_hard = know.softmax(S), torch.stack([know.hard(row) for row in S]).double()
+    A, A_hard = book.softmax(S), torch.stack([book.hard(row) for row in S]).double()
     H, H_hard = A @ C, A_hard @ C
     return {"S": S, "A": A, "H": H, "A_hard": A_hard, "H_hard": H_hard, "identity": C, "off": (H - H_hard).abs().max()}
 
 
-@solves("attention-by-hand", "02-scores")
-def attention_by_hand(know, q, k, v):
+@solution_of("attention-by-hand", "02-scores")
+def attention_by_hand(book, q, k, v):
     S = q @ k.T
-    W = know.softmax(S / math.sqrt(q.shape[-1]))
+    W = book.softmax(S / math.sqrt(q.shape[-1]))
     return {"scores": S, "weights": W, "z": W @ v}
 
 
-@solves("score-variance", "02-scores")
-def score_variance(know, d, μ, p, ν, r):
+@solution_of("score-variance", "02-scores")
+def score_variance(book, d, μ, p, ν, r):
     variance = p**2 * r**2 + μ**2 * r**2 + ν**2 * p**2
     return {
         "products": torch.outer(torch.tensor([μ - p, μ + p]), torch.tensor([ν - r, ν + r])),
@@ -75,10 +75,10 @@ def score_variance(know, d, μ, p, ν, r):
     }
 
 
-@solves("softmax-jacobian", "02-scores")
-def softmax_jacobian(know, s):
-    a, sharper = know.softmax(s[0]), know.softmax(4 * s[0])
-    J = know.jacobian(a)
+@solution_of("softmax-jacobian", "02-scores")
+def softmax_jacobian(book, s):
+    a, sharper = book.softmax(s[0]), book.softmax(4 * s[0])
+    J = book.jacobian(a)
     epsilon, norm = 1 - a.max(), J.square().sum()
     return {
         "a": a[None],
@@ -90,17 +90,17 @@ def softmax_jacobian(know, s):
         "bound": len(a) ** 2 * epsilon**2,
         "within": norm / (len(a) ** 2 * epsilon**2),
         "sharper": sharper[None],
-        "norm_sharper": know.jacobian(sharper).square().sum(),
+        "norm_sharper": book.jacobian(sharper).square().sum(),
     }
 
 
-@solves("scale-key", "02-scores")
-def scale_key(know, α, i, Q, K):
+@solution_of("scale-key", "02-scores")
+def scale_key(book, α, i, Q, K):
     i, longer = int(i) - 1, K.clone()
     longer[i] *= α
     S, S_longer = Q @ K.T, Q @ longer.T
     score = S[:, [i]]
-    before, after = know.softmax(S), know.softmax(S_longer)
+    before, after = book.softmax(S), book.softmax(S_longer)
     return {
         "S": S,
         "A": before,
@@ -112,12 +112,12 @@ def scale_key(know, α, i, Q, K):
     }
 
 
-@solves("perturb-key-query", "02-scores")
-def perturb_key_query(know, β, i, j, Q, K, V, ε):
+@solution_of("perturb-key-query", "02-scores")
+def perturb_key_query(book, β, i, j, Q, K, V, ε):
     i, j, moved, other = int(i) - 1, int(j) - 1, K.clone(), Q.clone()
     moved[i] += ε[0]
     other[j] += ε[0]
-    A, A_key, A_query = (know.softmax(β * q @ k.T) for q, k in ((Q, K), (Q, moved), (other, K)))
+    A, A_key, A_query = (book.softmax(β * q @ k.T) for q, k in ((Q, K), (Q, moved), (other, K)))
     H = A @ V
     changed = lambda weights: ((weights @ V - H).abs().sum(-1, keepdim=True) > 1e-12).double()  # noqa: E731
     return {
@@ -133,8 +133,8 @@ def perturb_key_query(know, β, i, j, Q, K, V, ε):
     }
 
 
-@solves("sparse-16", "03-masks")
-def sparse_16(know, mask, n, also):
+@solution_of("sparse-16", "03-masks")
+def sparse_16(book, mask, n, also):
     n, table = int(n), masks.parse(mask).dense(int(n), int(n))
     saving = lambda pairs: 1 - pairs / n**2  # noqa: E731
     counts = [masks.parse(text).count(n) for text in also]
@@ -148,8 +148,8 @@ def sparse_16(know, mask, n, also):
     }
 
 
-@solves("masks-by-architecture", "03-masks")
-def masks_by_architecture(know, s, u, t, v, future):
+@solution_of("masks-by-architecture", "03-masks")
+def masks_by_architecture(book, s, u, t, v, future):
     s, u, t, v = map(int, (s, u, t, v))
     encoder, decoder = masks.padding([u]).dense(s, s)[0, 0], masks.causal().dense(t, t)
     cross = masks.padding([u]).dense(t, s)[0, 0]
@@ -169,8 +169,8 @@ def masks_by_architecture(know, s, u, t, v, future):
     }
 
 
-@solves("convolution-by-attention", "03-masks")
-def convolution_by_attention(know, w, X):
+@solution_of("convolution-by-attention", "03-masks")
+def convolution_by_attention(book, w, X):
     n = len(X)
     distance = torch.arange(n)[None] - torch.arange(n)[:, None] + 1
     C = torch.where(masks.window(1, 1).dense(n, n), w[0][distance.clamp(0, 2)], 0.0)
@@ -189,8 +189,8 @@ def convolution_by_attention(know, w, X):
     }
 
 
-@solves("multi-head-shapes", "04-heads")
-def multi_head_shapes(know, h, d, n, m):
+@solution_of("multi-head-shapes", "04-heads")
+def multi_head_shapes(book, h, d, n, m):
     h, d, n, m = map(int, (h, d, n, m))
     D = d // h
     shapes = [(n, d), (m, d), (n, D), (m, D), (m, D), (n, m), (n, m), (n, D), (n, d), (n, d)]
@@ -206,8 +206,8 @@ def multi_head_shapes(know, h, d, n, m):
     }
 
 
-@solves("eight-heads", "04-heads")
-def eight_heads(know, d, h, n):
+@solution_of("eight-heads", "04-heads")
+def eight_heads(book, d, h, n):
     d, h = int(d), int(h)
     D, projection, products = d // h, f"{2 * d * d}*n", f"{2 * d}*n^2"
     return {
@@ -223,8 +223,8 @@ def eight_heads(know, d, h, n):
     }
 
 
-@solves("receptive-field", "04-heads")
-def receptive_field(know, heads, layers, tokens):
+@solution_of("receptive-field", "04-heads")
+def receptive_field(book, heads, layers, tokens):
     sizes = [[(k + 1) ** n for n in range(1, layers + 1)] for k in heads]
     return {
         "branching": [[k + 1] for k in heads],
@@ -234,75 +234,77 @@ def receptive_field(know, heads, layers, tokens):
     }
 
 
-def given_by(sheet):
+def inputs_of(sheet):
     """What the sheet gives, by name: numbers, matrices, words."""
-    found = {}
+    inputs = {}
     for step in sheet.steps:
         if step.is_given:
             cells = step.grid.cells
             if step.key == "given":
-                found |= {row: line[0] for row, line in zip(step.grid.rows, cells, strict=True)}
+                inputs |= {row: line[0] for row, line in zip(step.grid.rows, cells, strict=True)}
             else:
-                found[step.key] = torch.tensor([[float(x) for x in line] for line in cells], dtype=torch.float64)
+                inputs[step.key] = torch.tensor([[float(x) for x in line] for line in cells], dtype=torch.float64)
     numbers = {
-        k: float(x) if not isinstance(x, str) and x.is_number else x for k, x in found.items() if not torch.is_tensor(x)
+        k: float(x) if not isinstance(x, str) and x.is_number else x
+        for k, x in inputs.items()
+        if not torch.is_tensor(x)
     }
-    found |= numbers
+    inputs |= numbers
     if sheet.kind == "receptive-field":
-        found |= {name: sheet.problem[name] for name in ("heads", "layers", "tokens")}
+        inputs |= {name: sheet.problem[name] for name in ("heads", "layers", "tokens")}
     if "also" in sheet.problem:
-        found["also"] = sheet.problem["also"]
-    return found
+        inputs["also"] = sheet.problem["also"]
+    return inputs
 
 
-def written(answer):
+def to_answer(answer):
     """As a student writes it, who has a calculator: whole numbers whole, others with six digits."""
     if torch.is_tensor(answer):
         answer = answer.tolist()
     if isinstance(answer, list | tuple):
-        return f"[{', '.join(map(written, answer))}]"
+        return f"[{', '.join(map(to_answer, answer))}]"
     if isinstance(answer, str):
         return json.dumps(answer)
     near = answer == 0 or (0.5 < abs(answer) < math.inf and abs(answer - round(answer)) < 1e-12)
     return f"{answer:.0f}" if near else f"{answer:.6g}"
 
 
-class Known:
-    """What a chapter defines."""
+class ChapterFunctions:
+    """The names that a chapter defines, as attributes."""
 
     def __init__(self, chapter):
         with contextlib.redirect_stdout(io.StringIO()):
-            self.__dict__.update(execute(page_of(f"book/{chapter}.md")))
+            self.__dict__.update(execute(read_page(f"book/{chapter}.md")))
 
 
 @pytest.fixture(scope="module")
-def know():
-    """The chapters that have been read, each once."""
+def book():
+    """Return a function that runs a chapter once and returns its names."""
     read = {}
 
     def chapter_of(name):
         if name not in read:
-            read[name] = Known(name)
+            read[name] = ChapterFunctions(name)
         return read[name]
 
     return chapter_of
 
 
-@pytest.mark.parametrize("name", [name for name in SHEETS if WHOLE or name not in SLOW])
-def test_the_chapter_is_enough_for_its_exercise(name, know):
+@pytest.mark.parametrize("name", [name for name in SHEETS if ALL_SHEETS or name not in SLOW])
+def test_chapter_functions_solve_its_exercise(name, book):
     chapter, solution = SHEETS[name]
-    assert f"clearhead exercise solve {name} --seed 7" in page_of(f"book/{chapter}.md").text
+    assert f"clearhead exercise solve {name} --seed 7" in read_page(f"book/{chapter}.md").text
     sheet = work.solve(work.variant(name, 7))
-    answers = solution(know(chapter), **given_by(sheet))
-    grades = work.grade_text(sheet, "\n".join(f"{key} = {written(answer)}" for key, answer in answers.items()))
+    answers = solution(book(chapter), **inputs_of(sheet))
+    grades = work.grade_text(sheet, "\n".join(f"{key} = {to_answer(answer)}" for key, answer in answers.items()))
     assert grades.is_right, str(grades)
     assert not grades.unanswered
 
 
-def test_every_sheet_of_the_first_four_chapters_is_solved():
+def test_every_exercise_of_the_first_four_chapters_has_a_solution():
     named = {}
     for chapter in ("01-lookup", "02-scores", "03-masks", "04-heads"):
-        for words in page_of(f"book/{chapter}.md").commands:
+        for words in read_page(f"book/{chapter}.md").commands:
             if words[1:3] == ["exercise", "solve"] and "--seed" in words:
                 named[words[3]] = chapter
     assert named == {name: chapter for name, (chapter, _) in SHEETS.items()}

@@ -1,5 +1,4 @@
-"""Imports point down the house only: a room may use the rooms above it, never those below, and no room another's
-private names."""
+"""A package imports only packages above it in LAYERS, and no private names of other packages."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "clearhead"
 
-# The order of the house. A file outside of a room (`_shapes`, `_version`) is a foundation that every room may use.
-HOUSE = (
+# Packages from low to high level. Modules outside of packages (`_shapes`, `_version`) may be used everywhere.
+LAYERS = (
     ("_version", "_lazy", "_shapes", "_numbers", "_launch", "tables"),
     ("errors",),
     ("values",),
@@ -39,23 +38,23 @@ HOUSE = (
     ("explore",),
     ("cli",),
 )
-LEVEL = {room: level for level, rooms in enumerate(HOUSE) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """What both rules look at in a file: its imports, and attributes that begin with an underscore."""
+    """Return the imports of a file and its attribute accesses that begin with an underscore."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     private = lambda node: isinstance(node, ast.Attribute) and node.attr.startswith("_")  # noqa: E731
     return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) or private(node)]
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     packages = set()
     for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
@@ -75,19 +74,19 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_uses_only_rooms_above_it(path):
-    here = room_of(path)
-    assert here in LEVEL, f"{here} is not a room of the house: add it to HOUSE at its place"
-    below = {room for room in imported_rooms(path) if room != here and LEVEL[room] >= LEVEL[here]}
-    assert not below, f"{path.relative_to(PACKAGE)} is in {here} and imports from below: {sorted(below)}"
+def test_package_imports_only_packages_above_it(path):
+    package = package_of(path)
+    assert package in LEVEL, f"{package} is not in LAYERS; add it"
+    below = {package for package in imported_packages(path) if package != package and LEVEL[package] >= LEVEL[package]}
+    assert not below, f"{path.relative_to(PACKAGE)} is in {package} and imports from higher packages: {sorted(below)}"
 
 
-# Files of the foundation that every room may use and that users have no business with: their underscore is for these.
-FOUNDATION = HOUSE[0]
+# Private modules that every package may use; their underscore is addressed to users.
+FOUNDATION = LAYERS[0]
 
 
 def private_names(path: Path, package: str) -> list[str]:
-    """What a file takes from another room that begins with an underscore: names, modules, and attributes of either."""
+    """Return the private names, modules and attributes of other packages that a file uses."""
     names, imported = [], {}
     for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
@@ -104,22 +103,22 @@ def private_names(path: Path, package: str) -> list[str]:
     return sorted({name for name in names if _is_private(name, package)})
 
 
-def _is_private(name: str, here: str) -> bool:
-    top, _, rest = name.partition(".")
-    parts = rest.split(".")
-    if top != "clearhead" or parts[0] == here:
+def _is_private(name: str, package: str) -> bool:
+    top, _, attribute = name.partition(".")
+    parts = attribute.split(".")
+    if top != "clearhead" or parts[0] == package:
         return False
     parts = parts[1:] if parts[0] in FOUNDATION else parts
     return any(part.startswith("_") and not part.startswith("__") for part in parts)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_room_uses_a_private_name_of_another(path):
-    assert private_names(path, room_of(path)) == []
+def test_package_uses_no_private_name_of_another(path):
+    assert private_names(path, package_of(path)) == []
 
 
 @pytest.mark.parametrize(
-    ("line", "taken"),
+    ("line", "name"),
     [
         ("from clearhead.positions._places import angles", "clearhead.positions._places.angles"),
         ("from clearhead.positions.rotary import _turn", "clearhead.positions.rotary._turn"),
@@ -131,15 +130,15 @@ def test_no_room_uses_a_private_name_of_another(path):
         ("from clearhead.positions import Rotary\nRotary.__name__", None),
     ],
 )
-def test_the_rule_of_private_names_can_fail(line, taken, tmp_path):
+def test_private_names_returns_private_names_of_other_packages(line, name, tmp_path):
     culprit = tmp_path / "bad.py"
     culprit.write_text(line)
-    assert private_names(culprit, "masks") == ([taken] if taken else [])
+    assert private_names(culprit, "masks") == ([name] if name else [])
 
 
-def test_the_rule_can_fail(tmp_path, monkeypatch):
+def test_imported_packages_returns_imports_of_both_forms(tmp_path, monkeypatch):
     culprit = tmp_path / "masks" / "bad.py"
     culprit.parent.mkdir()
     culprit.write_text("from clearhead.models import Encoder\nfrom clearhead import cli\n")
-    assert imported_rooms(culprit) == {"models", "cli"}
+    assert imported_packages(culprit) == {"models", "cli"}
     assert LEVEL["models"] > LEVEL["masks"]

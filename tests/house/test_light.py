@@ -1,4 +1,4 @@
-"""`import clearhead` needs torch alone, and adds little to importing torch."""
+"""`import clearhead` needs only torch, and adds little work to importing torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 import subprocess
 import sys
 
-# As if it were not installed: an import of it fails, and find_spec finds nothing.
-HIDE = """
+# Makes modules appear uninstalled: imports fail, and find_spec returns None.
+HIDE_MODULES = """
 from importlib.machinery import PathFinder
 
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *where: None if name.split(".")[0] in {hidden!r} else find(name, *where)
 """
 
-TRY = """
+USE_PUBLIC_NAMES = """
 import torch
 import clearhead as ch
 from clearhead import masks, positions
@@ -25,7 +25,7 @@ x = torch.randn(2, 5, 12)
 assert ch.MultiHeadAttention(12, 3)(x, mask=masks.causal()).shape == x.shape
 """
 
-COUNT = """
+COUNT_CALLS = """
 import cProfile, sys
 import torch
 before, profile = set(sys.modules), cProfile.Profile()
@@ -36,35 +36,35 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_python(code: str) -> str:
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def other_dependencies() -> set[str]:
-    """The top-level names of every dependency but torch, and of all that the tests use."""
+    """Return the top-level names of all dependencies except torch, and of libraries that only tests use."""
     names = {
-        re.split(r"[^\w-]", wanted)[0].lower().replace("-", "_")
-        for wanted in importlib.metadata.requires("clearhead") or []
+        re.split(r"[^\w-]", requirement)[0].lower().replace("-", "_")
+        for requirement in importlib.metadata.requires("clearhead") or []
     }
     names |= {"sklearn", "PIL", "pandas", "triton", "tensorboard", "scipy", "pydantic"}
-    # sympy is torch's own dependency, numpy is optional to torch: torch tries it and goes on.
+    # sympy is a dependency of torch; numpy is optional for torch.
     return names - {"torch", "sympy"}
 
 
-def test_import_needs_torch_alone():
+def test_import_without_optional_dependencies_works():
     hidden = other_dependencies()
     assert {"safetensors", "tokenizers", "typer", "rich", "matplotlib", "jaxtyping", "numpy"} <= hidden
-    run(HIDE.format(hidden=hidden) + TRY)
+    run_python(HIDE_MODULES.format(hidden=hidden) + USE_PUBLIC_NAMES)
 
 
-def test_import_adds_little_to_torch():
-    """Work is counted here; `clearhead bench core` has the time, as a ratio to importing torch."""
-    calls, modules = run(COUNT).splitlines()
-    ours = [name for name in modules.split() if name.split(".")[0] == "clearhead"]
-    rooms = {name.split(".")[1] for name in ours if "." in name}
-    assert rooms <= {
+def test_import_adds_few_calls_and_modules_to_torch():
+    """Count work; `clearhead bench core` measures time as a ratio to importing torch."""
+    calls, modules = run_python(COUNT_CALLS).splitlines()
+    own_modules = [name for name in modules.split() if name.split(".")[0] == "clearhead"]
+    packages = {name.split(".")[1] for name in own_modules if "." in name}
+    assert packages <= {
         "_lazy",
         "_numbers",
         "_shapes",
@@ -79,6 +79,6 @@ def test_import_adds_little_to_torch():
         "positions",
         "values",
     }
-    assert len(ours) < 90
-    assert len(modules.split()) - len(ours) < 20, "small parts of the standard library alone"
+    assert len(own_modules) < 90
+    assert len(modules.split()) - len(own_modules) < 20, "expected only small parts of the standard library"
     assert int(calls) < 120_000

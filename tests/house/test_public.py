@@ -1,4 +1,4 @@
-"""The public names: few, all there, all documented."""
+"""Public names exist, are documented, and are few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import clearhead
 from clearhead.models import tiny_decoder
 
-ROOMS = (
+PACKAGES = (
     "masks",
     "positions",
     "attention",
@@ -31,29 +31,29 @@ ROOMS = (
 )
 
 
-def test_the_face_is_what_the_design_says():
+def test_all_contains_the_public_names():
     names = """ClearheadError Decoder Encoder EncoderDecoder KVCache MultiHeadAttention VisionTransformer __version__
     attend attention check claims cost generate load look masks positions pretrained save train under work"""
     assert set(clearhead.__all__) == set(names.split())
 
 
-def test_dir_shows_the_face_and_nothing_else():
+def test_dir_returns_only_public_names():
     code = "import clearhead, clearhead.costs, clearhead.checks; print(*dir(clearhead))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert shown == sorted(clearhead.__all__)
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert names == sorted(clearhead.__all__)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_exported_name_exists_and_is_documented(room):
-    module = importlib.import_module(f"clearhead.{room}")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_exported_name_exists_and_is_documented(package):
+    module = importlib.import_module(f"clearhead.{package}")
     assert module.__doc__
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):
-            assert value.__doc__, f"{room}.{name} has no docstring"
+            assert value.__doc__, f"{package}.{name} has no docstring"
 
 
-def test_errors_are_also_the_built_in_ones():
+def test_errors_are_subclasses_of_builtin_errors():
     from clearhead import errors
 
     kinds = [e for e in vars(errors).values() if inspect.isclass(e) and e is not errors.ClearheadError]
@@ -65,7 +65,7 @@ def test_errors_are_also_the_built_in_ones():
         )
 
 
-def test_check_and_cost_are_functions_whatever_was_imported_before():
+def test_check_and_cost_are_functions_after_importing_their_packages():
     import clearhead.checks
     import clearhead.costs.compare
 

@@ -1,4 +1,4 @@
-"""The README is true: its Python runs, its commands exist, its tables are what the committed results say."""
+"""The README is correct: its Python runs, its commands exist, and its tables match the committed results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def fenced(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", fenced("python"), ids=lambda code: code.splitlines()[-1][:40])
-def test_the_python_runs(code, tmp_path, monkeypatch):
+def test_python_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
 
 
-def test_the_commands_exist():
+def test_commands_exist():
     lines = [
         line.split("#")[0] for block in fenced("sh") for line in block.splitlines() if line.startswith("clearhead")
     ]
@@ -36,13 +36,13 @@ def test_the_commands_exist():
         assert shlex.split(line)[1] in names, line
 
 
-def test_the_make_targets_exist():
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in re.findall(r"`?make (\w+)", TEXT):
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
 
 
-def test_the_tables_are_made_from_the_results():
+def test_tables_match_the_results():
     assert sorted(name for names in PAGES.values() for name in names) == sorted(TABLES)
     for page, names in PAGES.items():
         text = page.read_text(encoding="utf-8")
@@ -51,22 +51,22 @@ def test_the_tables_are_made_from_the_results():
             assert f"<!-- {name} -->\n|" in text
 
 
-def test_it_is_read_in_one_sitting():
+def test_readme_has_fewer_than_200_lines():
     assert len(TEXT.splitlines()) < 200
 
 
-def test_the_picture_of_masks_is_made_from_the_results(tmp_path):
+def test_picture_of_masks_matches_the_results(tmp_path):
     drawn = draw_sparse(ROOT / "docs/results/sparse.json", tmp_path / "sparse.svg")
     assert drawn.read_bytes() == (ROOT / "docs/pictures/sparse.svg").read_bytes(), "run `make readme`"
 
 
-def test_the_links_lead_somewhere():
+def test_links_point_to_existing_files():
     for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target
 
 
 @pytest.mark.parametrize("path", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_the_pages_name_only_files_that_exist(path):
+def test_pages_name_only_existing_files(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     for name in re.findall(r"`((?:clearhead|tests|docs)/[\w/.-]+\.(?:py|json|toml|svg))`", text):
-        assert (ROOT / name).exists(), f"{path} speaks of {name}"
+        assert (ROOT / name).exists(), f"{path} names {name}, which does not exist"

@@ -1,5 +1,4 @@
-"""A typed package can use this one: mypy, as strict as it can be, finds nothing in the README's Python and in a user's
-own file, and knows what comes back."""
+"""Strict mypy accepts the README's Python and a user's file, and infers the types of results."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ ch.check(model, seed="0")  # an error: mypy sees the signatures, and not Any
 """
 
 
-def test_a_typed_package_can_use_this_one(tmp_path):
+def test_strict_mypy_accepts_a_typed_user_package(tmp_path):
     assert (Path(clearhead.__file__).parent / "py.typed").is_file()
     package = tmp_path / "typed_user"
     package.mkdir()
@@ -59,11 +58,11 @@ def test_a_typed_package_can_use_this_one(tmp_path):
         (package / f"readme_{number}.py").write_text(code)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.11"]
     command += ["--cache-dir", str(ROOT / ".mypy_cache" / "typed_user"), str(package)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
-    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert len(errors) == 1, done.stdout + done.stderr
+    errors = [line for line in process.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1, process.stdout + process.stderr
     assert re.search(r'own\.py:\d+: error: Argument "seed" to "check" has incompatible type', errors[0])
-    kinds = re.findall(r'Revealed type is "([\w.]+)"', done.stdout)
+    kinds = re.findall(r'Revealed type is "([\w.]+)"', process.stdout)
     assert kinds == ["clearhead.checks.report.Report", "clearhead.costs.result.Cost", "torch._tensor.Tensor"]
