@@ -18,13 +18,14 @@ from clearhead.pretrained.store import Pipeline, load
 from clearhead.pretrained.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
-WRITTEN = ("about", "data", "licence", "command", "trained_on", "seconds")
+WRITTEN = ("description", "data", "license", "command", "trained_on", "train_seconds")
 
 
 def measure(trained: Pipeline, data: str | Path | None) -> dict[str, Any]:
     """Return the card of a model with freshly measured metrics."""
     card = {key: value for key, value in read_card(trained.folder).items() if key in WRITTEN}
-    results = {"greedy": evaluate(trained, data)}
+    first = "validation" if trained.task == "digits" else "greedy"
+    results = {first: evaluate(trained, data)}
     if trained.task == "speech":
         results["streams"] = evaluate(trained, data, streams=True)
     if trained.task == "translation":
@@ -34,15 +35,15 @@ def measure(trained: Pipeline, data: str | Path | None) -> dict[str, Any]:
         "task": trained.task,
         "preset": trained.recipe.preset,
         "seed": trained.recipe.train.seed,
-        "weights": sum(p.numel() for p in trained.model.parameters()),
-        "headline": headline(results),
+        "parameters": sum(p.numel() for p in trained.model.parameters()),
+        "summary": summary(results),
         "metrics": {name: _metrics(result) for name, result in results.items()},
     }
 
 
-def headline(results: dict[str, Evaluation]) -> str:
+def summary(results: dict[str, Evaluation]) -> str:
     """Return the most important metric, for tables."""
-    greedy = results["greedy"]
+    greedy = next(iter(results.values()))
     if greedy.bleu is not None:
         return ", ".join(f"BLEU {result.bleu:.1f} ({name})" for name, result in results.items())
     if greedy.exact_match is not None:
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> None:
     trained = load(name)
     card = measure(trained, data)
     write_atomically(trained.folder / CARD, to_toml(card).encode())
-    print(f"{name}: {card['headline']}")
+    print(f"{name}: {card['summary']}")
 
 
 if __name__ == "__main__":

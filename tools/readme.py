@@ -40,7 +40,7 @@ def models() -> str:
     rows = []
     for path in sorted(BOX.glob("*/card.toml")):
         card = tomllib.loads(path.read_text(encoding="utf-8"))
-        rows.append((f"`{path.parent.name}`", card["about"], f"{card['weights']:,}", card["headline"]))
+        rows.append((f"`{path.parent.name}`", card["description"], f"{card['parameters']:,}", card["summary"]))
     return _table(("model", "what it does", "weights", "measured"), rows)
 
 

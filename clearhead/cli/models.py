@@ -31,7 +31,13 @@ def models(name: Annotated[str | None, argument("Show this model's whole card.")
         return
     cards = pretrained.cards()
     lines = [
-        (name, card.get("task", ""), f"{card.get('weights', 0):,}", card.get("about", ""), card.get("headline", ""))
+        (
+            name,
+            card.get("task", ""),
+            f"{card.get('parameters', 0):,}",
+            card.get("description", ""),
+            card.get("summary", ""),
+        )
         for name, card in cards.items()
     ]
     answer(json, cards, table(("model", "task", "weights", "what it does", "how well"), lines))

@@ -162,7 +162,7 @@ def _about(trained: Pipeline, name: str, most: int) -> dict[str, Any]:
         "name": name,
         "task": trained.task,
         "kind": type(model).__name__,
-        "about": trained.card.get("about", ""),
+        "about": trained.card.get("description", ""),
         "weights": sum(p.numel() for p in model.parameters()),
         "layers": [{"path": path, "heads": layer.n_heads} for path, layer in layers.items()],
         "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),

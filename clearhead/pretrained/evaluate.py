@@ -37,9 +37,9 @@ class Evaluation:
 
     model: str
     task: str
-    strategy: str
+    decoding: str
     examples: int
-    labels: int
+    n_tokens: int
     loss: float  # nats a label
     perplexity: float
     accuracy: float  # of labels; for speech of recordings or streams without a mistake
@@ -84,14 +84,14 @@ def evaluate(
         extra = _bleu(made, split.targets[:n])
     elif isinstance(task, Speech):
         heard = hear(trained.model, split, n)
-        extra = {"strategy": "the likeliest class of every moment", "accuracy": heard.accuracy}
+        extra = {"decoding": "greedy CTC", "accuracy": heard.accuracy}
         if streams:
             waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
             extra |= {"digit_error_rate": heard.error_rate, **waits}
     elif isinstance(task, SortDedup):
         extra = {"exact_match": _exact(trained, split, n, strategy)}
     return Evaluation(
-        model=trained.name, task=trained.task, examples=n, **({"strategy": str(strategy)} | numbers | extra)
+        model=trained.name, task=trained.task, examples=n, **({"decoding": str(strategy)} | numbers | extra)
     )
 
 
@@ -126,7 +126,7 @@ def _label_by_label(trained: Pipeline, split: Split[Batch], n: int) -> dict[str,
         sums += scores(trained.model, batch).cpu()
         labels += batch.n_labels
     loss, accuracy = (sums / labels).tolist()
-    return {"labels": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+    return {"n_tokens": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
 
 
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:

@@ -166,9 +166,9 @@ class TestModels:
     def test_lists_what_is_in_the_box(self, cli):
         cards = cli("models", "--json").json
         assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup", "spoken-digits"}
-        assert all(card["weights"] > 0 and card["command"].startswith("clearhead train") for card in cards.values())
+        assert all(card["parameters"] > 0 and card["command"].startswith("clearhead train") for card in cards.values())
         assert "en-es" in cli("models").out
-        assert "licence" in cli("models", "en-es").out
+        assert "license" in cli("models", "en-es").out
 
     def test_translate(self, cli, tmp_path):
         ran = cli("translate", "Hello world", "--look")

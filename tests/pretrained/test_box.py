@@ -14,17 +14,17 @@ from clearhead.pretrained.box import BOX, find, read_card
 from tools.card import to_toml
 
 FIELDS = {
-    "about",
+    "description",
     "data",
-    "licence",
+    "license",
     "command",
     "trained_on",
-    "seconds",
+    "train_seconds",
     "task",
     "preset",
     "seed",
-    "weights",
-    "headline",
+    "parameters",
+    "summary",
     "metrics",
 }
 
@@ -44,7 +44,7 @@ def test_each_is_whole_and_in_half_precision(name):
     trained = pretrained.load(name)
     assert not trained.model.training
     assert set(trained.card) == FIELDS
-    assert trained.card["weights"] == sum(p.numel() for p in trained.model.parameters())
+    assert trained.card["parameters"] == sum(p.numel() for p in trained.model.parameters())
     assert trained.card["task"] == trained.task
     with safe_open(trained.folder / "model.safetensors", "pt") as file:
         assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.float16}  # noqa: SIM118 - not a dict
@@ -111,7 +111,7 @@ class TestEvaluate:
                 total -= row[label].item()
                 right += int(row.argmax() == label)
                 labels += 1
-        assert result.labels == labels
+        assert result.n_tokens == labels
         assert result.loss == pytest.approx(total / labels, rel=1e-5)
         assert result.accuracy == right / labels
         assert result.perplexity == pytest.approx(math.exp(total / labels), rel=1e-5)
