@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,10 +71,11 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
         raise StorageError(f"{folder} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
     with opened(folder / WEIGHTS, device) as file:
         skeleton = build_empty(config, folder / CONFIG, len(file.keys()))
-        _check(skeleton, file, folder / WEIGHTS)
+        stored_names = _stored_names(file)
+        _check(skeleton, file, stored_names, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
         for names, _ in groups(skeleton):
-            tensor = file.get_tensor(names[0])
+            tensor = file.get_tensor(stored_names[names[0]])
             weights[names[0]] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
     model, stored = skeleton, skeleton.state_dict()
     if any(name not in stored for name, _ in skeleton.named_buffers(remove_duplicate=False)):
@@ -252,14 +254,19 @@ def opened(path: Path, device: str | torch.device) -> Iterator[safe_open]:
         ) from error
 
 
-def _check(model: nn.Module, file: safe_open, path: Path) -> None:
+def _stored_names(file: safe_open) -> dict[str, str]:
+    """Return the name of each tensor in the file by its current name; version 0.2 named one module differently."""
+    return {re.sub(r"(^|\.)widen\.", r"\1embedding_proj.", name): name for name in file.keys()}  # noqa: SIM118
+
+
+def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path: Path) -> None:
     """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
     expected = {names[0]: tensor for names, tensor in groups(model)}
-    found = set(file.keys())
+    found = stored_names.keys()
     missing, unexpected = [name for name in expected if name not in found], sorted(found - expected.keys())
     shapes, kinds = [], []
     for name in [name for name in expected if name in found]:
-        view, tensor = file.get_slice(name), expected[name]
+        view, tensor = file.get_slice(stored_names[name]), expected[name]
         if tuple(view.get_shape()) != tuple(tensor.shape):
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())

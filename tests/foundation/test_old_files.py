@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from clearhead.config import Config
-from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, TokenBudget
+from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, SequencePacking, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.layers import RMSNorm
 from clearhead.masks import Mask, causal, dilated, every, prefix
-from clearhead.models import VisionConfig, load
+from clearhead.models import VisionConfig, load, save, tiny_encoder
 from clearhead.positions import (
     LearnedPositions,
     LinearScaling,
@@ -248,3 +248,27 @@ def test_from_dict_of_earlier_norm_field_returns_the_same_norm():
     sizes = {"type": "DecoderConfig", "vocab_size": 11, "d_model": 32, "n_heads": 2, "n_layers": 1}
     config = Config.from_dict(sizes | {"norm": {"type": "RMSNorm", "eps": 1e-6, "plus_one": True}})
     assert config.norm == RMSNorm(1e-6, unit_offset=True)
+
+
+def test_load_reads_parameters_that_version_0_2_named_differently(tmp_path):
+    model = tiny_encoder().replace(embedding_dim=6).build().eval()
+    save(model, tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    assert "embedding_proj.weight" in tensors
+    save_file({name.replace("embedding_proj.", "widen."): tensor for name, tensor in tensors.items()}, path)
+    config = (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(config.replace("embedding_dim", "d_embedding"))
+    loaded = load(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_renamed_choices_and_fields_of_version_0_2_are_read():
+    lines = ['type = "DecoderConfig"', "vocab_size = 5", "d_model = 4", "n_heads = 2", "n_layers = 1"]
+    config = Config.from_toml("\n".join([*lines, "tied = false", "logit_cap = 2.0"]))
+    assert (config.tie_embeddings, config.logit_softcap) == (False, 2.0)
+    lines = ['type = "SpeechConfig"', "d_model = 4", "n_heads = 2", "n_layers = 1", "n_stacked = 3", "n_earlier = 1"]
+    config = Config.from_toml("\n".join(lines))
+    assert (type(config).__name__, config.frame_stacking, config.left_frames) == ("CTCEncoderConfig", 3, 1)
+    config = TrainConfig.from_toml('steps = 3\nbatch = {type = "Packed", rows = 2, width = 7}\nrecompute = true\n')
+    assert (config.batch, config.activation_checkpointing) == (SequencePacking(2, 7), True)
