@@ -63,19 +63,19 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
 
     A module with two paths (shared embeddings) gets the path at which it is called.
     """
-    found: list[ModuleCall] = []
+    calls: list[ModuleCall] = []
     running: list[ModuleCall] = []
     names: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inside = f"{running[-1].path}." if running and running[-1].path else ""
-        path = next((path for path in names[module] if path.startswith(inside)), names[module][0])
+        prefix = f"{running[-1].path}." if running and running[-1].path else ""
+        path = next((path for path in names[module] if path.startswith(prefix)), names[module][0])
         tensors = [x for x in args if isinstance(x, Tensor)]
         tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks come later
         visit = ModuleCall(path, module, [x.detach().clone() for x in tensors])
-        (running[-1].parts if running else found).append(visit)
+        (running[-1].parts if running else calls).append(visit)
         running.append(visit)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -86,7 +86,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         for module in names:
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        yield found
+        yield calls
 
 
 class TokenAxis(NamedTuple):
@@ -105,7 +105,7 @@ class WalkthroughBuilder:
 
     def __init__(self, trace: Trace, lines: Mapping[str, TokenAxis]) -> None:
         self._trace, self._lines = trace, lines
-        self._made: list[WalkthroughStep] = []
+        self._steps: list[WalkthroughStep] = []
         self._ends: NamedTensors = []  # what stacks and blocks gave: a memory is one of these
         self._last: Tensor | None = None  # what the model itself gave
         self.sizes: dict[str, int] = {}
@@ -116,12 +116,12 @@ class WalkthroughBuilder:
 
         A norm is in the stream if its result is added to or leaves a block, which is known only after all steps.
         """
-        stream = {one.sources[0] for one in self._made if one.role == "add"} | {i for _, i in self._ends}
-        norms = {i for i, one in enumerate(self._made) if one.role == "norm"}
+        stream = {one.sources[0] for one in self._steps if one.role == "add"} | {i for _, i in self._ends}
+        norms = {i for i, one in enumerate(self._steps) if one.role == "norm"}
         h = norms - stream
-        memory = {one.sources[0] for one in self._made if (one.branch, one.role) == ("cross-attention", "k")}
+        memory = {one.sources[0] for one in self._steps if (one.branch, one.role) == ("cross-attention", "k")}
         done: list[WalkthroughStep] = []
-        for i, one in enumerate(self._made):
+        for i, one in enumerate(self._steps):
             own = i if one.role == "norm" else next(iter(one.sources), None)
             added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
             words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
@@ -137,35 +137,35 @@ class WalkthroughBuilder:
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
-        self._made.append(WalkthroughStep(role=role, symbols=names, values=values, **{**said, **details}))
-        return len(self._made) - 1
+        self._steps.append(WalkthroughStep(role=role, symbols=names, values=values, **{**said, **details}))
+        return len(self._steps) - 1
 
     def walk(self, visit: ModuleCall) -> None:
         """Add all steps of one call of the model."""
         self._last = visit.gave
-        self._follow(visit, visit.path, len(self._made) - 1 if self._made else None)
+        self._follow(visit, visit.path, len(self._steps) - 1 if self._steps else None)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _follow(self, visit: ModuleCall, section: str, source: int | None) -> int:
         """Add the steps of a stack or block and return the index of its output."""
-        known: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
+        computed: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
         for part in visit.parts:
             quiet = part.gave is not None and part.given and not part.parts and same(part.given[0], part.gave)
             if part.gave is None or quiet:  # dropout in evaluation mode and `nn.Identity` return their input
                 continue
             streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
-            source = self._arrive(part.given[0], known, visit, section) if streams else None
+            source = self._arrive(part.given[0], computed, visit, section) if streams else None
             if part.path in self._trace.paths:
                 number = self._attention(part, source, section)
             elif any(inner.path in self._trace.paths for inner in part.all):
                 number = self._follow(part, part.path, source)
             else:
                 number = self._unit(part, part.gave, source, section)
-            known.append((part.gave, number))
-        number = len(self._made) - 1
-        if visit.gave is not None and known:
-            number = self._arrive(visit.gave, known, visit, section)
+            computed.append((part.gave, number))
+        number = len(self._steps) - 1
+        if visit.gave is not None and computed:
+            number = self._arrive(visit.gave, computed, visit, section)
             self._ends.append((visit.gave, number))
         return number
 
@@ -180,13 +180,13 @@ class WalkthroughBuilder:
         matrices = [one for one in part.all if _is_matrix(one.module)]
         if not part.given:
             names = {"rows": tuple(line.tokens), "columns": tuple(line.tokens)}
-            return self.note("bias", _one(x), f"H {line.letter} {line.letter}", **names, **common)
+            return self.note("bias", _first_sequence(x), f"H {line.letter} {line.letter}", **names, **common)
         if isinstance(module, nn.Embedding):
             common["sources"] = (self._ids(part, line, section),)
             scale = "" if float(getattr(module, "scale", 1.0)) == 1 else " · √M"
             return self._vectors("embedding", x, line, formula=f"x = E[ids]{scale}", **common)
         if part.given[0].dim() == 4:
-            common["sources"] = tuple(range(len(self._made)))[-1:]
+            common["sources"] = tuple(range(len(self._steps)))[-1:]
             return self._vectors("patches", x, line, **common)
         if "norm" in type(module).__name__.lower():
             return self._vectors("norm", x, line, formula=f"{{h}} = {_norm(module)}", **common)
@@ -234,32 +234,43 @@ class WalkthroughBuilder:
 
     def _attention(self, part: ModuleCall, source: int | None, section: str) -> int:
         call, path, line = self._trace.attention_inputs(part.path), part.path, self._line(part.path)
-        others = [x for x in part.given[1:2] if not same(x, part.given[0])]
-        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if others else line
+        memories = [x for x in part.given[1:2] if not same(x, part.given[0])]
+        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if memories else line
         heads, rows = (list(range(n)) for n in call.q.shape[-3:-1])
         scores, allowed = recompute_scores(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
-        seen = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
-        seen = _one(seen.expand(*seen.shape[:-2], call.T, call.S))
-        kind = "cross-attention" if others else "self-attention" if seen.all() else "masked self-attention"
+        visible = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
+        visible = _first_sequence(visible.expand(*visible.shape[:-2], call.T, call.S))
+        kind = "cross-attention" if memories else "self-attention" if visible.all() else "masked self-attention"
         T, S = line.letter, keys.letter
         common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(line.tokens)}
         # The keys of cross-attention come from the output of a stack.
-        memory = next((i for tensor, i in reversed(self._ends) for x in others if same(tensor, x)), source)
-        made = self._projections(part, call, ((line, source), (keys, memory)), common)
+        memory = next((i for tensor, i in reversed(self._ends) for x in memories if same(tensor, x)), source)
+        projections = self._projections(part, call, ((line, source), (keys, memory)), common)
         common["columns"] = tuple(keys.tokens)
         product = "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"
-        biases = [i for i, one in enumerate(self._made) if one.role == "bias" and call.bias is not None][-1:]
+        biases = [i for i, one in enumerate(self._steps) if one.role == "bias" and call.bias is not None][-1:]
         formula = f"scores = {product}{'' if call.bias is None else ' + bias'}"
-        first = self.note("scores", _one(scores), f"H {T} {S}", sources=(*made[:2], *biases), formula=formula, **common)
-        own = "1" if len(seen) == 1 else "H"
-        at = self.note("mask", seen, f"{own} {T} {S}", sources=(first,), **_told(call, seen, kind), **common)
-        at = self.note("weights", _one(self._trace.weights(path)), f"H {T} {S}", sources=(at,), **common)
+        first = self.note(
+            "scores",
+            _first_sequence(scores),
+            f"H {T} {S}",
+            sources=(*projections[:2], *biases),
+            formula=formula,
+            **common,
+        )
+        own = "1" if len(visible) == 1 else "H"
+        at = self.note(
+            "mask", visible, f"{own} {T} {S}", sources=(first,), **_mask_texts(call, visible, kind), **common
+        )
+        at = self.note("weights", _first_sequence(self._trace.weights(path)), f"H {T} {S}", sources=(at,), **common)
         del common["columns"]
-        at = self.note("heads", _one(self._trace.heads(path)), f"H {T} D", sources=(at, made[2]), **common)
+        at = self.note(
+            "heads", _first_sequence(self._trace.heads(path)), f"H {T} D", sources=(at, projections[2]), **common
+        )
         out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
         del common["rows"]
         common |= {"module": out.path, "sources": (at,) if source is None else (source, at)}
-        read = "{h}, memory" if others else "{h}"
+        read = "{h}, memory" if memories else "{h}"
         formula = f"attention({read}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
         assert part.gave is not None
         return self._vectors("out", part.gave, line, formula=formula, **common)
@@ -268,35 +279,45 @@ class WalkthroughBuilder:
         self, part: ModuleCall, call: Call, read: Sequence[tuple[TokenAxis, int | None]], common: dict[str, Any]
     ) -> list[int]:
         """Add queries, keys and values, from their projections if these are modules."""
-        cross, made = common["branch"] == "cross-attention", []
+        cross, projections = common["branch"] == "cross-attention", []
         for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
             line, source = read[role != "q"]
             product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
-            told: dict[str, Any] = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
+            details: dict[str, Any] = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
             bias = "" if product is part else _bias(product.module, f"_{role.upper()}")
             formula = texts()[role]["formula"] + bias
-            told["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
-            told |= {"module": product.path, "rows": tuple(line.tokens), "sources": () if source is None else (source,)}
+            details["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
+            details |= {
+                "module": product.path,
+                "rows": tuple(line.tokens),
+                "sources": () if source is None else (source,),
+            }
             letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
-            made.append(self.note(role, _one(x), letters, note=_turned(x, product, part.module), **common | told))
-        return made
+            projections.append(
+                self.note(
+                    role, _first_sequence(x), letters, note=_rotary_note(x, product, part.module), **common | details
+                )
+            )
+        return projections
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
-    def _arrive(self, x: Tensor, known: NamedTensors, visit: ModuleCall, section: str) -> int:
+    def _arrive(self, x: Tensor, computed: NamedTensors, visit: ModuleCall, section: str) -> int:
         """Return the step with these values, or a new one that explains them."""
-        for tensor, number in reversed(known):
+        for tensor, number in reversed(computed):
             if same(tensor, x):
                 return number
-        known.append((x, self._between(x, known, self._line(visit.path), {"module": visit.path, "section": section})))
-        return known[-1][1]
+        computed.append(
+            (x, self._between(x, computed, self._line(visit.path), {"module": visit.path, "section": section}))
+        )
+        return computed[-1][1]
 
-    def _between(self, x: Tensor, known: NamedTensors, line: TokenAxis, common: dict[str, Any]) -> int:
-        alike = [(tensor, number) for tensor, number in known if tensor.shape == x.shape][-6:]
+    def _between(self, x: Tensor, computed: NamedTensors, line: TokenAxis, common: dict[str, Any]) -> int:
+        alike = [(tensor, number) for tensor, number in computed if tensor.shape == x.shape][-6:]
         for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
             if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
                 return self._vectors("add", x, line, sources=tuple(sorted(number for _, number in some)), **common)
-        for before, number in reversed(known):
+        for before, number in reversed(computed):
             own = common | {"sources": (number,)}
             if before.dim() == 3 and x.dim() == 3 and same(x[:, -before.shape[1] :], before):
                 return self._vectors("front", x, line, **own)
@@ -307,10 +328,10 @@ class WalkthroughBuilder:
             for weight in self._trace.module("").parameters():
                 if weight.shape == (x.shape[-1], before.shape[-1]) and _equal(F.linear(before, weight.detach()), x):
                     return self._vectors("logits", x, line, "V", formula="logits = {h} Eᵀ", **own)
-        change = x - known[-1][0] if alike else x
+        change = x - computed[-1][0] if alike else x
         constant = alike and _equal(change, change[:, :1].expand_as(change), float(x.abs().max()))
         note = "The same vector was added to every token." if constant else ""
-        return self._vectors("between", x, line, sources=tuple(i for _, i in known[-1:]), note=note, **common)
+        return self._vectors("between", x, line, sources=tuple(i for _, i in computed[-1:]), note=note, **common)
 
     def _line(self, path: str) -> TokenAxis:
         return next(line for start, line in self._lines.items() if path.startswith(start))
@@ -322,7 +343,7 @@ def _is_matrix(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
-def _one(x: Tensor) -> Tensor:
+def _first_sequence(x: Tensor) -> Tensor:
     """Return the heads (H, …, …) of the first sequence of a batch; one if all are equal."""
     return x.reshape(-1, *x.shape[-3:])[0] if x.dim() > 2 else x[None]
 
@@ -354,7 +375,7 @@ def _places(part: ModuleCall, x: Tensor) -> dict[str, str]:
     return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
 
 
-def _turned(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
+def _rotary_note(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
     """Return a note if queries or keys differ from their projection: rotated by position, or normalized."""
     y = product.gave
     if y is None or y.numel() != x.numel() or product.module is layer:
@@ -368,11 +389,11 @@ def _turned(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
     return f"{begin} by an angle proportional to the position ({rotary}), so that q · k depends on relative positions."
 
 
-def _told(call: Call, seen: Tensor, kind: str) -> dict[str, str]:
+def _mask_texts(call: Call, visible: Tensor, kind: str) -> dict[str, str]:
     """Return explanation and note of a mask."""
-    T, S = seen.shape[-2:]
-    allowed = int(seen[0].sum())
-    causal = kind == "masked self-attention" and T == S and bool((seen == torch.ones_like(seen).tril()).all())
+    T, S = visible.shape[-2:]
+    allowed = int(visible[0].sum())
+    causal = kind == "masked self-attention" and T == S and bool((visible == torch.ones_like(visible).tril()).all())
     role = "cross" if kind == "cross-attention" else "full" if allowed == T * S else "causal" if causal else "other"
     note = f"{'full()' if call.mask is None else call.mask}: {allowed:,} of {T * S:,} pairs may attend."
     return {"explanation": texts()[f"mask_{role}"]["explanation"], "note": note}

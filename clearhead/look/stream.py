@@ -42,7 +42,7 @@ _CAST = re.compile("to|float|double|half|bfloat16|type|type_as")
 _TIMES, _OVER = re.compile("[ri]?mul|multiply"), re.compile("i?(true)?div|true_divide|divide")
 _NORM = re.compile("layer_norm|rms_norm")
 _READ = re.compile("linear|addmm|matmul|mm")  # unembedding
-_FOLLOWED = re.compile("|".join(one.pattern for one in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
+_FOLLOWED = re.compile("|".join(pattern.pattern for pattern in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
 _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
 
 
@@ -67,18 +67,18 @@ class OpRecord:
         if self.name == "addmm":
             return self.args[1], self.args[2], self.args[0]
         if self.name == "linear":
-            given = self.by_name("input", "weight", "bias")
-            return given["input"], given["weight"].mT, given.get("bias")
+            arguments = self.by_name("input", "weight", "bias")
+            return arguments["input"], arguments["weight"].mT, arguments.get("bias")
         return self.args[0], self.args[1], None
 
     @property
     def norm(self) -> tuple[Tensor, Tensor | None, Tensor | None, float]:
         """Of torch's layer_norm or rms_norm: x, weight, bias and eps."""
         is_layer = self.name == "layer_norm"
-        given = self.by_name("input", "normalized_shape", "weight", *["bias"] * is_layer, "eps")
-        eps = given.get("eps")
-        usual = 1e-5 if is_layer else torch.finfo(given["input"].dtype).eps
-        return given["input"], given.get("weight"), given.get("bias"), usual if eps is None else eps
+        arguments = self.by_name("input", "normalized_shape", "weight", *["bias"] * is_layer, "eps")
+        eps = arguments.get("eps")
+        usual = 1e-5 if is_layer else torch.finfo(arguments["input"].dtype).eps
+        return arguments["input"], arguments.get("weight"), arguments.get("bias"), usual if eps is None else eps
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +98,13 @@ class Term:
 class OpRecorder(TorchFunctionMode):
     """Record every operation whose result depends on the given tensors; records are freed with their tensors."""
 
-    def __init__(self, given: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.steps: Any = WeakTensorKeyDictionary()  # Tensor → Step
         self.names: Any = WeakTensorKeyDictionary()  # Tensor → the path of the outermost module that returned it
         self.running: list[str] = []
         self.count = itertools.count(1)
-        for x in given:
+        for x in inputs:
             self.steps[x] = OpRecord(0, "input")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,10 +122,10 @@ class OpRecorder(TorchFunctionMode):
         if any(isinstance(x, Tensor) and x in self.steps for x in read):
             name, path = name.strip("_"), self.running[-1] if self.running else ""
             again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
-            for index, one in enumerate(results if several else [results]):
+            for index, result in enumerate(results if several else [results]):
                 # Dropout in evaluation mode returns its input.
-                if isinstance(one, Tensor) and not any(one is x for x in read):
-                    self.steps[one] = OpRecord(next(self.count), name, path, index if several else None, *again)
+                if isinstance(result, Tensor) and not any(result is x for x in read):
+                    self.steps[result] = OpRecord(next(self.count), name, path, index if several else None, *again)
         return out
 
 
@@ -159,11 +159,11 @@ class ResidualStream:
         # Some norms compute in float32 regardless of the model's dtype.
         self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in way if _is_float(leaf[1]))
         holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
-        found = [path for path, one in ran.items() if holds[path] and id(first_tensor(one.output)) in passed]
-        if not found:  # the head is not linear: take the list that ran last and preserves shapes
-            alike = [path for path, one in ran.items() if holds[path] and one.keeps_shape]
-            found = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
-        self.blocks = [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+        blocks = [path for path, call in ran.items() if holds[path] and id(first_tensor(call.output)) in passed]
+        if not blocks:  # the head is not linear: take the list that ran last and preserves shapes
+            alike = [path for path, call in ran.items() if holds[path] and call.keeps_shape]
+            blocks = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
+        self.blocks = [path for path in blocks if not any(path.startswith(f"{other}.") for other in blocks)]
         ends, modules = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end], dict(model.named_modules())
         within = tuple(f"{block}." for block in self.blocks)
         self.contributors = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
@@ -177,19 +177,19 @@ class ResidualStream:
         reverse order of computation, so that each tensor is visited once with its complete gradient.
         """
         steps, names = self._notes.steps, self._notes.names
-        found: dict[int, tuple[Tensor, Any, str, bool]] = {}
+        pending: dict[int, tuple[Tensor, Any, str, bool]] = {}
         queue: list[tuple[int, int]] = []
 
         def push(x: Tensor, g: Any, path: str, reading: bool) -> None:
-            if id(x) not in found:
+            if id(x) not in pending:
                 heapq.heappush(queue, (-steps[x].number if x in steps else 0, id(x)))
             elif g is not None:
-                g = found[id(x)][1] + g
-            found[id(x)] = (x, g, names.get(x) or path, reading)
+                g = pending[id(x)][1] + g
+            pending[id(x)] = (x, g, names.get(x) or path, reading)
 
         push(self.logits, gradient, "", True)
         while queue:
-            x, g, path, reading = found.pop(heapq.heappop(queue)[1])
+            x, g, path, reading = pending.pop(heapq.heappop(queue)[1])
             step = steps.get(x)
             sources = None if step is None else self._sources(step, reading)
             if step is None:
@@ -228,10 +228,10 @@ class ResidualStream:
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
 
 
-def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream:
+def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     """Run the model once and record its operations."""
     check_model(model)
-    notes, thread = OpRecorder(input_tensors(given)), threading.get_ident()
+    notes, thread = OpRecorder(input_tensors(args)), threading.get_ident()
     ran: dict[str, BlockCall] = {}
     block_input: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
@@ -260,7 +260,7 @@ def record_residual_stream(model: nn.Module, given: ModelArgs) -> ResidualStream
                 stack.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(leave, path)).remove)
         with notes:
-            logits = run_logits(model, given)
+            logits = run_logits(model, args)
     return ResidualStream(model, notes, logits, ran)
 
 
@@ -272,14 +272,18 @@ def _gradients(step: OpRecord, sources: list[Tensor], g: Tensor) -> list[Tensor]
         x, weight, bias, eps = step.norm
         wide, g = x.double(), g.double()
         wide = wide - wide.mean(-1, keepdim=True) if step.name == "layer_norm" else wide
-        own = (g if weight is None else g * weight.detach().double()) * (wide.square().mean(-1, True) + eps).rsqrt()
-        own = own - own.mean(-1, keepdim=True) if step.name == "layer_norm" else own
-        return [own] if bias is None else [own, g.sum_to_size(bias.shape)]
+        input_gradient = (g if weight is None else g * weight.detach().double()) * (
+            wide.square().mean(-1, True) + eps
+        ).rsqrt()
+        input_gradient = (
+            input_gradient - input_gradient.mean(-1, keepdim=True) if step.name == "layer_norm" else input_gradient
+        )
+        return [input_gradient] if bias is None else [input_gradient, g.sum_to_size(bias.shape)]
     if _READ.fullmatch(step.name):
         _, matrix, bias = step.product
         used = g.flatten(0, -2).any(0)  # only the requested tokens of the vocabulary
-        own = g[..., used].double() @ matrix[:, used].detach().mT.double()
-        return [own] if bias is None else [own, g.sum_to_size(bias.shape).double()]
+        input_gradient = g[..., used].double() @ matrix[:, used].detach().mT.double()
+        return [input_gradient] if bias is None else [input_gradient, g.sum_to_size(bias.shape).double()]
     leaf_inputs = {id(x): x.detach().double().requires_grad_() for x in sources}
     flat, shape = tree_flatten((step.args, step.kwargs))
     with torch.enable_grad():

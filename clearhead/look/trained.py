@@ -91,10 +91,10 @@ def translation_report(trained: Pipeline, made: Translation) -> AttentionReport:
         trained: The translation model.
         made: The translation.
     """
-    halves, names = source_and_target_ids(trained, made), trained.tokenizer.tokens
+    input_ids, names = source_and_target_ids(trained, made), trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
-        trained.model(*(ids_tensor(trained, half) for half in halves))
-    read, target, written = names(halves[0]), names(halves[1]), names(made.written)
+        trained.model(*(ids_tensor(trained, ids) for ids in input_ids))
+    read, target, written = names(input_ids[0]), names(input_ids[1]), names(made.written)
     labels: Labels = {"encoder.**": (read, read), "**.cross_attention": (written, read), "**": (target, target)}
     metadata = {"source": f"{len(read)} tokens", "written": f"{len(written)} tokens"}
     return build_report(t, labels, title=f"{made.source.strip()} → {made.target}", metadata=_facts(trained) | metadata)
@@ -199,10 +199,10 @@ def read_image(trained: Pipeline, given: str, data: Path | None) -> Tensor:
         raise no_attention_error(trained)
     if data is not None:
         task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
-        known: Tensor = task.validation.pixels
-        if not given.isdigit() or int(given) >= len(known):
-            raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(known) - 1}")
-        return known[int(given)]
+        images: Tensor = task.validation.pixels
+        if not given.isdigit() or int(given) >= len(images):
+            raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(images) - 1}")
+        return images[int(given)]
     path, (height, width) = Path(given), trained.model.config.image_size
     if not path.is_file():
         raise DataError(

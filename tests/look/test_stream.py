@@ -179,7 +179,7 @@ def by_hand(model, given, token):
 
         def hook(module, args, output):
             x = args[0] - args[0].mean(-1, keepdim=True) if isinstance(module, nn.LayerNorm) else args[0]
-            weight = module.weight + 1 if type(module).__name__ == "PlusOneRMSNorm" else module.weight
+            weight = module.weight + 1 if type(module).__name__ == "UnitOffsetRMSNorm" else module.weight
             bias = getattr(module, "bias", None)
             return x * scale * weight + (0 if bias is None else bias)
 
