@@ -27,7 +27,7 @@ def exam(
 ) -> None:
     """Write an exam: a question paper and a solution booklet for each variant.
 
-    An exam file has a title and a [[question]] table per exercise, with the keys sheet (a bundled exercise or a problem
+    An exam file has a title and a question table per exercise, with the keys sheet (a bundled exercise or a problem
     file), points and, unless all steps are asked, steps. Answers are graded by clearhead exercise grade."""
     from clearhead.work.exam import exam_from_document, read_exam, write_exam
 

@@ -6,7 +6,7 @@ outcome.verdict  # → 'does not hold'
 
 len(claims.claims()) > 100  # → True
 
-claims.find(["scale-key-weight"])[0].place  # → '1.1g, summary'
+claims.find(["scale-key-weight"])[0].location  # → '1.1g, summary'
 
 page = claims.report(claims.run(["scale-key-weight"]))
 

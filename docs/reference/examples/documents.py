@@ -3,5 +3,5 @@ from clearhead.documents import document, documents
 
 list(documents())  # → ['000', '001', '002', '003', '004']
 
-first = document("000").questions[0]  # a Document, of Question, each with its Answer
+first = document("000").questions[0]  # a CourseDocument of DocumentQuestion, each with DocumentAnswer
 first.answers[0].command
