@@ -41,7 +41,7 @@ PICTURE = {
     "n_layers": 2,
 }
 
-OURS = {
+CLEARHEAD = {
     "encoder, sinusoidal": EncoderConfig(**TEXT, n_layers=2, positions=Sinusoidal()),
     "encoder, alibi": EncoderConfig(**TEXT, n_layers=2, positions=ALiBi()),
     "encoder, no positions": EncoderConfig(**TEXT, n_layers=2, positions=NoPE()),
@@ -71,10 +71,10 @@ OURS = {
 }
 
 
-def ours(name):
+def clearhead_model(name):
     if name == "attention":
         return MultiHeadAttention(12, 3)
-    return OURS[name].build()
+    return CLEARHEAD[name].build()
 
 
 def peer(name):

@@ -48,7 +48,7 @@ class Features(nn.Linear):
     def __init__(self):
         super().__init__(7, 3)
 
-def told():
+def with_spec():
     return ModuleSpec(GPT(), inputs=Ids(50))
 """
 
@@ -66,8 +66,8 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["clearhead", "check", *arguments])
         with pytest.raises(SystemExit) as ending:
             run_command()
-        shown = capsys.readouterr()
-        return int(ending.value.code or 0), shown.out, shown.err
+        captured = capsys.readouterr()
+        return int(ending.value.code or 0), captured.out, captured.err
 
     return call
 
@@ -109,15 +109,15 @@ def test_command_accepts_bundled_model(run):
     assert "pass" in out
 
 
-@pytest.mark.parametrize("name", ["GPT", "told"])
+@pytest.mark.parametrize("name", ["GPT", "with_spec"])
 def test_command_unknown_causality_is_undecided(run, name):
-    ids = () if name == "told" else ("--ids", "50")
+    ids = () if name == "with_spec" else ("--ids", "50")
     status, out, _ = run(f"mine_to_check:{name}", *ids)
     assert status == 1
     row = next(line for line in out.splitlines() if line.startswith("causality"))
     assert "undecided" in row
-    told = " ".join(out.split())  # wherever the terminal breaks it
-    loud = told[told.index("? causality: UNDECIDED") :]
+    output = " ".join(out.split())  # without the line breaks of the terminal
+    loud = output[output.index("? causality: UNDECIDED") :]
     assert "it is unknown whether this model is causal" in loud
     assert "--causal" in loud
     assert "--not-causal" in loud
@@ -136,7 +136,7 @@ def test_command_unknown_causality_is_undecided(run, name):
     [
         (("mine_to_check:GPT", "--ids", "50", "--causal"), 1, "fail"),
         (("mine_to_check:GPT", "--ids", "50", "--not-causal"), 0, "not applicable"),
-        (("mine_to_check:told", "--causal"), 1, "fail"),
+        (("mine_to_check:with_spec", "--causal"), 1, "fail"),
         (("mine_to_check:Masked", "--ids", "50", "--causal"), 0, "pass"),
         (("mine_to_check:Masked", "--ids", "50"), 0, "pass"),  # it sees nothing of the future, whatever was meant
         (("mine_to_check:Masked", "--embeddings", "12", "--causal"), 1, None),  # it reads ids

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead.checks import check
-from tests.checks.models import OURS, PEERS, ours, peer
+from tests.checks.models import CLEARHEAD, PEERS, clearhead_model, peer
 
 SEEDS = range(int(os.environ.get("CLEARHEAD_CHECK_SEEDS", "1")))
 
@@ -25,9 +25,9 @@ def no_alarm(make, name, seeds):
         assert not refused, f"seed {seed}: {refused}"
 
 
-@pytest.mark.parametrize("name", [*OURS, "attention"])
+@pytest.mark.parametrize("name", [*CLEARHEAD, "attention"])
 def test_clearhead_models_pass(name):
-    no_alarm(ours, name, SEEDS)
+    no_alarm(clearhead_model, name, SEEDS)
 
 
 @pytest.mark.parametrize("name", PEERS)

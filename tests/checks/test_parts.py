@@ -75,13 +75,13 @@ def test_rounding_preserves_masks_integers_and_views():
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float64, 1e-16, 1e-11), (torch.float32, 1e-7, 1e-3)])
 def test_tolerance_follows_inner_dtype(dtype, least, most):
-    class Inside(nn.Module):
+    class Inner(nn.Module):
         """Computes in a dtype of its own, as many norms do."""
 
         def forward(self, x):
             return torch.tanh(x.to(dtype)).to(x.dtype)
 
-    harness = Harness(spec_for(Inside(), inputs=Embeddings(5)))
+    harness = Harness(spec_for(Inner(), inputs=Embeddings(5)))
     assert least < harness.tolerance < most
 
 
@@ -191,7 +191,7 @@ def test_causality_position_table_of_ids_passes():
 
 def test_padding_encoder_decoder_pads_both_inputs():
     harness = Harness(CORRECT["encoder-decoder"]())
-    kinds = {seen.kind for seen in PaddingInvariance().evaluate(harness, harness.inputs)}
+    kinds = {x.kind for x in PaddingInvariance().evaluate(harness, harness.inputs)}
     assert kinds == {
         f"{which}{side}, {what}"
         for which in ("", "target, ")
@@ -206,12 +206,12 @@ def test_padding_encoder_decoder_pads_both_inputs():
 def test_padding_target_is_padded_only_if_supported():
     padded_too = spec_for(Pair(), inputs=Ids(29), source=Ids(29), padding=KeepMask("keep"), max_len=37)
     harness = Harness(padded_too)
-    assert not any(seen.kind.startswith("target") for seen in PaddingInvariance().evaluate(harness, harness.inputs))
+    assert not any(x.kind.startswith("target") for x in PaddingInvariance().evaluate(harness, harness.inputs))
 
 
 def test_mask_polarity_detects_inverted_target_mask():
-    how = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": KeepMask("keep"), "max_len": 37}
-    wrong = check(Pair(), **how, target_padding=IgnoreMask("target_keep"))
+    options = {"inputs": Ids(29), "source": Ids(29), "causal": True, "padding": KeepMask("keep"), "max_len": 37}
+    wrong = check(Pair(), **options, target_padding=IgnoreMask("target_keep"))
     assert {f.property for f in wrong.failures} == {"padding invariance", "mask polarity"}
     assert "of the target" in wrong["mask polarity"].location
 
@@ -294,7 +294,7 @@ def test_report_text_html_and_json():
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("module", "how", "error", "message"),
+    ("module", "options", "error", "message"),
     [
         (3, {}, DtypeError, "got a int; expected a PyTorch module or a function"),
         (nn.Linear(3, 3), {}, ConfigError, "cannot infer the inputs of Linear; pass inputs=Ids"),
@@ -339,9 +339,9 @@ def test_report_text_html_and_json():
         (nn.Linear(3, 3), {"inputs": Values((3,)), "only": 5}, ConfigError, "only is 5; expected names"),
     ],
 )
-def test_check_invalid_arguments_raise(module, how, error, message):
+def test_check_invalid_arguments_raise(module, options, error, message):
     with pytest.raises(error, match=message):
-        check(module, **how)
+        check(module, **options)
 
 
 def test_check_missing_cache_is_not_applicable():
@@ -366,15 +366,15 @@ class LeakyValueHead(ValueHead, NoMask):
 
 
 def test_check_scalar_per_token_counts_as_output():
-    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
-    report = check(ValueHead(), **how)
+    options = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
+    report = check(ValueHead(), **options)
     assert report.ok, report
     verdicts = {finding.property: finding.verdict for finding in report.findings}
     for name in ("causality", "context use", "cache = no cache", "padding invariance"):
         assert verdicts[name] is Verdict.PASS
-    found = check(LeakyValueHead(), **how, only="causality").findings[0]
-    assert found.verdict is Verdict.FAIL
-    assert "no causal mask reaches the attention" in found.cause
+    finding = check(LeakyValueHead(), **options, only="causality").findings[0]
+    assert finding.verdict is Verdict.FAIL
+    assert "no causal mask reaches the attention" in finding.cause
 
 
 def zeroed(model):
@@ -386,10 +386,10 @@ def zeroed(model):
 
 
 def test_check_zero_initialized_parameters_hide_no_leak():
-    how = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
+    options = {"inputs": Ids(29), "causal": True, "caching": Caching(new=KVCache), "padding": KeepMask("keep")}
     right, wrong = zeroed(Language()), zeroed(NoMask())
-    assert check(right, **how).ok, check(right, **how)
-    assert check(wrong, **how)["causality"].verdict is Verdict.FAIL
+    assert check(right, **options).ok, check(right, **options)
+    assert check(wrong, **options)["causality"].verdict is Verdict.FAIL
     assert not any(p.any() for name, p in wrong.named_parameters() if ".o." in name), "only a copy is moved"
 
 
@@ -411,9 +411,9 @@ class Noisy(Language):
 
 
 def test_train_eval_consistency_ignores_functional_dropout():
-    how = {"inputs": Ids(29), "only": "train/eval consistency"}
-    assert check(OwnDropout(), **how).ok
-    assert not check(Noisy(), **how).ok
+    options = {"inputs": Ids(29), "only": "train/eval consistency"}
+    assert check(OwnDropout(), **options).ok
+    assert not check(Noisy(), **options).ok
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
@@ -460,10 +460,10 @@ def test_score_scale_uses_declared_scale(name):
     pytest.importorskip("transformers", reason="the peers are an optional dependency")
     model = peer(name)
     assert check(model, only="score scale")["score scale"].verdict is Verdict.PASS
-    found = check(model, only="score scale", scale=0.25)["score scale"]
-    assert found.verdict is Verdict.FAIL
-    assert "0.25 is declared" in found.location
-    assert "declared" in found.cause
+    finding = check(model, only="score scale", scale=0.25)["score scale"]
+    assert finding.verdict is Verdict.FAIL
+    assert "0.25 is declared" in finding.location
+    assert "declared" in finding.cause
 
 
 def test_spec_needs_only_module_and_inputs():

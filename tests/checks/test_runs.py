@@ -13,15 +13,15 @@ from clearhead.checks.lab import Harness
 @pytest.fixture
 def runs(monkeypatch):
     """The tokens and the threads of every run of a module."""
-    seen = []
+    calls = []
     raw = Harness.raw
 
     def counted(harness, batch, *args):
-        seen.append((batch.x.shape[0] * batch.x.shape[1], torch.get_num_threads()))
+        calls.append((batch.x.shape[0] * batch.x.shape[1], torch.get_num_threads()))
         return raw(harness, batch, *args)
 
     monkeypatch.setattr(Harness, "raw", counted)
-    return seen
+    return calls
 
 
 def test_check_shared_results_are_computed_once(runs):
@@ -46,8 +46,8 @@ def test_check_shared_results_are_computed_once(runs):
     assert sorted(tokens for tokens, _ in runs) == sorted(n for each in expected.values() for n in each)
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [(2, 1), (1, 2)])
-def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, chosen):
+@pytest.mark.parametrize(("slow", "expected"), [(2, 1), (1, 2)])
+def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, expected):
     before = torch.get_num_threads()
     clock = iter(range(100))
     monkeypatch.setattr(runner, "LARGE", 1)
@@ -59,10 +59,10 @@ def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, c
     finally:
         torch.set_num_threads(before)
     assert [threads for _, threads in runs][:3] == [2, 1, 2]  # called at all, and one of each tried
-    assert {threads for _, threads in runs[3:]} == {chosen}
+    assert {threads for _, threads in runs[3:]} == {expected}
 
 
 def test_check_calls_on_start_before_each_property():
-    told = []
-    check(CORRECT["reader"](), on_start=lambda *one: told.append(one))
-    assert told == [(name, n, len(NAMES)) for n, name in enumerate(NAMES)]
+    events = []
+    check(CORRECT["reader"](), on_start=lambda *event: events.append(event))
+    assert events == [(name, n, len(NAMES)) for n, name in enumerate(NAMES)]
