@@ -1,3 +1,3 @@
-"""The tests, a folder for each room of the house. `tests.typecheck` is loaded by name by jaxtyping's hook."""
+"""The tests, one folder per package. Jaxtyping's import hook loads `tests.typecheck` by name."""
 
 from tests import typecheck as typecheck

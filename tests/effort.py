@@ -1,4 +1,4 @@
-"""What a call takes, counted: the same on every machine however busy it is, where a clock would judge the machine."""
+"""Count the work of a call, which does not depend on the machine or its load as time would."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Effort(TorchDispatchMode):
-    """Counts what runs inside of a `with` block, in this thread.
+    """Count the work within a `with` block, in this thread.
 
-    `calls`: functions called, Python's and built-in ones. `operations`: what torch ran. `nbytes`: the size of what
-    those returned. Counting an operation takes a few calls, which are counted too.
+    Attributes:
+        calls: Calls of Python and built-in functions, including a few per operation for counting.
+        operations: Operations of torch.
+        nbytes: Total size of the tensors that these operations returned.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,7 @@ class Effort(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         self.operations += 1
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, torch.Tensor):
-                self.nbytes += each.numel() * each.element_size()
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.nbytes += tensor.numel() * tensor.element_size()
         return out

@@ -1,6 +1,6 @@
-"""The run-time type checker of the tests: beartype, which also takes an int where a float is wanted, as mypy does.
+"""The run-time type checker of the tests: beartype, which accepts an int for a float as mypy does.
 
-A machine without beartype (a borrowed GPU, say) runs the tests unchecked, as long as nobody asks jaxtyping for them.
+Without beartype, for example on a GPU machine, tests run unchecked if jaxtyping's import hook is not enabled.
 """
 
 from __future__ import annotations
