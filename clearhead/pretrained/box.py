@@ -1,4 +1,4 @@
-"""The box: the models that come with clearhead, their cards, and the folder that a name stands for. Needs no torch."""
+"""Bundled models, their cards, and the folder of a model name. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CARD = "card.toml"
 
 
 def names() -> list[str]:
-    """The models in the box."""
+    """Return the names of the bundled models."""
     return sorted(path.parent.name for path in BOX.glob("*/config.toml"))
 
 
 def cards() -> dict[str, dict[str, Any]]:
-    """Every model in the box, with its card."""
+    """Return the card of each bundled model by name."""
     return {name: read_card(BOX / name) for name in names()}
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a model's folder; empty where there is none."""
+    """Return the card of a model's folder; empty if it has none."""
     path = folder / CARD
     if not path.is_file():
         return {}
@@ -35,7 +35,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def is_ours(name: str | Path) -> bool:
-    """Whether a name stands for a model of this project's own form: in the box, or a folder with config.toml."""
+    """Return whether a name refers to a bundled model or a folder with config.toml."""
     return _folder(name) is not None
 
 
@@ -45,7 +45,7 @@ def _folder(name: str | Path) -> Path | None:
 
 
 def find(name: str | Path) -> Path:
-    """The folder that a name or a path stands for."""
+    """Return the folder of a model name or path; raise `StorageError` if there is none."""
     if (folder := _folder(name)) is not None:
         return folder
     path, known = Path(name), names()

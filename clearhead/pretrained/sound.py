@@ -45,7 +45,7 @@ _PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no m
 
 @dataclass(frozen=True)
 class Segment:
-    """What is said from one moment to another, in seconds."""
+    """The text between two times in seconds."""
 
     start: float
     end: float
@@ -54,7 +54,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """All that is said in a recording. `notes` say what was done to the sound, or is wrong with it."""
+    """The transcript of a recording. `notes` report conversions of the audio and problems with it."""
 
     text: str
     segments: tuple[Segment, ...]

@@ -1,4 +1,4 @@
-"""Text in, text out: prompts through a decoder, and texts to vectors by an encoder. Batched, and as strings."""
+"""Generate text from prompts with a decoder, and embed and classify texts with an encoder, in batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLE = '{"role": "user", "content": "Hello"}'
 
 
 def accepts_single(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function of a list also one of a single thing of these kinds: then it gives what it makes of that."""
+    """Decorator: let a batch function also accept a single item, and then return a single result."""
 
     def of_both(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -91,7 +91,7 @@ def _written(trained: Pipeline, prompts: list[list[int]], strategy: Strategy, ma
 
 
 def decode_suffix(trained: Pipeline, ids: list[int], new: list[int]) -> str:
-    """The text of new ids after others, which has the blank before it that a text of its own would not have."""
+    """Return the text of new ids after others, with the leading space that a separate text would lack."""
     before, whole = trained.tokenizer.decode(ids), trained.tokenizer.decode([*ids, *new])
     return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
 
@@ -174,7 +174,7 @@ def _read(
     model = trained.model
     if not isinstance(model, Encoder):
         kind = type(model).__name__
-        raise DataError(f"{trained.name} reads no texts as a whole: it is a {kind}, expected an Encoder")
+        raise DataError(f"{trained.name} cannot embed texts: it is a {kind}; expected an Encoder")
     longest = min(longest or model.config.max_len, model.config.max_len)
     rows = [torch.tensor(trained.tokenizer.prompt(text, longest), dtype=torch.int64) for text in texts]
     device, order = next(model.parameters()).device, sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -190,7 +190,7 @@ def _read(
 
 
 def nearest(vectors: Float[Tensor, "N M"], most: int) -> list[tuple[float, int, int]]:
-    """The pairs of rows with the smallest angles between them, nearest first: its cosine, and both rows."""
+    """Return the pairs of rows with the largest cosine, best first: cosine, first row, second row."""
     unit, found = torch.nn.functional.normalize(vectors, dim=1), []
     for i in range(len(unit) - 1):
         best = (unit[i + 1 :] @ unit[i]).topk(min(most, len(unit) - 1 - i))
@@ -208,7 +208,7 @@ def _checked(ids: list[int]) -> list[int]:
 def remaining_context(
     trained: Pipeline, length: int, max_new_tokens: int, *, sliding_context: bool = False
 ) -> tuple[int, int | None]:
-    """How many new tokens there can be, and how many tokens the model reads at most: only learned positions end."""
+    """Return the number of new tokens that fit, and the context length if positions are learned, else None."""
     table = getattr(trained.model, "positions", None)
     if sliding_context or not isinstance(table, LearnedPositionEmbedding):
         return max_new_tokens, None

@@ -1,7 +1,8 @@
-"""A chat template rendered in a process of its own: a template is a program by a stranger.
+"""Render chat templates in a separate process, because a template is an untrusted program.
 
-It runs in Jinja's sandbox, which keeps it away from Python, and the process has little memory and time, so that a loop
-without an end or a text without one costs seconds and nothing else. Run as a script: JSON in, JSON out."""
+It runs in Jinja's sandbox without access to Python, with limits of memory and time against endless loops and texts. Run
+as a script: JSON in, JSON out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SECONDS, BYTES, LONGEST = 10, 1 << 29, 1 << 22  # of the process; of its text, i
 
 
 def render(template: str, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any]) -> str:
-    """A conversation as one text, by a template's own rules; `values` are its special tokens and settings."""
+    """Render a conversation as one text; `values` are the template's special tokens and settings."""
     from clearhead.errors import DataError
 
     asked = json.dumps({"template": template, "values": {"messages": list(messages), **values}})
@@ -33,14 +34,14 @@ def render(template: str, messages: Sequence[Mapping[str, str]], values: Mapping
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:
-    """As transformers renders it: the same environment, the same functions inside."""
+    """Render in the environment that transformers uses."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, which matters in training alone."""
+        """`{% generation %}` marks the assistant's messages, for training only."""
 
         tags = {"generation"}  # noqa: RUF012 (as the library has it)
 
@@ -73,7 +74,7 @@ def _main() -> None:
         try:
             text = _rendered(asked["template"], asked["values"])
             answer = {"text": text} if len(text) <= LONGEST else {"error": f"its text has {len(text):,} characters"}
-        except (Exception, MemoryError) as error:  # whatever a stranger's program does
+        except (Exception, MemoryError) as error:  # an untrusted program may raise anything
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
     json.dump(answer, sys.stdout)
 

@@ -1,4 +1,4 @@
-"""Text in, text out: sentences through a trained encoder-decoder."""
+"""Translate texts with a trained encoder-decoder."""
 
 from __future__ import annotations
 
