@@ -1,4 +1,4 @@
-// The page of a walk: the model drawn from the steps of its run, and one station at a time beside it.
+// The page of a walkthrough: a diagram of the model, and one step at a time.
 
 // `data` and `signal` come from what stands around this file: the page, or the module that others import.
 const { steps, sections, predictions } = data;
@@ -72,7 +72,7 @@ function columnsOf() {
   const column = (section) => Math.max(0, stacks.findIndex((name) => name !== "" && section.path.startsWith(name)));
   return { stacks, column };
 }
-// What stands for a section in the drawing: one box if it is folded, else a box for every station or run of steps of one branch.
+// What stands for a section in the drawing: one box if it is folded, else a box for every step or run of steps of one branch.
 function nodesOf(section, open) {
   if (!open) return [{ first: section.first, last: section.last, label: section.title, kind: "folded" }];
   const nodes = [];
@@ -180,7 +180,7 @@ function loop(placed) {
   return [draw("path", { class: "loop", d: `M${right} ${end.y + HIGH / 2}H${out}V${start.y + HIGH / 2}H${right + 1}` })];
 }
 
-// ---------------------------------------------------------------------------------------------- one station
+// ---------------------------------------------------------------------------------------------- one step
 
 function article(i, live = true) {
   const one = steps[i], section = sections[sectionOf[i]];
@@ -208,7 +208,7 @@ const short = (one) => SHORT[one.role] ?? LABELS[one.role] ?? one.name;
 function made(one) {
   if (!one.sources.length) return null;
   const links = one.sources.map((i) => make("button", { type: "button", onclick: () => go({ step: i }) }, `${i}. ${steps[i].name}`));
-  return make("p", { class: "made" }, "made from ", ...links);
+  return make("p", { class: "made" }, "computed from ", ...links);
 }
 
 function values(one) {
@@ -295,7 +295,7 @@ function go(changes, push = true) {
   document.documentElement.dataset.ready = `${state.step}/${state.head}`;
   try { if (push) history.replaceState(null, "", `#${state.step}.${state.head}`); } catch { /* a frame without an address */ }
 }
-// The same station in the block before or after.
+// The same step in the previous or next block.
 function jump(by) {
   const section = sections[sectionOf[state.step]];
   const other = sections.find((one) => one.block === (section.block ?? -2) + by && section.block !== null && stackOf(one) === stackOf(section))
@@ -314,7 +314,7 @@ addEventListener("keydown", (event) => {
 at("help-open").addEventListener("click", () => at("help").showModal());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => go({}), { signal });
 addEventListener("hashchange", () => { restore(); go({}, false); }, { signal });
-// On paper: the drawing, then the way in, the chosen blocks and the way out, station by station.
+// On paper: the diagram, then input, selected blocks and output, step by step.
 addEventListener("beforeprint", () => {
   document.documentElement.classList.add("printing");
   const open = openBlocks();
