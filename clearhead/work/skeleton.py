@@ -77,11 +77,11 @@ def grade_program(name: str, path: Path) -> ProgramGrade:
         _compile_function(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64))
     )
     results = [(description, arguments, _run(submitted, arguments, path)) for description, arguments in cases]
-    cases = tuple(
+    graded_cases = tuple(
         (description, _difference(got, torch.as_tensor(reference(*arguments))))
         for description, arguments, got in results
     )
-    graded = ProgramGrade(name, cases)
+    graded = ProgramGrade(name, graded_cases)
     if graded.is_right:
         return graded
     explanations = (why for why, other in _with_mistakes(text, function)
