@@ -1,7 +1,7 @@
-"""The decoder: every token looks at itself and what came before, and says what comes next (GPT).
+"""The decoder: causal self-attention over token ids, and the logits of the next token (GPT).
 
-With `cross_attention` it also looks at a memory, and is the writing half of the 2017 model. A `KVCache` lets it go on
-where it stopped, at the price of the new tokens only.
+With `cross_attention` it also attends to the output of an encoder, as in the original Transformer. With a `KVCache`, a
+call computes the new tokens only.
 
     B batch   T new tokens   S memory   M model width   V vocabulary
 """
@@ -26,12 +26,12 @@ from clearhead.values import Count, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class LMConfig(TextConfig):
-    """What the Transformers that write text have in common besides: how their last features become logits."""
+    """Fields of language models: how hidden states become logits."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings", "logit_cap": "logit_softcap"}
-    tie_embeddings: bool = True  # logits from the embedding matrix itself
-    logit_bias: bool = False  # a learned number a token, added to its logit, as in Marian
-    logit_scale: Positive = 1.0  # of the features, before they meet the vocabulary; T5 has 1 / √d_model
+    tie_embeddings: bool = True  # use the embedding matrix for the logits
+    logit_bias: bool = False  # a learned bias per token, as in Marian
+    logit_scale: Positive = 1.0  # of the hidden states; 1 / √d_model in T5
     logit_softcap: Positive | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
 
 
@@ -70,21 +70,26 @@ class Decoder(Stack):
         memory: Float[Tensor, "B S M"] | None = None,
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each of `ids`.
+        """Return the logits of the next token after each of `ids`.
 
-        `mask` (padding, documents) is &-ed with the configured one. With a `cache`, `ids` are only the new tokens; they
-        stand after those that the cache has seen, unless `positions`, (T,) or (B, T), says where. `memory_mask` says
-        which of the memory's tokens count, usually `padding(source_lengths)`."""
+        Args:
+            ids: Token ids; with a `cache`, only the new ones.
+            mask: Combined with the configured mask, for example padding or documents.
+            positions: Positions of the tokens, (T,) or (B, T); by default they follow those in the cache.
+            cache: KV cache, which is updated.
+            memory: Encoder output, required by cross-attention.
+            memory_mask: Which encoder positions may be attended to, usually `padding(source_lengths)`.
+        """
         x = self.hidden_states(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
         if self.head is None:
-            return self._capped(self.embedding.logits(x, self.logit_bias))
+            return self._softcap(self.embedding.logits(x, self.logit_bias))
         return self.postprocess_logits(self.head(x))
 
     def postprocess_logits(self, products: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
-        """The logits, from the products of features and vocabulary: with the bias and the cap, where there are such."""
-        return self._capped(products if self.logit_bias is None else products + self.logit_bias)
+        """Add the bias and apply the soft cap to the product of hidden states and vocabulary."""
+        return self._softcap(products if self.logit_bias is None else products + self.logit_bias)
 
-    def _capped(self, logits: Tensor) -> Tensor:
+    def _softcap(self, logits: Tensor) -> Tensor:
         cap = self.config.logit_softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 
@@ -98,10 +103,10 @@ class Decoder(Stack):
         memory: Float[Tensor, "B S M"] | None = None,
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "B T M"]:
-        """What `forward` makes its logits of, for a loss that never has all of them at once."""
+        """Return the hidden states from which `forward` computes its logits, for a chunked loss."""
         check_ids(ids)
         if self.config.cross_attention and memory is None:
-            raise ShapeError("this decoder has cross-attention; give it memory=, what the encoder returned")
+            raise ShapeError("this decoder has cross-attention; pass the encoder output as memory=")
         if memory is not None and not self.config.cross_attention:
             raise ShapeError(
                 "got memory, but this decoder has no cross-attention; set cross_attention=True in its config"
@@ -113,5 +118,5 @@ class Decoder(Stack):
         return x if self.config.logit_scale == 1 else x * self.config.logit_scale
 
     def lm_head_weight(self) -> Float[Tensor, "V M"]:
-        """The matrix by which features become logits: `forward` is `features` times its transpose, `finished`."""
+        """Return the output matrix: `forward` is `hidden_states` times its transpose, post-processed."""
         return self.embedding.weight if self.head is None else self.head.weight

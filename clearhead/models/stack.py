@@ -1,7 +1,6 @@
-"""What every Transformer of this room shares: the configuration of its blocks, and the walk through them.
+"""The part that all Transformers share: positions, a stack of blocks, and a final norm (for pre-norm blocks).
 
-An encoder, a decoder and a vision Transformer differ in what comes in (ids or patches), in the mask and in what goes
-out. Between those, all are the same: positions, a stack of blocks, and for pre-norm blocks one last norm.
+Encoders, decoders and vision Transformers differ in their inputs (ids or patches), masks and outputs.
 
     B batch   T queries   S keys   H heads   M model width
 """
@@ -29,7 +28,7 @@ from clearhead.values import Count, require
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(BlockParts):
-    """The fields that describe a Transformer's blocks, whatever goes in and comes out."""
+    """Fields of a Transformer's blocks, independent of its inputs and outputs."""
 
     init: Init = TruncatedNormal()
     embedding_norm: bool = False  # a norm before the first block, as in BERT
@@ -39,20 +38,20 @@ class TransformerConfig(BlockParts):
         super().validate()
         require(
             self.first_norm or not self.residual.normalised,
-            f"{self.owner}: {self.residual} has its norms behind the branches; leave first_norm out",
+            f"{self.owner}: {self.residual} normalizes after each branch; leave first_norm out",
         )
 
     def _shared(self, kind: type[Config]) -> dict[str, Any]:
-        """The fields that it has in common with a kind of configuration that it is derived from."""
+        """Return the fields that it inherits from a base configuration."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def check_positions(self, positions: Positions) -> None:
-        """Refuses here, before anything is built, what `positions` would refuse later."""
+        """Raise ConfigError for positions that cannot be built."""
         if isinstance(positions, Rotary):
             self.check_rotary(positions)
         require(
             not isinstance(positions, Sinusoidal) or self.d_model % 2 == 0,
-            f"{self.owner}: Sinusoidal positions come in pairs and d_model {self.d_model} is odd; make it even",
+            f"{self.owner}: d_model is {self.d_model}; expected an even number for Sinusoidal positions",
         )
 
 
@@ -66,12 +65,14 @@ class TextConfig(TransformerConfig):
     vocab_size: Count
     max_len: Count = 512
     positions: Positions = Sinusoidal()
-    scaled_embedding: bool = False  # embeddings times √d_model, as in 2017
-    layer_masks: tuple[Mask, ...] = ()  # what the layers see, taken in turn, of what the model's own mask allows
-    layer_rotary: tuple[Rotary, ...] = ()  # how the layers turn, taken in turn; positions is the first of them
+    scaled_embedding: bool = False  # multiply embeddings by √d_model, as in the original Transformer
+    layer_masks: tuple[Mask, ...] = ()  # masks of the layers, repeated cyclically, combined with the model's mask
+    layer_rotary: tuple[
+        Rotary, ...
+    ] = ()  # rotary positions of the layers, repeated cyclically; `positions` is the first
 
     def seen(self, mask: Mask) -> Mask:
-        """What of a model's own mask some layer sees."""
+        """Return the union of the masks of all layers."""
         return mask if not self.layer_masks else mask & functools.reduce(operator.or_, self.layer_masks)
 
     def validate(self) -> None:
@@ -96,7 +97,7 @@ class TextConfig(TransformerConfig):
 
 
 class Stack(nn.Module):
-    """Positions, blocks and the last norm. The Transformers of this room are Stacks with an entrance and an exit."""
+    """Positions, blocks and the final norm: the base class of the Transformers."""
 
     def __init__(
         self,
@@ -110,36 +111,38 @@ class Stack(nn.Module):
         super().__init__()
         self.embedding = embedding
         self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
-        self.adds_positions = positions.kind == "added"  # so that it matters where tokens are said to stand
-        own_width = getattr(config, "embedding_dim", None)  # of what enters, where it is not that of the blocks
-        width = own_width or config.d_model
-        # Rotary positions act inside attention, and "none" nowhere: neither is a module of its own.
+        self.adds_positions = positions.kind == "added"  # whether `positions` has an effect
+        embedding_dim = getattr(config, "embedding_dim", None)
+        width = embedding_dim or config.d_model
+        # Rotary positions are applied in the attention layers; they and "none" need no module here.
         self.positions: nn.Module | None = None
         if positions.kind == "added" or positions.kind == "bias":
             self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
-        self.embedding_proj = None if own_width is None else nn.Linear(own_width, config.d_model)
+        self.embedding_proj = None if embedding_dim is None else nn.Linear(embedding_dim, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        turns: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
+        rotaries: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
-        self.blocks = nn.ModuleList(Block(config, rotary=turns[i % len(turns)], cross=cross) for i in range(n_blocks))
+        self.blocks = nn.ModuleList(
+            Block(config, rotary=rotaries[i % len(rotaries)], cross=cross) for i in range(n_blocks)
+        )
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()
-        # Post-norm blocks end in a norm already; the others leave the residual stream as it is.
+        # Post-norm blocks already end in a norm.
         self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
 
     def add_positions(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
-        """The embeddings (B, T, M) as the first block takes them: with positions, where those are added, and dropout.
+        """Add positions to embeddings (B, T, M) and apply norm and dropout.
 
-        `positions`, (T,) or (B, T), stands for offset … offset + T − 1 unless it is given."""
+        `positions`, (T,) or (B, T), defaults to offset … offset + T − 1."""
         if self.positions is not None and self.adds_positions:
             if positions is None and offset:
                 positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
             x = self.positions(x, positions)
         elif positions is not None:
             raise ShapeError(
-                f"got positions {tuple(positions.shape)}, but this model adds none to its embeddings: it knows "
-                "distances only (or nothing), which left-padding does not change; leave positions out"
+                f"got positions {tuple(positions.shape)}, but this model adds no positions to its embeddings; leave "
+                "positions out, because left padding does not change relative positions"
             )
         x = self.dropout(self.embedding_norm(x))
         return x if self.embedding_proj is None else self.embedding_proj(x)
@@ -153,17 +156,17 @@ class Stack(nn.Module):
         memory_mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """x (B, T, M) through all the blocks and the last norm."""
+        """Apply all blocks and the final norm to x (B, T, M)."""
         bias = None
         offset, T = 0 if cache is None else cache.length, x.shape[-2]
         if self.positions is not None and not self.adds_positions:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.undone_on_error():
             for i in range(self.n_layers):
-                block = self.blocks[i % len(self.blocks)]  # one serves all layers where they share their weights
+                block = self.blocks[i % len(self.blocks)]  # layers may share one block
                 part = None if cache is None else cache.at(i)
-                own = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
-                x = block(x, mask=own, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
+                layer_mask = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
+                x = block(x, mask=layer_mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         return self.norm(x)
 
     def extra_repr(self) -> str:
@@ -171,17 +174,17 @@ class Stack(nn.Module):
 
 
 def check_ids(ids: Tensor, name: str = "ids") -> None:
-    """Refuses what is no batch of token numbers, in words, before an embedding table does it in its own."""
+    """Raise unless `ids` is a batch of token ids."""
     if ids.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(f"{name} are {ids.dtype}; expected token numbers, torch.int64 (or int32)")
+        raise DtypeError(f"{name} are {ids.dtype}; expected token ids of torch.int64 or torch.int32")
     if ids.dim() != 2:
         got = f"{name} have shape {tuple(ids.shape)}"
         raise ShapeError(f"{got}; expected (batch, length): add the batch with ids[None]")
 
 
-def and_masks(own: Mask, extra: Mask | None) -> Mask | None:
-    """The model's own mask and the caller's, together; None where neither forbids anything."""
+def and_masks(mask: Mask, extra: Mask | None) -> Mask | None:
+    """Return the intersection of two masks; None if neither forbids anything."""
     extra = None if extra is None else as_mask(extra)
-    if own == full():
+    if mask == full():
         return extra
-    return own if extra is None else own & extra
+    return mask if extra is None else mask & extra

@@ -272,7 +272,7 @@ MAKING_FAULTS = {
     ),
     "shared heads": ({"n_kv_heads": 2}, "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads"),
     "odd rotary": ({"positions": Rotary(), "d_head": 3}, "expected an even number"),
-    "odd sinusoidal": ({"d_model": 9}, "Sinusoidal positions come in pairs and d_model 9 is odd"),
+    "odd sinusoidal": ({"d_model": 9}, "d_model is 9; expected an even number for Sinusoidal positions"),
     "lengths": (
         {"positions": LearnedPositions(max_len=7)},
         "max_len is 512 and the table of learned positions has 7 rows",

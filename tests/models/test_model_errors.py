@@ -22,7 +22,7 @@ def random_ids(*shape):
 def test_text_faults(build):
     model = build(DecoderConfig(**SIZES, positions=LearnedPositions(max_len=23)))
     ids = random_ids(2, 7)
-    with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token numbers"):
+    with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token ids"):
         model(ids.float())
     with pytest.raises(ShapeError, match=r"ids have shape \(7,\); expected \(batch, length\).*ids\[None\]"):
         model(ids[0])
@@ -44,13 +44,15 @@ def test_encoder_refuses_a_bool_tensor(build):
 
 def test_positions_are_only_for_those_that_add_them(build):
     model = build(EncoderConfig(**SIZES, positions=Rotary()))
-    with pytest.raises(ShapeError, match=r"got positions \(7,\), but this model adds none.*leave positions out"):
+    with pytest.raises(
+        ShapeError, match=r"got positions \(7,\), but this model adds no positions.*leave positions out"
+    ):
         model(random_ids(2, 7), positions=torch.arange(7))
 
 
 def test_cross_attention_wants_a_memory(build):
     model = build(DecoderConfig(**SIZES, cross_attention=True))
-    with pytest.raises(ShapeError, match="give it memory="):
+    with pytest.raises(ShapeError, match="pass the encoder output as memory="):
         model(random_ids(2, 7))
 
 

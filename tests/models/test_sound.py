@@ -43,5 +43,5 @@ def test_contradictions_are_refused():
     model = HEARS.build()
     with pytest.raises(ShapeError, match=r"frames have shape \(2, 14, 6\); expected \(B, T, 5\)"):
         model.encode(torch.randn(2, 14, 6))
-    with pytest.raises(ShapeError, match=r"the prompt is a list; expected frames of sound \(batch, frames, 5\)"):
+    with pytest.raises(ShapeError, match=r"the prompt is a list; expected audio frames \(batch, frames, 5\)"):
         generate(model, [[1, 2]], decoder_start_ids=1, max_new_tokens=2)

@@ -72,8 +72,8 @@ def test_training_has_the_loss_of_these_logits(words):
 
 
 def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
-    found = attribute(built(logit_bias=True, logit_scale=0.3, residual=Sandwich(), layer_scale=0.3), IDS[:1])
-    assert abs(found.rest) <= found.tolerance
+    attribution = attribute(built(logit_bias=True, logit_scale=0.3, residual=Sandwich(), layer_scale=0.3), IDS[:1])
+    assert abs(attribution.residual) <= attribution.tolerance
     with pytest.raises(ConfigError, match="tanh"):
         attribute(built(logit_softcap=1.7), IDS[:1])
 
