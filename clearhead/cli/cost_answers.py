@@ -218,7 +218,7 @@ def show_time(found: dict[str, Any]) -> None:
     rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["bottleneck"]))
     console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
     if found["host_wait"]:
-        say(f"{1e3 * found['waiting']:.3f} ms of this time the device waits for its host")
+        say(f"{1e3 * found['host_wait']:.3f} ms of this time the device waits for its host")
 
 
 def share_of(

@@ -90,3 +90,13 @@ def test_command_invalid_options_print_one_line(run, arguments, message):
     assert status == 1
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+def test_command_machine_and_gpus_print_time_and_share(run):
+    status, out, error = run(
+        *("tiny-decoder", "--tokens", "64", "--train", "--device", "h200"),
+        *("--gpus", "8", "--parallel", "fsdp", "--interconnect", "450GB/s"),
+    )
+    assert status == 0, error
+    assert "the device waits for its host" in out
+    assert "ms communication" in out
