@@ -131,7 +131,7 @@ class LearnedPositions(Value):
             object.__setattr__(self, "max_len", 512)
         require(
             self.grid is None or self.max_len is None,
-            f"Learned: max_len is {self.max_len} and grid is {self.grid}; expected one of them, a line or a grid",
+            f"LearnedPositions: max_len is {self.max_len} and grid is {self.grid}; expected one of them",
         )
 
     @property
@@ -158,7 +158,7 @@ class LearnedPositionEmbedding(nn.Module):
     def __init__(self, choice: LearnedPositions, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        d_model = whole(d_model, "Learned: d_model", least=1)
+        d_model = whole(d_model, "LearnedPositions: d_model", least=1)
         self.weight = nn.Parameter(torch.empty(choice.skipped + choice.length, d_model))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
