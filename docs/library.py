@@ -55,7 +55,7 @@ COMMANDS = {
     "train": "train --list",
     "evaluate": "evaluate sort-dedup --limit 50",
     "generate": "generate ROMEO: --max-new-tokens 20",
-    "look": "look sort-dedup 'D A A'",
+    "inspect": "inspect sort-dedup 'D A A'",
     "walk": "walk sort-dedup 'D A'",
     "exercise list": "exercise list",
     "exercise solve": "exercise solve attention-by-hand",

@@ -5,8 +5,8 @@ a GPU), and ours, forward and forward + backward. On a GPU the times are the dev
 calls are issued, as in a model, and what issuing one takes the host is a column of its own. Rows are written as they
 are measured, most important first, so that a run that is cut short loses nothing, and another can go on from its file.
 
-    clearhead bench sparse --out sparse.json --seconds 240
-    clearhead bench sparse --out sparse.json --continue sparse.json
+    clearhead bench sparse --out sparse.json --time-limit 240
+    clearhead bench sparse --out sparse.json --resume sparse.json
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def spec_for(module: Any, **options: Any) -> ModuleSpec:
             label = options.get("name") or getattr(module, "__name__", type(module).__name__)
             raise ConfigError(
                 f"cannot infer the inputs of {label}; pass inputs={INPUTS_IN_WORDS} "
-                "(on the command line: --ids, --embeddings or --values)"
+                "(on the command line: --vocab-size, --input-dim or --input-shape)"
             )
         spec = ModuleSpec(module, inputs=options["inputs"], caching=options.get("caching"))
         if options.get("padding") is None and "run" not in options:

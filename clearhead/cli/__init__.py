@@ -1,10 +1,10 @@
-"""The command line: one file a command. `main` is what the `clearhead` script runs."""
+"""The command line, one file per command. The `clearhead` script runs `main`."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line and exit status 1."""
+    """Run the command line; errors print one line and exit with status 1."""
     from clearhead.cli.app import run
 
     run()

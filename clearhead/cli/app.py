@@ -1,7 +1,6 @@
-"""The `clearhead` command itself: its options, its list of commands, and what happens when one fails.
+"""The `clearhead` command: its list of commands, its options, and its handling of errors.
 
-Commands import what they need when they run, or take it from packages that load their names when asked for them, so
-that `--help` answers at once."""
+Commands import what they need when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from clearhead.cli.options import option
 
 app = typer.Typer(
     name="clearhead",
-    help="Transformers with nothing hidden: the textbook, the laboratory and the engine.",
+    help="Transformers with nothing hidden: a textbook, a laboratory and an engine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Boxes cut long words where they have no room; help without them is broken at any width, and nothing is lost.
+    # In a narrow terminal rich's boxes cut long words; plain help wraps at any width.
     rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 60 else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,53 +35,53 @@ _COMMANDS = (
 )
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
+def _print_version(is_requested: bool) -> bool:
+    if is_requested:
         typer.echo(f"clearhead {__version__}")
         raise typer.Exit
-    return wanted
+    return is_requested
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, option("Print the version and stop.", "--version", callback=_version, is_eager=True)
+        bool, option("Print the version and exit.", "--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Transformers with nothing hidden: the textbook, the laboratory and the engine."""
+    """Transformers with nothing hidden: a textbook, a laboratory and an engine."""
 
 
-def _without_a_reader() -> NoReturn:
-    """The reader went away (`clearhead … | head`): nothing is wrong. Python would complain at exit without this."""
+def _exit_on_broken_pipe() -> NoReturn:
+    """Exit successfully after the reader closed the pipe (`clearhead … | head`)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(0)
 
 
 def _reflow(commands: typer.Typer) -> None:
-    """Paragraphs of help as one line each, which the terminal then breaks by its own width."""
+    """Join each paragraph of help into one line, which the terminal wraps at its width."""
     for command in commands.registered_commands:
         if command.callback is not None:
             parts = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
-            kept = [part if part.startswith(" ") else part.replace("\n", " ") for part in parts]
-            command.callback.__doc__ = "\n\n".join(kept)
+            paragraphs = [part if part.startswith(" ") else part.replace("\n", " ") for part in parts]
+            command.callback.__doc__ = "\n\n".join(paragraphs)
     for group in commands.registered_groups:
         if group.typer_instance is not None:
             _reflow(group.typer_instance)
 
 
 def every_command() -> Iterator[tuple[str, ...]]:
-    """The words of each command, in the order of `--help`: ("translate",), …, ("claims", "run"), …"""
+    """Yield the words of each command in the order of `--help`: ("translate",), …, ("claims", "run"), …"""
 
-    def of(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    def walk(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         for name, command in group.commands.items():
             yield (*words, name)
-            yield from of(command, (*words, name)) if hasattr(command, "commands") else ()
+            yield from walk(command, (*words, name)) if hasattr(command, "commands") else ()
 
-    yield from of(typer.main.get_command(whole_app()), ())
+    yield from walk(typer.main.get_command(whole_app()), ())
 
 
 def whole_app() -> typer.Typer:
-    """The command line with all its commands."""
+    """Return the command line with all its commands."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
     _reflow(app)
@@ -90,8 +89,7 @@ def whole_app() -> typer.Typer:
 
 
 def run() -> None:
-    """Runs the command line and ends the process: 0, 1 with one line for our errors and the system's, 2 for
-    wrong usage."""
+    """Run the command line and exit: status 0, 1 with a one-line error, or 2 for wrong usage."""
     whole_app()
     from clearhead.cli.output import fail, prepare_streams
 
@@ -100,15 +98,15 @@ def run() -> None:
         try:
             app(prog_name="clearhead")
         finally:
-            sys.stdout.flush()  # here, and not at exit, where Python complains of a reader that went away
+            sys.stdout.flush()  # not at exit, where Python reports a broken pipe as an error
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        _without_a_reader()
+        _exit_on_broken_pipe()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        _without_a_reader()  # rich and click make an exit status of it
+        _exit_on_broken_pipe()  # rich and click convert it to an exit status
     except Exception as error:
         from clearhead.errors import ClearheadError
 

@@ -1,4 +1,4 @@
-"""`clearhead bench`: measure side by side with a peer, in one run, and print the ratio."""
+"""`clearhead bench`: compare with a baseline in one process and print the ratio."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import typer
 from rich.console import RenderableType
 
 from clearhead.cli.app import app
-from clearhead.cli.options import Json, argument, device_here, dtype_of, option
-from clearhead.cli.output import answer, progress, table, tell
+from clearhead.cli.options import Json, argument, option, parse_dtype, resolve_device
+from clearhead.cli.output import emit, print_line, progress, table
 
-Device = Annotated[str | None, option("cpu or cuda; by default a GPU where there is one.")]
+Device = Annotated[str | None, option("cpu or cuda. Default: a GPU if available.")]
 
-bench = typer.Typer(
-    help="Measure side by side with a peer; what is printed is a ratio of one run.", no_args_is_help=True
-)
+bench = typer.Typer(help="Compare with a baseline in one process and print the ratio.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 
@@ -32,7 +30,7 @@ def _results(rows: Sequence[Any], json: bool, *shown: RenderableType) -> None:
     from clearhead.bench.results import machine, versions
 
     documents = [row if isinstance(row, dict) else row.to_dict() for row in rows]
-    answer(json, {"machine": machine(), "versions": versions(), "rows": documents}, *shown)
+    emit(json, {"machine": machine(), "versions": versions(), "rows": documents}, *shown)
 
 
 def _yes(holds: bool) -> str:
@@ -41,9 +39,12 @@ def _yes(holds: bool) -> str:
 
 @bench.command()
 def core(
-    repeats: Annotated[int, option("Rounds; each measures both sides once, in turn.", min=1)] = 60, json: Json = False
+    repeats: Annotated[
+        int, option("Number of rounds; each measures both implementations once, alternately.", min=1)
+    ] = 60,
+    json: Json = False,
 ) -> None:
-    """Fused attention against calling torch directly, and multi-head attention against torch.nn's."""
+    """Compare fused attention with torch, and multi-head attention with torch.nn."""
     from clearhead.bench.core import measure
 
     with progress("measuring", hidden=json) as told:
@@ -57,23 +58,21 @@ def core(
 
 @bench.command()
 def sparse(
-    out: Annotated[Path, option("The results file; written after every row.")] = Path("sparse.json"),
-    quick: Annotated[bool, option("16,384 tokens of width 64 only.", "--quick")] = False,
-    flex: Annotated[bool, option("Measure FlexAttention too (it has to be compiled).")] = True,
-    lengths: Annotated[list[int] | None, option("Of this length only; may be repeated.", "--length", min=1)] = None,
-    widths: Annotated[list[int] | None, option("Heads of this width only; may be repeated.", "--width", min=1)] = None,
-    seconds: Annotated[float, option("Begin no further row after this long.")] = 240.0,
-    earlier: Annotated[
-        Path | None, option("A results file of this machine: measure what it lacks.", "--continue")
-    ] = None,
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("sparse.json"),
+    quick: Annotated[bool, option("Smoke test: 16,384 tokens and head dim 64 only.", "--smoke")] = False,
+    flex: Annotated[bool, option("Also measure FlexAttention (requires compilation).")] = True,
+    lengths: Annotated[list[int] | None, option("Measure this length only. Repeatable.", "--length", min=1)] = None,
+    widths: Annotated[list[int] | None, option("Measure this head dim only. Repeatable.", "--width", min=1)] = None,
+    time_limit: Annotated[float, option("Start no further row after this time, in seconds.")] = 240.0,
+    earlier: Annotated[Path | None, option("Resume from this results file of the same machine.", "--resume")] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
     """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
     from clearhead.bench.sparse import line, measure, options_for, read_rows
 
-    device = device_here(device)
-    options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=seconds)
+    device = resolve_device(device)
+    options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=time_limit)
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
     kept = read_rows(earlier) if earlier is not None else ()
     rows = measure(options, out, on_row=_lines(json, line), kept=kept)
@@ -82,8 +81,8 @@ def sparse(
 
 @bench.command()
 def auto(
-    out: Annotated[Path, option("The results file; written after every row.")] = Path("auto.json"),
-    seconds: Annotated[float, option("Begin no further mask after this long.")] = 240.0,
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("auto.json"),
+    time_limit: Annotated[float, option("Start no further mask after this time, in seconds.")] = 240.0,
     width: Annotated[int, option("Width of a head.", min=1)] = 64,
     dtype: Annotated[str | None, option("float32, bfloat16 or float16; by default float32 on a CPU.")] = None,
     device: Device = None,
@@ -92,30 +91,30 @@ def auto(
     """What impl="auto" chooses for each mask of the catalogue, and what the choice loses against the faster way."""
     from clearhead.bench.auto import line, measure, options_for, summary
 
-    kind = None if dtype is None else dtype_of(dtype, "float32", "bfloat16", "float16")
-    options = options_for(device_here(device), seconds, width=width, dtype=kind)
+    kind = None if dtype is None else parse_dtype(dtype, "float32", "bfloat16", "float16")
+    options = options_for(resolve_device(device), time_limit, width=width, dtype=kind)
     rows = measure(options, out, on_row=_lines(json, line))
     _results(rows, json, f"{summary(rows)}; results written to {out}")
 
 
 @bench.command()
 def look(
-    out: Annotated[Path, option("The results file; written after every row.")] = Path("look.json"),
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("look.json"),
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """A forward pass with a trace of one attention layer against one without, and what its weights cost afterwards."""
+    """Compare a forward pass with and without a trace of one attention layer, and time its attention weights."""
     from clearhead.bench.look import line, measure, options_for
 
-    options = options_for(device_here(device))
+    options = options_for(resolve_device(device))
     rows = measure(options, out, on_row=_lines(json, line))
     _results(rows, json, f"results written to {out}")
 
 
 @bench.command()
 def generation(
-    prompt: Annotated[int, option("Length of the prompt.", min=1)] = 512,
-    max_new_tokens: Annotated[int, option("How many new tokens.", min=1)] = 128,
+    prompt: Annotated[int, option("Prompt length.", min=1)] = 512,
+    max_new_tokens: Annotated[int, option("Number of new tokens.", min=1)] = 128,
     json: Json = False,
 ) -> None:
     """Greedy decoding with the cache against computing everything anew at every step."""
@@ -130,38 +129,35 @@ def generation(
 
 @bench.command()
 def engine(
-    out: Annotated[Path, option("The results file; written after every row.")] = Path("engine.json"),
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("engine.json"),
     data: Annotated[Path | None, option("The folder of the pairs that the translator is timed on.")] = None,
-    only: Annotated[str | None, option("Only the rows whose maker has this in its name.")] = None,
-    trial: Annotated[bool, option("Tiny sizes: whether it runs, not how fast.", "--trial")] = False,
+    filter_: Annotated[str | None, option("Run only benchmarks whose name contains this.", "--filter")] = None,
+    smoke: Annotated[bool, option("Smoke test with tiny sizes; timings are not meaningful.", "--smoke")] = False,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Decoding and training beside their peers, and against what the machine can do."""
+    """Compare decoding and training with baselines and with the limits of the machine."""
     from clearhead.bench.engine import Setting, line, measure
 
-    setting = Setting(device_here(device), data, trial)
-    rows = measure(setting, out, only=only, on_row=_lines(json, line))
+    setting = Setting(resolve_device(device), data, smoke)
+    rows = measure(setting, out, only=filter_, on_row=_lines(json, line))
     _results(rows, json, f"results written to {out}")
 
 
 @bench.command()
 def study(
-    name: Annotated[
-        str | None, argument("Which study; without a name, all of them are listed.", show_default=False)
-    ] = None,
-    seeds: Annotated[int, option("How many seeds each choice is tried with: 0, 1, ….", min=1)] = 3,
+    name: Annotated[str | None, argument("Name of the study. Default: list all studies.", show_default=False)] = None,
+    seeds: Annotated[int, option("Number of seeds per configuration: 0, 1, ….", min=1)] = 3,
     out: Annotated[
         Path | None,
         option(
-            "The results file, study-NAME.json by default. It is whole after every row; if it is there "
-            "already, what it lacks is added.",
+            "Results file. Default: study-NAME.json. It is written after every row; an existing file is completed.",
             show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, option("Tiny sizes: whether it runs, not what comes of it.", "--quick")] = False,
-    data: Annotated[Path | None, option("Where the data lie, for a study that reads any.")] = None,
-    jobs: Annotated[int, option("So many processes share the work.", min=1)] = 1,
+    smoke: Annotated[bool, option("Smoke test with tiny sizes; results are not meaningful.", "--smoke")] = False,
+    data: Annotated[Path | None, option("Data of the study, if it needs any.")] = None,
+    jobs: Annotated[int, option("Number of processes.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
@@ -170,24 +166,24 @@ def study(
     if name is None:
         known = studies.STUDIES.values()
         document = [{"name": s.name, "asks": s.asks, "says": list(s.says)} for s in known]
-        return answer(json, document, table(("study", "asks"), [(s.name, s.asks) for s in known]))
-    out = Path(f"study-{name}{'-quick' if quick else ''}.json") if out is None else out
-    how: dict[str, Any] = {"seeds": seeds, "quick": quick, "data": data, "jobs": jobs}
+        return emit(json, document, table(("study", "asks"), [(s.name, s.asks) for s in known]))
+    out = Path(f"study-{name}{'-smoke' if smoke else ''}.json") if out is None else out
+    how: dict[str, Any] = {"seeds": seeds, "quick": smoke, "data": data, "jobs": jobs}
     try:
         record = studies.carry_out(studies.study(name), out, **how, on_row=_lines(json))
     except KeyboardInterrupt:
-        tell(f"stopped; the same command goes on with {out}")
+        print_line(f"interrupted; the same command resumes from {out}")
         raise
     last = f"{len(record.rows)} rows in {out}; draw them with: clearhead plot study {out}"
-    answer(json, record.to_dict(), table(*record.table()), record.finding, last)
+    emit(json, record.to_dict(), table(*record.table()), record.finding, last)
 
 
 @bench.command()
 def explore(
-    out: Annotated[Path, option("The results file; written after every panel.")] = Path("explore.json"),
+    out: Annotated[Path, option("Results file, written after every panel.")] = Path("explore.json"),
     json: Json = False,
 ) -> None:
-    """Keystrokes in the live page, measured in a browser."""
+    """Measure the response time of the explorer to keystrokes, in a browser."""
     from clearhead.bench.explore import measure
 
     rows = measure(out)

@@ -1,4 +1,4 @@
-"""`clearhead check`: is this model right? Every property tested, with the cause of what fails."""
+"""`clearhead check`: test the properties of a model and report the cause of failures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, inputs_of, named
-from clearhead.cli.options import Device, Dtype, Factory, Json, option, placed
-from clearhead.cli.output import console, progress, say, show_json, table
+from clearhead.cli.named import InputDim, InputShape, VocabSize, input_spec, load_named
+from clearhead.cli.options import Device, Dtype, Factory, Json, load_kwargs, option
+from clearhead.cli.output import console, print_wrapped, progress, show_json, table
 
 if TYPE_CHECKING:
     from clearhead.checks import Report
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 @app.command()
 def check(
     model: Factory,
-    only: Annotated[list[str] | None, option("Test only this property; may be given again.")] = None,
-    ids: MaybeIds = None,
-    embeddings: MaybeEmbeddings = None,
-    values: MaybeValues = None,
+    only: Annotated[list[str] | None, option("Test only this property. Repeatable.")] = None,
+    vocab_size: VocabSize = None,
+    input_dim: InputDim = None,
+    input_shape: InputShape = None,
     causal: Annotated[
-        bool | None, option("Whether it must not look ahead, as a language model, or may.", "--causal/--not-causal")
+        bool | None, option("Whether the model must be causal (a language model) or not.", "--causal/--not-causal")
     ] = None,
-    seed: Annotated[int, option("The seed of the inputs that are tried.")] = 0,
-    length: Annotated[int, option("Tokens in an input.", min=1)] = 11,
+    seed: Annotated[int, option("Random seed of the test inputs.")] = 0,
+    length: Annotated[int, option("Number of tokens of the test inputs.", min=1)] = 11,
     device: Device = "auto",
     dtype: Dtype = "float32",
     json: Json = False,
@@ -39,11 +39,11 @@ def check(
     imported only then, from the folder you are in."""
     from clearhead.checks import check as run
 
-    how: dict[str, Any] = {"causal": causal, **inputs_of(ids, embeddings, values)}
-    module = named(model, **placed(device, dtype))
+    kwargs: dict[str, Any] = {"causal": causal, **input_spec(vocab_size, input_dim, input_shape)}
+    module = load_named(model, **load_kwargs(device, dtype))
     with progress("preparing", hidden=json) as advance:
-        how["on_start"] = lambda name, done, total: advance(done, total, name)
-        report = run(module, only=only or None, seed=seed, length=length, **how)
+        kwargs["on_start"] = lambda name, done, total: advance(done, total, name)
+        report = run(module, only=only or None, seed=seed, length=length, **kwargs)
     if json:
         show_json({"model": model, **report.to_dict()})
     else:
@@ -65,8 +65,8 @@ def _show(model: str, report: Report) -> None:
     )
     for finding in report:
         if finding.verdict is Verdict.NOT_APPLICABLE:
-            say(f"not applicable: {finding.property}: {finding.cause}", style="dim")
+            print_wrapped(f"not applicable: {finding.property}: {finding.cause}", style="dim")
     for finding in report.failures:
-        say(f"\n{finding}")
+        print_wrapped(f"\n{finding}")
     for finding in report.undecided:
-        say(f"\n{finding}", style="bold yellow")
+        print_wrapped(f"\n{finding}", style="bold yellow")

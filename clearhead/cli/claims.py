@@ -13,7 +13,7 @@ from rich.text import Text
 import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
-from clearhead.cli.output import console, say, show_json, show_picture, table, tell, writing
+from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, table, writing
 
 claims = typer.Typer(help="Statements of courses and exams about attention, each tried by code, with a verdict.")
 app.add_typer(claims, name="claims")
@@ -70,7 +70,7 @@ def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed
     with writing(out):
         outcomes = _run([], seed)
         out.write_text(ch.claims.report(outcomes, seed), encoding="utf-8")
-    tell(f"{len(outcomes)} claims written to {out}")
+    print_line(f"{len(outcomes)} claims written to {out}")
 
 
 @claims.command()
@@ -86,8 +86,8 @@ def coverage(
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
         return show_json({"documents": [one.to_dict() for one in lists]} | detail)
     for a in lists[0].assertions if document else ():
-        say(f"{a.location}. {a.statement}")
-        say(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
+        print_wrapped(f"{a.location}. {a.statement}")
+        print_wrapped(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
     rows_of_source = [one.to_dict() for one in lists]
     names = [name for name in rows_of_source[0] if name not in ("document", "source", "share")]
     rows = [[name, *(d[name] for d in rows_of_source), sum(d[name] for d in rows_of_source)] for name in names]
@@ -96,7 +96,7 @@ def coverage(
     rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
     console.print(table(["", *(d["document"] for d in rows_of_source), "all"], rows))
     for name, text in REASONS.items():
-        say(f"{name}: {text}")
+        print_wrapped(f"{name}: {text}")
 
 
 @claims.command()
@@ -111,19 +111,19 @@ def quiz(
     from clearhead.claims.quiz import QuizAnswer, parse_verdict, sample_claims
 
     questions = sample_claims(n, seed, NAMES.index(ch.claims.ledger_of(document).name) if document else None)
-    tell = (lambda *_, **__: None) if json else console.print
+    write = (lambda *_, **__: None) if json else console.print
 
     def ask(number: int, c: ch.claims.Claim) -> str | None:
-        tell(f"\n{number} of {len(questions)}. {c.statement}", style="bold", markup=False)
-        tell(f"{c.source}, {c.location}", markup=False)
+        write(f"\n{number} of {len(questions)}. {c.statement}", style="bold", markup=False)
+        write(f"{c.source}, {c.location}", markup=False)
         while True:
-            tell("1 holds, 2 holds conditionally, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
+            write("1 holds, 2 holds conditionally, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
             line = sys.stdin.readline()
             if not line or line.strip().lower() in ("q", "quit"):
                 return None
             if verdict_of_reader := parse_verdict(line):
                 return verdict_of_reader
-            tell(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
+            write(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
 
     answers: list[QuizAnswer] = []
     try:
@@ -132,17 +132,17 @@ def quiz(
                 break
             answers.append(answer := QuizAnswer(claim.run(seed), verdict_of_reader))
             if answer.right:
-                tell(Text("Right.", style="green"))
+                write(Text("Right.", style="green"))
                 continue
             verdict = answer.outcome.verdict
-            tell(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
+            write(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
             for line in answer.because:
-                tell(f"  {line}", markup=False)
-            tell(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
+                write(f"  {line}", markup=False)
+            write(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
     except KeyboardInterrupt:
-        tell("")
+        write("")
     right = sum(a.right for a in answers)
-    tell(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
+    write(f"\n{right} of {len(answers)} right (seed {seed})", markup=False)
     if json:
         show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
 
@@ -185,10 +185,10 @@ def _print_one(o: ch.claims.Outcome) -> None:
     )
     for name, text in details:
         if text:
-            say(f"{name}: {text}")
+            print_wrapped(f"{name}: {text}")
     console.print("evidence:", markup=False)
     for line in o.evidence:
-        say(line, indent=2)
+        print_wrapped(line, indent=2)
     if o.figure is not None:
         console.print()
         show_picture(o.figure.text(console.width))

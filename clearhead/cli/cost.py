@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Dtype, Json, argument, device_here, option
-from clearhead.cli.output import answer, console, show_json, show_picture
+from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, resolve_device
+from clearhead.cli.output import console, emit, show_json, show_picture
 from clearhead.errors import ConfigError
 
 # Of --bias, --batch, --dtype, --train, --impl, --formulas, --activation-checkpointing, and options without a default.
@@ -17,16 +17,16 @@ _DEFAULTS = (False, 1, "float32", False, "auto", False, False) + (None,) * 7
 @app.command()
 def cost(
     model: Annotated[
-        str | None, argument(f"A preset (gpt2). {A_MODEL} Or a TOML file, or package.module:factory.")
+        str | None, argument(f"A preset (gpt2). {MODEL_HELP} Or a TOML file, or package.module:factory.")
     ] = None,
     d_model: Annotated[int | None, option("Instead of a model: one attention layer of this width.")] = None,
-    n_heads: Annotated[int | None, option("Its heads.")] = None,
-    n_kv_heads: Annotated[int | None, option("Its key/value heads, if fewer.")] = None,
-    d_head: Annotated[int | None, option("Its heads' width, if not d_model / n_heads.")] = None,
-    bias: Annotated[bool, option("Whether its projections have biases.", "--bias/--no-bias")] = False,
+    n_heads: Annotated[int | None, option("Number of heads of the attention layer.")] = None,
+    n_kv_heads: Annotated[int | None, option("Number of key/value heads, if fewer.")] = None,
+    d_head: Annotated[int | None, option("Head dim, if not d_model / n_heads.")] = None,
+    bias: Annotated[bool, option("Its projections have biases.", "--bias")] = False,
     tokens: Annotated[int | None, option("Length of the sequence (of the target).", "--tokens", "-n")] = None,
     source_length: Annotated[int | None, option("Length of the source, if not the same.")] = None,
-    batch: Annotated[int, option("Sequences at a time (on each GPU).", "--batch", "-b")] = 1,
+    batch: Annotated[int, option("Batch size (per GPU).", "--batch", "-b")] = 1,
     dtype: Dtype = "float32",
     train: Annotated[bool, option("A training step with AdamW instead of a forward pass.", "--train")] = False,
     activation_checkpointing: Annotated[
@@ -38,8 +38,8 @@ def cost(
     device: Annotated[
         str | None, option("cuda, cpu, or a machine whose time is wanted: h200, or a --save-machine file.")
     ] = None,
-    gpus: Annotated[int | None, option("How many GPUs share a training step.")] = None,
-    parallel: Annotated[str | None, option("How they share it: ddp or fsdp.")] = None,
+    gpus: Annotated[int | None, option("Number of GPUs of a training step.")] = None,
+    parallel: Annotated[str | None, option("Parallelism: ddp or fsdp.")] = None,
     interconnect: Annotated[
         str | None, option("Bandwidth of each GPU to the others, such as 450GB/s; needed for the time.")
     ] = None,
@@ -50,7 +50,7 @@ def cost(
     out: Annotated[Path | None, option("Without a model: the results file; written after every row.")] = None,
     save_machine: Annotated[Path | None, option("Measure this machine and write it to a file.")] = None,
     memory_limit: Annotated[str | None, option("Find the largest batch and length within it, such as 24GiB.")] = None,
-    formulas: Annotated[bool, option("Show the formulas beside the numbers.", "--formulas")] = False,
+    formulas: Annotated[bool, option("Show the formulas of the values.", "--formulas")] = False,
     json: Json = False,
 ) -> None:
     """Parameters, operations, bytes, memory and kernels of any module, before anything is computed.
@@ -105,10 +105,10 @@ def _measure_machine(device: str | None, path: Path, json: bool) -> None:
 
     from clearhead.bench.machine import machine_here
 
-    where = device_here(device)
+    where = resolve_device(device)
     machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
     machine.write(path)
-    answer(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")
+    emit(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")
 
 
 def _measure_everything(device: str | None, out: Path | None, json: bool) -> None:
@@ -118,7 +118,7 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     from clearhead.bench.cost import FOREIGN, cases, document_of, line, missing, worst, write
     from clearhead.bench.machine import machine_here
 
-    where = device_here(device)
+    where = resolve_device(device)
     which = cases("full" if where == "cuda" else "small")
     if not json:
         console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
@@ -135,4 +135,4 @@ def _measure_everything(device: str | None, out: Path | None, json: bool) -> Non
     document = document_of(which, machine, on_row=keep)
     off = worst(document)
     last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
-    answer(json, document, last + ("" if out is None else f"; written to {out}"))
+    emit(json, document, last + ("" if out is None else f"; written to {out}"))

@@ -14,9 +14,9 @@ from rich.table import Table
 from torch import nn
 
 from clearhead import interop, masks, pretrained
-from clearhead.cli.named import imported
-from clearhead.cli.options import device_here, dtype_of
-from clearhead.cli.output import console, fits, say, table
+from clearhead.cli.named import import_target
+from clearhead.cli.options import parse_dtype, resolve_device
+from clearhead.cli.output import console, fits, print_wrapped, table
 from clearhead.costs import AttentionSizes, Cost, Machine, preset
 from clearhead.costs.fit import cost_per_gpu, largest_fit, parse_bandwidth, parse_bytes
 from clearhead.costs.formulas import SymbolicCount
@@ -63,7 +63,7 @@ def _named(name: str) -> Any:
 
 def _made(name: str) -> Any:
     """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
-    factory = imported(name)
+    factory = import_target(name)
     made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
     made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     return replace(model_builder(made, inputs), label=name)
@@ -75,12 +75,12 @@ def how_of(
     """What `cost` wants beside the sizes, and the machine whose time is wanted."""
     machine = None if device in (None, "cpu", "cuda") or measure else Machine.read(device or "")
     how = {
-        "dtype": dtype_of(dtype),
+        "dtype": parse_dtype(dtype),
         "training": train,
         "mask": None if mask is None else masks.parse(mask),
         "impl": impl,
         # Predictions are for a GPU unless said otherwise; what is measured is measured here.
-        "device": machine.device if machine else device_here(device) if measure else device or "cuda",
+        "device": machine.device if machine else resolve_device(device) if measure else device or "cuda",
     }
     return how, machine
 
@@ -92,7 +92,7 @@ def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     sizes = ", ".join(f"{letter}={value:,}" for letter, value in found.sizes.items())
     what = "training step" if found.training else "forward pass"
     dtype = dtype_name(found.dtype)
-    say(f"{name}, {what}, {dtype}: {sizes}")
+    print_wrapped(f"{name}, {what}, {dtype}: {sizes}")
     parts = {part.name: part for part in (_products(found) if is_layer else found.parts)}
 
     def parted(count: Callable[[int], str]) -> Table:
@@ -115,18 +115,20 @@ def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
     made_of = ", ".join(
         f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_breakdown.items() if n.value
     )
-    say(f"peak: {found.memory.peak_op} ({made_of})")
+    print_wrapped(f"peak: {found.memory.peak_op} ({made_of})")
     in_all = readable_count(found.flops.value)
-    say(f"most FLOPs: {found.bottleneck} ({in_all} in total); {found.kernel_launches:,} kernel launches")
+    print_wrapped(f"most FLOPs: {found.bottleneck} ({in_all} in total); {found.kernel_launches:,} kernel launches")
     if found.recomputed:
-        say(f"recomputed in backward: {readable_count(found.recomputed.value)} FLOPs")
+        print_wrapped(f"recomputed in backward: {readable_count(found.recomputed.value)} FLOPs")
     for operator, times in found.unknown_ops.items():
-        say(f"unknown: the FLOPs of {operator}, called {times:,} times; only its bytes are counted")
+        print_wrapped(f"unknown: the FLOPs of {operator}, called {times:,} times; only its bytes are counted")
     if found.unaligned_gemms and found.dtype.itemsize == 2:
         where = ", ".join(found.unaligned_gemms)
-        say(f"{where}: a width is not a multiple of 8, which makes products several times slower on a GPU in {dtype}")
+        print_wrapped(
+            f"{where}: a width is not a multiple of 8, which makes products several times slower on a GPU in {dtype}"
+        )
     if formulas and found.no_formula_reason:
-        say(f"some values have no formula: {found.no_formula_reason}")
+        print_wrapped(f"some values have no formula: {found.no_formula_reason}")
 
 
 def _products(found: Cost) -> list[PartCost]:
@@ -183,10 +185,10 @@ def _show_attention(found: Cost) -> None:
         return
     console.print()
     dense = pairs.dense.value
-    say(f"{dense:,} attention weights a head, {dense * pairs.record.heads:,} in all heads of a layer")
+    print_wrapped(f"{dense:,} attention weights a head, {dense * pairs.record.heads:,} in all heads of a layer")
     if pairs.mask is not None:
         how = "by the equation" if found.impl == "reference" else "by the fused kernel"
-        say(
+        print_wrapped(
             f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
             f"{pairs.computed.value:,} computed, {'by that plan' if pairs.runs_plan else how}"
@@ -218,7 +220,7 @@ def show_time(found: dict[str, Any]) -> None:
     rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["bottleneck"]))
     console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
     if found["host_wait"]:
-        say(f"{1e3 * found['host_wait']:.3f} ms of this time the device waits for its host")
+        print_wrapped(f"{1e3 * found['host_wait']:.3f} ms of this time the device waits for its host")
 
 
 def share_of(
@@ -238,7 +240,7 @@ def show_share(found: dict[str, Any]) -> None:
     console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
     if found["seconds"] is not None:
         hidden = found["compute_seconds"] + found["communication_seconds"] - found["seconds"]
-        say(
+        print_wrapped(
             f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['compute_seconds']:.2f} ms computation, "
             f"{1e3 * found['communication_seconds']:.2f} ms communication, of which {1e3 * hidden:.2f} ms overlap)"
         )
@@ -252,10 +254,10 @@ def fit_of(subject: Any, limit: str, tokens: Any, batch: int, how: dict[str, Any
 
 def show_fit(found: dict[str, Any]) -> None:
     size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
-    say(f"in {readable_bytes(found['memory_limit'])}: a batch of up to {found['max_batch']:,}{size}")
+    print_wrapped(f"in {readable_bytes(found['memory_limit'])}: a batch of up to {found['max_batch']:,}{size}")
     if found["max_tokens"] is not None:
         end = ", the limit of the model" if found["is_model_limit"] else ""
-        say(f"   or, at a batch of {found['batch']:,}, up to {found['max_tokens']:,} tokens{end}")
+        print_wrapped(f"   or, at a batch of {found['batch']:,}, up to {found['max_tokens']:,} tokens{end}")
 
 
 def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`clearhead data` and `clearhead train-tokenizer`: what to train on, the vocabulary for it, and its tokens."""
+"""`clearhead data` and `clearhead train-tokenizer`: data sets, tokenized shards and tokenizers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typer.core import TyperGroup
 from clearhead import data as room
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
-from clearhead.cli.output import answer, console, progress, show_json
+from clearhead.cli.output import console, emit, progress, show_json
 
 
-class _OrName(TyperGroup):
-    """A group whose first word may also be the name of a data set, which is then fetched."""
+class _FetchByNameGroup(TyperGroup):
+    """A group whose first word may also be the name of a data set to fetch."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = args and self.get_command(ctx, args[0]) is not None
@@ -26,19 +26,18 @@ class _OrName(TyperGroup):
 
 
 data = typer.Typer(
-    cls=_OrName,
-    help="List the known data sets, fetch one by its name, or tokenize text files for training.",
+    cls=_FetchByNameGroup,
+    help="List the data sets, fetch one, or tokenize text files for training.",
     invoke_without_command=True,
 )
 app.add_typer(data, name="data")
 
 
-# What typer hands over is a parent class of the one that it wants to see in the signature.
+# typer passes a parent class of the class that it requires in the signature.
 @data.callback()
 @no_type_check
 def known_sets(context: typer.Context, json: Json = False) -> None:
-    """List the known data sets (licence, size, where they come from, how they are checked), fetch one by its name, or
-    tokenize text files for training."""
+    """List the data sets (license, size, origin, verification), fetch one by its name, or tokenize text files."""
     if context.invoked_subcommand is None:
         _list(room.KNOWN, json)
 
@@ -46,36 +45,36 @@ def known_sets(context: typer.Context, json: Json = False) -> None:
 @data.command("fetch")
 def fetch_set(
     name: Annotated[str, argument("The data set (`clearhead data NAME` does the same).")],
-    out: Annotated[Path, option("The folder to put it in.")] = Path("data"),
+    out: Annotated[Path, option("Folder to store it in.")] = Path("data"),
     json: Json = False,
 ) -> None:
-    """Fetch a data set, where there is a network.
+    """Fetch a data set.
 
-    A fetch goes on where it broke off, is checked, and appears under its name only when it is whole."""
+    An interrupted download is resumed. The file appears under its name after it is complete and verified."""
     from rich.progress import DownloadColumn
 
     item = room.get_dataset(name)
-    with progress(item.name, DownloadColumn(), hidden=json, transient=False) as told:
-        paths = [str(path) for path in room.fetch(item, out, progress=told)]
-    answer(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))
+    with progress(item.name, DownloadColumn(), hidden=json, transient=False) as report:
+        paths = [str(path) for path in room.fetch(item, out, progress=report)]
+    emit(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))
 
 
 @data.command("tokenize")
 def tokenize_files(
     files: Annotated[list[Path], argument("Text files in UTF-8, or .jsonl with a text in each line.")],
-    tokenizer: Annotated[Path, option("Its folder, or tokenizer.json (see `train-tokenizer`).")],
-    out: Annotated[Path, option("The folder for the shards.")],
-    separator: Annotated[str | None, option("Lines that are this part documents; without it, a file is one.")] = None,
-    processes: Annotated[int | None, option("By default as many as there are processors.", min=1)] = None,
+    tokenizer: Annotated[Path, option("Folder of a tokenizer, or tokenizer.json (see `train-tokenizer`).")],
+    out: Annotated[Path, option("Folder for the shards.")],
+    separator: Annotated[str | None, option("Line that separates documents. Default: one document per file.")] = None,
+    processes: Annotated[int | None, option("Number of processes. Default: number of processors.", min=1)] = None,
     json: Json = False,
 ) -> None:
-    """Tokenize text once, for `clearhead train text --data SHARDS`; what was interrupted goes on where it stopped."""
-    with progress("tokenizing", hidden=json, transient=False) as told:
-        how: dict[str, Any] = {"separator": separator, "processes": processes, "progress": told}
+    """Tokenize text files once for `clearhead train text --data SHARDS`. An interrupted run is resumed."""
+    with progress("tokenizing", hidden=json, transient=False) as report:
+        how: dict[str, Any] = {"separator": separator, "processes": processes, "progress": report}
         shards = room.tokenize(files, room.load_tokenizer(tokenizer), out, **how)
     counts = {"tokens": len(shards), "documents": shards.n_documents, "shards": len(shards.names)}
-    shown = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
-    answer(json, {"folder": str(out), **counts, "dtype": shards.dtype}, shown)
+    line = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
+    emit(json, {"folder": str(out), **counts, "dtype": shards.dtype}, line)
 
 
 def _list(known: Iterable[room.DataSet], json: bool) -> None:
@@ -94,12 +93,12 @@ def _list(known: Iterable[room.DataSet], json: bool) -> None:
 @app.command("train-tokenizer")
 def train_tokenizer(
     files: Annotated[list[Path], argument("Text files in UTF-8.")],
-    out: Annotated[Path, option("The folder for tokenizer.json.")],
-    vocab_size: Annotated[int, option("How many tokens.", min=260)] = 8000,
+    out: Annotated[Path, option("Folder for tokenizer.json.")],
+    vocab_size: Annotated[int, option("Vocabulary size.", min=260)] = 8000,
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text files and store it as tokenizer.json."""
     tokenizer = room.train_bpe(files, vocab_size)
     path = tokenizer.save(out)
     size = tokenizer.vocab_size
-    answer(json, {"path": str(path), "vocab_size": size}, f"{size:,} tokens in {path}")
+    emit(json, {"path": str(path), "vocab_size": size}, f"{size:,} tokens in {path}")

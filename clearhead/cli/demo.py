@@ -1,4 +1,4 @@
-"""`make demo`: the shortest tour. A mask, drawn and counted; then sentences through the translator in the box."""
+"""`make demo`: draw and count a mask, then translate sentences with a bundled model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SENTENCES = ("Hello world", "Where is the library?", "I have two cats and a dog.
 
 @app.command(hidden=True)
 def demo(text: Annotated[list[str] | None, argument("Sentences to translate after Hello world.")] = None) -> None:
-    """Draw and count a mask, then translate "Hello world" and two more sentences and show who looks at whom."""
+    """Draw and count a mask, then translate "Hello world" and more sentences and show their cross-attention."""
     from clearhead.cli.translate import cross_attention
 
     pattern = ch.masks.parse("window(2, 2) | every(4)")
@@ -22,20 +22,20 @@ def demo(text: Annotated[list[str] | None, argument("Sentences to translate afte
     show_picture(str(pattern.draw(16)))
     density = pattern.density(16)
     console.print(
-        f"\n{pattern}: {pattern.count(16)} of 256 pairs, density {density:.3f}, saving {100 * (1 - density):.1f} %\n",
+        f"\n{pattern}: {pattern.count(16)} of 256 pairs, density {density:.3f}, sparsity {100 * (1 - density):.1f} %\n",
         markup=False,
     )
 
     trained = ch.pretrained.load("en-es")
     sizes: Any = trained.model.config
     console.print(
-        f"[bold]An encoder-decoder[/bold] of {sum(p.numel() for p in trained.model.parameters()):,} weights, "
+        f"[bold]An encoder-decoder[/bold] of {sum(p.numel() for p in trained.model.parameters()):,} parameters, "
         f"{sizes.n_encoder_layers} + {sizes.n_decoder_layers} layers, trained by this project:\n"
     )
     texts = [SENTENCES[0], *text] if text else list(SENTENCES)
     made = [one for one in ch.pretrained.translations(trained, texts) if one.read]
     console.print(table(("English", "Spanish"), [(one.source, one.target) for one in made]))
     for one in made:
-        console.print("\n[bold]Cross-attention[/bold]: what each written token (left) looked at in ", end="")
+        console.print("\n[bold]Cross-attention[/bold]: each target token (left) over ", end="")
         console.print(f"“{one.source}”\n", markup=False)
         show_picture(cross_attention(trained, one))

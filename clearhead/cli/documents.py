@@ -8,7 +8,7 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument
-from clearhead.cli.output import answer, console, say, show_json, show_picture, table
+from clearhead.cli.output import console, emit, print_wrapped, show_json, show_picture, table
 
 course = typer.Typer(
     help="The exams and exercises of five course documents, with the commands that answer each question.",
@@ -24,7 +24,7 @@ def list_documents(json: Json = False) -> None:
 
     known = documents().values()
     rows = [(entry.number, entry.name, len(entry.questions), entry.description) for entry in known]
-    answer(json, [entry.to_dict() for entry in known], table(("number", "document", "questions", "description"), rows))
+    emit(json, [entry.to_dict() for entry in known], table(("number", "document", "questions", "description"), rows))
 
 
 @course.command("show")
@@ -40,7 +40,7 @@ def show_document(
     console.print(f"{entry.name}. {entry.description}", markup=False, style="bold")
     for question in entry.questions:
         points = f" ({question.points} points)" if question.points else ""
-        say(f"\n{question.location}{points}: {question.text}")
+        print_wrapped(f"\n{question.location}{points}: {question.text}")
         for part in question.answers:
             show_picture(f"   clearhead {part.command.format(folder='.')}")  # not wrapped, so that it can be copied
-            say(part.description, indent=5, hang=0)
+            print_wrapped(part.description, indent=5, hang=0)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, option
-from clearhead.cli.output import answer, writing
+from clearhead.cli.output import emit, writing
 
 
 @app.command()
@@ -38,4 +38,4 @@ def exam(
         [{"sheet": task.sheet, "points": task.points} for task in selected_exam.tasks],
         list(map(str, paths)),
     )
-    answer(json, {"title": selected_exam.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")
+    emit(json, {"title": selected_exam.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")

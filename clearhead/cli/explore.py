@@ -9,13 +9,13 @@ import typer
 
 from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import A_MODEL, Device, Dtype, argument, option, placed
+from clearhead.cli.options import MODEL_HELP, Device, Dtype, argument, load_kwargs, option
 from clearhead.cli.output import console
 
 
 @app.command()
 def explore(
-    models: Annotated[list[str] | None, argument(f"{A_MODEL} Default: all bundled models.")] = None,
+    models: Annotated[list[str] | None, argument(f"{MODEL_HELP} Default: all bundled models.")] = None,
     port: Annotated[int, option("Port; 0 for any free port.", min=0, max=65535)] = 8642,
     host: Annotated[
         str, option("Address to listen on. The default is reachable from this machine only.")
@@ -55,7 +55,7 @@ def explore(
     for name in names:
         if not is_third_party(name):
             find(name)  # raises if the model does not exist
-    device_kwargs = {"device": placed(device, dtype)["device"], "dtype": dtype}
+    device_kwargs = {"device": load_kwargs(device, dtype)["device"], "dtype": dtype}
     limits = ServerLimits(workers=workers, timeout=timeout, memory=parse_bytes(memory))
     threads = max(1, (os.cpu_count() or 1) // workers)
     pool = WorkerPool(names, limits, threads=threads, device_kwargs=device_kwargs)

@@ -1,4 +1,4 @@
-"""`clearhead export`: a model as a folder that transformers loads, and servers for such folders serve."""
+"""`clearhead export`: export a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Annotated
 from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, Model, option
-from clearhead.cli.output import say, show_json
+from clearhead.cli.output import print_wrapped, show_json
 
 
 @app.command()
 def export(
     model: Model,
-    out: Annotated[Path, option("The folder to write; it must be new or empty.", "--out", "-o")],
+    out: Annotated[Path, option("Folder to write; it must be new or empty.", "--out", "-o")],
     family: Annotated[
-        str | None, option("As which family, such as gpt2; by default the first that can hold the model.")
+        str | None, option("Model family, for example gpt2. Default: the first that can represent the model.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Write a model as a Hugging Face folder: config.json, model.safetensors, its tokenizer, generation_config.json.
 
-    transformers loads it with from_pretrained to the same logits. A model that no family can hold is refused, with what
-    stands in the way."""
+    transformers loads it with from_pretrained and computes the same logits. If no family can represent the model, the
+    error names the reason."""
     trained = pretrained.load(model, dtype=None)
-    chosen = pretrained.export(trained, out, family=family)
+    exported_family = pretrained.export(trained, out, family=family)
     files = sorted(path.name for path in out.iterdir())
     if json:
-        return show_json({"model": model, "family": chosen, "folder": str(out), "files": files})
-    say(f"{model} is written as {chosen} to {out}: {', '.join(files)}")
+        return show_json({"model": model, "family": exported_family, "folder": str(out), "files": files})
+    print_wrapped(f"{model} was exported as {exported_family} to {out}: {', '.join(files)}")

@@ -1,4 +1,4 @@
-"""`clearhead generate`: go on from a prompt with a trained decoder, token by token."""
+"""`clearhead generate`: continue a prompt with a decoder, token by token."""
 
 from __future__ import annotations
 
@@ -7,75 +7,83 @@ from typing import Annotated, Any
 
 from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import ByModel, Device, Dtype, Json, argument, option, placed
+from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import show_json
 from clearhead.errors import DataError
 
-_WANTED = 300  # tokens, where nobody says how many
+_DEFAULT_NEW_TOKENS = 300
 
 
 @app.command()
 def generate(
-    prompt: Annotated[str, argument("The beginning; for sort-dedup the letters, such as 'D A A'.")],
-    model: ByModel = "shakespeare",
+    prompt: Annotated[str, argument("Prompt; for sort-dedup letters such as 'D A A'.")],
+    model: ModelOption = "shakespeare",
     max_new_tokens: Annotated[
-        int | None, option("How many tokens at most; by default 300, or fewer where the model ends.", min=1)
+        int | None, option("Maximum number of new tokens. Default: 300, or the model's context limit.", min=1)
     ] = None,
     chat: Annotated[
-        bool, option("The prompt is what a user says; the model answers, by its chat template.", "--chat")
+        bool, option("Format the prompt as a user message with the model's chat template.", "--chat")
     ] = False,
     sliding_context: Annotated[
-        bool, option("With learned positions, go on beyond them, over the last tokens.", "--sliding-context")
+        bool,
+        option(
+            "Continue past the context window by dropping the oldest tokens (learned positions only).",
+            "--sliding-context",
+        ),
     ] = False,
-    temperature: Annotated[float | None, option("Sample at this temperature instead of greedily.")] = None,
-    top_k: Annotated[int | None, option("Sample among the k likeliest.")] = None,
-    top_p: Annotated[float | None, option("Sample among the likeliest that hold this probability.")] = None,
-    min_p: Annotated[
-        float | None, option("Sample among those at least this many times as likely as the likeliest.")
+    temperature: Annotated[float | None, option("Sampling temperature. Default: greedy decoding.")] = None,
+    top_k: Annotated[int | None, option("Sample among the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, option("Sample among the most likely tokens that together have this probability.")
     ] = None,
-    seed: Annotated[int, option("The seed of sampling.")] = 0,
+    min_p: Annotated[
+        float | None, option("Sample among tokens at least this many times as likely as the most likely token.")
+    ] = None,
+    seed: Annotated[int, option("Random seed of sampling.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Go on from a prompt. Text appears after it as it is made; without sampling options, always the
-    likeliest token."""
+    """Continue a prompt and stream the result. Greedy unless a sampling option is given."""
     from clearhead.generation import Greedy, Sample
     from clearhead.pretrained.speak import remaining_context, stream_text
 
-    trained = pretrained.load(model, **placed(device, dtype))
+    trained = pretrained.load(model, **load_kwargs(device, dtype))
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
     ids = pretrained.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
-    alone = trained.task == "sort-dedup"  # there the answer stands for itself
+    alone = trained.task == "sort-dedup"  # its output does not continue the prompt
     if alone:
         ids = [*ids, tokenizer.bos_id]
     if not ids:
-        raise DataError("the prompt is empty: give some text to go on from")
-    room, longest = remaining_context(
-        trained, len(ids), _WANTED if max_new_tokens is None else max_new_tokens, sliding_context=sliding_context
+        raise DataError("the prompt is empty; give a text to continue")
+    limit, context = remaining_context(
+        trained,
+        len(ids),
+        _DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
+        sliding_context=sliding_context,
     )
-    asked: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    chance = {name: value for name, value in asked.items() if value is not None}
-    how = {
-        "strategy": Sample(**chance, seed=seed) if chance else Greedy(),
-        "max_new_tokens": room,
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling = {name: value for name, value in settings.items() if value is not None}
+    kwargs = {
+        "strategy": Sample(**sampling, seed=seed) if sampling else Greedy(),
+        "max_new_tokens": limit,
         "sliding_context": sliding_context,
     }
-    made: list[int] = []
+    new_ids: list[int] = []
     text = ""
     if not json:
         sys.stdout.write("" if alone or chat else prompt)
-    for piece in stream_text(trained, ids, made, alone=alone, **how):
+    for piece in stream_text(trained, ids, new_ids, alone=alone, **kwargs):
         text += piece
         if not json:
             sys.stdout.write(piece)
             sys.stdout.flush()
-    finished = bool(made) and made[-1] in trained.stops
+    finished = bool(new_ids) and new_ids[-1] in trained.stops
     if json:
-        return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(made), "finished": finished})
+        return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(new_ids), "finished": finished})
     sys.stdout.write("\n")
-    if not finished and max_new_tokens is not None and room < max_new_tokens:
+    if not finished and max_new_tokens is not None and limit < max_new_tokens:
         sys.stderr.write(
-            f"({model} reads at most {longest:,} tokens, which is where this ends; --sliding-context goes on)\n"
+            f"({model} has a context window of {context:,} tokens; --sliding-context continues beyond it)\n"
         )

@@ -1,4 +1,4 @@
-"""`clearhead listen`: what is said in a sound, printed while it comes."""
+"""`clearhead listen`: recognize spoken digits in a stream of audio."""
 
 from __future__ import annotations
 
@@ -13,104 +13,114 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import ByModel, Device, Dtype, argument, option, placed
-from clearhead.cli.output import colour, console, show_picture, tell
+from clearhead.cli.options import Device, Dtype, ModelOption, argument, load_kwargs, option
+from clearhead.cli.output import console, print_line, show_picture, use_color
 from clearhead.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHOWN = 60.0  # seconds that are looked into at most
+_MAX_ATTENTION_SECONDS = 60.0  # of audio whose attention is shown
 
 
 @app.command()
 def listen(
-    sound: Annotated[str, argument("A WAV or FLAC file, or - for standard input: WAV, or bare samples.")],
-    model: ByModel = "spoken-digits",
-    rate: Annotated[int | None, option("Hz of bare samples; the model's own unless given.")] = None,
-    kind: Annotated[str, option("Of bare samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
-    channels: Annotated[int, option("Of bare samples.")] = 1,
-    beam: Annotated[int, option("Prefix beam search of this width; 1 is greedy.")] = 1,
-    look: Annotated[bool, option("Show what each digit attended to, below the sound.", "--look")] = False,
-    html: Annotated[Path | None, option("Write the page with all layers and heads here.")] = None,
-    json: Annotated[bool, option("Print JSON: a line a digit, and one at the end.", "--json")] = False,
+    sound: Annotated[str, argument("A WAV or FLAC file, or - for standard input (WAV or raw samples).")],
+    model: ModelOption = "spoken-digits",
+    sample_rate: Annotated[int | None, option("Sample rate of raw samples, in Hz. Default: the model's.")] = None,
+    sample_format: Annotated[str, option("Format of raw samples: u8, s16, s32, f32 or f64, little-endian.")] = "s16",
+    channels: Annotated[int, option("Number of channels of raw samples.")] = 1,
+    beam: Annotated[int, option("Width of prefix beam search; 1 = greedy.")] = 1,
+    attention: Annotated[
+        bool, option("Show the attention of each digit below the spectrogram.", "--attention")
+    ] = False,
+    html: Annotated[Path | None, option("Write a page with all layers and heads to this file.")] = None,
+    json: Annotated[bool, option("Print JSON: one line per digit and one at the end.", "--json")] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
-    """Print spoken digits as they are recognised: when each ended, how late it was told, and how sure that is.
+    """Print spoken digits as they are recognized, with end time, latency and confidence.
 
     Any recorder can be piped in: arecord -f S16_LE -r 8000 | clearhead listen -
 
-    Latency counts from the last moment that says the digit: the sound that came meanwhile, and the time to compute."""
+    Latency is measured from the last frame of the digit: the audio since then, and the time to compute."""
     import torch
 
     from clearhead.audio import Stream
 
-    torch.set_num_threads(1)  # pieces are small, and the real-time factor is one core's
-    trained = pretrained.load(model, **placed(device, dtype))
+    torch.set_num_threads(1)  # chunks are small, and the real-time factor is that of one core
+    trained = pretrained.load(model, **load_kwargs(device, dtype))
     source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
     if source is None or (sound == "-" and sys.stdin.isatty()):
-        raise DataError("nothing is piped in: give a file, or pipe a recorder, such as arecord -f S16_LE -r 8000")
-    trained.listen().push(torch.zeros(8_000))  # what is computed first takes longest
-    ear = _Ear(trained.listen(beam=beam), json=json, keep=look or html is not None)
-    stream = Stream(source, rate=ear.listener.rate, raw_rate=rate, kind=kind, channels=channels)
-    with contextlib.suppress(KeyboardInterrupt):  # what was heard by then counts
-        for piece in stream:
-            ear.hear(piece)
-    ear.hear(None)
-    ear.finish(stream.notes)
-    if ear.kept:
-        name = ("standard input" if sound == "-" else Path(sound).name) + ", its first minute" * (ear.seconds > _SHOWN)
-        _look(trained, torch.cat(ear.kept), name, html, drawn=look and not json)
+        raise DataError(
+            "standard input is a terminal; give a file, or pipe a recorder such as arecord -f S16_LE -r 8000"
+        )
+    trained.listen().push(torch.zeros(8_000))  # warm up: the first computation takes longest
+    printer = _StreamPrinter(trained.listen(beam=beam), json=json, keeps_audio=attention or html is not None)
+    stream = Stream(source, rate=printer.listener.rate, raw_rate=sample_rate, kind=sample_format, channels=channels)
+    with contextlib.suppress(KeyboardInterrupt):  # report what was recognized so far
+        for chunk in stream:
+            printer.process(chunk)
+    printer.process(None)
+    printer.finish(stream.notes)
+    if printer.chunks:
+        name = ("standard input" if sound == "-" else Path(sound).name) + ", its first minute" * (
+            printer.seconds > _MAX_ATTENTION_SECONDS
+        )
+        _show_attention(trained, torch.cat(printer.chunks), name, html, drawn=attention and not json)
 
 
 @dataclasses.dataclass
-class _Ear:
-    """Hears a sound piece by piece, and says what there is to say."""
+class _StreamPrinter:
+    """Recognizes audio chunk by chunk and prints the results."""
 
     listener: pretrained.StreamingRecognizer
     json: bool
-    keep: bool
-    kept: list[Tensor] = dataclasses.field(default_factory=list)
+    keeps_audio: bool
+    chunks: list[Tensor] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     computing: float = 0.0
 
-    def hear(self, piece: Tensor | None) -> None:
-        """The next piece of the sound; None is its end."""
-        if piece is not None:
-            if self.keep and self.seconds < _SHOWN:
-                self.kept.append(piece)
-            self.seconds += len(piece) / self.listener.rate
+    def process(self, chunk: Tensor | None) -> None:
+        """Process the next chunk; None ends the stream."""
+        if chunk is not None:
+            if self.keeps_audio and self.seconds < _MAX_ATTENTION_SECONDS:
+                self.chunks.append(chunk)
+            self.seconds += len(chunk) / self.listener.rate
         began, worked = time.perf_counter(), time.process_time()
-        found = self.listener.flush() if piece is None else self.listener.push(piece)
+        symbols = self.listener.flush() if chunk is None else self.listener.push(chunk)
         took = time.perf_counter() - began
-        self.computing += time.process_time() - worked  # what else the machine does counts for the latency alone
-        for one in found:
-            self._say(one, self.seconds - one.end + took)
+        self.computing += time.process_time() - worked  # other processes affect the latency only
+        for symbol in symbols:
+            self._print(symbol, self.seconds - symbol.end + took)
 
-    def _say(self, one: pretrained.RecognizedSymbol, latency: float) -> None:
+    def _print(self, symbol: pretrained.RecognizedSymbol, latency: float) -> None:
         if self.json:
-            line = jsonlib.dumps(dataclasses.asdict(one) | {"latency": latency})
+            line = jsonlib.dumps(dataclasses.asdict(symbol) | {"latency": latency})
         else:
-            sure = 100 * math.exp(one.log_prob)
-            line = f"{one.text}   ended at {one.end:6.2f} s   latency {1000 * latency:4.0f} ms   {sure:3.0f} %"
+            confidence = 100 * math.exp(symbol.log_prob)
+            line = (
+                f"{symbol.text}   ended at {symbol.end:6.2f} s   latency {1000 * latency:4.0f} ms   {confidence:3.0f} %"
+            )
         print(line, flush=True)
 
     def finish(self, notes: list[str]) -> None:
-        """The last line: how long all of it took."""
+        """Print the last line: the duration of the audio and of the computation."""
         factor, shortest = self.computing / self.seconds if self.seconds else 0.0, self.listener.seconds(1)
         if self.seconds < shortest:
-            notes = [*notes, f"too short to hear anything in it: a moment takes {shortest:.3f} s"]
+            notes = [*notes, f"too short to recognize anything: one frame takes {shortest:.3f} s"]
         if self.json:
             figures = {"seconds": self.seconds, "computing": self.computing, "real_time_factor": factor}
             print(jsonlib.dumps(figures | {"notes": notes}), flush=True)
             return
-        took = f"{self.seconds:.2f} s of sound took {self.computing:.2f} s of one core: real-time factor {factor:.3f}"
+        took = f"{self.seconds:.2f} s of audio took {self.computing:.2f} s on one core: real-time factor {factor:.3f}"
         for line in (took, *(f"note: {note}" for note in notes)):
-            tell(line, style="dim")
+            print_line(line, style="dim")
 
 
-def _look(trained: pretrained.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
+def _show_attention(
+    trained: pretrained.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool
+) -> None:
     from clearhead.cli.look import name_of
     from clearhead.look import save_page, terminal
     from clearhead.look.trained import report_for_audio
@@ -120,7 +130,9 @@ def _look(trained: pretrained.Pipeline, samples: Tensor, name: str, html: Path |
         save_page(album, html)
     if drawn and album.image is not None:
         picture = album.default_map
-        said = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
-        weights, names = picture.weights()[said], [picture.rows[n] for n in said]
-        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, color=colour()))
-        show_picture(f"\n{name_of(picture, None)}: the sound, and where each digit looked when it was recognised")
+        rows = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
+        weights, names = picture.weights()[rows], [picture.rows[n] for n in rows]
+        show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, color=use_color()))
+        show_picture(
+            f"\n{name_of(picture, None)}: the spectrogram and the attention of each digit when it was recognized"
+        )

@@ -1,4 +1,4 @@
-"""`clearhead look`: who attends to whom in one run of a model, in the terminal, as a figure, or as a page."""
+"""`clearhead inspect`: attention and other internals of a forward pass, in the terminal, as a figure or as a page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 
 from clearhead.cli.app import app
-from clearhead.cli.named import MaybeEmbeddings, MaybeIds, MaybeValues, is_factory
-from clearhead.cli.options import BeamWidth, Device, Dtype, Factory, Json, Penalty, argument, option, placed, searching
-from clearhead.cli.output import colour, console, say, show_json, show_picture, table, tell
+from clearhead.cli.named import InputDim, InputShape, VocabSize, is_factory
+from clearhead.cli.options import (
+    BeamWidth,
+    Device,
+    Dtype,
+    Factory,
+    Json,
+    Penalty,
+    argument,
+    decoding_strategy,
+    load_kwargs,
+    option,
+)
+from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, table, use_color
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from clearhead.look.album import AttentionReport
-    from clearhead.look.picture import AttentionMap
+    from clearhead.look.attention_map import AttentionMap
+    from clearhead.look.report import AttentionReport
 
-# What is drawn; the last six ask further.
+# The last six are computed by interpretability methods.
 View = StrEnum(
     "View",
     "heatmap heads lines measures contributions rollout norms patches "
@@ -31,108 +42,111 @@ View = StrEnum(
 DEEPER = (View.lens, View.attribution, View.patching, View.ablation, View.induction, View.vectors)
 
 
-@app.command()
-def look(
+@app.command("inspect")
+def inspect_model(
     model: Factory,
-    given: Annotated[
+    input_: Annotated[
         str | None,
-        argument(
-            "A sentence, a beginning, letters, the file of a picture; for a factory, token numbers.", metavar="INPUT"
-        ),
+        argument("A sentence, a prompt, letters or an image file; token ids for a factory.", metavar="INPUT"),
     ] = None,
-    layer: Annotated[str | None, option("Its number, or a module path such as encoder.blocks.2.attention.")] = None,
-    head: Annotated[int | None, option("One head; by default the mean of all, as lines each of them.", min=0)] = None,
-    row: Annotated[int | None, option("The query, or the position of the answer, that is meant.", min=0)] = None,
+    layer: Annotated[str | None, option("Layer index, or a module path such as encoder.blocks.2.attention.")] = None,
+    head: Annotated[
+        int | None, option("Head index. Default: mean over heads (all heads in the `lines` view).", min=0)
+    ] = None,
+    query: Annotated[int | None, option("Position of the query, or of the target token.", min=0)] = None,
     view: Annotated[
-        View | None, option(f"What is drawn, by default heatmap or patches: {', '.join(View)}.", metavar="VIEW")
+        View | None, option(f"One of: {', '.join(View)}. Default: heatmap, or patches for images.", metavar="VIEW")
     ] = None,
-    html: Annotated[Path | None, option("Write the page with all layers and heads here.")] = None,
-    out: Annotated[Path | None, option("Draw a figure: .png, .svg or .pdf.", "--out", "-o")] = None,
-    answer: Annotated[
-        str | None, option("The token asked about, or its number; else the model's first choice.")
-    ] = None,
-    versus: Annotated[str | None, option("A token that the answer is compared with.")] = None,
-    patch: Annotated[str | None, option("A corrupted input of the same length, into which the run is patched.")] = None,
-    over: Annotated[str | None, option("What is patched or ablated, one by one: position, head or module.")] = None,
-    paths: Annotated[str | None, option("The modules that are patched or ablated: a pattern.")] = None,
-    ids: MaybeIds = None,
-    embeddings: MaybeEmbeddings = None,
-    values: MaybeValues = None,
-    seed: Annotated[int, option("The seed of an input that is drawn.")] = 0,
-    length: Annotated[int, option("Tokens of an input that is drawn.", min=1)] = 11,
-    data: Annotated[Path | None, option("Pictures by number: where they are.")] = None,
+    html: Annotated[Path | None, option("Write a page with all layers and heads to this file.")] = None,
+    out: Annotated[Path | None, option("Write a figure: .png, .svg or .pdf.", "--out", "-o")] = None,
+    target_token: Annotated[str | None, option("Target token or its id. Default: the most likely token.")] = None,
+    baseline_token: Annotated[str | None, option("Token whose logit is subtracted from the target's.")] = None,
+    corrupted: Annotated[str | None, option("A corrupted input of the same length, for activation patching.")] = None,
+    granularity: Annotated[str | None, option("Unit of patching and ablation: position, head or module.")] = None,
+    modules: Annotated[str | None, option("Pattern of the modules to patch or ablate.")] = None,
+    vocab_size: VocabSize = None,
+    input_dim: InputDim = None,
+    input_shape: InputShape = None,
+    seed: Annotated[int, option("Random seed of a generated input.")] = 0,
+    length: Annotated[int, option("Length of a generated input.", min=1)] = 11,
+    data: Annotated[Path | None, option("Data set to take image N from.")] = None,
     beam: BeamWidth = None,
     length_penalty: Penalty = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Look inside a run: a translation, a text, a sorting, or a picture, with what attends to what.
+    """Inspect a forward pass on a translation, a text, letters or an image: attention and other internals.
 
-    The run stays on its fast path; weights are recomputed from what each layer was given. Views that ask further:
-    lens (what each layer would say), attribution (what each head and layer added to the answer), patching (with
-    --patch), ablation, induction, vectors (the token embeddings in two dimensions)."""
-    from clearhead.cli.look_into import into, module_asked, trained_asked
+    The forward pass uses its fast path; attention weights are recomputed from the inputs of each layer. Further views:
+    lens (predictions of each layer), attribution (contributions of heads and layers to the target logit), patching
+    (with --corrupted), ablation, induction, vectors (token embeddings in two dimensions)."""
+    from clearhead.cli.look_into import model_inspection, module_inspection, show_analysis
     from clearhead.look import figures, save_page
     from clearhead.pretrained.translate import DEFAULT
 
     if is_factory(model):
-        inputs = (ids, embeddings, values)
-        asked = module_asked(model, given, inputs, placed(device, dtype), seed=seed, length=length)
+        inputs = (vocab_size, input_dim, input_shape)
+        inspection = module_inspection(model, input_, inputs, load_kwargs(device, dtype), seed=seed, length=length)
     else:
-        if (ids, embeddings, values) != (None, None, None):
-            raise ConfigError(f"{model} knows what it reads; --ids, --embeddings and --values are for a factory")
-        how = {"how": searching(beam, length_penalty, DEFAULT), "data": data}
-        asked = trained_asked(model, given, placed(device, dtype), how)
-    view = View.patching if patch is not None and view is None else view
+        if (vocab_size, input_dim, input_shape) != (None, None, None):
+            raise ConfigError(
+                f"{model} has known inputs; --vocab-size, --input-dim and --input-shape are for a factory"
+            )
+        kwargs = {"how": decoding_strategy(beam, length_penalty, DEFAULT), "data": data}
+        inspection = model_inspection(model, input_, load_kwargs(device, dtype), kwargs)
+    view = View.patching if corrupted is not None and view is None else view
     if view in DEEPER:
-        if (patch is None) == (view is View.patching):
-            raise ConfigError("patching needs a second input of the same length, --patch, and no other view takes one")
-        told = {"row": row, "answer": answer, "versus": versus, "patch": patch, "granularity": over, "modules": paths}
-        return into(asked, view, told, html=html, out=out, json=json)
-    album = asked.album()
-    picture = choose(album, layer)
+        if (corrupted is None) == (view is View.patching):
+            raise ConfigError(
+                "the patching view needs --corrupted, a second input of the same length; no other view takes it"
+            )
+        settings = {"query": query, "target_token": target_token, "baseline_token": baseline_token}
+        settings |= {"corrupted": corrupted, "granularity": granularity, "modules": modules}
+        return show_analysis(inspection, view, settings, html=html, out=out, json=json)
+    report = inspection.report()
+    attention_map = choose_map(report, layer)
     if head is not None:
-        picture.weights(head)  # refuses a head that is not there before anything is written
-    view = view or (View.patches if album.image is not None else View.heatmap)
+        attention_map.weights(head)  # raises if the head does not exist, before anything is written
+    view = view or (View.patches if report.image is not None else View.heatmap)
     if html is not None:
-        save_page(album, html)
+        save_page(report, html)
     if out is not None:
-        figures.save(_drawings(album, picture, view, head, row)[2](), out)
+        figures.save(_drawings(report, attention_map, view, head, query)[2](), out)
     if json:
-        shown = {"path": picture.path, "head": head, "weights": picture.weights(head).tolist()}
-        return show_json(album.to_dict() | {"shown": shown})
-    say(album.title)
+        selection = {"path": attention_map.path, "head": head, "weights": attention_map.weights(head).tolist()}
+        return show_json(report.to_dict() | {"shown": selection})
+    print_wrapped(report.title)
     for path in filter(None, (html, out)):
-        tell(f"written to {path}")
+        print_line(f"written to {path}")
     if html is None and out is None:
-        show(album, picture, view, head, row)
+        show(report, attention_map, view, head, query)
 
 
-def choose(album: AttentionReport, layer: str | None) -> AttentionMap:
-    """The layer that was asked for, by its module path or by its number in the stack that is shown first."""
-    first = album.default_map
+def choose_map(report: AttentionReport, layer: str | None) -> AttentionMap:
+    """Return the map of a layer, named by its module path or by its index in the default stack."""
+    first = report.default_map
     if layer is None:
         return first
-    stack = album.stacks[first.stack]
-    found = [picture for picture in stack if str(picture.layer) == layer]
-    found = found or [picture for picture in album.maps if picture.path == layer]
-    if not found:
-        known = ", ".join(picture.path for picture in album.maps)
-        raise ConfigError(f"there is no layer {layer!r}; expected 0 to {len(stack) - 1}, or one of: {known}")
-    return found[0]
+    stack = report.stacks[first.stack]
+    matches = [attention_map for attention_map in stack if str(attention_map.layer) == layer]
+    matches = matches or [attention_map for attention_map in report.maps if attention_map.path == layer]
+    if not matches:
+        paths = ", ".join(attention_map.path for attention_map in report.maps)
+        raise ConfigError(f"there is no layer {layer!r}; expected 0 to {len(stack) - 1}, or one of: {paths}")
+    return matches[0]
 
 
-def name_of(picture: AttentionMap, head: int | None, together: str = "mean of") -> str:
-    """The layer and head in words."""
-    heads = f"{together} {picture.n_heads} heads" if head is None else f"head {head}"
-    return f"{picture.title}, layer {picture.layer}, {heads}"
+def name_of(attention_map: AttentionMap, head: int | None, together: str = "mean of") -> str:
+    """Return a title with layer and head."""
+    heads = f"{together} {attention_map.n_heads} heads" if head is None else f"head {head}"
+    return f"{attention_map.title}, layer {attention_map.layer}, {heads}"
 
 
-def show(album: AttentionReport, picture: AttentionMap, view: View, head: int | None, row: int | None) -> None:
-    """One view in the terminal, under a line that says what it is."""
-    title, text, _ = _drawings(album, picture, view, head, row)
-    say(f"\n{title}\n")
+def show(report: AttentionReport, attention_map: AttentionMap, view: View, head: int | None, query: int | None) -> None:
+    """Print one view under its title."""
+    title, text, _ = _drawings(report, attention_map, view, head, query)
+    print_wrapped(f"\n{title}\n")
     drawn = text()
     if isinstance(drawn, str):
         show_picture(drawn)
@@ -140,81 +154,83 @@ def show(album: AttentionReport, picture: AttentionMap, view: View, head: int | 
         console.print(drawn)
     if view in (View.heatmap, View.patches):
         console.print()
-        console.print(_measures(picture))
-    if picture.difference is not None and view not in (View.rollout, View.norms):
-        say(
-            f"\nrecomputed weights × values differ from what the run produced by {picture.difference:.1g} at most "
-            f"(allowed {picture.tolerance:.1g})",
+        console.print(_measures(attention_map))
+    if attention_map.difference is not None and view not in (View.rollout, View.norms):
+        print_wrapped(
+            f"\nrecomputed weights × values differ from the layer's output by {attention_map.difference:.1g} at most "
+            f"(allowed {attention_map.tolerance:.1g})",
             style="dim",
         )
 
 
 def _drawings(
-    album: AttentionReport, picture: AttentionMap, view: View, head: int | None, row: int | None
+    report: AttentionReport, attention_map: AttentionMap, view: View, head: int | None, query: int | None
 ) -> tuple[str, Callable[[], str | Table], Callable[[], Figure]]:
-    """A view in words, and what draws it: in the terminal, and as a figure."""
+    """Return the title of a view and the functions that draw it in the terminal and as a figure."""
     from clearhead.look import figures, terminal
 
-    p, layer, wide = picture, f"{picture.title}, layer {picture.layer}", console.width
+    p, layer, wide = attention_map, f"{attention_map.title}, layer {attention_map.layer}", console.width
     match view:
         case View.heatmap:
             title, cells = name_of(p, head), (p.weights(head), p.rows, p.columns)
-            drawn = partial(terminal.heatmap, *cells, width=wide, color=colour())
+            drawn = partial(terminal.heatmap, *cells, width=wide, color=use_color())
             return title, drawn, partial(figures.heat, *cells, title=title)
         case View.heads:
-            stack = partial(figures.head_grid, album.stacks[p.stack], title=p.title)
+            stack = partial(figures.head_grid, report.stacks[p.stack], title=p.title)
             return layer, partial(terminal.head_grid, p, width=wide), stack
         case View.lines:
             weights, title = p.all_heads() if head is None else p.weights(head), name_of(p, head, "all")
             drawn = partial(terminal.link_list, weights, p.rows, p.columns)
             return title, drawn, partial(figures.arcs, weights, p.rows, p.columns, title=title)
         case View.measures:
-            return layer, partial(_measures, p), partial(figures.measures, album.maps, title=album.title)
+            return layer, partial(_measures, p), partial(figures.measures, report.maps, title=report.title)
         case View.contributions:
-            found, title = _contributions(p, row)
-            rows = terminal.contribution_table(found, p.columns)
-            bars = partial(figures.contribution_bars, found, p.columns, title=title)
+            contributions_, title = _contributions(p, query)
+            rows = terminal.contribution_table(contributions_, p.columns)
+            bars = partial(figures.contribution_bars, contributions_, p.columns, title=title)
             return title, partial(table, ("key", "head", "weight", "share"), rows), bars
         case View.rollout:
-            rollouts = album.rollouts()
+            rollouts = report.rollouts()
             group = p.stack if p.stack in rollouts else next(iter(rollouts), None)  # the shown one, if it can be
             if group is None:
                 raise ConfigError(
                     "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
                 )
-            first, matrix = album.stacks[group][0], rollouts[group]
+            first, matrix = report.stacks[group][0], rollouts[group]
             names = (first.rows, first.rows)
             title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
-            drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, color=colour())
+            drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, color=use_color())
             return title, drawn, partial(figures.heat, matrix, *names, title=f"Rollout: {first.title}")
         case View.norms:
-            title, norms = "Length of the residual stream: mean (shortest … longest)", album.norms
+            title, norms = "Norm of the residual stream: mean (min … max)", report.norms
             drawn = partial(terminal.norm_bars, norms, width=wide)
-            return title, drawn, partial(figures.norms, norms, title=album.title)
+            return title, drawn, partial(figures.norms, norms, title=report.title)
         case _:
-            grey, grid = album.image, p.layout.grid
+            grey, grid = report.image, p.layout.grid
             if grey is None or grid is None:
-                raise ConfigError("patches are a view of pictures; choose another view for text, such as heatmap")
-            weights = (p.all_heads().mean(1) if row is None else p.query_weights(row))[:, -grid[0] * grid[1] :]
-            shown = weights.mean(0) if head is None else weights[head]
-            chosen = None if row is None else row - (len(p.rows) - grid[0] * grid[1])
-            drawn = partial(terminal.patch_map, grey, shown, grid, color=colour())
-            return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=chosen, title=layer)
+                raise ConfigError("the patches view is for images; choose another view for text, such as heatmap")
+            weights = (p.all_heads().mean(1) if query is None else p.query_weights(query))[:, -grid[0] * grid[1] :]
+            image_weights = weights.mean(0) if head is None else weights[head]
+            patch = None if query is None else query - (len(p.rows) - grid[0] * grid[1])
+            drawn = partial(terminal.patch_map, grey, image_weights, grid, color=use_color())
+            return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=patch, title=layer)
 
 
-def _measures(picture: AttentionMap) -> Table:
+def _measures(attention_map: AttentionMap) -> Table:
     from clearhead.look.terminal import head_table
 
-    return table(("head", "pattern", "score", "entropy", "distance"), head_table(picture))
+    return table(("head", "pattern", "score", "entropy", "distance"), head_table(attention_map))
 
 
-def _contributions(picture: AttentionMap, row: int | None) -> tuple[list[Any], str]:
-    """What each key and head adds to one query, and that in words."""
+def _contributions(attention_map: AttentionMap, query: int | None) -> tuple[list[Any], str]:
+    """Return the contribution of each key and head to one query, and a title."""
     from clearhead.look.measures import value_weighted_norms
 
-    if picture.value_norms is None:
-        raise ConfigError(f"what {picture.path} adds is not known: its output projection is none that we can read")
-    i = len(picture.rows) - 1 if row is None else row
-    found = value_weighted_norms(picture.query_weights(i), picture.value_norms)
-    token = picture.rows[i].strip() or picture.rows[i]
-    return found, f"{picture.title}, layer {picture.layer}: what adds most to {token} ({i})"
+    if attention_map.value_norms is None:
+        raise ConfigError(
+            f"cannot compute contributions of {attention_map.path}: its output projection was not recognized"
+        )
+    i = len(attention_map.rows) - 1 if query is None else query
+    contributions_ = value_weighted_norms(attention_map.query_weights(i), attention_map.value_norms)
+    token = attention_map.rows[i].strip() or attention_map.rows[i]
+    return contributions_, f"{attention_map.title}, layer {attention_map.layer}: largest contributions to {token} ({i})"

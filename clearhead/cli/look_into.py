@@ -1,4 +1,4 @@
-"""The views of `clearhead look` that ask further: lens, attribution, patching, ablation, induction, vectors."""
+"""Interpretability views of `clearhead inspect`: lens, attribution, patching, ablation, induction, vectors."""
 
 from __future__ import annotations
 
@@ -14,69 +14,71 @@ from torch import Tensor, nn
 from clearhead import look, pretrained
 from clearhead.checks import spec_for
 from clearhead.checks.subject import CallInputs, Ids
-from clearhead.cli.named import inputs_of, named
-from clearhead.cli.output import colour, console, say, show_json, show_picture, tell
+from clearhead.cli.named import input_spec, load_named
+from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, use_color
 from clearhead.errors import ConfigError
 from clearhead.look import AttentionReport, LogitMetric, ModelInputs, figures
 from clearhead.look.question import run_logits
 
-Found = tuple[str, dict[str, Any], list[Any]]
-"""A title, a document for programs, and charts."""
+ViewResult = tuple[str, dict[str, Any], list[Any]]
+"""A title, a JSON document, and charts."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A model and its input; `ask` makes a question of another input, `album` shows what attended to what."""
+class Inspection:
+    """A model and its input; `inputs` converts a text to model inputs, `report` computes the attention report."""
 
     model: nn.Module
-    given: str | None
-    ask: Callable[[str | None], ModelInputs]
-    album: Callable[[], AttentionReport]
+    text: str | None
+    inputs: Callable[[str | None], ModelInputs]
+    report: Callable[[], AttentionReport]
     name: Callable[[int], str] = str
-    choices: int = 0  # how many tokens have a name
+    n_tokens: int = 0  # with a name
 
 
-def trained_asked(name: str, given: str | None, place: Mapping[str, Any], how: Mapping[str, Any]) -> Asked:
-    """A model by its name, which has a tokenizer or reads pictures."""
-    trained = pretrained.load(name, **place)
+def model_inspection(
+    name: str, text: str | None, load_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> Inspection:
+    """Return the inspection of a named model, which has a tokenizer or takes images."""
+    trained = pretrained.load(name, **load_kwargs)
 
-    def needed(text: str | None) -> str:
+    def require_text(text: str | None) -> str:
         if text is None:
-            raise ConfigError(f"give {name} an input to look at: a text, or the file of a picture")
+            raise ConfigError(f"{name} needs an input; give a text or an image file")
         return text
 
     words: dict[str, Any] = {}
     if trained.task not in ("digits", "speech"):
         tokenizer = trained.tokenizer
-        words = {"name": lambda token: tokenizer.tokens([token])[0], "choices": tokenizer.vocab_size}
-    return Asked(
+        words = {"name": lambda token: tokenizer.tokens([token])[0], "n_tokens": tokenizer.vocab_size}
+    return Inspection(
         trained.model,
-        given,
-        lambda text: look.model_inputs(trained, needed(text), **how),
-        lambda: look.attention_report(trained, needed(given), **how),
+        text,
+        lambda other: look.model_inputs(trained, require_text(other), **kwargs),
+        lambda: look.attention_report(trained, require_text(text), **kwargs),
         **words,
     )
 
 
-def module_asked(
-    name: str, given: str | None, inputs: tuple[Any, ...], place: Mapping[str, Any], *, seed: int, length: int
-) -> Asked:
-    """What a factory makes, called as `check` calls it; its input is drawn where no token numbers are given."""
-    spec = spec_for(named(name), **inputs_of(*inputs))
+def module_inspection(
+    name: str, text: str | None, inputs: tuple[Any, ...], load_kwargs: Mapping[str, Any], *, seed: int, length: int
+) -> Inspection:
+    """Return the inspection of a factory's module; its input is random unless token ids are given."""
+    spec = spec_for(load_named(name), **input_spec(*inputs))
     model, reads = spec.module, spec.inputs
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"{name} gives a {type(model).__name__}; only a PyTorch module can be looked into")
-    model = model.to(**place).eval()
+        raise ConfigError(f"{name} returned a {type(model).__name__}; expected a PyTorch module")
+    model = model.to(**load_kwargs).eval()
 
-    def ask(text: str | None) -> ModelInputs:
+    def make_inputs(text: str | None) -> ModelInputs:
         generator = torch.Generator().manual_seed(seed)
         drawn: list[Any] = [one and one.draw(1, length, generator) for one in (spec.source, reads)]
         if text is not None:
             if not isinstance(reads, Ids):
-                raise ConfigError(f"{name} does not read token numbers; leave INPUT out, and one is drawn from --seed")
-            drawn[1] = torch.tensor([numbers(text, reads.vocab_size)])
-        moved: list[Any] = [y if y is None else y.to(place["device"]) for y in drawn]
-        source, x = (y.to(place["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
+                raise ConfigError(f"{name} does not take token ids; omit INPUT to use a random input")
+            drawn[1] = torch.tensor([parse_ids(text, reads.vocab_size)])
+        moved: list[Any] = [y if y is None else y.to(load_kwargs["device"]) for y in drawn]
+        source, x = (y.to(load_kwargs["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
         call: dict[str, Any] = {}
 
         def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -91,105 +93,109 @@ def module_asked(
         tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if spec.is_sequence else 0)
         return look.ModelInputs(call, tuple(map(str, tokens)), str, spec.name)
 
-    def album() -> AttentionReport:
-        question = ask(given)
+    def report() -> AttentionReport:
+        question = make_inputs(text)
         with torch.no_grad(), look.trace(model, "**.weights") as t:
             model(**dict(question.args))
         one_text = spec.source is None and spec.is_sequence
         return look.build_report(t, question.tokens if one_text else None, title=question.title)
 
-    return Asked(model, given, ask, album)
+    return Inspection(model, text, make_inputs, report)
 
 
-def numbers(text: str, most: int) -> list[int]:
-    """Token numbers out of a text such as `3 1 4`."""
+def parse_ids(text: str, vocab_size: int) -> list[int]:
+    """Parse token ids such as `3 1 4`."""
     words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() and int(word) < most for word in words):
-        raise ConfigError(f"got {text!r} for token numbers; expected some from 0 to {most - 1}, such as '3 1 4'")
+    if not words or not all(word.isdecimal() and int(word) < vocab_size for word in words):
+        raise ConfigError(f"got {text!r}; expected token ids from 0 to {vocab_size - 1}, such as '3 1 4'")
     return [int(word) for word in words]
 
 
-def into(asked: Asked, view: str, told: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool) -> None:
-    """One of the views, in the terminal, as JSON, as a figure or as a page."""
-    title, document, charts = _VIEWS[view](asked, told)
+def show_analysis(
+    inspection: Inspection, view: str, settings: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool
+) -> None:
+    """Show one view in the terminal, as JSON, as a figure or as a page."""
+    title, document, charts = _VIEWS[view](inspection, settings)
     if html is not None:
         look.save_page(charts, html, title=title)
     if out is not None:
         figures.save(figures.chart(charts[0]), out)
     if json:
         return show_json({"title": title, "view": view, **document})
-    say(title)
+    print_wrapped(title)
     for path in filter(None, (html, out)):
-        tell(f"written to {path}")
+        print_line(f"written to {path}")
     for chart in charts if html is None and out is None else ():
-        say(f"\n{chart.title}\n")
-        show_picture(chart.text(width=console.width, color=colour()))
+        print_wrapped(f"\n{chart.title}\n")
+        show_picture(chart.text(width=console.width, color=use_color()))
         if note := getattr(chart, "note", ""):
             console.print(f"\n{note}", markup=False, style="dim")
 
 
-def _lens(asked: Asked, told: Mapping[str, Any]) -> Found:
-    question = asked.ask(asked.given)
-    found = look.logit_lens(asked.model, question.args, positions=told["row"])
-    return question.title, found.to_dict(question.name), found.charts(question.tokens, question.name)
+def _lens(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    question = inspection.inputs(inspection.text)
+    result = look.logit_lens(inspection.model, question.args, positions=settings["query"])
+    return question.title, result.to_dict(question.name), result.charts(question.tokens, question.name)
 
 
-def _attribution(asked: Asked, told: Mapping[str, Any]) -> Found:
-    question, answer, title = _question(asked, told)
-    found = look.attribute(asked.model, question.args, answer)
-    return title, found.to_dict(), found.charts()
+def _attribution(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    question, answer, title = _resolve_metric(inspection, settings)
+    result = look.attribute(inspection.model, question.args, answer)
+    return title, result.to_dict(), result.charts()
 
 
-def _patching(asked: Asked, told: Mapping[str, Any]) -> Found:
-    """Patching from another input, or ablation where there is none."""
-    question, answer, title = _question(asked, told)
-    how: dict[str, Any] = {name: told[name] for name in ("granularity", "modules") if told[name] is not None}
-    if told["patch"] is None:
-        grid = look.ablate(asked.model, question.args, answer, **how)
+def _patching(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    """Patch from the corrupted input, or ablate if there is none."""
+    question, answer, title = _resolve_metric(inspection, settings)
+    kwargs: dict[str, Any] = {name: settings[name] for name in ("granularity", "modules") if settings[name] is not None}
+    if settings["corrupted"] is None:
+        grid = look.ablate(inspection.model, question.args, answer, **kwargs)
     else:
-        other: Any = asked.ask(told["patch"]).args
-        if question.source:  # of a translation only what was read differs, not what is written
+        other: Any = inspection.inputs(settings["corrupted"]).args
+        if question.source:  # the source of a translation differs, not the target
             other = (other[0], question.args[1])  # type: ignore[index]
-        grid = look.patch(asked.model, question.args, other, answer, **how)
+        grid = look.patch(inspection.model, question.args, other, answer, **kwargs)
     is_source = bool(question.source) and grid.rows[0].startswith("encoder")
     return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
 
 
-def _induction(asked: Asked, told: Mapping[str, Any]) -> Found:
-    found = look.induction_scores(asked.model)
-    return "Random tokens, said twice: where each head looks", found.to_dict(), found.charts()
+def _induction(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    result = look.induction_scores(inspection.model)
+    return "Induction scores on repeated random tokens", result.to_dict(), result.charts()
 
 
-def _vectors(asked: Asked, told: Mapping[str, Any]) -> Found:
-    table = next((m for m in asked.model.modules() if isinstance(m, nn.Embedding)), None)
+def _vectors(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    table = next((m for m in inspection.model.modules() if isinstance(m, nn.Embedding)), None)
     if table is None:
-        raise ConfigError("this model has no table of token embeddings to show")
-    found = look.pca(table.weight, [asked.name(i) for i in range(table.num_embeddings)])
-    return "Token embeddings in two dimensions", found.to_dict(), [found]
+        raise ConfigError("this model has no token embeddings")
+    result = look.pca(table.weight, [inspection.name(i) for i in range(table.num_embeddings)])
+    return "Token embeddings in two dimensions", result.to_dict(), [result]
 
 
-def _question(asked: Asked, told: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
-    """The input, what is asked about it, and that in words."""
-    question = asked.ask(asked.given)
-    logits: Tensor = run_logits(asked.model, question.args)
-    token, versus = (_token(told[name], asked) for name in ("answer", "versus"))
-    answer = LogitMetric(token, versus, -1 if told["row"] is None else told["row"]).resolve(logits)
+def _resolve_metric(inspection: Inspection, settings: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
+    """Return the model inputs, the metric and a title."""
+    question = inspection.inputs(inspection.text)
+    logits: Tensor = run_logits(inspection.model, question.args)
+    token, versus = (_token(settings[name], inspection) for name in ("target_token", "baseline_token"))
+    answer = LogitMetric(token, versus, -1 if settings["query"] is None else settings["query"]).resolve(logits)
     first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
     place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
     rather = f" rather than {second[0]}" if second else ""
     return question, answer, f"Why {first}{rather}{place}? {question.title}"
 
 
-def _token(word: str | None, asked: Asked) -> int | None:
+def _token(word: str | None, inspection: Inspection) -> int | None:
     if word is None:
         return None
-    found = next((i for i in range(asked.choices) if word in (asked.name(i), asked.name(i).strip())), None)
-    if found is None and not word.isdecimal():
-        raise ConfigError(f"no token of this model is called {word!r}; give one as the views show it, or its number")
-    return int(word) if found is None else found
+    index = next(
+        (i for i in range(inspection.n_tokens) if word in (inspection.name(i), inspection.name(i).strip())), None
+    )
+    if index is None and not word.isdecimal():
+        raise ConfigError(f"the vocabulary has no token {word!r}; give a token as the views show it, or its id")
+    return int(word) if index is None else index
 
 
-_VIEWS: dict[str, Callable[[Asked, Mapping[str, Any]], Found]] = {
+_VIEWS: dict[str, Callable[[Inspection, Mapping[str, Any]], ViewResult]] = {
     "lens": _lens,
     "attribution": _attribution,
     "patching": _patching,

@@ -1,4 +1,4 @@
-"""`clearhead mask`: draw, count and price an attention pattern."""
+"""`clearhead mask`: draw and count an attention mask, and show its sparse plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
-from clearhead.cli.output import console, say, show_json, show_picture, tell, writing
+from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, writing
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 @app.command()
 def mask(
     expression: Annotated[str, argument("For example: 'causal() & (window(256, 0) | every(64))'")],
-    n: Annotated[int, option("How many queries (and keys).", "--n", "-n", min=0)] = 16,
-    keys: Annotated[int | None, option("How many keys, if not as many as queries.", min=0)] = None,
+    n: Annotated[int, option("Number of queries (and keys).", "--n", "-n", min=0)] = 16,
+    keys: Annotated[int | None, option("Number of keys, if different.", min=0)] = None,
     offset: Annotated[int | None, option("Position of the first query among the keys.", min=0)] = None,
-    svg: Annotated[Path | None, option("Also write the drawing to this SVG file.")] = None,
-    plan: Annotated[
-        bool, option("Also say and draw how it would run: what is computed, what skipped.", "--plan")
-    ] = False,
-    device: Annotated[str | None, option("Plan for cpu or cuda; by default a GPU where there is one.")] = None,
+    svg: Annotated[Path | None, option("Write the drawing to this SVG file.")] = None,
+    plan: Annotated[bool, option("Show the sparse plan: what is computed and what is skipped.", "--plan")] = False,
+    device: Annotated[str | None, option("Device of the plan: cpu or cuda. Default: a GPU if available.")] = None,
     json: Json = False,
 ) -> None:
-    """Draw a mask, count the pairs it allows, and say what it saves.
+    """Draw a mask and print the number of allowed pairs, its density and its sparsity.
 
-    Rows are queries, columns are keys; a filled cell may attend. The notation is that of Python:
+    Rows are queries, columns are keys; filled cells may attend. Expressions use Python's syntax:
     full() causal() window(before, after) every(step, start=0) dilated(step) prefix(n) blocks(size)
     scattered(per_row, seed) padding(length), joined by & | ~ and .T"""
     parsed = ch.masks.parse(expression)
@@ -43,25 +41,27 @@ def mask(
     made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
         document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
-        document |= {"density": density, "saving": 1.0 - density}
+        document |= {"density": density, "sparsity": 1.0 - density}
         if made is not None:
             counts = {"dense": made.dense_pairs, "gathered": made.gathered_pairs, "computed": made.computed}
             document["plan"] = {**counts, "density": made.density, "words": words}
         return show_json(document)
     show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
-    saving = 100 * (1 - density)
-    saved = f"{saving:.4g}" if 99.95 <= saving < 100 else f"{saving:.1f}"  # what is allowed is never rounded away
-    console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, saving {saved} %")
+    sparsity = 100 * (1 - density)
+    sparsity_text = (
+        f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"
+    )  # never rounded to 100 % while pairs are allowed
+    console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, sparsity {sparsity_text} %")
     if made is not None:
         for line in f"\n{words}\n".split("\n"):
-            say(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
+            print_wrapped(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
         show_picture(made.draw().text(console.width))
     if svg is not None:
-        tell(f"drawing written to {svg}")
+        print_line(f"drawing written to {svg}")
 
 
 def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str | None) -> tuple[Plan, str]:
-    """The plan for a device, which need not be here, and what it says."""
+    """Return the plan for a device, which need not be available, and its explanation."""
     import torch
 
     from clearhead.attention.plan import plan, usual_blocking

@@ -1,4 +1,4 @@
-"""`clearhead models`: the trained models in the box, with what is on their cards."""
+"""`clearhead models`: list the bundled models and show their cards."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from clearhead import pretrained
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument
-from clearhead.cli.output import answer, console, show_json, table
+from clearhead.cli.output import console, emit, show_json, table
 
 
 @app.command()
-def models(name: Annotated[str | None, argument("Show this model's whole card.")] = None, json: Json = False) -> None:
-    """List the trained models that come with clearhead, or show one's card."""
+def models(name: Annotated[str | None, argument("Show the card of this model.")] = None, json: Json = False) -> None:
+    """List the bundled models, or show the card of one."""
     from clearhead.errors import StorageError
     from clearhead.pretrained.box import find, read_card
 
@@ -26,7 +26,9 @@ def models(name: Annotated[str | None, argument("Show this model's whole card.")
         tables = {"": {key: value for key, value in card.items() if not isinstance(value, dict)}}
         tables |= {f"measured, {how}": metrics for how, metrics in card.get("metrics", {}).items()}
         for title, values in tables.items():
-            console.print(table((title, ""), [(key.replace("_", " "), _read(value)) for key, value in values.items()]))
+            console.print(
+                table((title, ""), [(key.replace("_", " "), _format_value(value)) for key, value in values.items()])
+            )
             console.print()
         return
     cards = pretrained.cards()
@@ -40,9 +42,9 @@ def models(name: Annotated[str | None, argument("Show this model's whole card.")
         )
         for name, card in cards.items()
     ]
-    answer(json, cards, table(("model", "task", "weights", "what it does", "how well"), lines))
+    emit(json, cards, table(("model", "task", "weights", "description", "summary"), lines))
 
 
-def _read(value: Any) -> Any:
-    """A number as people read it: four digits of a measure, and whole numbers by thousands."""
+def _format_value(value: Any) -> Any:
+    """Format a value: four digits for floats, thousands separators for integers."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""What a name or an option on the command line stands for: a model, somebody's factory, what a module reads."""
+"""Models, factories and input specifications named on the command line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Annotated, Any
 from clearhead.cli.options import option
 from clearhead.errors import ConfigError
 
-MaybeIds = Annotated[int | None, option("A factory's module reads token numbers, of so many.")]
-MaybeEmbeddings = Annotated[int | None, option("It reads vectors of this width, one a token.")]
-MaybeValues = Annotated[str | None, option("It reads blocks of numbers that are no sequence, such as 3,32,32.")]
+VocabSize = Annotated[int | None, option("The module takes token ids smaller than this.")]
+InputDim = Annotated[int | None, option("The module takes one vector of this width per token.")]
+InputShape = Annotated[
+    str | None, option("The module takes tensors of this shape (without the batch), for example 3,32,32.")
+]
 
 
 def is_factory(name: str) -> bool:
@@ -21,64 +23,66 @@ def is_factory(name: str) -> bool:
     return ":" in name and not name.startswith("hf:") and not Path(name).exists()
 
 
-def named(model: str, **place: Any) -> Any:
-    """What a name on the command line stands for: a model, or what a factory makes; on a device, in a dtype."""
+def load_named(model: str, **load_kwargs: Any) -> Any:
+    """Return the model of a name, or the result of a factory, on a device and in a dtype."""
     from torch import nn
 
     from clearhead.checks import ModuleSpec
     from clearhead.pretrained import load_model
 
     if not is_factory(model):
-        return load_model(model, **place)
-    found = imported(model)
-    if not isinstance(found, (nn.Module, ModuleSpec)):
+        return load_model(model, **load_kwargs)
+    target = import_target(model)
+    if not isinstance(target, (nn.Module, ModuleSpec)):
         try:
-            found = found()
+            target = target()
         except TypeError as error:
             raise ConfigError(f"{model} could not be called without arguments: {error}") from error
-    if place and isinstance(found, ModuleSpec) and isinstance(found.module, nn.Module):
-        return replace(found, module=found.module.to(**place))
-    return found.to(**place) if place and isinstance(found, nn.Module) else found
+    if load_kwargs and isinstance(target, ModuleSpec) and isinstance(target.module, nn.Module):
+        return replace(target, module=target.module.to(**load_kwargs))
+    return target.to(**load_kwargs) if load_kwargs and isinstance(target, nn.Module) else target
 
 
-def imported(name: str) -> Any:
-    """What `package.module:factory` names, from the folder you are in too: a function, or what it would make. This runs
-    the user's code, which was asked for by naming it."""
+def import_target(name: str) -> Any:
+    """Return what `package.module:factory` names, which is also searched in the current folder.
+
+    This runs the user's code."""
     from torch import nn
 
     from clearhead.checks import ModuleSpec
 
-    place, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in place.split(".")):
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{name!r} does not name a Python module; expected package.module:factory")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(place)
+        target: Any = importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{place!r} cannot be imported from {here}: {error}") from error
+        raise ConfigError(f"{module!r} cannot be imported from {folder}: {error}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{place} has no {attribute!r}; give module:factory, a function that returns the model")
-        found = getattr(found, part)
-    if not callable(found) and not isinstance(found, (nn.Module, ModuleSpec)):
-        raise ConfigError(f"{name} is a {type(found).__name__}; expected a function that returns a module")
-    return found
+        if not hasattr(target, part):
+            raise ConfigError(f"{module} has no {attribute!r}; give module:factory, a function that returns the model")
+        target = getattr(target, part)
+    if not callable(target) and not isinstance(target, (nn.Module, ModuleSpec)):
+        raise ConfigError(f"{name} is a {type(target).__name__}; expected a function that returns a module")
+    return target
 
 
-def inputs_of(ids: int | None, embeddings: int | None, values: str | None) -> dict[str, Any]:
-    """What the module reads, if it was said: one of the three."""
+def input_spec(vocab_size: int | None, input_dim: int | None, input_shape: str | None) -> dict[str, Any]:
+    """Return the input specification of a module as a keyword argument, or nothing if no option is given."""
     from clearhead.checks import Embeddings, Ids, Values
 
-    said: list[Any] = [Ids(ids)] if ids is not None else []
-    said += [Embeddings(embeddings)] if embeddings is not None else []
-    if values is not None:
+    specs: list[Any] = [Ids(vocab_size)] if vocab_size is not None else []
+    specs += [Embeddings(input_dim)] if input_dim is not None else []
+    if input_shape is not None:
         try:
-            said.append(Values(tuple(map(int, values.split(",")))))
+            specs.append(Values(tuple(map(int, input_shape.split(",")))))
         except ValueError:
-            example = "expected sizes with commas between them, such as 3,32,32"
-            raise ConfigError(f"--values is {values!r}; {example}") from None
-    if len(said) > 1:
-        raise ConfigError("a module reads one kind of input: give --ids, --embeddings or --values")
-    return {"inputs": said[0]} if said else {}
+            example = "expected sizes separated by commas, such as 3,32,32"
+            raise ConfigError(f"--input-shape is {input_shape!r}; {example}") from None
+    if len(specs) > 1:
+        message = "a module takes one kind of input; give one of --vocab-size, --input-dim and --input-shape"
+        raise ConfigError(message)
+    return {"inputs": specs[0]} if specs else {}

@@ -1,5 +1,4 @@
-"""Options that several commands take, each declared once, and what is made of them: where a model runs and how
-precisely, how it searches."""
+"""Options shared by several commands, and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -38,60 +37,59 @@ def argument(help: str, **kwargs: Any) -> Any:
     return typer.Argument(help=help, **kwargs)
 
 
-# The names that every command takes for a model.
-A_MODEL = "A model in the box, a run, a Hugging Face folder, hf:org/name, or a .gguf file."
-Model = Annotated[str, argument(A_MODEL)]
-ByModel = Annotated[str, option(A_MODEL)]
-Factory = Annotated[str, argument(f"{A_MODEL} Or package.module:factory, which is imported and called.")]
+MODEL_HELP = "A bundled model, a training run, a Hugging Face folder, hf:org/name, or a .gguf file."
+Model = Annotated[str, argument(MODEL_HELP)]
+ModelOption = Annotated[str, option(MODEL_HELP)]
+Factory = Annotated[
+    str, argument(f"{MODEL_HELP} Or package.module:factory, which is imported and called without arguments.")
+]
 Json = Annotated[bool, option("Print one JSON document instead of text.", "--json")]
 
-Device = Annotated[str, option("cpu, cuda, or auto: a GPU where there is one.")]
+Device = Annotated[str, option("cpu, cuda or auto (a GPU if available).")]
 Dtype = Annotated[str, option("float32, bfloat16, float16 or float64.")]
 
 
-def placed(device: str, dtype: str) -> dict[str, Any]:
-    """`device` and `dtype` as the arguments by which a model is loaded."""
-    return {"dtype": dtype_of(dtype), "device": device_here(None if device == "auto" else device)}
+def load_kwargs(device: str, dtype: str) -> dict[str, Any]:
+    """Return `device` and `dtype` as keyword arguments for loading a model."""
+    return {"dtype": parse_dtype(dtype), "device": resolve_device(None if device == "auto" else device)}
 
 
-def dtype_of(name: str, *known: str) -> Any:
-    """The torch dtype of a name, one of those that are known."""
+def parse_dtype(name: str, *allowed: str) -> Any:
+    """Return the torch dtype of a name; raise `DtypeError` unless it is allowed."""
     import torch
 
-    known = known or ("float32", "bfloat16", "float16", "float64")
-    if name not in known:
-        raise DtypeError(f"dtype is {name!r}; expected one of {', '.join(known)}")
+    allowed = allowed or ("float32", "bfloat16", "float16", "float64")
+    if name not in allowed:
+        raise DtypeError(f"dtype is {name!r}; expected one of {', '.join(allowed)}")
     return getattr(torch, name)
 
 
-def device_here(name: str | None) -> str:
-    """The device to measure on: cpu or cuda, by default a GPU where there is one; refused where it is not here."""
+def resolve_device(name: str | None) -> str:
+    """Return cpu or cuda, by default cuda if a GPU is available; raise `ConfigError` if it is not available."""
     import torch
 
     best = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in (None, "cpu", "cuda"):
         raise ConfigError(f"device is {name!r}; expected cpu or cuda")
     if name == "cuda" and best == "cpu":
-        raise ConfigError("device is cuda, and there is no GPU here; choose cpu")
+        raise ConfigError("device is cuda, but no GPU is available; choose cpu")
     return name or best
 
 
-BeamWidth = Annotated[
-    int | None, option("Beam search of this width; 1 is greedy. By default 5, to evaluate 1.", "--beam")
-]
+BeamWidth = Annotated[int | None, option("Beam width; 1 = greedy. Default 5 (1 for `evaluate`).", "--beam")]
 Penalty = Annotated[
-    float | None, option("In beam search: scores are divided by length to this power, by default the translator's own.")
+    float | None, option("Exponent of the length that scores of beam search are divided by. Default: the translator's.")
 ]
 
 
-def searching(beam: int | None, length_penalty: float | None, default: Strategy) -> Strategy:
-    """Beam search of a width, greedy for width 1; where none is given, of the default's width."""
+def decoding_strategy(beam: int | None, length_penalty: float | None, default: Strategy) -> Strategy:
+    """Return beam search of this width, or greedy decoding for width 1; the default's width if `beam` is None."""
     from clearhead.generation import BeamSearch, Greedy
     from clearhead.pretrained.translate import LENGTH_PENALTY
 
     if beam is None:
         beam = default.width if isinstance(default, BeamSearch) else 1
     if beam < 1:
-        raise ConfigError(f"--beam is {beam}; a beam is at least 1 wide (1 is greedy)")
+        raise ConfigError(f"--beam is {beam}; expected at least 1 (1 is greedy)")
     penalty = LENGTH_PENALTY if length_penalty is None else length_penalty
     return Greedy() if beam == 1 else BeamSearch(beam, length_penalty=penalty)

@@ -76,7 +76,7 @@ def show_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not whole) + "\n")
 
 
-def answer(json: bool, document: Any, *shown: RenderableType) -> None:
+def emit(json: bool, document: Any, *shown: RenderableType) -> None:
     """One JSON document for programs; for people tables and lines, of which none is wrapped: they may hold a path."""
     if json:
         return show_json(document)
@@ -84,12 +84,12 @@ def answer(json: bool, document: Any, *shown: RenderableType) -> None:
         console.print(part, markup=False, soft_wrap=isinstance(part, str))
 
 
-def tell(text: str, **how: Any) -> None:
+def print_line(text: str, **how: Any) -> None:
     """A line that is not wrapped, as one with a path must not be."""
     console.print(text, markup=False, soft_wrap=True, **how)
 
 
-def colour() -> bool:
+def use_color() -> bool:
     """Whether pictures in the terminal have colours."""
     return console.is_terminal and not console.no_color
 
@@ -128,7 +128,7 @@ def fits(rows: Table) -> bool:
     return True
 
 
-def say(text: str, *, indent: int = 0, hang: int = 2, style: str | None = None) -> None:
+def print_wrapped(text: str, *, indent: int = 0, hang: int = 2, style: str | None = None) -> None:
     """Sentences, broken by the terminal's width, further lines indented; paths and identifiers are never broken."""
     for line in text.split("\n"):
         indents: dict[str, Any] = {"initial_indent": " " * indent, "subsequent_indent": " " * (indent + hang)}

@@ -1,4 +1,4 @@
-"""`clearhead train`: a task, a preset, some settings; a run folder with the trained model."""
+"""`clearhead train`: train a model into a run folder."""
 
 from __future__ import annotations
 
@@ -12,46 +12,43 @@ import typer
 from clearhead import training
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
-from clearhead.cli.output import answer, table
+from clearhead.cli.output import emit, table
 
 
 @app.command()
 def train(
     task: Annotated[str | None, argument("translation, text, digits, sort-dedup or speech.")] = None,
-    preset: Annotated[str | None, option("A recipe of the task; without it a small one for a CPU minute.")] = None,
-    data: Annotated[Path | None, option("Where the data lie: a file or a folder.")] = None,
+    preset: Annotated[
+        str | None, option("Named recipe. Default: a small one that trains in about a minute on a CPU.")
+    ] = None,
+    data: Annotated[Path | None, option("Training data: a file or a folder.")] = None,
     set_: Annotated[
-        list[str] | None, option("Change a setting, such as lr_max=1e-3. Repeatable.", "--set", metavar="KEY=VALUE")
+        list[str] | None,
+        option("Override a setting, for example lr_max=1e-3. Repeatable.", "--set", metavar="KEY=VALUE"),
     ] = None,
-    out: Annotated[
-        Path | None, option("The run's folder; by default runs/ and the name of the preset or task.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, option("A tokenizer to read the data with: its folder, or tokenizer.json.")
-    ] = None,
-    init: Annotated[Path | None, option("Begin with the weights of the trained model in this folder.")] = None,
-    resume: Annotated[
-        Path | None, option("Go on with the run in this folder, from its newest good checkpoint.")
-    ] = None,
-    list_: Annotated[bool, option("List tasks and presets, and stop.", "--list")] = False,
+    out: Annotated[Path | None, option("Run folder. Default: runs/ and the name of the preset or task.")] = None,
+    tokenizer: Annotated[Path | None, option("Tokenizer for the data: its folder, or tokenizer.json.")] = None,
+    init: Annotated[Path | None, option("Initialize the parameters from the trained model in this folder.")] = None,
+    resume: Annotated[Path | None, option("Resume the run in this folder from its newest valid checkpoint.")] = None,
+    list_: Annotated[bool, option("List tasks and presets, and exit.", "--list")] = False,
     json: Json = False,
 ) -> None:
-    """Train a model, or go on with a run that was interrupted.
+    """Train a model, or resume an interrupted run.
 
-    Ctrl-C finishes the step, saves, and says how to go on. Under torchrun, the same command trains on
-    several processes."""
+    Ctrl-C finishes the current step, saves a checkpoint and prints how to resume. Under torchrun, the same command
+    trains in several processes."""
     if list_:
         return _list(json)
-    given: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
-    given |= {"resume": resume, "overrides": dict(_setting(item) for item in set_ or [])}
+    options: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
+    options |= {"resume": resume, "overrides": dict(_setting(item) for item in set_ or [])}
     if json:
-        summary = training.train(task, **given)
+        summary = training.train(task, **options)
     else:
         with training.ProgressBar() as bar:
-            summary = training.train(task, **given, progress=bar)
+            summary = training.train(task, **options, progress=bar)
     if os.environ.get("RANK", "0") != "0":
-        return  # under torchrun the first process speaks for all
-    answer(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
+        return  # under torchrun only the first process prints
+    emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
 
 
 def _setting(item: str) -> tuple[str, str]:
@@ -64,4 +61,4 @@ def _setting(item: str) -> tuple[str, str]:
 def _list(json: bool) -> None:
     recipes = [(task, name, make()) for task, presets in training.PRESETS.items() for name, make in presets.items()]
     document = [{"task": task, "preset": name, "description": recipe.description} for task, name, recipe in recipes]
-    answer(json, document, table(("task", "preset", "what it is"), [tuple(one.values()) for one in document]))
+    emit(json, document, table(("task", "preset", "description"), [tuple(one.values()) for one in document]))

@@ -1,4 +1,4 @@
-"""`clearhead translate`: text in, text out, and if wanted who looked at whom."""
+"""`clearhead translate`: translate sentences, optionally with their cross-attention."""
 
 from __future__ import annotations
 
@@ -8,49 +8,60 @@ from typing import Annotated
 
 from clearhead import pretrained
 from clearhead.cli.app import app
-from clearhead.cli.options import BeamWidth, ByModel, Device, Dtype, Json, Penalty, argument, option, placed, searching
-from clearhead.cli.output import colour, console, show_json, show_picture, tell
+from clearhead.cli.options import (
+    BeamWidth,
+    Device,
+    Dtype,
+    Json,
+    ModelOption,
+    Penalty,
+    argument,
+    decoding_strategy,
+    load_kwargs,
+    option,
+)
+from clearhead.cli.output import console, print_line, show_json, show_picture, use_color
 from clearhead.errors import DataError
 
 
 @app.command()
 def translate(
-    text: Annotated[list[str] | None, argument("Sentences; - reads them from standard input, a line each.")] = None,
-    model: ByModel = "en-es",
-    file: Annotated[Path | None, option("Translate this file, a sentence a line.")] = None,
+    text: Annotated[list[str] | None, argument("Sentences; - reads one sentence per line from standard input.")] = None,
+    model: ModelOption = "en-es",
+    file: Annotated[Path | None, option("File with one sentence per line.")] = None,
     beam: BeamWidth = None,
     length_penalty: Penalty = None,
-    look: Annotated[bool, option("Show the cross-attention beside each translation.", "--look")] = False,
+    attention: Annotated[bool, option("Show the cross-attention of each translation.", "--attention")] = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Translate sentences with a trained model (English to Spanish comes in the box)."""
+    """Translate sentences (a bundled model translates English to Spanish)."""
     from clearhead.pretrained.translate import DEFAULT
 
     texts = texts_of(text, file)
-    trained = pretrained.load(model, **placed(device, dtype))
-    made = pretrained.translations(trained, texts, strategy=searching(beam, length_penalty, DEFAULT))
+    trained = pretrained.load(model, **load_kwargs(device, dtype))
+    translations = pretrained.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT))
     if json:
-        return show_json([{"source": one.source, "target": one.target} for one in made])
-    for one in made:
-        tell(one.target)
-        if look and one.read:
-            show_picture("\n" + cross_attention(trained, one) + "\n")
+        return show_json([{"source": translation.source, "target": translation.target} for translation in translations])
+    for translation in translations:
+        print_line(translation.target)
+        if attention and translation.read:
+            show_picture("\n" + cross_attention(trained, translation) + "\n")
 
 
 def cross_attention(trained: pretrained.Pipeline, made: pretrained.Translation) -> str:
-    """The cross-attention of the layer that aligns most sharply, its heads together: rows are what was written."""
-    from clearhead.cli.look import choose, name_of
+    """Return a heatmap of the layer with the sharpest alignment, averaged over heads; rows are target tokens."""
+    from clearhead.cli.look import choose_map, name_of
     from clearhead.look import heatmap, translation_report
 
-    picture = choose(translation_report(trained, made), None)
-    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, color=colour())
+    picture = choose_map(translation_report(trained, made), None)
+    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, color=use_color())
     return f"{drawn}\n\n{name_of(picture, None)}"
 
 
 def texts_of(text: list[str] | None, file: Path | None) -> list[str]:
-    """The texts that are given, or a file's lines, or with - those of standard input."""
+    """Return the texts, the lines of a file, or for - those of standard input."""
     if file is not None:
         if text:
             raise DataError("give sentences or --file, not both")
@@ -59,7 +70,7 @@ def texts_of(text: list[str] | None, file: Path | None) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not text:
-        raise DataError("nothing to translate: give a sentence, - for standard input, or --file PATH")
+        raise DataError("there is nothing to translate; give a sentence, - for standard input, or --file PATH")
     if text != ["-"]:
         return text
     if sys.stdin is None:
@@ -71,6 +82,5 @@ def texts_of(text: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """One entry a line. `splitlines` would also cut at signs that may stand inside one, such as U+2028 or a
-    form feed."""
+    """Split a text at line feeds only. `splitlines` would also split at U+2028 or a form feed."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []

@@ -1,4 +1,4 @@
-"""`clearhead walk`: what happens to an input in a Transformer, station by station, with the real numbers."""
+"""`clearhead walk`: a forward pass step by step, with its values."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from typing import Annotated
 
 import clearhead as ch
 from clearhead.cli.app import app
-from clearhead.cli.options import Device, Dtype, Json, Model, argument, option, placed
-from clearhead.cli.output import colour, console, show_json, show_picture, tell
+from clearhead.cli.options import Device, Dtype, Json, Model, argument, load_kwargs, option
+from clearhead.cli.output import console, print_line, show_json, show_picture, use_color
 
 
 @app.command()
 def walk(
     model: Model,
-    given: Annotated[str, argument("A sentence, a beginning, letters, or the file of a picture.", metavar="INPUT")],
-    layer: Annotated[str, option("The block to show in full: its number, or a path such as decoder.blocks.2.")] = "0",
-    head: Annotated[int, option("The head whose vectors and matrices are shown.")] = 0,
-    html: Annotated[Path | None, option("Write the page with all stations here.")] = None,
+    input_: Annotated[str, argument("A sentence, a prompt, letters, or an image file.", metavar="INPUT")],
+    layer: Annotated[str, option("The block to show in full: its index, or a path such as decoder.blocks.2.")] = "0",
+    head: Annotated[int, option("Index of the head to show.")] = 0,
+    html: Annotated[Path | None, option("Write a page with all steps to this file.")] = None,
     max_new_tokens: Annotated[
-        int | None, option("How many tokens are written at most; by default to the end, or 8 of a text.", min=1)
+        int | None, option("Maximum number of new tokens. Default: up to the end, or 8 for a text.", min=1)
     ] = None,
-    data: Annotated[Path | None, option("Pictures by number: where they are.")] = None,
+    data: Annotated[Path | None, option("Data set to take image N from.")] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Walk through a run: from characters to tokens, through every block, to the next word.
+    """Walk through a forward pass: from text to tokens, through every block, to the next token.
 
-    Each station has its formula, its shape, the numbers of this very run, and why it is there."""
+    Each step has its formula, its shape, its values for this input, and an explanation."""
     from clearhead.look.page import write_file
 
     walked = ch.look.build_walkthrough(
-        ch.pretrained.load(model, **placed(device, dtype)), given, max_new_tokens=max_new_tokens, data=data
+        ch.pretrained.load(model, **load_kwargs(device, dtype)), input_, max_new_tokens=max_new_tokens, data=data
     )
-    text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=colour())  # refuses a wrong choice
+    # This raises if --layer or --head does not exist, before anything is written.
+    text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=use_color())
     if html is not None:
         write_file(walked.html(), html)
     if json:
@@ -42,4 +43,4 @@ def walk(
     elif html is None:
         show_picture(text)
     else:
-        tell(f"{walked.title}\nwritten to {html}")
+        print_line(f"{walked.title}\nwritten to {html}")

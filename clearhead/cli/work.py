@@ -11,7 +11,7 @@ import typer
 import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
-from clearhead.cli.output import answer, console, say, show_json, show_picture, table, tell
+from clearhead.cli.output import console, emit, print_line, print_wrapped, show_json, show_picture, table
 
 exercise = typer.Typer(
     help="Exercises with exact solutions: worksheets with new numbers per seed, grading, and starter code.",
@@ -30,7 +30,7 @@ def list_exercises(json: Json = False) -> None:
     """List the bundled exercises."""
     titles = ch.work.bundled_problems()
     document = [{"name": name, "title": title} for name, title in titles.items()]
-    answer(json, document, table(("exercise", "title"), titles.items()))
+    emit(json, document, table(("exercise", "title"), titles.items()))
 
 
 @exercise.command()
@@ -97,7 +97,7 @@ def starter(
     if name is None:
         titles = skeleton.starters()
         document = [{"name": key, "title": title} for key, title in titles.items()]
-        return answer(json, document, table(("starter", "title"), titles.items()))
+        return emit(json, document, table(("starter", "title"), titles.items()))
     code = skeleton.starter_code(name)
     if json:
         return show_json({"name": name, "code": code})
@@ -115,7 +115,7 @@ def new(
     from clearhead.work import schema
 
     schema.write_template(file, problem_type)
-    tell(f"wrote {file}; solve it with: clearhead exercise solve {file}")
+    print_line(f"wrote {file}; solve it with: clearhead exercise solve {file}")
 
 
 @exercise.command("schema")
@@ -173,7 +173,7 @@ def _grade_answers(worksheet: ch.work.Worksheet, files: list[Path], json: bool) 
         columns = ["student", *headings, f"all/{sum(grades.cells)}", ""]
         console.print(table(columns, grades.rows, title=worksheet.title))
         for count, key, because in grades.mistakes:
-            say(f"{count} student{'' if count == 1 else 's'}, {key}: {because}")
+            print_wrapped(f"{count} student{'' if count == 1 else 's'}, {key}: {because}")
         for name, why in grades.unread:
-            say(f"not graded: {name}: {why}")
+            print_wrapped(f"not graded: {name}: {why}")
     raise typer.Exit(0 if grades.is_right else 1)

@@ -221,7 +221,7 @@ class _Thumbnails:
 
 
 def _footer(maps: list[AttentionMap]) -> str:
-    said = ["Made by clearhead look."]
+    said = ["Made by clearhead inspect."]
     known = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
     if known:
         worst, allowed = max(known)

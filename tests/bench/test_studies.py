@@ -73,7 +73,7 @@ class TestEveryStudy:
         document = json.loads(out.read_text())
         assert document["finding"] == record.finding
         assert {"command", "machine", "versions"} <= document["runs"][0].keys()
-        command = f"clearhead bench study {name} --seeds 1 --quick" + " --data PATH" * bool(data)
+        command = f"clearhead bench study {name} --seeds 1 --smoke" + " --data PATH" * bool(data)
         assert document["runs"][0]["command"] == command
         drawn = draw_study(record, tmp_path / "s.svg").read_text()
         assert all(panel in drawn for panel in study.panel[1])
@@ -144,7 +144,7 @@ class TestTheFile:
         carry_out(toy, out, seeds=1)
         before = out.read_bytes()
         for other, quick, told in (
-            (toy, True, "was not made with --quick"),
+            (toy, True, "was not made with --smoke"),
             (replace(toy, sizes=Sizes(steps=7)), False, "other sizes"),
             (replace(toy, name="other"), False, "the study 'toy' and not other"),
         ):

@@ -111,7 +111,7 @@ def test_command_accepts_bundled_model(run):
 
 @pytest.mark.parametrize("name", ["GPT", "with_spec"])
 def test_command_unknown_causality_is_undecided(run, name):
-    ids = () if name == "with_spec" else ("--ids", "50")
+    ids = () if name == "with_spec" else ("--vocab-size", "50")
     status, out, _ = run(f"mine_to_check:{name}", *ids)
     assert status == 1
     row = next(line for line in out.splitlines() if line.startswith("causality"))
@@ -134,13 +134,13 @@ def test_command_unknown_causality_is_undecided(run, name):
 @pytest.mark.parametrize(
     ("arguments", "status", "verdict"),
     [
-        (("mine_to_check:GPT", "--ids", "50", "--causal"), 1, "fail"),
-        (("mine_to_check:GPT", "--ids", "50", "--not-causal"), 0, "not applicable"),
+        (("mine_to_check:GPT", "--vocab-size", "50", "--causal"), 1, "fail"),
+        (("mine_to_check:GPT", "--vocab-size", "50", "--not-causal"), 0, "not applicable"),
         (("mine_to_check:with_spec", "--causal"), 1, "fail"),
-        (("mine_to_check:Masked", "--ids", "50", "--causal"), 0, "pass"),
-        (("mine_to_check:Masked", "--ids", "50"), 0, "pass"),  # it sees nothing of the future, whatever was meant
-        (("mine_to_check:Masked", "--embeddings", "12", "--causal"), 1, None),  # it reads ids
-        (("mine_to_check:Features", "--values", "7"), 0, "not applicable"),
+        (("mine_to_check:Masked", "--vocab-size", "50", "--causal"), 0, "pass"),
+        (("mine_to_check:Masked", "--vocab-size", "50"), 0, "pass"),
+        (("mine_to_check:Masked", "--input-dim", "12", "--causal"), 1, None),  # it reads ids
+        (("mine_to_check:Features", "--input-shape", "7"), 0, "not applicable"),
     ],
 )
 def test_command_options_decide_verdict(run, arguments, status, verdict):
@@ -158,9 +158,15 @@ def test_command_options_decide_verdict(run, arguments, status, verdict):
     ("arguments", "message"),
     [
         (("mine_to_check:GPT",), "clearhead: cannot infer the inputs of GPT; pass inputs=Ids(vocab_size), "),
-        (("mine_to_check:GPT", "--ids", "0"), "clearhead: vocab_size is 0; expected a whole number of at least 1"),
-        (("mine_to_check:GPT", "--ids", "5", "--embeddings", "7"), "clearhead: a module reads one kind of input"),
-        (("mine_to_check:GPT", "--values", "3,x"), "clearhead: --values is '3,x'; expected sizes with commas"),
+        (
+            ("mine_to_check:GPT", "--vocab-size", "0"),
+            "clearhead: vocab_size is 0; expected a whole number of at least 1",
+        ),
+        (("mine_to_check:GPT", "--vocab-size", "5", "--input-dim", "7"), "clearhead: a module takes one kind of input"),
+        (
+            ("mine_to_check:GPT", "--input-shape", "3,x"),
+            "clearhead: --input-shape is '3,x'; expected sizes separated by commas",
+        ),
         (("en-ex",), "clearhead: there is no model 'en-ex'"),
         ((":x",), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((".x:y",), "clearhead: '.x:y' does not name a Python module; expected package.module:factory"),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from clearhead import __version__
 from clearhead.cli.app import _COMMANDS, app, every_command
-from clearhead.cli.options import searching
+from clearhead.cli.options import decoding_strategy
 from clearhead.data import train_bpe
 from clearhead.generation import BeamSearch, Greedy
 from clearhead.models import storage
@@ -54,9 +54,13 @@ def test_help_is_shown_as_it_is_written():
 
 @pytest.mark.parametrize("default", [BeamSearch(5), Greedy()])
 def test_a_length_penalty_counts_in_every_beam_search(default):
-    assert searching(None, 1.0, default) == default
-    assert searching(None, 0.3, BeamSearch(5)) == searching(5, 0.3, default) == BeamSearch(5, length_penalty=0.3)
-    assert searching(1, 0.3, default) == Greedy()
+    assert decoding_strategy(None, 1.0, default) == default
+    assert (
+        decoding_strategy(None, 0.3, BeamSearch(5))
+        == decoding_strategy(5, 0.3, default)
+        == BeamSearch(5, length_penalty=0.3)
+    )
+    assert decoding_strategy(1, 0.3, default) == Greedy()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ class TestMask:
     def test_draws_and_counts(self, cli):
         ran = cli("mask", "window(2, 2) | every(4)", "--n", 16)
         assert ran.code == 0
-        assert "120 of 256 pairs, density 0.469, saving 53.1 %" in ran.out
+        assert "120 of 256 pairs, density 0.469, sparsity 53.1 %" in ran.out
         assert "15 ■ · · · ■ · · · ■ · · · ■ ■ ■ ■" in ran.out
 
     def test_json(self, cli):
@@ -111,7 +115,7 @@ class TestMask:
             "keys": 16,
             "allowed": 120,
             "density": 0.46875,
-            "saving": 0.53125,
+            "sparsity": 0.53125,
         }
 
     def test_a_million_tokens(self, cli):
@@ -171,7 +175,7 @@ class TestModels:
         assert "license" in cli("models", "en-es").out
 
     def test_translate(self, cli, tmp_path):
-        ran = cli("translate", "Hello world", "--look")
+        ran = cli("translate", "Hello world", "--attention")
         assert ran.code == 0
         assert ran.out.startswith("Hola")
         assert "world" in ran.out.splitlines()[2]
@@ -214,7 +218,7 @@ class TestModels:
         ran = cli("generate", "A" * 251, "--max-new-tokens", 9)
         assert ran.out.startswith("A" * 251)
         assert len(ran.out.rstrip("\n")) <= 256
-        assert "shakespeare reads at most 256 tokens" in ran.err
+        assert "shakespeare has a context window of 256 tokens" in ran.err
         slid = cli("generate", "A" * 251, "--max-new-tokens", 9, "--sliding-context", "--json").json
         assert slid["tokens"] == 9
         assert "at most" not in cli("generate", "A" * 251).err  # nobody asked for more
@@ -237,7 +241,7 @@ class TestModels:
         [
             (["translate"], "nothing to translate"),
             (["translate", "Hi", "--model", "sort-dedup"], "was trained for sort-dedup"),
-            (["translate", "Hi", "--beam", "0"], "at least 1 wide"),
+            (["translate", "Hi", "--beam", "0"], "expected at least 1 (1 is greedy)"),
             (["translate", "word " * 300], "split it into sentences"),
             (["translate", "--file", "/nowhere.txt"], "cannot be read"),
             (["evaluate", "en_es"], "did you mean 'en-es'?"),
@@ -246,7 +250,7 @@ class TestModels:
             (["evaluate", "digits-conv"], "are 8×8: give the data that it was made for"),
             (["generate", "A" * 256], "the prompt has 256 tokens and shakespeare reads at most 256"),
             (["generate", "D A A", "--model", "en-es"], "this needs a model for text or sort-dedup"),
-            (["generate", ""], "the prompt is empty: give some text"),
+            (["generate", ""], "the prompt is empty; give a text"),
             (["translate", "Hi", "--beam", "2", "--length-penalty", "1000"], "usually 0 to 2"),
             (["translate", "Hi", "--dtype", "int8"], "expected one of float32"),
             (["translate", "Hi", "--device", "tpu"], "expected cpu or cuda"),
@@ -389,7 +393,7 @@ class TestPlot:
 )
 def test_a_device_that_is_not_here_is_refused_in_one_line(cli, monkeypatch, tmp_path, command):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, told in (("tpu", "expected cpu or cuda"), ("cuda", "there is no GPU here")):
+    for device, told in (("tpu", "expected cpu or cuda"), ("cuda", "no GPU is available")):
         ran = cli(*command, "--device", device, "--out", tmp_path / "x.png")
         assert ran.code == 1
         assert ran.err.startswith("clearhead: device is ")

@@ -56,7 +56,7 @@ def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
     *digits, last = ran.out.splitlines()
     assert [line[0] for line in digits] == said
     assert all(" ended at " in line and " latency " in line and line.endswith("%") for line in digits)
-    assert last.startswith("5.05 s of sound took ")
+    assert last.startswith("5.05 s of audio took ")
     assert "real-time factor" in last
 
 
@@ -90,7 +90,7 @@ def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
         .numpy()
         .tobytes()
     )
-    ran = piped(cli, monkeypatch, loud + b"!", "--model", tiny, "--rate", 16_000, "--channels", 2)
+    ran = piped(cli, monkeypatch, loud + b"!", "--model", tiny, "--sample-rate", 16_000, "--channels", 2)
     assert ran.code == 0, ran.err
     notes = [line for line in ran.out.splitlines() if line.startswith("note: ")]
     assert notes == [
@@ -103,7 +103,7 @@ def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
 
 def test_look_draws_the_sound_and_where_each_digit_looked(cli, tiny, tmp_path):
     page = tmp_path / "pages" / "pi.html"
-    ran = cli("listen", PI, "--model", tiny, "--look", "--html", page)
+    ran = cli("listen", PI, "--model", tiny, "--attention", "--html", page)
     assert ran.code == 0, ran.err
     said = wanted(tiny, read(PI).samples)
     _, drawn, foot = ran.out.split("\n\n")
@@ -117,7 +117,7 @@ def test_look_draws_the_sound_and_where_each_digit_looked(cli, tiny, tmp_path):
 
 
 def test_look_takes_a_sound_too(cli, tiny):
-    ran = cli("look", tiny, PI, "--json")
+    ran = cli("inspect", tiny, PI, "--json")
     assert ran.code == 0, ran.err
     found = ran.json
     assert found["title"].startswith("pi.wav → ")
@@ -142,14 +142,14 @@ def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypa
     for data, arguments, why in [
         (b"", (), "standard input holds no samples"),
         (b"fLaC" + bytes(99), (), "standard input is fLaC, which cannot be read as it comes"),
-        (bytes(99), ("--kind", "s17"), "did you mean 's16'"),
-        (bytes(99), ("--rate", 7), "the sample rate is 7"),
+        (bytes(99), ("--sample-format", "s17"), "did you mean 's16'"),
+        (bytes(99), ("--sample-rate", 7), "the sample rate is 7"),
     ]:
         ran = piped(cli, monkeypatch, data, "--model", tiny, *arguments)
         assert ran.code == 1
         assert why in ran.err
     monkeypatch.setattr(sys, "stdin", None)
-    assert "nothing is piped in" in cli("listen", "-", "--model", tiny).err
+    assert "standard input is a terminal" in cli("listen", "-", "--model", tiny).err
 
 
 def test_a_sound_too_short_for_a_moment_says_nothing(cli, tiny, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_sound_too_short_for_a_moment_says_nothing(cli, tiny, monkeypatch):
     assert ran.code == 0
     assert lines(ran.out)[0]["notes"] == [
         "silence: nothing in it is louder than −80 dB",
-        "too short to hear anything in it: a moment takes 0.045 s",
+        "too short to recognize anything: one frame takes 0.045 s",
     ]
 
 

@@ -30,7 +30,7 @@ def picture(tmp_path_factory):
 class TestText:
     def test_translation_shows_what_ran(self, cli):
         """The weights in the JSON against a trace of our own, for the tokens that it names."""
-        found = cli("look", "en-es", SENTENCE, "--layer", 2, "--head", 3, "--json").json
+        found = cli("inspect", "en-es", SENTENCE, "--layer", 2, "--head", 3, "--json").json
         source, target = found["title"].split(" → ")
         assert source == SENTENCE
         trained = pretrained.load("en-es")
@@ -51,7 +51,7 @@ class TestText:
         assert len(found["norms"]) == sum(1 for one in found["layers"] if one["kind"] == "self")
 
     def test_in_the_terminal(self, cli):
-        ran = cli("look", "en-es", SENTENCE)
+        ran = cli("inspect", "en-es", SENTENCE)
         assert ran.code == 0
         assert ran.out.startswith(f"{SENTENCE} → ")
         assert re.search(r"Cross-attention, layer \d, mean of \d+ heads", ran.out)
@@ -60,13 +60,13 @@ class TestText:
         assert "recomputed weights × values differ" in ran.out
 
     def test_a_layer_by_its_path(self, cli):
-        found = cli("look", "en-es", SENTENCE, "--layer", "encoder.blocks.1.attention", "--json").json
+        found = cli("inspect", "en-es", SENTENCE, "--layer", "encoder.blocks.1.attention", "--json").json
         assert found["shown"]["path"] == "encoder.blocks.1.attention"
         rows = torch.tensor(found["shown"]["weights"]).sum(-1)
         torch.testing.assert_close(rows, torch.ones_like(rows))
 
     def test_a_text_is_seen_causally(self, cli):
-        found = cli("look", "shakespeare", "KING:\nwhat now", "--json").json
+        found = cli("inspect", "shakespeare", "KING:\nwhat now", "--json").json
         weights = torch.tensor(found["shown"]["weights"])
         assert weights.shape == (14, 14)
         assert weights.triu(1).abs().max() == 0
@@ -74,13 +74,13 @@ class TestText:
         assert "next_token" in found["metadata"]
 
     def test_sorting_goes_on_to_the_answer(self, cli):
-        found = cli("look", "sort-dedup", "D A A", "--json").json
+        found = cli("inspect", "sort-dedup", "D A A", "--json").json
         assert found["title"].startswith("D A A → ")
         assert found["layers"][0]["rows"][:4] == ["D", "A", "A", "<START>"]
         assert found["layers"][0]["rows"][4:] == found["title"].removeprefix("D A A → ").split()
 
     def test_translate_look(self, cli):
-        ran = cli("translate", SENTENCE, "--look", "--beam", 1)
+        ran = cli("translate", SENTENCE, "--attention", "--beam", 1)
         assert ran.code == 0
         lines = ran.out.splitlines()
         assert "cat" in lines[2].split()
@@ -89,15 +89,15 @@ class TestText:
 
 class TestPictures:
     def test_a_picture_is_made_grey_and_small(self, cli, picture, tmp_path):
-        ran = cli("look", "digits-vit", picture, "--html", tmp_path / "a.html", "--out", tmp_path / "a.png")
+        ran = cli("inspect", "digits-vit", picture, "--html", tmp_path / "a.html", "--out", tmp_path / "a.png")
         assert ran.code == 0
         assert re.match(r"bar\.png → \d\n", ran.out)
         assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
         assert '"height":32' in (tmp_path / "a.html").read_text(encoding="utf-8")
-        shown = cli("look", "digits-vit", picture, "--row", 27).out
+        shown = cli("inspect", "digits-vit", picture, "--query", 27).out
         # The bar stands in the middle third of the picture, from top to bottom.
         assert sum("█" in line[10:22] for line in shown.splitlines()) >= 8
-        found = cli("look", "digits-vit", picture, "--json").json
+        found = cli("inspect", "digits-vit", picture, "--json").json
         assert found["layers"][0]["kind"] == "image"
         assert found["layers"][0]["rows"][9] == "(1, 1)"
 
@@ -108,21 +108,21 @@ class TestPictures:
         pixels[2, 8:24, 8:24] = 200
         labels = np.array([0, 1, 2])
         np.savez(tmp_path / "d.npz", x_train=pixels, y_train=labels, x_val=pixels, y_val=labels)
-        ran = cli("look", "digits-vit", 2, "--data", tmp_path / "d.npz")
+        ran = cli("inspect", "digits-vit", 2, "--data", tmp_path / "d.npz")
         assert ran.code == 0
         assert "▓" in ran.out
-        wrong = cli("look", "digits-vit", 3, "--data", tmp_path / "d.npz")
+        wrong = cli("inspect", "digits-vit", 3, "--data", tmp_path / "d.npz")
         assert "expected a number from 0 to 2" in wrong.err
 
 
 @pytest.mark.parametrize("view", [view for view in View if view is not View.patches])
 def test_every_view_has_a_text_and_a_figure(cli, view, tmp_path):
-    given = ("sort-dedup", "C A B A", "--view", view, *(("--patch", "C A B B") if view is View.patching else ()))
-    shown = cli("look", *given)
+    given = ("sort-dedup", "C A B A", "--view", view, *(("--corrupted", "C A B B") if view is View.patching else ()))
+    shown = cli("inspect", *given)
     assert shown.code == 0, shown.err
     assert len(shown.out.splitlines()) > 4
     assert view not in DEEPER or max(map(len, shown.out.splitlines())) <= 80
-    drawn = cli("look", *given, "--out", tmp_path / "a.svg")
+    drawn = cli("inspect", *given, "--out", tmp_path / "a.svg")
     assert drawn.code == 0
     assert (tmp_path / "a.svg").stat().st_size > 3000
     assert "written to" in drawn.out
@@ -132,29 +132,29 @@ class TestDeeper:
     """What the views print against what the functions behind them find."""
 
     def test_lens(self, cli):
-        found = cli("look", "shakespeare", "To be", "--view", "lens", "--json").json
+        found = cli("inspect", "shakespeare", "To be", "--view", "lens", "--json").json
         trained = pretrained.load("shakespeare")
         asked = model_inputs(trained, "To be")
         with torch.no_grad():
             said = trained.model(*asked.args)[0].argmax(-1).tolist()
         assert [place[0]["id"] for place in found["layers"][-1]["predictions"]] == said
         assert len(found["layers"]) == len(trained.model.blocks) + 1
-        shown = cli("look", "shakespeare", "To be", "--view", "lens").out.splitlines()
+        shown = cli("inspect", "shakespeare", "To be", "--view", "lens").out.splitlines()
         top = next(line for line in shown if line.startswith("layer")).split()[2:]
         assert top == trained.tokenizer.tokens(said)
 
     def test_attribution_of_a_translation(self, cli, tmp_path):
         given = (
-            "look",
+            "inspect",
             "en-es",
             SENTENCE,
             "--view",
             "attribution",
-            "--row",
+            "--query",
             1,
-            "--answer",
+            "--target-token",
             "gato",
-            "--versus",
+            "--baseline-token",
             "perro",
         )
         found = cli(*given, "--json", "--html", tmp_path / "a.html").json
@@ -166,18 +166,18 @@ class TestDeeper:
 
     def test_patching_the_source(self, cli):
         """What makes gato of a dog that becomes a cat is the word cat, and nothing else of the source."""
-        given = ("look", "en-es", SENTENCE, "--patch", SENTENCE.replace("cat", "dog"), "--row", 1, "--json")
-        found = cli(*given, "--paths", "encoder.blocks.*", "--answer", "gato").json
+        given = ("inspect", "en-es", SENTENCE, "--corrupted", SENTENCE.replace("cat", "dog"), "--query", 1, "--json")
+        found = cli(*given, "--modules", "encoder.blocks.*", "--target-token", "gato").json
         values = torch.tensor(found["values"], dtype=torch.float64)
         restored = (values - found["baseline"]) / (found["clean"] - found["baseline"])
         assert restored.argmax(-1).tolist() == [1] * len(restored)
-        heads = cli(*given, "--over", "head").json
+        heads = cli(*given, "--granularity", "head").json
         assert heads["granularity"] == "head"
 
     def test_a_picture(self, cli, picture):
-        found = cli("look", "digits-vit", picture, "--view", "attribution", "--json").json
+        found = cli("inspect", "digits-vit", picture, "--view", "attribution", "--json").json
         assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["logit"], abs=1e-3)
-        assert cli("look", "digits-vit", picture, "--view", "ablation", "--over", "module").code == 0
+        assert cli("inspect", "digits-vit", picture, "--view", "ablation", "--granularity", "module").code == 0
 
     def test_a_module_by_its_factory(self, cli, tmp_path, monkeypatch):
         (tmp_path / "toy_to_look_at.py").write_text(
@@ -188,39 +188,42 @@ class TestDeeper:
             encoding="utf-8",
         )
         monkeypatch.chdir(tmp_path)
-        found = cli("look", "toy_to_look_at:make", "3 1 4 1 5", "--json").json
+        found = cli("inspect", "toy_to_look_at:make", "3 1 4 1 5", "--json").json
         assert found["layers"][0]["rows"] == ["3", "1", "4", "1", "5"]
         drawn = cli(
-            "look", "toy_to_look_at:own", "--ids", 31, "--length", 7, "--seed", 3, "--view", "lens", "--json"
+            "inspect", "toy_to_look_at:own", "--vocab-size", 31, "--length", 7, "--seed", 3, "--view", "lens", "--json"
         ).json
         assert drawn["positions"] == list(range(7))
-        patched = cli("look", "toy_to_look_at:make", "3 1 4 1 5", "--patch", "3 1 4 2 5", "--json").json
+        patched = cli("inspect", "toy_to_look_at:make", "3 1 4 1 5", "--corrupted", "3 1 4 2 5", "--json").json
         assert patched["rows"] == ["blocks.0", "blocks.1"]
-        unknown = cli("look", "toy_to_look_at:own", "--view", "lens")
+        unknown = cli("inspect", "toy_to_look_at:own", "--view", "lens")
         assert unknown.code == 1
-        assert "--ids" in unknown.err
-        assert "expected some from 0 to 30" in cli("look", "toy_to_look_at:make", "3 31").err
+        assert "--vocab-size" in unknown.err
+        assert "expected token ids from 0 to 30" in cli("inspect", "toy_to_look_at:make", "3 31").err
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shakespeare", "ab", "--ids", "7"], "are for a factory"),
-        (["shakespeare", "--view", "lens"], "give shakespeare an input to look at"),
-        (["shakespeare", "ab", "--view", "attribution", "--answer", "zz"], "no token of this model is called 'zz'"),
-        (["shakespeare", "ab", "--view", "patching"], "patching needs a second input"),
-        (["shakespeare", "ab", "--view", "lens", "--patch", "cd"], "no other view takes one"),
-        (["shakespeare", "ab", "--patch", "abc"], "pass two inputs of the same length"),
-        (["shakespeare", "ab", "--view", "ablation", "--over", "rows"], "expected 'position', 'head' or 'module'"),
-        (["shakespeare", "ab", "--view", "ablation", "--paths", "layers.*"], "no module of this model matches"),
-        (["shakespeare", "ab", "--view", "lens", "--row", "9"], "position"),
-        (["digits-vit", __file__, "--view", "vectors"], "no table of token embeddings"),
+        (["shakespeare", "ab", "--vocab-size", "7"], "are for a factory"),
+        (["shakespeare", "--view", "lens"], "shakespeare needs an input"),
+        (["shakespeare", "ab", "--view", "attribution", "--target-token", "zz"], "the vocabulary has no token 'zz'"),
+        (["shakespeare", "ab", "--view", "patching"], "the patching view needs --corrupted"),
+        (["shakespeare", "ab", "--view", "lens", "--corrupted", "cd"], "no other view takes it"),
+        (["shakespeare", "ab", "--corrupted", "abc"], "pass two inputs of the same length"),
+        (
+            ["shakespeare", "ab", "--view", "ablation", "--granularity", "rows"],
+            "expected 'position', 'head' or 'module'",
+        ),
+        (["shakespeare", "ab", "--view", "ablation", "--modules", "layers.*"], "no module of this model matches"),
+        (["shakespeare", "ab", "--view", "lens", "--query", "9"], "position"),
+        (["digits-vit", __file__, "--view", "vectors"], "no token embeddings"),
         (["en-es", " "], "pass a sentence to translate"),
         (["en-es", SENTENCE, "--layer", "9"], "there is no layer '9'; expected 0 to"),
         (["en-es", SENTENCE, "--head", "99"], "has no head 99"),
-        (["en-es", SENTENCE, "--view", "patches"], "patches are a view of pictures"),
-        (["en-es", SENTENCE, "--view", "contributions", "--row", "99"], "has no query 99; expected 0 to"),
+        (["en-es", SENTENCE, "--view", "patches"], "the patches view is for images"),
+        (["en-es", SENTENCE, "--view", "contributions", "--query", "99"], "has no query 99; expected 0 to"),
         (["en-es", SENTENCE, "--out", "a.txt"], "end it in .png, .svg or .pdf"),
         (["en-es", SENTENCE, "--html", "/"], "the page cannot be written to /"),
         (["en-es", SENTENCE, "--out", f"{__file__}/a.png"], "the figure cannot be written to"),
@@ -235,7 +238,7 @@ class TestDeeper:
     ],
 )
 def test_a_mistake_is_one_line(cli, arguments, words):
-    ran = cli("look", *arguments)
+    ran = cli("inspect", *arguments)
     assert ran.code == 1
     assert ran.err.startswith("clearhead: ")
     assert ran.err.count("\n") == 1
@@ -245,9 +248,9 @@ def test_a_mistake_is_one_line(cli, arguments, words):
 def test_the_pieces_that_were_written_are_shown(cli):
     """The model writes openso as o, p, ens, o; the tokenizer would cut that word into op, ens, o."""
     sentence, pieces = "She plays the glockenspiel.", ["o", "p", "ens", "o"]
-    layers = cli("look", "en-es", sentence, "--json").json["layers"]
+    layers = cli("inspect", "en-es", sentence, "--json").json["layers"]
     rows = next(layer["rows"] for layer in layers if layer["kind"] == "cross")
     assert [row.strip() for row in rows][3:7] == pieces
-    drawn = cli("translate", sentence, "--look").out.splitlines()
+    drawn = cli("translate", sentence, "--attention").out.splitlines()
     first = next(i for i, line in enumerate(drawn) if line.split()[:1] == ["o"])
     assert [line.split()[0] for line in drawn[first : first + 4]] == pieces

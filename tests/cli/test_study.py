@@ -11,10 +11,10 @@ from clearhead.bench import studies
 
 def test_the_command_line(cli, tmp_path):
     out = tmp_path / "s.json"
-    ran = cli("bench", "study", "heads", "--quick", "--seeds", 1, "--out", out, "--json")
+    ran = cli("bench", "study", "heads", "--smoke", "--seeds", 1, "--out", out, "--json")
     assert ran.code == 0
     assert ran.json == json.loads(out.read_text())
-    ran = cli("bench", "study", "heads", "--quick", "--seeds", 1, "--out", out)
+    ran = cli("bench", "study", "heads", "--smoke", "--seeds", 1, "--out", out)
     assert "Labels right by number of heads" in " ".join(ran.out.split())
     assert cli("plot", "study", out).code == 0
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

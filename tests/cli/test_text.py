@@ -39,7 +39,7 @@ def test_three_commands_from_a_text_to_its_attention_page(cli, book, tmp_path):
     made = cli("generate", "The cat went", "--model", run, "--max-new-tokens", 9)
     assert made.code == 0, made.err
     assert made.out.strip()
-    looked = cli("look", run, "The cat went to the river", "--html", page)
+    looked = cli("inspect", run, "The cat went to the river", "--html", page)
     assert looked.code == 0, looked.err
     assert "<html" in page.read_text()
 

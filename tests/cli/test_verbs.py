@@ -50,7 +50,7 @@ def test_transcribe(cli, tmp_path):
     ran = cli(*given)
     assert ran.out.splitlines()[0].startswith(f"0:{wanted.segments[0].start:05.2f} – 0:")
     assert "resampled from 8,000 to 16,000 Hz" in ran.err
-    assert "–" not in cli(*given, "--no-times").out
+    assert "–" not in cli(*given, "--no-timestamps").out
     assert "cannot be read" in cli("transcribe", tmp_path / "none.wav", "--model", folder).err
 
 

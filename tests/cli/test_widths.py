@@ -62,12 +62,12 @@ def test_pictures(at, command):
         assert shown.count("causal() & (window(256, 0) | every(64))\n") <= 1, "its expression is said once"
 
 
-@pytest.mark.parametrize("command", ["look", "check", "cost", "exercise solve"])
+@pytest.mark.parametrize("command", ["inspect", "check", "cost", "exercise solve"])
 def test_help_breaks_no_word(at, command):
     shown = at(80, f"{command} --help")
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
-    assert "contributions" in shown or command != "look"
+    assert "contributions" in shown or command != "inspect"
 
 
 def test_only_commands_that_are_to_be_copied_are_longer_than_the_terminal(at):

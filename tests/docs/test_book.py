@@ -73,7 +73,7 @@ def test_page_names_only_what_exists(page, command_line):
             assert arguments[0] in bundled_problems(), line
         elif called == ["bench", "study"]:
             assert arguments[0] in STUDIES, line
-        elif called in (["walk"], ["look"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:
+        elif called in (["walk"], ["inspect"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:
             assert arguments[0] in names(), line
 
 

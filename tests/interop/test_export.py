@@ -49,10 +49,10 @@ def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F81
     assert cli("export", "shakespeare", "--out", tmp_path / "out").code == 0
     for command in (
         ["generate", TEXT, "--max-new-tokens", 20, "--model"],
-        ["look", "--json"],
+        ["inspect", "--json"],
         ["check", "--only", "causality"],
     ):
-        said = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "look" else []))
+        said = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "inspect" else []))
         assert said.code == 0, said.err
         if command[0] == "generate":
             assert said.out == cli(*command, "shakespeare").out

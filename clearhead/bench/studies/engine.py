@@ -195,7 +195,7 @@ def carry_out(
     record = Record.read(out, {study.name: study}) if out.exists() else Record(study, quick)
     if record.quick != quick:
         was, now = ("", " not") if record.quick else (" not", "")
-        raise StorageError(f"{out} was{was} made with --quick and this run is{now}; give --out another name")
+        raise StorageError(f"{out} was{was} made with --smoke and this run is{now}; give --out another name")
     done = {(row.panel, row.line, row.seed) for row in record.rows}
     wanted = [(panel, line, seed) for seed in range(seeds) for panel in study.panel[1] for line in study.line[1]]
     missing, order = [choice for choice in wanted if choice not in done], {c: n for n, c in enumerate(wanted)}
