@@ -48,9 +48,8 @@ def mask(
         return show_json(document)
     show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
     sparsity = 100 * (1 - density)
-    sparsity_text = (
-        f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"
-    )  # never rounded to 100 % while pairs are allowed
+    # Never rounded to 100 % while pairs are allowed.
+    sparsity_text = f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"
     console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, sparsity {sparsity_text} %")
     if made is not None:
         for line in f"\n{words}\n".split("\n"):

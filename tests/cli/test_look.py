@@ -1,4 +1,4 @@
-"""`clearhead look`: every task, every view, and mistakes. Nothing here depends on what a shipped model says."""
+"""`clearhead inspect`: every task, every view, and mistakes. Nothing here depends on what a shipped model says."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_embed(cli, reader, tmp_path):  # noqa: F811
     torch.testing.assert_close(torch.tensor(stored["vectors"]), made)
     printed = cli(*given, "--pairs", 1, "--out", other).out
     assert f"{pairs[0][0]:.3f}" in printed
-    assert f"4 vectors of {made.shape[1]} numbers" in printed
+    assert f"4 vectors of dimension {made.shape[1]}" in printed
     torch.testing.assert_close(load_file(other)["vectors"], made)
     assert "end it in .npz, .safetensors" in cli(*given, "--out", tmp_path / "v.txt").err
     assert "expected an Encoder" in cli("embed", tmp_path / "texts.txt", "--model", "shakespeare").err
