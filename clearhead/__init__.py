@@ -10,24 +10,46 @@ so that `clearhead --help` answers at once."""
 
 from typing import TYPE_CHECKING
 
-from clearhead._lazy import lazy
+from clearhead._core.lazy import lazy
 from clearhead._version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import attention, claims, look, masks, positions, pretrained, work
-    from clearhead.attention import KVCache, MultiHeadAttention, attend, under
-    from clearhead.checks import check
-    from clearhead.costs import cost
+    from clearhead import analysis, attention, course, hub, masks, nn
+    from clearhead.analysis import trace
+    from clearhead.analysis.checks import check
+    from clearhead.analysis.cost import cost
+    from clearhead.attention import attend
     from clearhead.errors import ClearheadError
     from clearhead.generation import generate
+    from clearhead.hub import load_model as load
     from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
-    from clearhead.pretrained import load_model as load
+    from clearhead.nn import KVCache, MultiHeadAttention, under
     from clearhead.training import train
 
 lazy(__name__)
 
 __all__ = [
-    "ClearheadError", "Decoder", "Encoder", "EncoderDecoder", "KVCache", "MultiHeadAttention", "VisionTransformer",
-    "__version__", "attend", "attention", "check", "claims", "cost", "generate", "load", "look", "masks", "positions",
-    "pretrained", "save", "train", "under", "work",
-]  # fmt: skip
+    "ClearheadError",
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "KVCache",
+    "MultiHeadAttention",
+    "VisionTransformer",
+    "__version__",
+    "analysis",
+    "attend",
+    "attention",
+    "check",
+    "cost",
+    "course",
+    "generate",
+    "hub",
+    "load",
+    "masks",
+    "nn",
+    "save",
+    "trace",
+    "train",
+    "under",
+]

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from clearhead._core.validation import UNFIT, checked, did_you_mean, fit, item_hints, members, require, shown
 from clearhead.errors import ClearheadError, ConfigError
-from clearhead.values import UNFIT, checked, did_you_mean, fit, item_hints, members, require, shown
 
 # Names of configurations and choices in files that version 0.2 wrote, and their current names. The `renamed_fields` of
 # a class are its renamed fields.

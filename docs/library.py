@@ -108,7 +108,7 @@ def members(kind: type, elsewhere: dict[str, Any]) -> dict[str, Any]:
 
 def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
     """Of each field of a dataclass: its name, what it takes, its default, and what its source says of it."""
-    from clearhead.values import words
+    from clearhead._core.validation import words
 
     said = _comments(kind)
     hints = typing.get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
@@ -244,9 +244,9 @@ def files() -> tuple[str, str]:
     """The TOML of models, recipes and sheets, from the very schemas by which it is read."""
     from clearhead import models, training
     from clearhead.config import Config
+    from clearhead.course.exercises import schema
     from clearhead.training import presets
     from clearhead.training.tasks import DataConfig
-    from clearhead.work import schema
 
     parts = [
         "# Files",

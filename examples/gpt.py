@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import KVCache, attend
-from clearhead.layers import GELU, DepthScaled, FeedForward, TokenEmbedding
 from clearhead.masks import causal
-from clearhead.positions import LearnedPositions
+from clearhead.nn import GELU, DepthScaled, FeedForward, TokenEmbedding
+from clearhead.nn.positions import LearnedPositions
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip_grad_norm
+from clearhead.training.optimizer import adamw, clip_grad_norm
 
 
 class Attention(nn.Module):

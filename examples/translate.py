@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import attend
-from clearhead.layers import FeedForward, ReLU, TokenEmbedding, Xavier
 from clearhead.masks import Mask, causal, padding
-from clearhead.positions import Sinusoidal
+from clearhead.nn import FeedForward, ReLU, TokenEmbedding, Xavier
+from clearhead.nn.positions import Sinusoidal
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip_grad_norm
+from clearhead.training.optimizer import adamw, clip_grad_norm
 
 PAD, START, STOP = 0, 1, 2
 

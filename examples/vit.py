@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import attend
-from clearhead.layers import GELU, FeedForward, Xavier
-from clearhead.positions import LearnedPositions
+from clearhead.nn import GELU, FeedForward, Xavier
+from clearhead.nn.positions import LearnedPositions
 from clearhead.training import WarmupCosine
-from clearhead.training.optimiser import adamw, clip_grad_norm
+from clearhead.training.optimizer import adamw, clip_grad_norm
 
 
 class Patches(nn.Module):

@@ -1,3 +1,3 @@
-"""The tests, one folder per package. Jaxtyping's import hook loads `tests.typecheck` by name."""
+"""The tests, one folder per package. Jaxtyping's import hook loads `tests.support.typecheck` by name."""
 
-from tests import typecheck as typecheck
+from tests.support import typecheck as typecheck

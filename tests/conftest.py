@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.misalign import misalign
+from tests.support.misalign import misalign
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     # The key of torch.compile's cache does not contain the capability: code for another one would fail to build.
@@ -33,8 +33,8 @@ settings.register_profile("clearhead", deadline=None, derandomize=True, suppress
 settings.load_profile("clearhead")
 
 
-JAXTYPED = ("attention", "audio", "baselines", "data", "generation", "layers", "look", "masks", "models", "positions")
-JAXTYPED += ("pretrained", "training")
+JAXTYPED = ("attention", "data", "generation", "hub", "analysis", "masks", "models", "nn")
+JAXTYPED += ("training",)
 """Packages with shapes in their signatures: their tests run with jaxtyping's checks, which cost half as much again."""
 
 UNTYPED_FILES = (

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.claims import ClaimError, ledger_of
+from clearhead.course.claims import ClaimError, ledger_of
 
 # Abbreviations whose full stop does not end a sentence.
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|ie|vs|eqs?|Pr|num|dim|cf|resp)\.$")

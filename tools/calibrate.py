@@ -2,7 +2,7 @@
 
     python tools/calibrate.py --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
     python tools/calibrate.py --samples rates.json                             fit again, anywhere
-    python tools/calibrate.py --auto auto.json --sparse sparse.json            by rows of `clearhead bench`
+    python tools/calibrate.py --auto auto.json --sparse sparse.json            by rows of `python -m benchmarks`
 
 It prints the constants as source code, to be pasted into the cost model, and for each mask the time that `impl="auto"`
 would lose with them.
@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.sparse import time_both, time_forward
 from clearhead.attention.attend import Impl, attend
-from clearhead.attention.kernels.gathered import blocking_on
-from clearhead.attention.plan import Plan, plan
-from clearhead.attention.planning.cost import H200, Cost, Costs, Rates, rates_of
-from clearhead.bench.sparse import time_both, time_forward
-from clearhead.bench.sparse_masks import CATALOGUE
+from clearhead.attention.sparse.cost_model import H200, Cost, Costs, Rates, rates_of
+from clearhead.attention.sparse.kernel import blocking_on
+from clearhead.attention.sparse.plan import Plan, plan
 from clearhead.masks import Mask, window
+from clearhead.masks.catalogue import CATALOGUE
 
 KINDS = ("dense", "masked", "full", "partial")
 # Fields of a sample, and the rate that each is multiplied by.
@@ -130,7 +130,7 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
 
 
 def from_sparse(path: Path) -> Iterator[Sample]:
-    """Yield samples from the rows of `clearhead bench sparse` on a GPU, with plans rebuilt."""
+    """Yield samples from the rows of `python -m benchmarks sparse` on a GPU, with plans rebuilt."""
     dense: set[tuple[int, int]] = set()
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         length, width, heads = row["length"], row["width"], row["batch"] * row["heads"]
@@ -148,7 +148,7 @@ def from_sparse(path: Path) -> Iterator[Sample]:
 
 
 def from_auto(path: Path) -> Iterator[Sample]:
-    """Yield samples from the rows of `clearhead bench auto` on a GPU, for both implementations of each row."""
+    """Yield samples from the rows of `python -m benchmarks auto` on a GPU, for both implementations of each row."""
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         row = {"width": 64, "dtype": "bfloat16"} | row  # absent from older files
         length, heads, width, training = (row[name] for name in ("length", "heads", "width", "backward"))

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clearhead.disk import write_atomically
-from clearhead.pretrained.box import CARD, read_card
-from clearhead.pretrained.evaluate import Evaluation, evaluate
-from clearhead.pretrained.store import Pipeline, load
-from clearhead.pretrained.translate import DEFAULT
+from clearhead._core.atomic_io import write_atomically
+from clearhead.hub.bundled import CARD, read_card
+from clearhead.hub.evaluate import Evaluation, evaluate
+from clearhead.hub.pipeline import Pipeline, load
+from clearhead.hub.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
 WRITTEN = ("description", "data", "license", "command", "trained_on", "train_seconds")

@@ -13,10 +13,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench import cost as report
-from clearhead.bench.auto import again, read_rows
-from clearhead.bench.sparse import draw_sparse
-from clearhead.work import show, solve
+from benchmarks import cost as report
+from benchmarks.auto import again, read_rows
+from benchmarks.sparse import draw_sparse
+from clearhead.course.exercises import render, solve
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -27,7 +27,7 @@ BOX = ROOT / "clearhead" / "pretrained"
 
 
 def core() -> str:
-    """Return the results of `clearhead bench core`."""
+    """Return the results of `python -m benchmarks attention`."""
     document = json.loads((RESULTS / "core.json").read_text(encoding="utf-8"))
     rows = [(row["name"], f"{row['ratio']:.3f}", f"≤ {row['bound']:g}") for row in document["rows"]]
     machine, torch = document["machine"], document["versions"]["torch"]
@@ -45,7 +45,7 @@ def models() -> str:
 
 
 def engine() -> str:
-    """Return the results of `clearhead bench engine` on a GPU and on a CPU, marking targets that are not met."""
+    """Return the results of `python -m benchmarks engine` on a GPU and on a CPU, marking targets that are not met."""
     return "\n\n".join(_engine(RESULTS / name) for name in ("engine.json", "engine-cpu.json"))
 
 
@@ -67,13 +67,13 @@ def _engine(path: Path) -> str:
 
 
 def cost() -> str:
-    """Return predicted and measured costs, from `clearhead cost --measure --out`."""
+    """Return predicted and measured costs, from `python -m benchmarks cost --out`."""
     document = report.read(RESULTS / "cost.json")
     return report.summary(document)
 
 
 def sparse() -> str:
-    """Return times relative to dense attention, from `clearhead bench sparse`, at the first size, and a summary."""
+    """Return times relative to dense attention, at the first size of the sparse benchmark, and a summary."""
     document = json.loads((RESULTS / "sparse.json").read_text(encoding="utf-8"))
     length, width = document["rows"][0]["length"], document["rows"][0]["width"]
     rows = []
@@ -114,7 +114,7 @@ def _all_sizes(rows: list[dict[str, Any]]) -> str:
 
 
 def _choices() -> str:
-    """Return the time lost by choosing with the cost model, from `clearhead bench auto`."""
+    """Return the time lost by choosing with the cost model, from `python -m benchmarks auto`."""
     rows = [again(row) for path in sorted(RESULTS.glob("auto*.json")) for row in read_rows(path)]
     lengths = [row.length for row in rows]
     kinds = sorted({(row.dtype, row.width) for row in rows})
@@ -122,7 +122,7 @@ def _choices() -> str:
         f'`impl="auto"`, asked at {min(lengths):,} to {max(lengths):,} tokens there '
         f"({', '.join(f'{dtype} of width {width}' for dtype, width in kinds)}), chooses the faster way "
         f"{sum(row.lost == 1.0 for row in rows)} times of {len(rows)} and loses at most "
-        f"{100 * (max(row.lost for row in rows) - 1):.1f} % (both ways measured by `clearhead bench auto`)."
+        f"{100 * (max(row.lost for row in rows) - 1):.1f} % (both ways measured by `python -m benchmarks auto`)."
     )
 
 
@@ -137,7 +137,7 @@ def _flex(row: dict[str, Any]) -> str:
 
 
 def look() -> str:
-    """Return the overhead of tracing, from `clearhead bench look`."""
+    """Return the overhead of tracing, from `python -m benchmarks tracing`."""
     document = json.loads((RESULTS / "look.json").read_text(encoding="utf-8"))
     rows = [
         (
@@ -163,7 +163,7 @@ def look() -> str:
 
 def work() -> str:
     """Return the attention weights of the de-duplicating decoder in exact numbers, from its worksheet."""
-    sheet = show.markdown(solve("sort-dedup"))
+    sheet = render.markdown(solve("sort-dedup"))
     section = next(part for part in sheet.split("\n## ") if "(`weights`)" in part.partition("\n")[0])
     exact = section.partition("\n\nIn decimals:")[0]
     return exact[exact.index("|") :]

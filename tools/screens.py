@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench.explore import browsing, serving
+from benchmarks.explore import browsing, serving
 
 README = "run?model=en-es&text=I+would+like+a+cup+of+coffee%2C+please.&view=attention"
 PANELS = {

@@ -12,9 +12,9 @@ import sys
 import time
 from typing import Any
 
-from clearhead.work import Worksheet, bundled_problems, grade_text, solve, variant
-from clearhead.work.grading import numeric_columns
-from clearhead.work.numbers import decimal, text
+from clearhead.course.exercises import Worksheet, bundled_problems, grade_text, solve, variant
+from clearhead.course.exercises.grading_rules import numeric_columns
+from clearhead.course.exercises.numbers import decimal, text
 
 LONGEST = 300
 PLACES = 12

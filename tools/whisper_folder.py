@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from clearhead.data.pieces import byte_of_letter
-from clearhead.interop.families.encoder_decoders import WHISPER
-from clearhead.interop.family import Keys
+from clearhead.data.tokenizers.library import byte_of_letter
+from clearhead.hub.families.encoder_decoders import WHISPER
+from clearhead.hub.family import Keys
 
 # Of languages in the order of their ids, and of what is written and never said.
 LANGUAGES = (

@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead._shapes import Float
-from clearhead.attention.kernels.call import Call, Implementation
-from clearhead.attention.kernels.fused import FUSED
-from clearhead.attention.kernels.gathered import GATHERED
-from clearhead.attention.kernels.reference import REFERENCE
+from clearhead._core.shapes import Float
+from clearhead.attention.inputs import Call, Implementation
+from clearhead.attention.normalizers import Softmax, Weights
+from clearhead.attention.reference import REFERENCE
 from clearhead.attention.scores import ScaledDot, Scores
-from clearhead.attention.weights import Softmax, Weights
+from clearhead.attention.sdpa import FUSED
+from clearhead.attention.sparse.kernel import GATHERED
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
 

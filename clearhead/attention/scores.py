@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from clearhead._shapes import Float
+from clearhead._core.shapes import Float
+from clearhead._core.validation import Positive, whole
 from clearhead.config import Value
 from clearhead.errors import ShapeError
-from clearhead.values import Positive, whole
 
 
 @runtime_checkable

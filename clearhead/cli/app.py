@@ -30,8 +30,20 @@ app = typer.Typer(
 # Modules of clearhead.cli, each of which registers its commands on import. `--help` shows the commands in this order,
 # groups last.
 _COMMANDS = (
-    *("translate", "train", "evaluate", "generate", "embed", "transcribe", "listen", "look", "walk", "explore", "work"),
-    *("exam", "mask", "cost", "check", "claims", "documents", "plot", "bench", "models", "data", "export", "demo"),
+    *(
+        "translate",
+        "train",
+        "evaluate",
+        "generate",
+        "embed",
+        "transcribe",
+        "listen",
+        "inspect",
+        "walk",
+        "explore",
+        "exercise",
+    ),
+    *("exam", "mask", "cost", "check", "claims", "course", "plot", "models", "data", "export", "demo"),
 )
 
 
@@ -90,13 +102,17 @@ def whole_app() -> typer.Typer:
 
 def run() -> None:
     """Run the command line and exit: status 0, 1 with a one-line error, or 2 for wrong usage."""
-    whole_app()
+    run_app(whole_app(), "clearhead")
+
+
+def run_app(commands: typer.Typer, program: str) -> None:
+    """Run a command line under the name `program` and exit as `run` does."""
     from clearhead.cli.output import fail, prepare_streams
 
     prepare_streams()
     try:
         try:
-            app(prog_name="clearhead")
+            commands(prog_name=program)
         finally:
             sys.stdout.flush()  # not at exit, where Python reports a broken pipe as an error
     except KeyboardInterrupt:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.named import InputDim, InputShape, VocabSize, input_spec, load_named
+from clearhead.cli.module_options import InputDim, InputShape, VocabSize, input_spec, load_named
 from clearhead.cli.options import Device, Dtype, Factory, Json, load_kwargs, option
 from clearhead.cli.output import console, print_wrapped, progress, show_json, table
 
 if TYPE_CHECKING:
-    from clearhead.checks import Report
+    from clearhead.analysis.checks import Report
 
 
 @app.command()
@@ -35,9 +35,9 @@ def check(
 
     The status is 1 if anything fails, or is left undecided because nobody said whether the model may look ahead. What
     an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
-    module, or a clearhead.checks.ModuleSpec that says how it is called; a module itself may be named too. Its code is
+    module, or a ModuleSpec that describes how it is called; a module itself may be named too. Its code is
     imported only then, from the folder you are in."""
-    from clearhead.checks import check as run
+    from clearhead.analysis.checks import check as run
 
     kwargs: dict[str, Any] = {"causal": causal, **input_spec(vocab_size, input_dim, input_shape)}
     module = load_named(model, **load_kwargs(device, dtype))
@@ -52,8 +52,8 @@ def check(
 
 
 def _show(model: str, report: Report) -> None:
-    from clearhead.checks import Verdict
-    from clearhead.checks.report import number
+    from clearhead.analysis.checks import Verdict
+    from clearhead.analysis.checks.report import number
 
     rows = [
         (f.property, f.verdict.value, number(f.max_abs_difference), number(f.tolerance))

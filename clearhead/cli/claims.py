@@ -56,7 +56,7 @@ def show(
     (o,) = _run([id], seed)
     if svg is not None:
         if o.figure is None:
-            raise ch.claims.ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
+            raise ch.course.claims.ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
         with writing(svg):
             svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
@@ -69,7 +69,7 @@ def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed
     """Write all claims as one HTML page that needs no network."""
     with writing(out):
         outcomes = _run([], seed)
-        out.write_text(ch.claims.report(outcomes, seed), encoding="utf-8")
+        out.write_text(ch.course.claims.report(outcomes, seed), encoding="utf-8")
     print_line(f"{len(outcomes)} claims written to {out}")
 
 
@@ -79,9 +79,9 @@ def coverage(
     json: Json = False,
 ) -> None:
     """What the documents assert, sentence by sentence, and how much of it is tried."""
-    from clearhead.claims.coverage import REASONS
+    from clearhead.course.claims.coverage import REASONS
 
-    lists = [ch.claims.ledger_of(document)] if document else ch.claims.coverage()
+    lists = [ch.course.claims.ledger_of(document)] if document else ch.course.claims.coverage()
     if json:
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
         return show_json({"documents": [one.to_dict() for one in lists]} | detail)
@@ -107,13 +107,13 @@ def quiz(
     json: Json = False,
 ) -> None:
     """Decide for yourself: each statement holds, holds conditionally, does not hold, or is a misprint."""
-    from clearhead.claims.coverage import NAMES
-    from clearhead.claims.quiz import QuizAnswer, parse_verdict, sample_claims
+    from clearhead.course.claims.coverage import NAMES
+    from clearhead.course.claims.quiz import QuizAnswer, parse_verdict, sample_claims
 
-    questions = sample_claims(n, seed, NAMES.index(ch.claims.ledger_of(document).name) if document else None)
+    questions = sample_claims(n, seed, NAMES.index(ch.course.claims.ledger_of(document).name) if document else None)
     write = (lambda *_, **__: None) if json else console.print
 
-    def ask(number: int, c: ch.claims.Claim) -> str | None:
+    def ask(number: int, c: ch.course.claims.Claim) -> str | None:
         write(f"\n{number} of {len(questions)}. {c.statement}", style="bold", markup=False)
         write(f"{c.source}, {c.location}", markup=False)
         while True:
@@ -147,17 +147,19 @@ def quiz(
         show_json({"seed": seed, "right": right, "of": len(answers), "answers": [a.to_dict() for a in answers]})
 
 
-def _run(ids: list[str], seed: int) -> list[ch.claims.Outcome]:
+def _run(ids: list[str], seed: int) -> list[ch.course.claims.Outcome]:
     from rich.console import Console
     from rich.progress import track
 
     errors = Console(stderr=True)  # progress is not part of the answer
-    questions = track(ch.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal)
+    questions = track(
+        ch.course.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal
+    )
     return [claim.run(seed) for claim in questions]
 
 
-def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
-    for source in ch.claims.DOCUMENTS:
+def _print_tables(outcomes: list[ch.course.claims.Outcome]) -> None:
+    for source in ch.course.claims.DOCUMENTS:
         if not (rows_of_source := [o for o in outcomes if o.claim.source == source]):
             continue
         console.print(Text(f"\n{source}", style="bold"))
@@ -170,7 +172,7 @@ def _print_tables(outcomes: list[ch.claims.Outcome]) -> None:
     console.print(f"\n{len(outcomes)} claims: {summary}; {seconds:.0f} s", markup=False)
 
 
-def _print_one(o: ch.claims.Outcome) -> None:
+def _print_one(o: ch.course.claims.Outcome) -> None:
     c = o.claim
     console.print(Text(c.statement, style="bold"))
     console.print(f"{c.source}, {c.location}", markup=False)

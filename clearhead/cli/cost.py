@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 from clearhead.cli.app import app
 from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, resolve_device
-from clearhead.cli.output import console, emit, show_json, show_picture
+from clearhead.cli.output import console, emit, show_json
 from clearhead.errors import ConfigError
-
-# Of --bias, --batch, --dtype, --train, --impl, --formulas, --activation-checkpointing, and options without a default.
-_DEFAULTS = (False, 1, "float32", False, "auto", False, False) + (None,) * 7
 
 
 @app.command()
@@ -45,9 +42,8 @@ def cost(
     ] = None,
     measure: Annotated[
         bool,
-        option("Run it here too, and show the ratio; without a model: all that the project answers for.", "--measure"),
+        option("Run it here too, and show the ratio of predicted to measured.", "--measure"),
     ] = False,
-    out: Annotated[Path | None, option("Without a model: the results file; written after every row.")] = None,
     save_machine: Annotated[Path | None, option("Measure this machine and write it to a file.")] = None,
     memory_limit: Annotated[str | None, option("Find the largest batch and length within it, such as 24GiB.")] = None,
     formulas: Annotated[bool, option("Show the formulas of the values.", "--formulas")] = False,
@@ -56,8 +52,8 @@ def cost(
     """Parameters, operations, bytes, memory and kernels of any module, before anything is computed.
 
     Operations are those of the matrix products, two for each multiplication with its addition."""
-    from clearhead.cli import cost_answers as answers
-    from clearhead.costs import cost as predict
+    from clearhead.analysis.cost import cost as predict
+    from clearhead.cli import cost_output as answers
 
     alone = model is None and d_model is None and n_heads is None and tokens is None
     if save_machine is not None:
@@ -66,15 +62,8 @@ def cost(
                 "--save-machine measures this machine and nothing else; leave the model and --measure out"
             )
         return _measure_machine(device, save_machine, json)
-    if out is not None and not (measure and alone):
-        raise ConfigError("--out is for --measure without a model and sizes, which measures every model")
     if measure and alone:
-        others = (n_kv_heads, d_head, source_length, mask, memory_limit, gpus, parallel)
-        if (bias, batch, dtype, train, impl, formulas, activation_checkpointing, *others) != _DEFAULTS:
-            raise ConfigError(
-                "--measure without a model has its own sizes, dtypes, modes; give a model, or only --device and --out"
-            )
-        return _measure_everything(device, out, json)
+        raise ConfigError("--measure needs a model; `python -m benchmarks cost` measures the reference models")
     if source_length is not None and tokens is None:
         raise ConfigError("--source-length needs --tokens, the length of the target")
     subject = answers.subject_of(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
@@ -103,36 +92,9 @@ def cost(
 def _measure_machine(device: str | None, path: Path, json: bool) -> None:
     import torch
 
-    from clearhead.bench.machine import machine_here
+    from clearhead.analysis.cost.measure import machine_here
 
     where = resolve_device(device)
     machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
     machine.write(path)
     emit(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")
-
-
-def _measure_everything(device: str | None, out: Path | None, json: bool) -> None:
-    """Every model and size that the project answers for, a line each as it is measured."""
-    import torch
-
-    from clearhead.bench.cost import FOREIGN, cases, document_of, line, missing, worst, write
-    from clearhead.bench.machine import machine_here
-
-    where = resolve_device(device)
-    which = cases("full" if where == "cuda" else "small")
-    if not json:
-        console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
-        for name in filter(missing, FOREIGN):
-            console.print(f"not measured: {name}, whose library is not installed here", markup=False)
-    machine = machine_here(where, (getattr(torch, case.dtype) for case in which))
-
-    def keep(document: dict[str, Any]) -> None:
-        if not json:
-            show_picture(line(document["rows"][-1]))
-        if out is not None:
-            write(document, out)
-
-    document = document_of(which, machine, on_row=keep)
-    off = worst(document)
-    last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
-    emit(json, document, last + ("" if out is None else f"; written to {out}"))

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import emit, table, writing
@@ -30,16 +30,16 @@ def embed(
     """Embed each line with an encoder, using the model's own pooling, and list the most similar pairs (cosine)."""
     import numpy
 
-    from clearhead.disk import save_tensors
+    from clearhead._core.atomic_io import save_tensors
 
     texts = texts_of(["-"], None) if str(file) == "-" else texts_of(None, file)
     with nullcontext() if out is None else writing(out, (".npz", ".safetensors")):
-        vectors = pretrained.load(model, **load_kwargs(device, dtype)).embed(texts)
+        vectors = hub.load(model, **load_kwargs(device, dtype)).embed(texts)
         if out is not None and out.suffix == ".npz":
             numpy.savez(out, vectors=vectors.numpy(), texts=numpy.array(texts))
         elif out is not None:
             save_tensors(out, {"vectors": vectors}, {})
-    near = pretrained.nearest(vectors, pairs)
+    near = hub.nearest(vectors, pairs)
     rows = [{"similarity": similarity, "a": texts[i], "b": texts[j]} for similarity, i, j in near]
     cells = [(f"{similarity:.3f}", texts[i][:_MAX_CHARS], texts[j][:_MAX_CHARS]) for similarity, i, j in near]
     last = f"{len(texts):,} vectors of dimension {vectors.shape[1]}" + (f" in {out}" if out else "")

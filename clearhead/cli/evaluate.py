@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import (
     BeamWidth,
@@ -41,10 +41,10 @@ def evaluate(
     recordings, or streams of 3 to 12 digits with their error rate and latency."""
     from clearhead.generation import Greedy
 
-    trained = pretrained.load(model, **load_kwargs(device, dtype))
+    trained = hub.load(model, **load_kwargs(device, dtype))
     how = decoding_strategy(beam, length_penalty, Greedy())
     with progress("evaluating", hidden=json) as report:
-        result = pretrained.evaluate(trained, data, strategy=how, limit=limit, streams=streams, on_done=report)
+        result = hub.evaluate(trained, data, strategy=how, limit=limit, streams=streams, on_done=report)
     rows = [(name.replace("_", " "), _format_value(value)) for name, value in result.to_dict().items()]
     emit(json, result.to_dict(), table(("", ""), rows))
 

@@ -29,7 +29,7 @@ def exam(
 
     An exam file has a title and a question table per exercise, with the keys sheet (a bundled exercise or a problem
     file), points and, unless all steps are asked, steps. Answers are graded by clearhead exercise grade."""
-    from clearhead.work.exam import exam_from_document, read_exam, write_exam
+    from clearhead.course.exercises.exam import exam_from_document, read_exam, write_exam
 
     with writing(out):
         selected_exam = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import MODEL_HELP, Device, Dtype, argument, load_kwargs, option
 from clearhead.cli.output import console
@@ -36,14 +36,14 @@ def explore(
     import os
     import webbrowser
 
-    from clearhead.costs.fit import parse_bytes
+    from clearhead.analysis.cost.fit import parse_bytes
     from clearhead.errors import ConfigError, MissingDependencyError
-    from clearhead.interop import is_third_party
-    from clearhead.pretrained.box import find
+    from clearhead.hub.bundled import find
+    from clearhead.hub.checkpoint import is_third_party
 
     try:
-        from clearhead.explore.desk import ServerLimits, WorkerPool
-        from clearhead.explore.server import ServerAddress, read_or_create_token, serve
+        from clearhead.explorer.server import ServerAddress, read_or_create_token, serve
+        from clearhead.explorer.worker_pool import ServerLimits, WorkerPool
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"the explorer needs {error.name}; install it with: pip install 'clearhead[explore]'"
@@ -51,7 +51,7 @@ def explore(
 
     if host in ("0.0.0.0", "::", ""):
         raise ConfigError(f"--host is {host!r}, which means all addresses; expected one address of this machine")
-    names = list(dict.fromkeys(models or pretrained.names()))
+    names = list(dict.fromkeys(models or hub.names()))
     for name in names:
         if not is_third_party(name):
             find(name)  # raises if the model does not exist

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, Model, option
 from clearhead.cli.output import print_wrapped, show_json
@@ -24,8 +24,8 @@ def export(
 
     transformers loads it with from_pretrained and computes the same logits. If no family can represent the model, the
     error names the reason."""
-    trained = pretrained.load(model, dtype=None)
-    exported_family = pretrained.export(trained, out, family=family)
+    trained = hub.load(model, dtype=None)
+    exported_family = hub.export(trained, out, family=family)
     files = sorted(path.name for path in out.iterdir())
     if json:
         return show_json({"model": model, "family": exported_family, "folder": str(out), "files": files})

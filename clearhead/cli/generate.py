@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import show_json
@@ -46,12 +46,12 @@ def generate(
 ) -> None:
     """Continue a prompt and stream the result. Greedy unless a sampling option is given."""
     from clearhead.generation import Greedy, Sample
-    from clearhead.pretrained.speak import remaining_context, stream_text
+    from clearhead.hub.text_generation import remaining_context, stream_text
 
-    trained = pretrained.load(model, **load_kwargs(device, dtype))
+    trained = hub.load(model, **load_kwargs(device, dtype))
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
-    ids = pretrained.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
+    ids = hub.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
     alone = trained.task == "sort-dedup"  # its output does not continue the prompt
     if alone:
         ids = [*ids, tokenizer.bos_id]

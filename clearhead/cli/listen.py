@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import console, print_line, show_picture, use_color
@@ -46,10 +46,10 @@ def listen(
     Latency is measured from the last frame of the digit: the audio since then, and the time to compute."""
     import torch
 
-    from clearhead.audio import Stream
+    from clearhead.data.audio import Stream
 
     torch.set_num_threads(1)  # chunks are small, and the real-time factor is that of one core
-    trained = pretrained.load(model, **load_kwargs(device, dtype))
+    trained = hub.load(model, **load_kwargs(device, dtype))
     source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
     if source is None or (sound == "-" and sys.stdin.isatty()):
         raise DataError(
@@ -74,7 +74,7 @@ def listen(
 class _StreamPrinter:
     """Recognizes audio chunk by chunk and prints the results."""
 
-    listener: pretrained.StreamingRecognizer
+    listener: hub.StreamingRecognizer
     json: bool
     keeps_audio: bool
     chunks: list[Tensor] = dataclasses.field(default_factory=list)
@@ -94,7 +94,7 @@ class _StreamPrinter:
         for symbol in symbols:
             self._print(symbol, self.seconds - symbol.end + took)
 
-    def _print(self, symbol: pretrained.RecognizedSymbol, latency: float) -> None:
+    def _print(self, symbol: hub.RecognizedSymbol, latency: float) -> None:
         if self.json:
             line = jsonlib.dumps(dataclasses.asdict(symbol) | {"latency": latency})
         else:
@@ -118,12 +118,11 @@ class _StreamPrinter:
             print_line(line, style="dim")
 
 
-def _show_attention(
-    trained: pretrained.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool
-) -> None:
-    from clearhead.cli.look import name_of
-    from clearhead.look import save_page, terminal
-    from clearhead.look.trained import report_for_audio
+def _show_attention(trained: hub.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
+    from clearhead.analysis import save_page
+    from clearhead.analysis.reports import report_for_audio
+    from clearhead.analysis.views import terminal
+    from clearhead.cli.inspect import name_of
 
     album = report_for_audio(trained, samples, name=name)
     if html is not None:

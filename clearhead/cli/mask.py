@@ -12,7 +12,7 @@ from clearhead.cli.output import console, print_line, print_wrapped, show_json, 
 from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clearhead.attention.plan import Plan
+    from clearhead.attention.sparse.plan import Plan
 
 
 @app.command()
@@ -63,8 +63,8 @@ def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str |
     """Return the plan for a device, which need not be available, and its explanation."""
     import torch
 
-    from clearhead.attention.plan import plan, usual_blocking
-    from clearhead.attention.planning.cost import rates_of
+    from clearhead.attention.sparse.cost_model import rates_of
+    from clearhead.attention.sparse.plan import plan, usual_blocking
 
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument
 from clearhead.cli.output import console, emit, show_json, table
@@ -14,7 +14,7 @@ from clearhead.cli.output import console, emit, show_json, table
 def models(name: Annotated[str | None, argument("Show the card of this model.")] = None, json: Json = False) -> None:
     """List the bundled models, or show the card of one."""
     from clearhead.errors import StorageError
-    from clearhead.pretrained.box import find, read_card
+    from clearhead.hub.bundled import find, read_card
 
     if name is not None:
         folder = find(name)
@@ -31,7 +31,7 @@ def models(name: Annotated[str | None, argument("Show the card of this model.")]
             )
             console.print()
         return
-    cards = pretrained.cards()
+    cards = hub.cards()
     lines = [
         (
             name,

@@ -85,7 +85,7 @@ Penalty = Annotated[
 def decoding_strategy(beam: int | None, length_penalty: float | None, default: Strategy) -> Strategy:
     """Return beam search of this width, or greedy decoding for width 1; the default's width if `beam` is None."""
     from clearhead.generation import BeamSearch, Greedy
-    from clearhead.pretrained.translate import LENGTH_PENALTY
+    from clearhead.hub.translate import LENGTH_PENALTY
 
     if beam is None:
         beam = default.width if isinstance(default, BeamSearch) else 1

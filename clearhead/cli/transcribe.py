@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import console, print_line, show_json
@@ -24,7 +24,7 @@ def transcribe(
     json: Json = False,
 ) -> None:
     """Transcribe recordings with a model such as Whisper."""
-    trained = pretrained.load(model, **load_kwargs(device, dtype))
+    trained = hub.load(model, **load_kwargs(device, dtype))
     pairs = list(zip(sound, trained.transcribe(sound, times=timestamps, language=language), strict=True))
     if json:
         return show_json([{"file": str(file), **dataclasses.asdict(transcript)} for file, transcript in pairs])

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import (
     BeamWidth,
@@ -37,11 +37,11 @@ def translate(
     json: Json = False,
 ) -> None:
     """Translate sentences (a bundled model translates English to Spanish)."""
-    from clearhead.pretrained.translate import DEFAULT
+    from clearhead.hub.translate import DEFAULT
 
     texts = texts_of(text, file)
-    trained = pretrained.load(model, **load_kwargs(device, dtype))
-    translations = pretrained.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT))
+    trained = hub.load(model, **load_kwargs(device, dtype))
+    translations = hub.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT))
     if json:
         return show_json([{"source": translation.source, "target": translation.target} for translation in translations])
     for translation in translations:
@@ -50,10 +50,10 @@ def translate(
             show_picture("\n" + cross_attention(trained, translation) + "\n")
 
 
-def cross_attention(trained: pretrained.Pipeline, made: pretrained.Translation) -> str:
+def cross_attention(trained: hub.Pipeline, made: hub.Translation) -> str:
     """Return a heatmap of the layer with the sharpest alignment, averaged over heads; rows are target tokens."""
-    from clearhead.cli.look import choose_map, name_of
-    from clearhead.look import heatmap, translation_report
+    from clearhead.analysis import heatmap, translation_report
+    from clearhead.cli.inspect import choose_map, name_of
 
     picture = choose_map(translation_report(trained, made), None)
     drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, color=use_color())

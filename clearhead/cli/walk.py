@@ -29,10 +29,10 @@ def walk(
     """Walk through a forward pass: from text to tokens, through every block, to the next token.
 
     Each step has its formula, its shape, its values for this input, and an explanation."""
-    from clearhead.look.page import write_file
+    from clearhead.analysis.views.page import write_file
 
-    walked = ch.look.build_walkthrough(
-        ch.pretrained.load(model, **load_kwargs(device, dtype)), input_, max_new_tokens=max_new_tokens, data=data
+    walked = ch.analysis.build_walkthrough(
+        ch.hub.load(model, **load_kwargs(device, dtype)), input_, max_new_tokens=max_new_tokens, data=data
     )
     # This raises if --layer or --head does not exist, before anything is written.
     text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=use_color())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clearhead._lazy import lazy
+from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
     from clearhead.data.batch import Batch as Batch
@@ -24,54 +24,54 @@ if TYPE_CHECKING:
     from clearhead.data.batch import Split as Split
     from clearhead.data.batch import Task as Task
     from clearhead.data.batch import TokenBatch as TokenBatch
-    from clearhead.data.batches import Batches as Batches
-    from clearhead.data.batches import FixedSize as FixedSize
-    from clearhead.data.batches import SequencePacking as SequencePacking
-    from clearhead.data.batches import Statistics as Statistics
-    from clearhead.data.batches import TokenBudget as TokenBudget
-    from clearhead.data.digits import Augmentation as Augmentation
-    from clearhead.data.digits import DatasetNormalize as DatasetNormalize
-    from clearhead.data.digits import DigitClassification as DigitClassification
-    from clearhead.data.digits import ImageNormalize as ImageNormalize
-    from clearhead.data.digits import Images as Images
-    from clearhead.data.digits import ImageSplit as ImageSplit
-    from clearhead.data.digits import Normalization as Normalization
-    from clearhead.data.digits import RandomAffine as RandomAffine
-    from clearhead.data.digits import RandomContrast as RandomContrast
-    from clearhead.data.digits import RandomShift as RandomShift
-    from clearhead.data.digits import load_images as load_images
-    from clearhead.data.digits import normalization_from_dict as normalization_from_dict
-    from clearhead.data.digits import normalization_to_dict as normalization_to_dict
-    from clearhead.data.digits import prepare as prepare
+    from clearhead.data.download import KNOWN as KNOWN
+    from clearhead.data.download import DataSet as DataSet
+    from clearhead.data.download import DatasetFile as DatasetFile
+    from clearhead.data.download import Download as Download
+    from clearhead.data.download import fetch as fetch
+    from clearhead.data.download import fetch_file as fetch_file
+    from clearhead.data.download import get_dataset as get_dataset
+    from clearhead.data.download import identify as identify
     from clearhead.data.files import Report as Report
-    from clearhead.data.pieces import ByteLevelBPE as ByteLevelBPE
-    from clearhead.data.pieces import train_bpe as train_bpe
-    from clearhead.data.ragged import Ragged as Ragged
-    from clearhead.data.registry import KNOWN as KNOWN
-    from clearhead.data.registry import DataSet as DataSet
-    from clearhead.data.registry import DatasetFile as DatasetFile
-    from clearhead.data.registry import Download as Download
-    from clearhead.data.registry import fetch as fetch
-    from clearhead.data.registry import fetch_file as fetch_file
-    from clearhead.data.registry import get_dataset as get_dataset
-    from clearhead.data.registry import identify as identify
+    from clearhead.data.packing import Ragged as Ragged
+    from clearhead.data.sampler import Batches as Batches
+    from clearhead.data.sampler import FixedSize as FixedSize
+    from clearhead.data.sampler import SequencePacking as SequencePacking
+    from clearhead.data.sampler import Statistics as Statistics
+    from clearhead.data.sampler import TokenBudget as TokenBudget
     from clearhead.data.shards import Shards as Shards
     from clearhead.data.shards import tokenize as tokenize
-    from clearhead.data.sort_dedup import SortDedup as SortDedup
-    from clearhead.data.text import ConsecutiveWindows as ConsecutiveWindows
-    from clearhead.data.text import LanguageModeling as LanguageModeling
-    from clearhead.data.text import RandomWindows as RandomWindows
-    from clearhead.data.text import ShardSplit as ShardSplit
-    from clearhead.data.text import WindowSplit as WindowSplit
-    from clearhead.data.text import read_text as read_text
-    from clearhead.data.tokenizers import CharTokenizer as CharTokenizer
-    from clearhead.data.tokenizers import Symbols as Symbols
-    from clearhead.data.tokenizers import Tokenizer as Tokenizer
-    from clearhead.data.tokenizers import load_tokenizer as load_tokenizer
-    from clearhead.data.translation import PairSplit as PairSplit
-    from clearhead.data.translation import TranslationTask as TranslationTask
-    from clearhead.data.translation import encode_sources as encode_sources
-    from clearhead.data.translation import encode_targets as encode_targets
-    from clearhead.data.translation import read_pairs as read_pairs
+    from clearhead.data.tasks.digits import Augmentation as Augmentation
+    from clearhead.data.tasks.digits import DatasetNormalize as DatasetNormalize
+    from clearhead.data.tasks.digits import DigitClassification as DigitClassification
+    from clearhead.data.tasks.digits import ImageNormalize as ImageNormalize
+    from clearhead.data.tasks.digits import Images as Images
+    from clearhead.data.tasks.digits import ImageSplit as ImageSplit
+    from clearhead.data.tasks.digits import Normalization as Normalization
+    from clearhead.data.tasks.digits import RandomAffine as RandomAffine
+    from clearhead.data.tasks.digits import RandomContrast as RandomContrast
+    from clearhead.data.tasks.digits import RandomShift as RandomShift
+    from clearhead.data.tasks.digits import load_images as load_images
+    from clearhead.data.tasks.digits import normalization_from_dict as normalization_from_dict
+    from clearhead.data.tasks.digits import normalization_to_dict as normalization_to_dict
+    from clearhead.data.tasks.digits import prepare as prepare
+    from clearhead.data.tasks.sort_dedup import SortDedup as SortDedup
+    from clearhead.data.tasks.text import ConsecutiveWindows as ConsecutiveWindows
+    from clearhead.data.tasks.text import LanguageModeling as LanguageModeling
+    from clearhead.data.tasks.text import RandomWindows as RandomWindows
+    from clearhead.data.tasks.text import ShardSplit as ShardSplit
+    from clearhead.data.tasks.text import WindowSplit as WindowSplit
+    from clearhead.data.tasks.text import read_text as read_text
+    from clearhead.data.tasks.translation import PairSplit as PairSplit
+    from clearhead.data.tasks.translation import TranslationTask as TranslationTask
+    from clearhead.data.tasks.translation import encode_sources as encode_sources
+    from clearhead.data.tasks.translation import encode_targets as encode_targets
+    from clearhead.data.tasks.translation import read_pairs as read_pairs
+    from clearhead.data.tokenizers.base import CharTokenizer as CharTokenizer
+    from clearhead.data.tokenizers.base import Symbols as Symbols
+    from clearhead.data.tokenizers.base import Tokenizer as Tokenizer
+    from clearhead.data.tokenizers.base import load_tokenizer as load_tokenizer
+    from clearhead.data.tokenizers.library import ByteLevelBPE as ByteLevelBPE
+    from clearhead.data.tokenizers.library import train_bpe as train_bpe
 
 lazy(__name__)

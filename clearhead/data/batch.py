@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from clearhead._shapes import Float, Int
+from clearhead._core.shapes import Float, Int
 from clearhead.masks import allow, documents, padding
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")

@@ -26,9 +26,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead._core.atomic_io import read_json, write_atomically
 from clearhead.data import files
-from clearhead.data.tokenizers import FILE_NAME, Tokenizer, load_tokenizer
-from clearhead.disk import read_json, write_atomically
+from clearhead.data.tokenizers.base import FILE_NAME, Tokenizer, load_tokenizer
 from clearhead.errors import ConfigError, DataError, StorageError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ A search works on token ids and logits. It calls a model through the three metho
 
 from __future__ import annotations
 
-from clearhead.generation.choices import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.decoder import IncrementalDecoder, LogitsError, UncachedDecoder
 from clearhead.generation.generate import generate, search, stream
-from clearhead.generation.limits import LogitsProcessors, WhisperTimestampRules
-from clearhead.generation.stepper import IncrementalDecoder, LogitsError, UncachedDecoder
+from clearhead.generation.logits_processors import LogitsProcessors, WhisperTimestampRules
+from clearhead.generation.options import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
 
 __all__ = [
     "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder", "LogitsError", "LogitsProcessors",

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ConfigError
-from clearhead.generation.choices import BeamSearch, Generated
-from clearhead.generation.fast import FusedDecoder
-from clearhead.generation.pick import to_float32, topk_logprobs
-from clearhead.generation.stepper import IncrementalDecoder
-from clearhead.generation.walk import GenerationLoop, logits_error
+from clearhead.generation.decoder import IncrementalDecoder
+from clearhead.generation.engine.graph_decoder import FusedDecoder
+from clearhead.generation.options import BeamSearch, Generated
+from clearhead.generation.sampling import to_float32, topk_logprobs
+from clearhead.generation.token_loop import GenerationLoop, logits_error
 
 _STEPS_PER_SYNC = 4  # steps that a GPU makes between host syncs
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from clearhead._shapes import Float
+from clearhead._core.shapes import Float
+from clearhead._core.validation import Count, Natural, checked
 from clearhead.errors import DataError, ShapeError
-from clearhead.values import Count, Natural, checked
 
 
 @dataclass(frozen=True)

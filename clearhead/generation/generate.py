@@ -10,15 +10,15 @@ from typing import Any, Union
 
 from torch import nn
 
+from clearhead._core.validation import checked, shown
 from clearhead.errors import ConfigError, DtypeError
-from clearhead.generation.adapters import incremental_decoder
 from clearhead.generation.beam import beam_search
-from clearhead.generation.choices import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
-from clearhead.generation.limits import LogitsProcessors
+from clearhead.generation.decoder import IncrementalDecoder
+from clearhead.generation.logits_processors import LogitsProcessors
+from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.options import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
-from clearhead.generation.stepper import IncrementalDecoder
-from clearhead.generation.walk import run, stream_tokens
-from clearhead.values import checked, shown
+from clearhead.generation.token_loop import run, stream_tokens
 
 _GREEDY = Greedy()
 MAX_NEW_TOKENS = 1 << 24  # ids and log-probabilities of a search are allocated at its start

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from clearhead._core.validation import shown
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks import padding
-from clearhead.values import shown
 
 UNBOUNDED_LENGTH = 2**31 - 1  # no sequence is this long, so padding(…) of this length hides left padding only
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from clearhead._shapes import Bool, Integer
+from clearhead._core.shapes import Bool, Integer
+from clearhead._core.validation import whole
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
-from clearhead.masks.geometry import Grid, KeysOf, Region
-from clearhead.values import whole
+from clearhead.masks.regions import Grid, KeysOf, Region
 
 if TYPE_CHECKING:
     from clearhead.masks.drawing import Drawing

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
+from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf
 from clearhead.masks.structural import Full, Scattered
 
 _FEW_TERMS = 64

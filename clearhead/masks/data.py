@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf
+from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf
 
 
 @dataclass(frozen=True, repr=False, eq=False)

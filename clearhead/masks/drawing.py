@@ -15,13 +15,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from clearhead._core.random import mix
 from clearhead.errors import MaskError
 from clearhead.masks.base import Mask, check_integer
 from clearhead.masks.count import Counter, cheapest_polynomial, is_counted_by_key
 from clearhead.masks.data import Allow, Documents
-from clearhead.masks.geometry import Grid
-from clearhead.masks.hashing import mix
 from clearhead.masks.operators import leaves
+from clearhead.masks.regions import Grid
 
 _SHADES = " ░▒▓█"
 _LABEL_EVERY = 4

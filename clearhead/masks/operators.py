@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.errors import MaskError
 from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Leaf, Mask, common_shape
-from clearhead.masks.geometry import Grid, KeysOf, Region
+from clearhead.masks.regions import Grid, KeysOf, Region
 from clearhead.masks.structural import Window
 
 V = TypeVar("V")

@@ -18,12 +18,12 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from clearhead._core.validation import did_you_mean
 from clearhead.errors import ClearheadError, ParseError
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.data import DataMask, allow, documents, forbid, padding
 from clearhead.masks.operators import And, Not, Or, Transposed, join, wrap
 from clearhead.masks.structural import blocks, causal, dilated, every, full, prefix, scattered, window
-from clearhead.values import did_you_mean
 
 MAX_TEXT = 65_536
 """Maximum text length in characters: enough for every expression that can be built."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._core.random import shuffle
 from clearhead.masks.base import Leaf, Mask, check_integer
-from clearhead.masks.geometry import UNBOUNDED, Grid, Keys, KeysOf, Region
-from clearhead.masks.hashing import shuffle
+from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf, Region
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,12 +6,19 @@ presets of well-known ones, and the baselines that they have to beat. `save` and
 from __future__ import annotations
 
 from clearhead.config import Config
-from clearhead.models.convnet import ConvNet, ConvNetConfig
+from clearhead.models.baselines.convnet import ConvNet, ConvNetConfig
+from clearhead.models.baselines.linear import (
+    Autoencoder,
+    AutoencoderConfig,
+    LogisticRegression,
+    LogisticRegressionConfig,
+)
+from clearhead.models.baselines.recurrent import Recurrent, RecurrentCache, RecurrentConfig
+from clearhead.models.baselines.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.dual_encoder import DualEncoder, DualEncoderConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from clearhead.models.linear import Autoencoder, AutoencoderConfig, LogisticRegression, LogisticRegressionConfig
 from clearhead.models.presets import (
     PRESETS,
     bert_base,
@@ -30,8 +37,6 @@ from clearhead.models.presets import (
     vit_small,
     vit_tiny,
 )
-from clearhead.models.recurrent import Recurrent, RecurrentCache, RecurrentConfig
-from clearhead.models.recurrent_seq2seq import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 from clearhead.models.speech import AudioEncoder, AudioEncoderConfig, CTCEncoder, CTCEncoderConfig, StreamingSpec
 from clearhead.models.storage import load, save
 from clearhead.models.vision import (

@@ -15,13 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from clearhead._shapes import Float, Int
-from clearhead.attention import KVCache
+from clearhead._core.shapes import Float, Int
+from clearhead._core.validation import Count, Positive
 from clearhead.errors import ShapeError
-from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
-from clearhead.values import Count, Positive
+from clearhead.nn import KVCache, TokenEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)

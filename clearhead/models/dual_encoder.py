@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._shapes import Float, Int
+from clearhead._core.shapes import Float, Int
+from clearhead._core.validation import Count, Natural, require
 from clearhead.config import Config
 from clearhead.masks import Mask
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.vision import VisionConfig
-from clearhead.values import Count, Natural, require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from clearhead._numbers import stray
-from clearhead._shapes import Float, Int
+from clearhead._core.shapes import Float, Int
+from clearhead._core.tensor_state import stray
+from clearhead._core.validation import Count, Natural, require
 from clearhead.errors import ShapeError
-from clearhead.layers import TokenEmbedding
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
-from clearhead.positions import Sinusoidal
-from clearhead.values import Count, Natural, require
+from clearhead.nn import TokenEmbedding
+from clearhead.nn.positions import Sinusoidal
 
 
 @dataclass(frozen=True, kw_only=True)

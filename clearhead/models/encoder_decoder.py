@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead._shapes import Float, Int
-from clearhead.attention import KVCache
+from clearhead._core.shapes import Float, Int
+from clearhead._core.validation import Count, require
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
 from clearhead.models.decoder import Decoder, DecoderConfig, LMConfig
 from clearhead.models.encoder import Encoder, EncoderConfig
 from clearhead.models.speech import AudioEncoder, AudioEncoderConfig
 from clearhead.models.stack import TextConfig, TransformerConfig
-from clearhead.positions import Positions, RelativeBias
-from clearhead.values import Count, require
+from clearhead.nn import KVCache
+from clearhead.nn.positions import Positions, RelativeBias
 
 
 @dataclass(frozen=True, kw_only=True)

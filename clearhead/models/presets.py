@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clearhead.config import Config
-from clearhead.layers import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, TruncatedNormal, Xavier
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.speech import CTCEncoderConfig
 from clearhead.models.vision import VisionConfig
-from clearhead.positions import LearnedPositions, Sinusoidal
+from clearhead.nn import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, TruncatedNormal, Xavier
+from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
 
 def transformer_base() -> EncoderDecoderConfig:

@@ -20,15 +20,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from clearhead._shapes import Float, Int
-from clearhead.attention import KVCache
-from clearhead.audio import Mel
+from clearhead._core.shapes import Float, Int
+from clearhead._core.validation import Count, Natural, Positive
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.layers import FrameEmbedding, SoundEmbedding
 from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, lookback, padding, window
 from clearhead.models.stack import Stack, TransformerConfig, and_masks
-from clearhead.positions import ALiBi, NoPE, Positions, RelativeBias, Sinusoidal
-from clearhead.values import Count, Natural, Positive
+from clearhead.nn import FrameEmbedding, KVCache, SoundEmbedding
+from clearhead.nn.mel import Mel
+from clearhead.nn.positions import ALiBi, NoPE, Positions, RelativeBias, Sinusoidal
 
 _FRAMES = "frames"  # the part of a cache that keeps the last of them
 

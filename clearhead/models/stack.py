@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import KVCache
+from clearhead._core.validation import Count, require
 from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.layers import Block, BlockParts, Init, TruncatedNormal
 from clearhead.masks import Mask, as_mask, full
-from clearhead.positions import LearnedPositions, Positions, Rotary, Sinusoidal
-from clearhead.values import Count, require
+from clearhead.nn import Block, BlockParts, Init, KVCache, TruncatedNormal
+from clearhead.nn.positions import LearnedPositions, Positions, Rotary, Sinusoidal
 
 
 @dataclass(frozen=True, kw_only=True)

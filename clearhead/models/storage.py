@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
+from clearhead._core.atomic_io import refusals, save_tensors, sync
 from clearhead._version import __version__
 from clearhead.config import Config
-from clearhead.disk import refusals, save_tensors, sync
 from clearhead.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from clearhead._shapes import Float
+from clearhead._core.shapes import Float
+from clearhead._core.validation import Count, Natural, by, require
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.layers import PatchEmbedding
 from clearhead.models.stack import Stack, TransformerConfig
-from clearhead.positions import LearnedPositionEmbedding, LearnedPositions, Positions
-from clearhead.values import Count, Natural, by, require
+from clearhead.nn import PatchEmbedding
+from clearhead.nn.positions import LearnedPositionEmbedding, LearnedPositions, Positions
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clearhead._lazy import lazy
+from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
+    from clearhead.training.callbacks import Progress as Progress
+    from clearhead.training.callbacks import ProgressBar as ProgressBar
+    from clearhead.training.callbacks import RunInfo as RunInfo
+    from clearhead.training.callbacks import read_log as read_log
     from clearhead.training.config import EMA as EMA
     from clearhead.training.config import CheckpointAverage as CheckpointAverage
     from clearhead.training.config import Constant as Constant
@@ -16,18 +20,14 @@ if TYPE_CHECKING:
     from clearhead.training.config import WarmupCosine as WarmupCosine
     from clearhead.training.distributed import DDP as DDP
     from clearhead.training.distributed import FSDP as FSDP
-    from clearhead.training.figure import draw_run as draw_run
-    from clearhead.training.figure import draw_schedule as draw_schedule
-    from clearhead.training.loop import DivergedError as DivergedError
-    from clearhead.training.loop import Trainer as Trainer
+    from clearhead.training.launch import Summary as Summary
+    from clearhead.training.launch import train as train
+    from clearhead.training.plots import draw_run as draw_run
+    from clearhead.training.plots import draw_schedule as draw_schedule
     from clearhead.training.presets import PRESETS as PRESETS
     from clearhead.training.presets import TASKS as TASKS
-    from clearhead.training.progress import Progress as Progress
-    from clearhead.training.progress import ProgressBar as ProgressBar
-    from clearhead.training.progress import RunInfo as RunInfo
-    from clearhead.training.progress import read_log as read_log
     from clearhead.training.recipe import Recipe as Recipe
-    from clearhead.training.run import Summary as Summary
-    from clearhead.training.run import train as train
+    from clearhead.training.trainer import DivergedError as DivergedError
+    from clearhead.training.trainer import Trainer as Trainer
 
 lazy(__name__)

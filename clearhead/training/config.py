@@ -21,11 +21,11 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 import torch
 from torch import Tensor
 
+from clearhead._core.validation import Count, Fraction, Natural, NotNegative, Positive, Range, Rate, require, whole
 from clearhead.config import Config, Value
-from clearhead.data.batches import FixedSize, SequencePacking, TokenBudget
+from clearhead.data.sampler import FixedSize, SequencePacking, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.training.distributed import DDP, FSDP, local
-from clearhead.values import Count, Fraction, Natural, NotNegative, Positive, Range, Rate, require, whole
 
 
 @runtime_checkable

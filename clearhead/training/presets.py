@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from clearhead._core.validation import chosen
 from clearhead.data import FixedSize, RandomAffine, TokenBudget
-from clearhead.data.speech import Streams
-from clearhead.layers import DepthScaled, Xavier
+from clearhead.data.tasks.speech import Streams
 from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
 from clearhead.models import presets as models
-from clearhead.positions import LearnedPositions, NoPE
+from clearhead.nn import DepthScaled, Xavier
+from clearhead.nn.positions import LearnedPositions, NoPE
 from clearhead.training.config import EMA, TrainConfig, WarmupCosine
 from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
-from clearhead.values import chosen
 
 
 def translation_small() -> Recipe:
@@ -136,7 +137,7 @@ def speech_small() -> Recipe:
 
 # The recipes of the models in the box lie beside them. Here is what each is about, and what a new run has otherwise:
 # what that model's data had decided, or what was changed since.
-_BOX = Path(__file__).parents[1] / "pretrained"
+_BOX = Path(str(resources.files("clearhead.hub") / "models"))
 _SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
     # Its phrases are the first words that a program says. No sentence of the data teaches them: nobody there greets the
     # world.

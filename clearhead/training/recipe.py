@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.atomic_io import save_tensors, write_atomically
+from clearhead._core.validation import did_you_mean
 from clearhead.config import Config, encode
 from clearhead.data import Task, Tokenizer
-from clearhead.disk import save_tensors, write_atomically
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import storage  # and with it all configurations, which are found again by their names
-from clearhead.training import checkpoints
+from clearhead.training import checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
-from clearhead.values import did_you_mean
 
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
@@ -104,7 +104,7 @@ class Recipe:
         train = {name: value for name, value in self.train.to_dict().items() if name not in RESUMABLE_FIELDS}
         data = {name: value for name, value in self.data.to_dict().items() if name not in ("path", "validation")}
         text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
-        return checkpoints.FINGERPRINT_PREFIX + hashlib.sha256(text.encode()).hexdigest()
+        return checkpoint.FINGERPRINT_PREFIX + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parts(sections: Mapping[str, Any]) -> dict[str, Any]:

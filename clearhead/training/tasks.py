@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clearhead.audio import Mel
+from clearhead._core.validation import Count, Fraction, NotNegative, Share, require
 from clearhead.config import Config
 from clearhead.data import (
     ConsecutiveWindows,
@@ -21,8 +21,9 @@ from clearhead.data import (
     Tokenizer,
     TranslationTask,
 )
-from clearhead.data.batches import Size
-from clearhead.data.digits import (
+from clearhead.data.packing import round_up
+from clearhead.data.sampler import Size
+from clearhead.data.tasks.digits import (
     DatasetNormalize,
     DigitClassification,
     ImageNormalize,
@@ -30,11 +31,10 @@ from clearhead.data.digits import (
     RandomContrast,
     RandomShift,
 )
-from clearhead.data.ragged import round_up
-from clearhead.data.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
+from clearhead.data.tasks.speech import Recordings, SingleSplit, Speech, Streams, StreamSplit
 from clearhead.errors import DataError
-from clearhead.positions import LearnedPositions
-from clearhead.values import Count, Fraction, NotNegative, Share, require
+from clearhead.nn.mel import Mel
+from clearhead.nn.positions import LearnedPositions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clearhead.attention import Softmax, attend
-from clearhead.attention.kernels import fused, gathered
-from clearhead.attention.kernels.call import Call
-from clearhead.attention.plan import plan
+from clearhead.attention import Softmax, attend, sdpa
+from clearhead.attention.inputs import Call
 from clearhead.attention.scores import ScaledDot
+from clearhead.attention.sparse import kernel as gathered
+from clearhead.attention.sparse.plan import plan
 from clearhead.masks import causal, every, padding, prefix, window
 from tests.attention.test_agree import DTYPES, assert_errs_at_most_twice, in_ways
 
@@ -152,7 +152,7 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
         q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")
         bias = torch.empty(8, 2048, 2048, device="cuda")
     calls = {dtype: Call(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0) for dtype in (q.dtype, bias.dtype)}
-    assert fused.widens(calls[torch.float32])
+    assert sdpa.widens(calls[torch.float32])
     assert gathered.GATHERED.worth(calls[torch.float32])
     assert not gathered.GATHERED.worth(calls[torch.bfloat16])
 
@@ -162,7 +162,7 @@ def test_what_is_taken_off_a_row_changes_no_weight():
     ordinary, hidden, huge = drawn(4), torch.full((4,), -math.inf), torch.tensor([3e30, 3e30, -1e30, -math.inf])
     least = torch.full((4,), torch.finfo(torch.float32).min)
     rows = torch.stack((ordinary, hidden, huge, least, least.masked_fill(ordinary > 0, 2.0)))
-    level = fused.levelled(rows)
+    level = sdpa.levelled(rows)
     torch.testing.assert_close(level[[0, 1, 4]], rows[[0, 1, 4]], rtol=0, atol=0)
     torch.testing.assert_close(level[[2, 3]].amax(-1), torch.zeros(2), rtol=0, atol=0)
     seen = [0, 2, 3, 4]

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.attention import (
-    Additive,
-    Bilinear,
-    Gumbel,
-    Hard,
-    KVCache,
-    MultiHeadAttention,
-    Softmax,
-    StraightThrough,
-    attend,
-)
+from clearhead.attention import Additive, Bilinear, Gumbel, Hard, Softmax, StraightThrough, attend
 from clearhead.errors import (
     ClearheadError,
     ConfigError,
@@ -26,6 +16,7 @@ from clearhead.errors import (
     ShapeError,
 )
 from clearhead.masks import allow, causal, padding, scattered
+from clearhead.nn import KVCache, MultiHeadAttention
 
 pytestmark = pytest.mark.bad_input
 

@@ -10,8 +10,7 @@ import torch
 from clearhead.attention import Additive, Bilinear, Dot, Gumbel, Hard, Softmax, StraightThrough, attend
 from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, every, padding, window
-
-from .oracle import attention_by_hand
+from tests.support.attention_oracle import attention_by_hand
 
 F64 = torch.float64
 

@@ -9,10 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from clearhead.attention import Bilinear, MultiHeadAttention, attend
+from clearhead.attention import Bilinear, attend
 from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, documents, padding, window
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig
+from clearhead.nn import MultiHeadAttention
 
 # Of the last, the first query sees nothing.
 MASKS = [None, causal(), window(2, 1), window(1, 0) & ~window(0, 0)]

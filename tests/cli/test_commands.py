@@ -385,7 +385,7 @@ class TestPlot:
         (tmp_path / "sparse.json").write_text(text)
         ran = cli("plot", "sparse", tmp_path / "sparse.json")
         assert ran.code == 1
-        assert "clearhead bench sparse --out" in ran.err
+        assert "python -m benchmarks sparse --out" in ran.err
 
 
 @pytest.mark.parametrize(

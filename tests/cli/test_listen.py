@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead import pretrained
-from clearhead.audio import read
+from clearhead import hub
+from clearhead.data.audio import read
 from clearhead.masks import causal, window
 from clearhead.models import save
 from clearhead.training.presets import speech_small
@@ -44,7 +44,7 @@ def lines(text: str) -> list[dict]:
 
 
 def wanted(folder: Path, samples: torch.Tensor) -> list[str]:
-    listener = pretrained.load(folder).listen()
+    listener = hub.load(folder).listen()
     return [event.text for event in (*listener.push(samples), *listener.flush())]
 
 

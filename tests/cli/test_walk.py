@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.test_look import picture  # noqa: F401 (a fixture)
+from tests.cli.test_inspect import picture  # noqa: F401 (a fixture)
 
 HELLO = ["walk", "en-es", "Hello world"]
 

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from clearhead import disk
+from clearhead._core import atomic_io
 from clearhead.data import files
 from clearhead.data.files import NO_TAB, TOO_LONG, Report
 from clearhead.errors import DataError, StorageError
@@ -110,14 +110,14 @@ def test_a_stream_of_an_unknown_kind_is_damage(tmp_path, kind):
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    disk.write_atomically(path, b"old")
+    atomic_io.write_atomically(path, b"old")
 
     def fail(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(disk.os, "replace", fail)
+    monkeypatch.setattr(atomic_io.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
-        disk.write_atomically(path, b"new")
+        atomic_io.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
 

@@ -15,7 +15,7 @@ from clearhead.data import shards as room
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.masks import documents
 from clearhead.models import DecoderConfig
-from clearhead.positions import NoPE
+from clearhead.nn.positions import NoPE
 
 BOOK = "".join(f"line {i} of a short book,\n\tsaid twice: línea {i * 7} — 第{i}行\n" for i in range(157))
 tokenize = partial(room.tokenize, processes=1)  # any other would have to import everything first

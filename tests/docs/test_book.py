@@ -12,12 +12,12 @@ import matplotlib as mpl
 import pytest
 import typer
 
-from clearhead.bench.studies import STUDIES
-from clearhead.claims import claims
+from benchmarks.studies import STUDIES
 from clearhead.cli.app import _COMMANDS, app
-from clearhead.pretrained import names
-from clearhead.work import bundled_problems
-from clearhead.work.skeleton import starters
+from clearhead.course.claims import claims
+from clearhead.course.exercises import bundled_problems
+from clearhead.course.exercises.starter_code import starters
+from clearhead.hub import names
 from tests.docs.pages import DOCS, pages
 
 PAGES = pages()

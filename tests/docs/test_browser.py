@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from clearhead import work
+from clearhead.course import exercises
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -40,7 +40,7 @@ STYLES = """() => [...document.querySelectorAll('.chw table')].map(table => {
 def test_notebook_styles_do_not_change_worksheet_tables():
     from playwright.sync_api import sync_playwright
 
-    sheet = work.solve("attention-by-hand")._repr_html_()
+    sheet = exercises.solve("attention-by-hand")._repr_html_()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         tab = browser.new_page()

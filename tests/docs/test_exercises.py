@@ -15,7 +15,8 @@ import os
 import pytest
 import torch
 
-from clearhead import masks, work
+from clearhead import masks
+from clearhead.course import exercises
 from tests.docs.pages import execute, read_page
 
 SHEETS: dict[str, tuple[str, object]] = {}
@@ -294,9 +295,9 @@ def book():
 def test_chapter_functions_solve_its_exercise(name, book):
     chapter, solution = SHEETS[name]
     assert f"clearhead exercise solve {name} --seed 7" in read_page(f"book/{chapter}.md").text
-    sheet = work.solve(work.variant(name, 7))
+    sheet = exercises.solve(exercises.variant(name, 7))
     answers = solution(book(chapter), **inputs_of(sheet))
-    grades = work.grade_text(sheet, "\n".join(f"{key} = {to_answer(answer)}" for key, answer in answers.items()))
+    grades = exercises.grade_text(sheet, "\n".join(f"{key} = {to_answer(answer)}" for key, answer in answers.items()))
     assert grades.is_right, str(grades)
     assert not grades.unanswered
 

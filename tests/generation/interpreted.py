@@ -7,11 +7,11 @@ import math
 import torch
 from torch import nn
 
-from clearhead.attention.kernels.decode import Places, Turn, attend_newest, attend_newest_reference
+from clearhead.attention.decode import Places, Turn, attend_newest, attend_newest_reference
 from clearhead.generation import BeamSearch, Greedy, generate
-from clearhead.generation.pick import log_probs_at, topk_logprobs
-from clearhead.layers import GELU, ReLU, SwiGLU
-from clearhead.layers.few_rows import Product, few_rows, few_rows_reference
+from clearhead.generation.sampling import log_probs_at, topk_logprobs
+from clearhead.nn import GELU, ReLU, SwiGLU
+from clearhead.ops.fused_linear import Product, few_rows, few_rows_reference
 
 
 def random_norm(kind, width):
@@ -89,18 +89,19 @@ def sampling():
 
 def models():
     """Compare searches through all kernels, as a GPU runs them, with the model's own forward."""
-    from clearhead.generation import adapters, fast
+    from clearhead.generation import model_decoders
+    from clearhead.generation.engine import graph_decoder
     from tests.generation.small import decoder, prompts
 
     model = decoder(n_heads=4, n_kv_heads=2).float()
     for strategy, lengths in ((BeamSearch(2), (3, 5)), (Greedy(), (3, 5)), (Greedy(), (4, 4))):
         rows = prompts(23, lengths)
         with torch.no_grad():
-            unsupported_reason = adapters.unsupported_reason
-            adapters.unsupported_reason = lambda _: "disabled"
+            unsupported_reason = model_decoders.unsupported_reason
+            model_decoders.unsupported_reason = lambda _: "disabled"
             expected = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
-            adapters.unsupported_reason = unsupported_reason
-            fast.uses_cuda_graphs = lambda _: True
+            model_decoders.unsupported_reason = unsupported_reason
+            graph_decoder.uses_cuda_graphs = lambda _: True
             actual = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
         assert torch.equal(actual.ids, expected.ids)
         torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import torch
 from clearhead.masks import causal
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
-from clearhead.positions import LearnedPositions, Sinusoidal
+from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
 VOCAB = 23
 STOP = 7

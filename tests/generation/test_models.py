@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.data.draws import uniform64
+from clearhead._core.counter_rng import uniform64
 from clearhead.generation import BeamSearch, Greedy, Sample, generate, stream
-from clearhead.generation.adapters import incremental_decoder
-from clearhead.generation.pick import probabilities, sample_inverse_cdf
-from clearhead.generation.stepper import LengthBucketedDecoder
+from clearhead.generation.decoder import LengthBucketedDecoder
+from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
-from clearhead.models.recurrent import GRU, LSTM, NextToken, RecurrentConfig
-from clearhead.models.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
-from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
+from clearhead.models.baselines.recurrent import GRU, LSTM, NextToken, RecurrentConfig
+from clearhead.models.baselines.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
+from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, next_log_probs, prompts, randomize
 from tests.generation.tables import plain_beam, plain_greedy
 

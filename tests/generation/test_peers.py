@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from clearhead.generation import BeamSearch, Greedy, generate
-from clearhead.layers import GELU
 from clearhead.models.decoder import DecoderConfig
-from clearhead.positions import LearnedPositions
+from clearhead.nn import GELU
+from clearhead.nn.positions import LearnedPositions
 
 transformers = pytest.importorskip("transformers", reason="transformers (extra `peers`) is the oracle here")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from clearhead.generation import Greedy, Sample, UncachedDecoder, search
-from clearhead.generation.pick import probabilities, sample_inverse_cdf
+from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from tests.generation.tables import chaotic, plain_filter
 
 maybe = st.none() | st.floats(0.02, 0.98)

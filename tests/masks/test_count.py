@@ -28,9 +28,9 @@ from clearhead.masks import (
     window,
 )
 from clearhead.masks.count import Counter, cheapest_polynomial, polynomial
-from clearhead.masks.geometry import Grid, Region
-from tests.effort import Effort
-from tests.masks.strategies import masks, plain_masks, sizes, small
+from clearhead.masks.regions import Grid, Region
+from tests.support.mask_strategies import masks, plain_masks, sizes, small
+from tests.support.work_counters import Effort
 
 PATTERN = causal() & (window(256, 0) | every(64))
 

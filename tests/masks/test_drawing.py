@@ -25,8 +25,8 @@ from clearhead.masks import (
     scattered,
     window,
 )
-from tests.effort import Effort
-from tests.masks.strategies import masks, sizes
+from tests.support.mask_strategies import masks, sizes
+from tests.support.work_counters import Effort
 
 SVG = "{http://www.w3.org/2000/svg}"
 

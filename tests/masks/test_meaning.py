@@ -25,8 +25,8 @@ from clearhead.masks import (
     scattered,
     window,
 )
-from tests.masks.strategies import masks as any_masks
-from tests.masks.strategies import plain_masks, sizes, table
+from tests.support.mask_strategies import masks as any_masks
+from tests.support.mask_strategies import plain_masks, sizes, table
 
 NAMES = "full causal window every dilated prefix blocks scattered padding documents allow forbid"
 

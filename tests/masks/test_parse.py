@@ -28,8 +28,8 @@ from clearhead.masks import (
 )
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES
 from clearhead.masks.parse import MAX_TEXT
-from tests.effort import Effort
-from tests.masks.strategies import masks
+from tests.support.mask_strategies import masks
+from tests.support.work_counters import Effort
 
 
 @given(masks)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 
 from clearhead.masks import Leaf, Mask, blocks, causal, dilated, every, fold, leaves, window
-from clearhead.masks.geometry import Grid
-from tests.masks.strategies import masks, sizes
+from clearhead.masks.regions import Grid
+from tests.support.mask_strategies import masks, sizes
 
 
 def folded(mask, leaf, **how):

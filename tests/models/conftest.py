@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig
-from clearhead.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
+from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
 
 MAX_LEN = 23
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clearhead.attention import KVCache
 from clearhead.masks import causal, forbid, padding, window
 from clearhead.models import DecoderConfig
-from clearhead.positions import LearnedPositions
+from clearhead.nn import KVCache
+from clearhead.nn.positions import LearnedPositions
 from tests.models.conftest import SIZES
 
 # A model is a function-scoped fixture and is not changed by an example.

@@ -11,8 +11,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.attention import KVCache
-from clearhead.layers import PostNorm, RMSNorm, SwiGLU
 from clearhead.masks import causal, every, padding, window
 from clearhead.models import (
     AutoencoderConfig,
@@ -25,9 +23,10 @@ from clearhead.models import (
     RecurrentConfig,
     VisionConfig,
 )
-from clearhead.models.convnet import ConvHead
-from clearhead.models.recurrent import GRU, LSTM, RNN, RecurrentCache
-from clearhead.positions import Rotary
+from clearhead.models.baselines.convnet import ConvHead
+from clearhead.models.baselines.recurrent import GRU, LSTM, RNN, RecurrentCache
+from clearhead.nn import KVCache, PostNorm, RMSNorm, SwiGLU
+from clearhead.nn.positions import Rotary
 from tests.models.conftest import POSITIONS, SIZES, made
 
 pytestmark = pytest.mark.compiled

@@ -10,8 +10,8 @@ from clearhead.errors import ConfigError
 from clearhead.masks import causal, padding
 from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
 from clearhead.models.storage import load, save
-from clearhead.positions import LearnedPositions
-from tests.rounding import assert_equal_up_to_rounding
+from clearhead.nn.positions import LearnedPositions
+from tests.support.rounding import assert_equal_up_to_rounding
 
 TEXT = EncoderConfig(
     vocab_size=17, d_model=10, n_heads=2, n_layers=2, max_len=7, positions=LearnedPositions(max_len=7), mask=causal()

@@ -8,7 +8,7 @@ import torch
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks import allow, window
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
-from clearhead.positions import LearnedPositions, Rotary
+from clearhead.nn.positions import LearnedPositions, Rotary
 
 pytestmark = pytest.mark.bad_input
 

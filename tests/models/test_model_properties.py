@@ -7,7 +7,7 @@ import torch
 
 from clearhead.masks import causal, documents, every, forbid, padding, window
 from clearhead.models import DecoderConfig, MeanPooling, VisionConfig
-from clearhead.positions import LearnedPositions, Rotary, Sinusoidal
+from clearhead.nn.positions import LearnedPositions, Rotary, Sinusoidal
 
 SIZES = {"vocab_size": 31, "max_len": 23, "d_model": 18, "n_heads": 3, "n_layers": 2}
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.layers import PostNorm, PreNorm, ReLU
 from clearhead.masks import padding
 from clearhead.models import (
     EncoderDecoderConfig,
 )
-from clearhead.positions import Sinusoidal
+from clearhead.nn import PostNorm, PreNorm, ReLU
+from clearhead.nn.positions import Sinusoidal
 from tests.models import peers
 
 B, T, S, V, L, H, M, F = 2, 11, 7, 31, 2, 3, 18, 23

@@ -7,14 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.attention import KVCache
-from clearhead.audio import Mel
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.layers import FrameEmbedding
 from clearhead.masks import blocks, causal, full, prefix, window
 from clearhead.models import CTCEncoderConfig, StreamingSpec, load, save
-from clearhead.positions import ALiBi, NoPE, RelativeBias
-from tests.rounding import assert_equal_up_to_rounding
+from clearhead.nn import FrameEmbedding, KVCache
+from clearhead.nn.mel import Mel
+from clearhead.nn.positions import ALiBi, NoPE, RelativeBias
+from tests.support.rounding import assert_equal_up_to_rounding
 
 MASKS = (
     causal(),
@@ -132,8 +131,8 @@ def test_patches_of_time_are_a_convolution():
 
 def test_what_is_forgotten_turns_nothing_else():
     """Rotary positions go on counting where the oldest tokens were let go."""
-    from clearhead.attention import MultiHeadAttention
-    from clearhead.positions import Rotary
+    from clearhead.nn import MultiHeadAttention
+    from clearhead.nn.positions import Rotary
 
     layer = MultiHeadAttention(12, 3, rotary=Rotary()).double().eval()
     x, mask = torch.randn(1, 11, 12, dtype=torch.float64), causal() & window(3, 0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.checks import check
+from clearhead.analysis.checks import check
+from clearhead.analysis.cost import cost
 from clearhead.config import Config
-from clearhead.costs import cost
 from clearhead.errors import ConfigError
 from clearhead.models import ClsMeanPooling, DistillationPooling, MeanPooling, VisionConfig
 

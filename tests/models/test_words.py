@@ -6,22 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.attention import Capped, Dot, KVCache, Scaled, attend
-from clearhead.checks import check
+from clearhead.analysis import attribute, trace
+from clearhead.analysis.checks import check
+from clearhead.analysis.cost import cost
+from clearhead.attention import Capped, Dot, Scaled, attend
 from clearhead.config import Config
-from clearhead.costs import cost
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
-from clearhead.generation.program import unsupported_reason
-from clearhead.layers import BlockConfig, PostNorm, Sandwich
-from clearhead.look import attribute, trace
+from clearhead.generation.engine.program import unsupported_reason
 from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.models.storage import load, save
-from clearhead.positions import LearnedPositions, Rotary
-from clearhead.training.loss import loss_sum
-from tests.rounding import assert_equal_up_to_rounding
+from clearhead.nn import BlockConfig, KVCache, PostNorm, Sandwich
+from clearhead.nn.positions import LearnedPositions, Rotary
+from clearhead.training.objective import loss_sum
+from tests.support.rounding import assert_equal_up_to_rounding
 
 CONFIG = DecoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=2, max_len=13)
 ROTARY = EncoderConfig(vocab_size=31, d_model=16, n_heads=2, n_layers=2, max_len=13, positions=Rotary())

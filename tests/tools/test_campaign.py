@@ -12,7 +12,7 @@ import torch
 from clearhead.attention import attend
 from clearhead.errors import StorageError
 from clearhead.masks import Mask
-from tests.attention.oracle import attention_by_hand
+from tests.support.attention_oracle import attention_by_hand
 from tools import campaign
 from tools.trials import SHARES, Broken, options
 from tools.trials.oracle import Rounding, attention

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.conftest import _shuffled
-from tests.misalign import OFFSETS, misalign
+from tests.support.misalign import OFFSETS, misalign
 
 
 def test_misalign_moves_parameters_and_keeps_values_and_ties():

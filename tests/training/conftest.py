@@ -27,4 +27,4 @@ def drawn():
 def _undrawn(request, monkeypatch):
     # Drawing takes as long as all the rest of a tiny run, and there are hundreds of them.
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("clearhead.training.run.draw_run", lambda folder: None)
+        monkeypatch.setattr("clearhead.training.launch.draw_run", lambda folder: None)

@@ -6,8 +6,8 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, CheckpointAverage
-from clearhead.training.checkpoints import _empty_like
-from clearhead.training.passes import swapped_weights
+from clearhead.training.checkpoint import _empty_like
+from clearhead.training.step import swapped_weights
 
 DECAY = 0.7
 

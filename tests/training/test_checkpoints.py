@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from clearhead.errors import StorageError
-from clearhead.training import checkpoints
+from clearhead.training import checkpoint as checkpoints
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.data.batches import Batches, TokenBudget
+from clearhead.data.sampler import Batches, TokenBudget
 from clearhead.errors import ConfigError
 from clearhead.training import FSDP, Recipe, train
 from clearhead.training.distributed import choose_device, join

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from clearhead.errors import StorageError
 from clearhead.training import Progress, train
-from clearhead.training.checkpoints import valid_checkpoints
+from clearhead.training.checkpoint import valid_checkpoints
 from tests.training.tiny import SETTINGS, rows
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from torch import nn
 
 from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
-from clearhead.training.passes import GraphedStep
-from tests.training.test_loop import assert_same_run
+from clearhead.training.step import GraphedStep
+from tests.training.test_trainer import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 
 needs_gpu = pytest.mark.skipif(

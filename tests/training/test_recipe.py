@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from clearhead.data.batches import FixedSize, TokenBudget
+from clearhead.data.sampler import FixedSize, TokenBudget
 from clearhead.errors import ConfigError, DataError, StorageError
-from clearhead.positions import Rotary
+from clearhead.nn.positions import Rotary
 from clearhead.training import (
     DDP,
     EMA,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clearhead.errors import DataError
-from clearhead.pretrained import evaluate, load
-from clearhead.pretrained.evaluate import Heard
+from clearhead.hub import evaluate, load
+from clearhead.hub.evaluate import Heard
 from clearhead.training import train
 from tests.data.recorded import recorded
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead import pretrained
+from clearhead import hub
 from clearhead.config import Config
 from clearhead.data import ByteLevelBPE, FixedSize, LanguageModeling, WindowSplit, load_tokenizer, tokenize, train_bpe
 from clearhead.errors import ConfigError, DataError
-from clearhead.generation.program import unsupported_reason
+from clearhead.generation.engine.program import unsupported_reason
 from clearhead.models import DecoderConfig
 from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
 from clearhead.training.distributed import World
-from clearhead.training.passes import StepRunner
 from clearhead.training.presets import recipe
-from tests.rounding import assert_equal_up_to_rounding
+from clearhead.training.step import StepRunner
+from tests.support.rounding import assert_equal_up_to_rounding
 from tests.training.tiny import rows
 
 BOOK = "".join(
@@ -45,7 +45,7 @@ def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
     assert isinstance(tokenizer, ByteLevelBPE)
     assert tokenizer.vocab_size == 290
     assert tokenizer.to_json() == train_bpe([BOOK[: int(len(BOOK) * 0.9)]], 290).to_json()
-    trained = pretrained.load(tmp_path / "run")
+    trained = hub.load(tmp_path / "run")
     assert trained.tokenizer.to_json() == tokenizer.to_json()
     assert trained.model.config.vocab_size == 290
     assert 0 <= summary.data_wait < 1
@@ -167,7 +167,7 @@ def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_
         trainer = Trainer(Bag(BagConfig(vocab_size=280)), task, config, tmp_path / "deep/run")
         assert trainer.run() == "finished"
     assert trainer.missing == []
-    trained = pretrained.load(tmp_path / "deep/run")
+    trained = hub.load(tmp_path / "deep/run")
     assert trained.task == "text"
     ids = torch.tensor([trained.tokenizer.encode("chapter 1: the")])
     assert_equal_up_to_rounding(trained.model(ids), trainer.model.eval()(ids))

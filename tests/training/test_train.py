@@ -7,23 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clearhead.data import tokenizers
-from clearhead.data.digits import DatasetNormalize
+from clearhead.data.tasks.digits import DatasetNormalize
+from clearhead.data.tokenizers import base
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
-from clearhead.positions import LearnedPositions
-from clearhead.training import (
-    Progress,
-    ProgressBar,
-    Recipe,
-    WarmupCosine,
-    draw_run,
-    draw_schedule,
-    read_log,
-    train,
-)
-from clearhead.training.loss import scores
-from clearhead.training.run import _data_hash
+from clearhead.nn.positions import LearnedPositions
+from clearhead.training import Progress, ProgressBar, Recipe, WarmupCosine, draw_run, draw_schedule, read_log, train
+from clearhead.training.launch import _data_hash
+from clearhead.training.objective import scores
 from tests.training.tiny import SETTINGS
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -78,7 +69,7 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
     assert str(tmp_path) not in (tmp_path / "run/model/train.toml").read_text()
     tokenizer = None
     if task != "digits":
-        tokenizer = tokenizers.load_tokenizer(summary.model)
+        tokenizer = base.load_tokenizer(summary.model)
         assert model.config.vocab_size == tokenizer.vocab_size
     loaded = recipe.data.at(data[task]).load(seed=0, tokenizer=tokenizer)
     total = torch.zeros(2, dtype=torch.float64)
@@ -274,12 +265,12 @@ def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_
     (more / "dev.tsv").write_text(pairs(13, start=500))
     second = train("translation", data=more, out=tmp_path / "second", init=first.model, overrides=still)
     assert second.valid_loss == pytest.approx(first.valid_loss, rel=1e-6)
-    kept = [tokenizers.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
+    kept = [base.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
     assert kept[0] == kept[1]
 
 
 def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data, monkeypatch):
-    from clearhead.training.loop import Trainer
+    from clearhead.training.trainer import Trainer
 
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
     first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
@@ -329,7 +320,7 @@ def test_an_empty_phrase_is_refused():
 
 def test_batches_of_changing_shapes_do_without_cudnn(tmp_path, data, monkeypatch):
     """cuDNN prepares itself for every new shape; what was allowed before is allowed again after the run."""
-    from clearhead.training.loop import Trainer
+    from clearhead.training.trainer import Trainer
 
     seen = []
     update = Trainer._update

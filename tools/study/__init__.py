@@ -2,6 +2,6 @@
 
     python -m tools.study --data svhn --out vit-against-cnn.json
 
-The committed result is `clearhead/claims/results/vit-against-cnn.json`; the claims about data and inductive bias are
+The committed result is `clearhead/course/claims/results/vit-against-cnn.json`; claims about data and inductive bias are
 evaluated with it. The command above, run in a checkout, reproduces it.
 """

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from clearhead.claims.study import Study
+from clearhead.course.claims.study import Study
 from clearhead.errors import ClearheadError
 from tools.study.networks import NETWORKS
 from tools.study.plan import Settings

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from clearhead._shapes import Float
-from clearhead.layers import Xavier
+from clearhead._core.shapes import Float
 from clearhead.models import ConvNetConfig, VisionConfig
 from clearhead.models.vision import MeanPooling
+from clearhead.nn import Xavier
 
 Size = tuple[int, int]
 PATCH = 4

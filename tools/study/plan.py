@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clearhead.claims.study import MOVED, WHOLE
+from clearhead.course.claims.study import MOVED, WHOLE
 from clearhead.errors import ConfigError
 from tools.study.training import Optimisation
 

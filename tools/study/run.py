@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clearhead._version import __version__
-from clearhead.claims.study import MOVED, WHOLE, Study, Training
-from clearhead.data.digits import ImageNormalize, Images, load_images, prepare
+from clearhead.course.claims.study import MOVED, WHOLE, Study, Training
+from clearhead.data.tasks.digits import ImageNormalize, Images, load_images, prepare
 from clearhead.errors import DataError
 from tools.study.networks import NETWORKS, PATCH, Size, describe
 from tools.study.plan import Job, Settings, factor, jobs

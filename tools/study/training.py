@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._shapes import Float, Int
+from clearhead._core.shapes import Float, Int
 from clearhead.training.config import WarmupCosine
-from clearhead.training.optimiser import clip_grad_norm, decay_groups
+from clearhead.training.optimizer import clip_grad_norm, decay_groups
 from tools.study.networks import Size, build
 
 _EVALUATE = 2048  # batch size of evaluation

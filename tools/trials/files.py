@@ -17,8 +17,8 @@ import torch
 
 from clearhead.data import CharTokenizer, Symbols, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
+from clearhead.hub.bundled import BOX, read_card
 from clearhead.models import load, save, tiny_decoder
-from clearhead.pretrained.box import BOX, read_card
 from clearhead.training.recipe import Recipe
 from tools.trials import Broken, Case
 from tools.trials.sandbox import Budget
@@ -87,7 +87,7 @@ def _valid_files() -> Path:
     _write_media(folder)
     _write_gguf(folder / "gguf/model.gguf")
     (folder / "pairs/pairs.tsv").write_text("Go.\tVe.\nThank you.\tGracias.\n" * 3, encoding="utf-8")
-    sheet = BOX.parent / "work/problems/attention-by-hand.toml"
+    sheet = BOX.parent / "course/exercises/problems/attention-by-hand.toml"
     shutil.copy(sheet, folder / "sheet/sheet.toml")
     return folder
 

@@ -1,9 +1,11 @@
 import torch
 from torch import nn
-from clearhead import attention
-from clearhead.attention import KVCache, MultiHeadAttention, attend, under
-from clearhead.masks import causal, window
 
+from clearhead import attention
+from clearhead import nn as attention_nn
+from clearhead.attention import attend
+from clearhead.masks import causal, window
+from clearhead.nn import KVCache, MultiHeadAttention, under
 
 q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
 attend(q, k, v, causal()).shape  # → torch.Size([2, 4, 5, 8])
@@ -31,4 +33,4 @@ q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
 for weights in (attention.Softmax(temperature=0.5), attention.Hard(), attention.StraightThrough(), attention.Gumbel()):
     attend(q, k, v, weights=weights)
 
-attention.AttentionConfig(d_model=12, n_heads=4, n_kv_heads=2, bias=attention.Biases(q=True, k=False))
+attention_nn.AttentionConfig(d_model=12, n_heads=4, n_kv_heads=2, bias=attention_nn.Biases(q=True, k=False))

@@ -1,9 +1,11 @@
-import io
 import wave
-import torch
-from clearhead import audio
-from clearhead.audio import Mel, Resampler, Stream, resample
 
+import torch
+
+from clearhead.data import audio
+from clearhead.data.audio import Resampler, Stream, resample
+from clearhead.nn import mel
+from clearhead.nn.mel import Mel
 
 tone = torch.sin(torch.arange(8000) * 0.3)[None]  # a second at 8 kHz
 Mel().frames(tone).shape  # → torch.Size([1, 98, 40])
@@ -12,7 +14,7 @@ heard = Mel().stream()  # a MelStream: frames as they become known
 pieces = [heard.push(torch.zeros(800)) for _ in range(10)] + [heard.flush()]
 sum(len(piece) for piece in pieces)  # → 98
 
-(audio.NaturalLog(floor=1e-5), audio.WhisperLog())  # how a band's power becomes a feature; Mel.whisper() has the second
+(mel.NaturalLog(floor=1e-5), mel.WhisperLog())  # how a band's power becomes a feature; Mel.whisper() has the second
 
 resample(torch.zeros(16000), 16000, 8000).shape  # → torch.Size([8000])
 

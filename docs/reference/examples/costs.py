@@ -1,12 +1,11 @@
 import clearhead as ch
-from clearhead import costs
+from clearhead.analysis import cost
 
+found = cost.cost("tiny-decoder", tokens=7)  # a Cost
+found.parameters.value == sum(p.numel() for p in ch.Decoder(cost.preset("tiny-decoder")).parameters())  # → True
 
-found = costs.cost("tiny-decoder", tokens=7)  # a Cost
-found.parameters.value == sum(p.numel() for p in ch.Decoder(costs.preset("tiny-decoder")).parameters())  # → True
+cost.cost(cost.AttentionSizes(512, 8), tokens=1000).forward.value  # → 4145152000
 
-costs.cost(costs.AttentionSizes(512, 8), tokens=1000).forward.value  # → 4145152000
+print(cost.compare(1000, 512))
 
-print(costs.compare(1000, 512))
-
-costs.cost("tiny-decoder", tokens=7).time(costs.Machine.read("h200")).seconds > 0  # → True
+cost.cost("tiny-decoder", tokens=7).time(cost.Machine.read("h200")).seconds > 0  # → True

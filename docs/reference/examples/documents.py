@@ -1,5 +1,4 @@
-from clearhead.documents import document, documents
-
+from clearhead.course.sources import document, documents
 
 list(documents())  # → ['000', '001', '002', '003', '004']
 

@@ -1,9 +1,9 @@
 import torch
+
 import clearhead as ch
 from clearhead import generation
 from clearhead.generation import BeamSearch, Greedy, Sample, generate, search, stream
 from clearhead.models import tiny_decoder
-
 
 model = ch.Decoder(tiny_decoder()).eval()
 made = generate(model, torch.tensor([[1, 2, 3]]), strategy=Greedy(), max_new_tokens=4)  # a Generated

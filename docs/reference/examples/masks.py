@@ -1,20 +1,20 @@
 import torch
+
 from clearhead import masks
 from clearhead.masks import (
     allow,
-    forbid,
     blocks,
     causal,
+    dilated,
     documents,
     every,
+    forbid,
     full,
     padding,
     prefix,
     scattered,
-    dilated,
     window,
 )
-
 
 (causal() & (window(3, 0) | every(4))).count(16)  # → 82
 

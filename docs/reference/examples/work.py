@@ -1,23 +1,23 @@
 from pathlib import Path
-from clearhead import work
 
+from clearhead.course import exercises
 
-worksheet = work.solve("attention-by-hand")  # a Worksheet of WorksheetStep with an ExactGrid, NumericCheck, DocumentComparison
+worksheet = exercises.solve("attention-by-hand")  # a Worksheet of WorksheetStep with an ExactGrid, NumericCheck, DocumentComparison
 worksheet.agrees  # → True
 
-work.solve(work.variant("attention-by-hand", seed=7)).agrees  # → True
+exercises.solve(exercises.variant("attention-by-hand", seed=7)).agrees  # → True
 
-problem = work.read("attention-by-hand")  # a Problem
-work.solve_text(problem.text).title == work.solve("attention-by-hand").title  # → True
+problem = exercises.read("attention-by-hand")  # a Problem
+exercises.solve_text(problem.text).title == exercises.solve("attention-by-hand").title  # → True
 
-grades = work.grade_text(work.solve("attention-by-hand"), "")  # a Grades
+grades = exercises.grade_text(exercises.solve("attention-by-hand"), "")  # a Grades
 grades.credit  # → 0
 
 answers = Path("anna.toml")
 size = answers.write_text("")
-student = work.grade_file(work.solve("attention-by-hand"), answers)
-class_grades = work.grade_class(work.solve("attention-by-hand"), work.answer_files([answers]))  # a ClassGrades
+student = exercises.grade_file(exercises.solve("attention-by-hand"), answers)
+class_grades = exercises.grade_class(exercises.solve("attention-by-hand"), exercises.answer_files([answers]))  # a ClassGrades
 
-"sort-dedup" in work.bundled_problems()  # → True
+"sort-dedup" in exercises.bundled_problems()  # → True
 
-work.ProblemError  # names the line of the error in a problem file
+exercises.ProblemError  # names the line of the error in a problem file

@@ -1,0 +1,61 @@
+"""Trace, interpret and visualize what a model computes, without changing the model.
+
+Example:
+    with look.trace(model, "decoder.blocks.*.cross_attention") as t:
+        model(source, target)                                            # or generate(model, ...)
+    t.weights("decoder.blocks.3.cross_attention", heads=2, rows=[0, 5])  # (B, 1, 2, S), recomputed on demand
+    print(t.report())                                                    # implementations used, and rounding errors
+
+    with look.trace(model, "output") as edited:
+        edited.intervene("decoder.blocks.3.cross_attention", look.ZeroAblation(heads=[2]))
+        model(source, target)
+    print(look.compare(before, edited))                                  # changes in activations and logits
+
+    look.logit_lens(model, ids).top()                                    # prediction after each layer
+    look.attribute(model, ids, look.LogitMetric(token=17)).largest       # heads and layers by their effect on a logit
+    look.patch(model, clean, corrupted, look.LogitMetric(17, baseline=4))  # blocks × positions, or heads
+    look.ablate(model, ids)                                              # effect of removing each head
+
+    look.attention_report(pretrained.load("en-es"), "How are you?")      # all attention maps of a bundled model
+"""
+
+from __future__ import annotations
+
+from clearhead.analysis.interp.attribution import Attribution, LogitContribution, attribute
+from clearhead.analysis.interp.compare import TraceComparison, compare
+from clearhead.analysis.interp.induction import InductionScores, induction_scores
+from clearhead.analysis.interp.lens import LogitLens, logit_lens
+from clearhead.analysis.interp.metric import LogitMetric, ModelInputs
+from clearhead.analysis.interp.patching import PatchingResult, ablate, patch
+from clearhead.analysis.measures import (
+    ValueWeightedNorm,
+    entropy,
+    mean_attention_distance,
+    rollout,
+    value_weighted_norms,
+)
+from clearhead.analysis.reports import attention_report, model_inputs, translation_report
+from clearhead.analysis.tracing.edits import (
+    Intervention,
+    MeanAblation,
+    PatchActivation,
+    ReplaceActivation,
+    ZeroAblation,
+)
+from clearhead.analysis.tracing.trace import Trace, trace
+from clearhead.analysis.views.attention_map import AttentionMap, HeadLabel, classify_head
+from clearhead.analysis.views.chart import Chart, PCAProjection, pca
+from clearhead.analysis.views.page import render_page, save_page
+from clearhead.analysis.views.report import AttentionReport, attention_maps, build_report
+from clearhead.analysis.views.terminal import heatmap
+from clearhead.analysis.walkthrough.walkthrough import Walkthrough, build_walkthrough
+
+__all__ = [
+    "AttentionMap", "AttentionReport", "Attribution", "Chart", "HeadLabel", "InductionScores", "Intervention",
+    "LogitContribution", "LogitLens", "LogitMetric", "MeanAblation", "ModelInputs", "PCAProjection", "PatchActivation",
+    "PatchingResult", "ReplaceActivation", "Trace", "TraceComparison", "ValueWeightedNorm", "Walkthrough",
+    "ZeroAblation", "ablate", "attention_maps", "attention_report", "attribute", "build_report", "build_walkthrough",
+    "classify_head", "compare", "entropy", "heatmap", "induction_scores", "logit_lens", "mean_attention_distance",
+    "model_inputs", "patch", "pca", "render_page", "rollout", "save_page", "trace", "translation_report",
+    "value_weighted_norms",
+]  # fmt: skip

@@ -1,0 +1,243 @@
+"""Emulate the kernel choice of a device while a module runs on fake tensors.
+
+To torch, fake tensors look like CPU tensors. The choices of a GPU that differ are made here: fused attention (by dtype
+and mask, as torch chooses), dropout and RMS norm. A call of `attend` with a sparse mask follows its plan if the plan is
+predicted to be faster, as it would with real tensors."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from clearhead.attention import attend
+from clearhead.attention.attend import checked_call, choose
+from clearhead.attention.normalizers import Softmax
+from clearhead.attention.scores import ScaledDot
+from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_of
+from clearhead.attention.sparse.kernel import blocking_on, saves
+from clearhead.attention.sparse.op import gathered
+from clearhead.attention.sparse.plan import Plan, plan
+from clearhead.masks import Causal, Full, Mask, as_mask
+
+PAIR_SYMBOLS = {10_007: "P", 10_009: "P_g"}
+"""Symbols of the allowed and the computed pairs, by the prime that replaces their count if they have no formula."""
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One attention call: its sizes, mask and plan. Pairs are those of one head, summed over the batch."""
+
+    path: str
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    width: int
+    itemsize: int
+    mask: Mask | None = None
+    is_causal: bool = False
+    allowed: int | None = None
+    computed: int | None = None
+    plan: Plan | None = None  # set if the call runs by its plan
+
+    @property
+    def dense(self) -> int:
+        """Query-key pairs without a mask."""
+        return self.batch * self.queries * self.keys
+
+    @property
+    def mask_repeats(self) -> int:
+        """Sequences that share the mask's own pairs: the batch, unless the mask has a batch dimension."""
+        return 1 if self.mask is None or math.prod(self.mask.batch_shape) > 1 else self.batch
+
+
+def device_plan(device: str, mask: Mask, record: AttentionRecord, dtype: torch.dtype) -> Plan:
+    """Return the plan of a mask for a call of these sizes, in the blocks of the device's kernels."""
+    with _disable_current_modes():
+        blocking = blocking_on(torch.device(device), dtype, record.width, record.width)
+        return plan(mask, record.queries, record.keys, query_offset=_query_offset(mask, record), blocking=blocking)
+
+
+def _query_offset(mask: Mask, record: AttentionRecord) -> int | None:
+    """Return the position of the first query; queries are aligned with the end of the keys."""
+    if record.queries == record.keys or not mask.uses_query_position:
+        return None
+    return max(record.keys - record.queries, 0)
+
+
+class DeviceDispatch(TorchFunctionMode):
+    """Replaces torch functions and `attend` by the operators that the device would run.
+
+    Args:
+        device: "cuda" or "cpu".
+        path: Returns the path of the module that runs.
+        plans: Filled with the pairs per head that each plan computes, by plan handle.
+        reference: Records of the execution whose formulas are recovered; its plans are reused.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        path: Callable[[], str],
+        plans: dict[int, int],
+        reference: list[AttentionRecord] | None = None,
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.path = path
+        self.plans = plans
+        self.reference = reference
+        self.records: list[AttentionRecord] = []
+        self._in_attend = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            if not self._in_attend and args[0].dim() == 4:
+                is_causal = bool(kwargs.get("is_causal", args[5] if len(args) > 5 else False))
+                key = args[1] if len(args) > 1 else kwargs["key"]
+                self.records.append(self._record(args[0], key, None, is_causal))
+            if self.device == "cuda":
+                return _gpu_attention(*args, **kwargs)
+        elif func is torch.rand and args and args[0] in ([], ()):
+            return 1.0  # a scalar draw decides whether some models skip a layer: skip none
+        elif self.device == "cuda" and func in _GPU_FUNCTIONS:
+            return _GPU_FUNCTIONS[func](*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _record(self, q: Tensor, k: Tensor, mask: Mask | None, is_causal: bool) -> AttentionRecord:
+        sizes = (q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q.shape[-1], q.element_size())
+        return AttentionRecord(self.path(), math.prod(q.shape[:-3]), *sizes, mask, is_causal)
+
+    @contextmanager
+    def patched(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Redirect `attend` in the source files of these modules, and data-dependent functions of other libraries."""
+        files = {sys.modules[kind.__module__] for module in modules for kind in type(module).__mro__}
+        patches = [
+            (file, name, self._attend) for file in files for name, value in vars(file).items() if value is attend
+        ]
+        patches += [
+            (sys.modules[file], name, function)
+            for file, name, function in _PATCHES
+            if hasattr(sys.modules.get(file), name)
+        ]
+        with ExitStack() as stack:
+            for file, name, function in patches:
+                stack.callback(setattr, file, name, getattr(file, name))
+                setattr(file, name, function)
+            yield
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
+        mask = None if mask is None or isinstance(mask, Full) else as_mask(mask)
+        record = self._record(q, k, mask, isinstance(mask, Causal) and q.shape[-2] == k.shape[-2])
+        if mask is not None and not record.is_causal:
+            record = self._with_pairs(record, mask, q, options)
+        self.records.append(record)
+        dot = None if record.plan is None else options.get("scores", ScaledDot()).as_dot(q)
+        if record.plan is not None and dot is not None:
+            self.plans[record.plan.handle] = record.computed or 0
+            bhtd = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (dot[0], k, v)]
+            scale = dot[1] / options.get("weights", Softmax()).temperature
+            out = gathered(*bhtd, options.get("bias"), record.plan.handle, scale)[0]
+            return out.reshape(*q.shape[:-1], v.shape[-1])
+        impl = options.pop("impl", "auto")
+        self._in_attend = True
+        call = replace(checked_call(q, k, v, mask, **options), reads_bias=False)
+        out = choose(call, impl).run(call)
+        self._in_attend = False
+        return out
+
+    def _with_pairs(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> AttentionRecord:
+        """Add plan and pair counts to a record; if formulas are recovered, primes replace the counts."""
+        if self.reference is not None:
+            call_plan = next(x for x in self.reference if x.path == record.path).plan
+            allowed, computed = (record.mask_repeats * prime for prime in PAIR_SYMBOLS)
+        else:
+            call_plan = self._plan(record, mask, q, options)
+            with _disable_current_modes():
+                pairs = mask.count(record.queries, record.keys, query_offset=_query_offset(mask, record))
+                allowed = record.mask_repeats * pairs
+                computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed
+        return replace(record, allowed=allowed, computed=None if call_plan is None else computed, plan=call_plan)
+
+    def _plan(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> Plan | None:
+        """Return the plan if `impl` asks for it, or if `attend` would choose it as faster."""
+        impl = options.get("impl", "auto")
+        weights = options.get("weights", Softmax())
+        if impl in ("reference", "fused") or not isinstance(weights, Softmax) or weights.dropout:
+            return None
+        if impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
+            return None
+        mask_plan = device_plan(self.device, mask, record, q.dtype)
+        with _disable_current_modes():
+            rates = rates_of(torch.device(self.device), q.dtype)
+            backward = torch.is_grad_enabled() and q.requires_grad
+            heads = record.batch * record.heads
+            is_faster = impl == "gathered" or saves(mask_plan, heads, record.width, backward, rates)
+        return mask_plan if is_faster else None
+
+
+# ---------------------------------------------------------------------- GPU kernels
+
+
+def _gpu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Run the kernel that torch chooses on a GPU.
+
+    Flash attention runs in half precision without a mask, and the memory-efficient kernel with a mask or in float32.
+    The math implementation runs in float64, and for grouped-query attention outside flash attention."""
+    q, k, v = query, key, value
+    ops = torch.ops.aten
+    if q.dim() == 4 and q.element_size() == 2 and attn_mask is None and q.shape[-1] == v.shape[-1] <= 256:
+        return ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
+    if q.dim() != 4 or q.shape[1] != k.shape[1] or q.element_size() == 8:
+        math_attention = ops._scaled_dot_product_attention_math
+        return math_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]  # fmt: skip
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(~attn_mask, -math.inf)
+        attn_mask = attn_mask.expand(*q.shape[:-1], k.shape[-2])
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    efficient_attention = ops._scaled_dot_product_efficient_attention
+    return efficient_attention(q, k, v, attn_mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
+
+
+def _gpu_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and 0.0 < p < 1.0 else x
+
+
+def _gpu_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """Run a layer-norm kernel, which accesses the same bytes and saves one more value per row."""
+    return torch.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
+
+
+_GPU_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
+    F.dropout: _gpu_dropout, torch.dropout: _gpu_dropout, F.rms_norm: _gpu_rms_norm, torch.rms_norm: _gpu_rms_norm,
+}  # fmt: skip
+
+_PATCHES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),
+    ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, *_, **__: mask is not None),
+)
+"""Data-dependent functions of other libraries, with their result for one ordinary sequence: no packing, causal."""

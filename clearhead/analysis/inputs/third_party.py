@@ -1,0 +1,260 @@
+"""How the models of transformers, torch.nn, timm and x-transformers are called. None of them is imported: they are
+known by their names.
+
+B batch   T tokens   S source tokens   M model width
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
+from clearhead.masks import Mask, causal, full, window
+
+
+def guess(module: Any) -> ModuleSpec | None:
+    """Return the spec of a model of a known library, or None."""
+    if not isinstance(module, nn.Module):
+        return None
+    if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
+        return _transformers(module)
+    if isinstance(module, (*_READERS, *_WRITERS)):
+        return _torch(module)
+    picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
+    if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
+        return _timm(module, picture)
+    return _x_transformers(module) if type(module).__module__.startswith("x_transformers.") else None
+
+
+# ---------------------------------------------------------------------- transformers
+
+
+def _transformers(model: Any) -> ModuleSpec | None:
+    config = model.config
+    names = set(inspect.signature(model.forward).parameters)
+    if "pixel_values" in names and "input_ids" not in names:
+        size = config.image_size
+        shape = (config.num_channels, *((size, size) if isinstance(size, int) else size))
+        return ModuleSpec(model, inputs=Values(shape), run=lambda model, batch: model(pixel_values=batch.x))
+    vocab = getattr(config, "vocab_size", None)
+    if vocab is None or "input_ids" not in names:
+        return None
+    max_len = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
+    if config.is_encoder_decoder:
+        # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
+        is_relative = hasattr(config, "relative_attention_num_buckets")
+        return ModuleSpec(
+            model, **reads, source=Ids(vocab), run=_run_pair, mask=causal(), takes_padding=True,
+            left_padding=is_relative, left_target_padding=is_relative,
+            takes_target_padding="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
+        )  # fmt: skip
+    is_causal = type(model).__name__.endswith("ForCausalLM") or any(
+        getattr(part, "is_causal", False) is True for part in model.modules()
+    )
+    # Declared factor of the scores: 1/√scalar in Gemma 2, or the multiplier of Granite.
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    return ModuleSpec(
+        model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
+        mask=_pattern(config) if is_causal else full(), layers=getattr(config, "num_hidden_layers", None),
+        scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
+        takes_padding="attention_mask" in names, left_padding="position_ids" in names,
+        caching=_transformers_cache(pair=False) if is_causal and "past_key_values" in names else None,
+    )  # fmt: skip
+
+
+def _first_place(model: nn.Module) -> int:
+    """Return the position of the first token: 0, or the one after the padding row of the position table."""
+    for part in model.modules():
+        table = getattr(part, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            return table.padding_idx + 1
+    return 0
+
+
+def _pattern(config: Any) -> Mask:
+    """Return `causal()`, combined with a window if every layer has one."""
+    width = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if width is None or any(kind != "sliding_attention" for kind in kinds):
+        return causal()
+    return causal() & window(width - 1, 0)  # its window includes the token itself
+
+
+def _run_ids(model: Any, batch: CallInputs, first: int | None) -> Any:
+    """Call a model with ids; `first` is the position of the first token, or None if positions cannot be passed."""
+    extra: dict[str, Any] = {}
+    keep = batch.keep
+    if keep is not None:
+        extra["attention_mask"] = keep.long()
+    if first is not None and (keep is not None or (first and batch.cache is None)):
+        keep = torch.ones_like(batch.x, dtype=torch.bool) if keep is None else keep
+        extra["position_ids"] = (keep.long().cumsum(1) - 1).clamp(min=0) + first
+    if batch.cache is not None:
+        extra["past_key_values"] = batch.cache
+    elif hasattr(model.config, "use_cache"):
+        extra["use_cache"] = False
+    return model(input_ids=batch.x, **extra)
+
+
+def _run_pair(model: Any, batch: CallInputs) -> Any:
+    extra: dict[str, Any] = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
+    for name, keep in (("attention_mask", batch.source_keep), ("decoder_attention_mask", batch.keep)):
+        if keep is not None:
+            extra[name] = keep.long()
+    return model(input_ids=batch.source, decoder_input_ids=batch.x, **extra)
+
+
+def _transformers_cache(*, pair: bool) -> Caching:
+    def new() -> Any:
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        return EncoderDecoderCache(DynamicCache(), DynamicCache()) if pair else DynamicCache()
+
+    def truncate(cache: Any, length: int) -> None:
+        surplus = cache.get_seq_length() - length
+        if surplus > 0:
+            cache.crop(-surplus)
+
+    return Caching(new=new, reorder=lambda cache, rows: cache.reorder_cache(rows), truncate=truncate)
+
+
+# ---------------------------------------------------------------------- torch.nn
+
+
+_READERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+_WRITERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+
+
+def _torch(module: nn.Module) -> ModuleSpec:
+    width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+
+    def turn(x: Any) -> Any:
+        return x if batch_first else x.transpose(0, 1)
+
+    def read(model: Any, batch: CallInputs) -> Any:
+        hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
+        if isinstance(module, nn.MultiheadAttention):
+            return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
+        return turn(model(x, src_key_padding_mask=hidden))
+
+    def write(model: Any, batch: CallInputs) -> Any:
+        # Padding as floats, because torch requires one dtype for both masks of a call.
+        target_padding, source_padding = (
+            None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+            for keep in (batch.keep, batch.source_keep)
+        )
+        future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
+        masks = {"tgt_mask": future, "tgt_key_padding_mask": target_padding, "memory_key_padding_mask": source_padding}
+        x, source = turn(batch.x), turn(batch.source)
+        if isinstance(module, nn.Transformer):
+            return turn(model(source, x, src_key_padding_mask=source_padding, **masks))
+        return turn(model(x, source, **masks))
+
+    name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
+    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
+    if isinstance(module, _WRITERS):
+        return ModuleSpec(module, **about, run=write, source=vectors, mask=causal(), takes_target_padding=True)
+    return ModuleSpec(module, **about, run=read, mask=full())
+
+
+# ---------------------------------------------------------------------- timm
+
+
+def _timm(module: nn.Module, picture: Any) -> ModuleSpec:
+    size = (3, 224, 224)
+    if picture:
+        size = picture["input_size"] if isinstance(picture, dict) else picture.input_size
+    patches: Any = getattr(module, "patch_embed", None)
+    img_size = getattr(patches, "img_size", None)  # the actual size
+    if img_size is not None:
+        size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *img_size)
+    return ModuleSpec(module, name=f"timm {type(module).__name__}", inputs=Values(tuple(size)))
+
+
+# ---------------------------------------------------------------------- x-transformers
+
+# Masks are True for real tokens; `seq_start_pos` is the start of each row. A cache is the output of the last call, and
+# the next call passes its number of new tokens (`cache_age`).
+
+
+def _x_transformers(model: Any) -> ModuleSpec | None:
+    """Return the spec of a wrapper (a full model), or None for its parts."""
+    kind = type(model).__name__
+    if kind == "ViTransformerWrapper":
+        places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
+        side = model.patch_size * round(places**0.5)
+        return ModuleSpec(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
+    if kind == "XTransformer":
+        net = model.decoder.net
+        return ModuleSpec(
+            model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
+            run=_run_x_pair, mask=_x_mask(net.attn_layers), positions=True, takes_padding=True,
+            takes_target_padding=True, max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+        )  # fmt: skip
+    if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
+        return None
+    layers = model.attn_layers
+    return ModuleSpec(
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, mask=_x_mask(layers),
+        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, takes_padding=True,
+        caching=Caching(new=_XTransformersCache) if layers.causal else None, max_len=model.max_seq_len,
+    )  # fmt: skip
+
+
+class _XTransformersCache:
+    """The output of the last call: keys and values of every layer."""
+
+    last: Any = None
+
+    def _change(self, change: Any) -> None:
+        for layer in self.last.attn_intermediates:
+            if layer.cached_kv is not None:
+                layer.cached_kv = tuple(change(x) for x in layer.cached_kv)
+
+    def reorder(self, rows: Tensor) -> None:
+        self._change(lambda x: x[rows])
+
+    def truncate(self, length: int) -> None:
+        self._change(lambda x: x[..., :length, :])
+        self.last.cache_length = length
+
+
+def _words(model: Any) -> Ids:
+    return Ids(model.token_emb.emb.num_embeddings)
+
+
+def _x_mask(layers: Any) -> Mask:
+    if not layers.causal:
+        return full()
+    lookbacks = [getattr(part, "max_attend_past", None) for part in layers.modules()]
+    limits = [n for n in lookbacks if n is not None]
+    return causal() & window(max(limits), 0) if limits else causal()
+
+
+def _padding(keep: Tensor | None) -> dict[str, Any]:
+    if keep is None:
+        return {}
+    first = keep.int().argmax(1)
+    return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
+
+
+def _run_x(model: Any, batch: CallInputs) -> Any:
+    if batch.cache is None:
+        return model(batch.x, **_padding(batch.keep))
+    last = batch.cache.last
+    new = {} if last is None else {"cache": last, "input_not_include_cache": True, "cache_age": batch.x.shape[1]}
+    out, batch.cache.last = model(batch.x, return_intermediates=True, **new, **_padding(batch.keep))
+    return out
+
+
+def _run_x_pair(model: Any, batch: CallInputs) -> Any:
+    memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
+    masks = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
+    return model.decoder.net(batch.x, context=memory, **masks, **_padding(batch.keep))

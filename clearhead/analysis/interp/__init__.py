@@ -1,0 +1,1 @@
+"""Interpretability: logit lens, attribution, residual stream, activation patching, induction scores."""

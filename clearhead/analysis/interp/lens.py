@@ -1,0 +1,132 @@
+"""Logit lens: the model's prediction after each of its blocks.
+
+The model's own final norm and head are applied to the residual stream after each block, where they always run: the
+model is called again, its blocks immediately return their recorded outputs, and the last block returns the stream of
+another layer. After the last block, the lens is therefore bit-identical to the model's output.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.analysis.interp.metric import ModelArgs, run_logits
+from clearhead.analysis.interp.residual_stream import record_residual_stream
+from clearhead.analysis.tracing.recompute import Indices, resolve_indices, select_indices
+from clearhead.analysis.tracing.recorder import first_tensor, replace_first_tensor
+from clearhead.analysis.views.chart import Chart, HasCharts
+from clearhead.errors import ConfigError
+
+TokenNames = Callable[[int], str]
+"""Maps a token id to its display form."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogitLens(HasCharts):
+    """Logits after each of `layers`, of which the first is the input of the blocks: (L + 1, B, T, V) for text."""
+
+    layers: tuple[str, ...]
+    logits: Tensor
+    positions: tuple[int, ...]  # positions of the logits; only 0 for a classifier
+
+    def top(self, k: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the k most probable tokens and their probabilities, in descending order: each (L + 1, B, T, k)."""
+        best = self.logits.float().softmax(-1).topk(min(k, self.logits.shape[-1]), -1)
+        return best.indices, best.values
+
+    def ranks(self) -> Tensor:
+        """Return the rank, (L + 1, B, T), of the model's final prediction after each layer; 0 is the first."""
+        final_ids = self.logits[-1].argmax(-1)[None, ..., None].expand(*self.logits.shape[:-1], 1)
+        return (self.logits > self.logits.gather(-1, final_ids)).sum(-1)
+
+    def charts(self, tokens: Sequence[str] | None = None, name: TokenNames = str) -> list[Chart]:
+        """Return a chart of the prediction after each layer and token, the last layer on top."""
+        token_ids, probabilities = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
+        words = [[name(token) for token in row] for row in token_ids.tolist()]
+        columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
+        rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
+        columns = columns if self.logits.dim() > 3 else ["prediction"]
+        note = "Darker means more probable. The top row is the model's output; “in” is the input of its first block."
+        title, texts = "Prediction after each layer", words[::-1]
+        return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
+
+    def to_dict(self, name: TokenNames = str, *, k: int = 5) -> dict[str, Any]:
+        """Return the k most probable tokens for each layer and position of the first sequence."""
+        tokens, probabilities = (
+            x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k)
+        )
+
+        def best(ids: list[int], probabilities: list[float]) -> list[dict[str, Any]]:
+            return [{"id": i, "token": name(i), "probability": p} for i, p in zip(ids, probabilities, strict=True)]
+
+        predictions = [list(map(best, *pair)) for pair in zip(tokens, probabilities, strict=True)]
+        rows = [{"layer": layer, "predictions": call} for layer, call in zip(self.layers, predictions, strict=True)]
+        return {"positions": list(self.positions), "layers": rows}
+
+
+def logit_lens(model: nn.Module, args: ModelArgs, *, positions: Indices = None) -> LogitLens:
+    """Apply the model's final norm and head to the residual stream after each block.
+
+        lens = look.logit_lens(model, ids, positions=-1)
+        lens.top()                             # the prediction after each block, and its probability
+        lens.logits[-1]                        # the output of the model
+
+    Args:
+        model: Model in evaluation mode.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments.
+        positions: Positions whose logits are kept; all logits of a long text take much memory.
+
+    Raises:
+        ConfigError: If no blocks are found between input and logits.
+    """
+    stream = record_residual_stream(model, args)
+    if not stream.blocks:
+        raise ConfigError(
+            "no blocks were found between input and logits; expected layers in an nn.ModuleList or nn.Sequential that "
+            "each add to the output of the previous one"
+        )
+    is_text = stream.logits.dim() > 2
+    position_ids = resolve_indices(positions, stream.logits.shape[-2], "position") if is_text else [0]
+    blocks, ran = stream.blocks, stream.ran
+    last, states = blocks[-1], [first_tensor(ran[block].output) for block in blocks]
+    end, output = ran[last].number, ran[last].output
+    outputs = {path: call.output for path, call in ran.items() if call.number < end and not path.startswith(last)}
+    logits_by_layer = []
+    for state in (ran[blocks[0]].block_input, *states):
+        with _fixed_outputs(model, outputs | {last: output if state is None else replace_first_tensor(output, state)}):
+            logits = run_logits(model, args)
+        logits_by_layer.append((select_indices(logits, -2, position_ids) if is_text else logits).clone())
+    return LogitLens(
+        layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(logits_by_layer), positions=tuple(position_ids)
+    )
+
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _fixed_outputs(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
+    """Make modules return these outputs in this thread; other threads run the original modules."""
+    modules, thread = {path: model.get_submodule(path) for path in outputs}, threading.get_ident()
+
+    def constant_forward(original: Callable[..., Any], output: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: output if threading.get_ident() == thread else original(*args, **kwargs)
+
+    with _LOCK, ExitStack() as stack:  # concurrent replacements would overwrite each other
+        for path, module in modules.items():
+            original, output = module.forward, vars(module)
+            restore = (
+                partial(output.__setitem__, "forward", original)
+                if "forward" in output
+                else partial(output.pop, "forward")
+            )
+            stack.callback(restore)
+            output["forward"] = constant_forward(original, outputs[path])
+        yield

@@ -1,0 +1,272 @@
+"""Activation patching and ablation: many single changes to one run, computed in batches.
+
+Each cell of the result is the run with one change: the output of a module at one position, of one head, or of a whole
+module. A batch contains a copy of the input for each cell, so that one pass computes all of them; the model runs
+unchanged, and the changes are interventions of `look.trace`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.validation import require
+from clearhead.analysis.interp.metric import LogitMetric, Metric, ModelArgs, input_tensors, repeat_batch, run_logits
+from clearhead.analysis.interp.residual_stream import record_residual_stream
+from clearhead.analysis.tracing.activation_store import CallContext
+from clearhead.analysis.tracing.edits import Intervention
+from clearhead.analysis.tracing.trace import Trace, trace
+from clearhead.analysis.views.chart import Chart, HasCharts, pad_ragged, strip_common_prefix
+from clearhead.errors import ConfigError, ShapeError
+
+Granularity = Literal["position", "head", "module"]
+_DIMS = {"position": -2, "head": -3}  # of the changed activation
+_BUDGET = 1 << 30  # approximate bytes of one batched pass
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatchingResult(HasCharts):
+    """A metric for every module (`rows`, by path) and position or head (`columns`); NaN if a module has fewer.
+
+    `baseline` is the metric of the unchanged run, `clean` that of a patch's clean run; NaN for an ablation.
+    """
+
+    method: str
+    rows: tuple[str, ...]
+    granularity: Granularity
+    columns: tuple[int, ...]
+    values: Tensor  # (R, C), float64
+    baseline: float
+    clean: float = math.nan
+
+    @property
+    def change(self) -> Tensor:
+        """Change of the metric by each cell, (R, C)."""
+        return self.values - self.baseline
+
+    @property
+    def restored(self) -> Tensor:
+        """(R, C), of a patch: the share of the metric's difference to the clean run that a cell restores."""
+        if not abs(self.clean - self.baseline) > 0:
+            raise ConfigError(
+                f"the metric is {self.baseline:.6g} in the changed run and {self.clean:.6g} in the clean run, so "
+                "`restored` is undefined; use `change`"
+            )
+        return self.change / (self.clean - self.baseline)
+
+    def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
+        """Return a chart of the change of the metric, as shares of the difference to the clean run if there is one."""
+        is_patch = abs(self.clean - self.baseline) > 0
+        columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
+        if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
+            columns = list(tokens)
+        way = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
+        note = f"1 restores the metric fully, {way}." if is_patch else f"Change of the metric from {self.baseline:.4g}."
+        what = {"position": "each module and position", "head": "each head", "module": "each module"}[self.granularity]
+        title = f"Patching {what} from the clean run" if self.method == "patched" else f"Ablation of {what}"
+        values = self.restored if is_patch else self.change
+        return [
+            Chart(
+                title=title, rows=strip_common_prefix(self.rows), columns=columns, values=values, signed=True, note=note
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as plain data for JSON."""
+        names = {"rows": list(self.rows), "columns": list(self.columns)}
+        values = [[None if v != v else v for v in row] for row in self.values.tolist()]
+        return {**vars(self), **names, "values": values, "clean": None if math.isnan(self.clean) else self.clean}
+
+
+def patch(
+    model: nn.Module,
+    clean: ModelArgs,
+    corrupted: ModelArgs,
+    metric: Metric | None = None,
+    *,
+    modules: str | None = None,
+    granularity: Granularity = "position",
+    batch: int | None = None,
+) -> PatchingResult:
+    """Patch activations of the clean run into the corrupted run, one at a time, and measure each run.
+
+        result = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, baseline=4))
+        result.restored                        # (blocks, positions): 1 if that activation alone restores the metric
+        look.patch(model, clean_ids, corrupted_ids, granularity="head")
+
+    Args:
+        model: Model in evaluation mode.
+        clean: Input of the clean run.
+        corrupted: Input of the corrupted run, of the same shape.
+        metric: Function from logits to a number; default: the logit of the clean run's top prediction.
+        modules: Pattern such as "encoder.blocks.*"; default: the blocks that lead to the logits, or their attention
+            layers if `granularity` is "head".
+        granularity: "position", "head" or "module".
+        batch: Maximum number of runs per pass.
+
+    Raises:
+        ShapeError: If the inputs have different shapes.
+    """
+    shapes = [[tuple(x.shape) for x in input_tensors(args)] for args in (clean, corrupted)]
+    if shapes[0] != shapes[1]:
+        raise ShapeError(
+            f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched separately, so "
+            "pass two inputs of the same length"
+        )
+    source, logits = _record(model, clean, modules, granularity, "blocks")
+    metric = _metric(metric, logits)
+    paths = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
+    return PatchingResult(method="patched", granularity=granularity, clean=_number(metric(logits)), **paths)
+
+
+def ablate(
+    model: nn.Module,
+    args: ModelArgs,
+    metric: Metric | None = None,
+    *,
+    modules: str | None = None,
+    granularity: Granularity = "head",
+    to: Literal["zero", "mean"] = "zero",
+    batch: int | None = None,
+) -> PatchingResult:
+    """Ablate one head, module or position at a time, and measure each run.
+
+        result = look.ablate(model, ids, look.LogitMetric(token=17))
+        result.change                          # (layers, heads): change of the logit without each head
+        look.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
+
+    Args:
+        model: Model in evaluation mode.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments.
+        metric: Function from logits to a number; default: the logit of the model's top prediction.
+        modules: Pattern; default: all heads, or the attention and feed-forward layers for another `granularity`.
+        granularity: "head", "module" or "position".
+        to: "zero", or "mean" for the mean over all positions (and sequences) of this run.
+        batch: Maximum number of runs per pass.
+    """
+    require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
+    source, logits = _record(model, args, modules, granularity, "contributors")
+
+    def ablated(x: Tensor) -> Tensor:
+        return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
+
+    return PatchingResult(
+        method="ablated",
+        granularity=granularity,
+        **_sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated),
+    )
+
+
+def _record(
+    model: nn.Module,
+    args: ModelArgs,
+    modules: str | None,
+    granularity: Granularity,
+    default: Literal["blocks", "contributors"],
+) -> tuple[Trace, Tensor]:
+    """Return a trace of the activations to change, and the logits."""
+    require(
+        granularity in ("position", "head", "module"),
+        f"granularity is {granularity!r}; expected 'position', 'head' or 'module'",
+    )
+    paths = [modules] if modules else []
+    if modules is None:
+        with trace(model) as attention:
+            stream = record_residual_stream(model, args)
+        within = tuple(f"{block}." for block in stream.blocks)
+        attention_layers = [path for path in attention.paths if f"{path}.".startswith(within)]
+        paths = attention_layers if granularity == "head" else getattr(stream, default)
+    require(
+        bool(paths),
+        f"no modules were found for granularity={granularity!r}; pass modules or another granularity",
+    )
+    with trace(model, *(f"{path}.{'weights' if granularity == 'head' else 'output'}" for path in paths)) as source:
+        return source, run_logits(model, args)
+
+
+def _metric(metric: Metric | None, logits: Tensor) -> Metric:
+    if metric is None or isinstance(metric, LogitMetric):
+        return (metric or LogitMetric()).resolve(logits)
+    return metric
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerRowEdit(Intervention):
+    """Change each copy of the input in a batch differently: one index along `dim`, or all, of `value`."""
+
+    copies: int
+    positions: list[tuple[int, int]]  # (copy, index)
+    value: Tensor
+    dim: int | None
+
+    def replacement(self, part: Tensor, path: str, positions: list[int]) -> Tensor:
+        raise NotImplementedError  # replacements differ per copy
+
+    def apply(self, x: Tensor, context: CallContext) -> Tensor:
+        changed = x.clone().unflatten(0, (self.copies, -1))
+        for copy, i in self.positions:
+            target, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
+            target.copy_(new)
+        return changed.flatten(0, 1)
+
+
+def _sweep(
+    model: nn.Module,
+    args: ModelArgs,
+    source: Trace,
+    granularity: Granularity,
+    metric: Metric,
+    batch: int | None,
+    change: Callable[[Tensor], Tensor],
+) -> dict[str, Any]:
+    """Return the metric of the unchanged run and of every change; `change` maps a recorded activation to
+    its replacement.
+    """
+    message = f"batch is {batch}; expected the maximum number of runs per pass, at least 1"
+    require(batch is None or batch >= 1, message)
+    heads, dim = slice(None) if granularity == "head" else None, _DIMS.get(granularity)
+    paths, read = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
+    baseline_logits = run_logits(model, args)
+    cells = [(path, i) for path in paths for i in range(_n_cells(path, read(path), dim))]
+    # Approximate memory of one run: its logits with workspace, and one active block.
+    size = baseline_logits.element_size() * (4 * baseline_logits.numel() + 32 * read(paths[0]).numel())
+    chunk_size = batch or max(1, _BUDGET // size)
+    metrics: dict[str, list[float]] = {path: [] for path in paths}
+    for start in range(0, len(cells), chunk_size):
+        chunk = cells[start : start + chunk_size]
+        with trace(model, "output") as t:
+            for path in dict.fromkeys(path for path, _ in chunk):
+                positions = [(copy, i) for copy, (cell_path, i) in enumerate(chunk) if cell_path == path]
+                t.intervene(
+                    path,
+                    PerRowEdit(copies=len(chunk), positions=positions, value=change(read(path)), dim=dim, heads=heads),
+                )
+            logits = run_logits(model, repeat_batch(args, len(chunk)))
+        for (path, _), rows in zip(chunk, logits.chunk(len(chunk)), strict=True):
+            metrics[path].append(_number(metric(rows)))
+    values = pad_ragged(metrics.values())
+    baseline, columns = _number(metric(baseline_logits)), tuple(range(values.shape[1]))
+    return {"rows": tuple(paths), "columns": columns, "values": values, "baseline": baseline}
+
+
+def _n_cells(path: str, x: Tensor, dim: int | None) -> int:
+    """Return the number of changes of a module's output."""
+    if x.dim() < 3 and dim is not None:
+        raise ShapeError(
+            f"{path or 'the model'} returns {tuple(x.shape)}, which has no positions; use granularity='module'"
+        )
+    return 1 if dim is None else x.shape[dim]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ShapeError(
+            f"the metric returned {tuple(value.shape)}; expected one number for the logits of one input, as from "
+            "look.LogitMetric(token=…)"
+        )
+    return float(value)

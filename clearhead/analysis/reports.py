@@ -1,0 +1,269 @@
+"""Attention reports and model inputs for the bundled tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.shapes import Float
+from clearhead.analysis.interp.metric import ModelInputs
+from clearhead.analysis.tracing.trace import Trace, trace
+from clearhead.analysis.views.report import AttentionReport, Labels, build_report
+from clearhead.data import audio
+from clearhead.data.tasks.digits import grey, prepare
+from clearhead.data.tasks.speech import TAIL
+from clearhead.errors import DataError, needing
+from clearhead.generation import Greedy, Strategy, generate
+from clearhead.generation.ctc import decode
+from clearhead.hub import Pipeline
+from clearhead.hub.translate import DEFAULT, Translation, translations
+from clearhead.models import CTCEncoder, VisionTransformer
+from clearhead.nn import MultiHeadAttention
+
+
+def attention_report(
+    trained: Pipeline, given: str, *, how: Strategy = DEFAULT, data: Path | None = None
+) -> AttentionReport:
+    """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
+    sound.
+
+        look.attention_report(pretrained.load("en-es"), "How are you?")
+
+    Args:
+        trained: A loaded model.
+        given: The text, or the path of an image or audio file.
+        how: Decoding strategy of a translation.
+        data: Data set from which an image is selected by number.
+    """
+    if trained.task == "translation":
+        return translation_report(trained, translations(trained, [given], strategy=how)[0])
+    if trained.task == "digits":
+        return report_for_image(trained, read_image(trained, given, data), name=Path(given).name)
+    if trained.task == "speech":
+        rate = trained.model.config.mel.sample_rate if isinstance(trained.model, CTCEncoder) else None
+        return report_for_audio(trained, audio.read(given, rate).samples, name=Path(given).name)
+    inputs: Any = model_inputs(trained, given)
+    return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
+
+
+def model_inputs(trained: Pipeline, given: str, *, how: Strategy = DEFAULT, data: Path | None = None) -> ModelInputs:
+    """Return an input in the form in which its model is called, for `logit_lens`, `attribute`, `patch` and `ablate`.
+
+        inputs = look.model_inputs(trained, "To be, or not")
+        look.logit_lens(trained.model, inputs.args).charts(inputs.tokens, inputs.name)
+
+    Args:
+        trained: A loaded model.
+        given: The text, or the path of an image file. A translation consists of the sentence and the model's output.
+        how: Decoding strategy of a translation.
+        data: Data set from which an image is selected by number.
+    """
+    title = shorten_text(given)
+    if trained.task == "digits":
+        pixels = image_input(trained, read_image(trained, given, data))
+        return ModelInputs(pixels, tuple(patch_labels(trained)), str, Path(given).name)
+    tokenizer = trained.tokenizer
+    read: list[int] = []
+    if trained.task == "translation":
+        made = translations(trained, [given], strategy=how)[0]
+        (read, ids), title = source_and_target_ids(trained, made), f"{title} → {made.target}"
+    elif trained.task == "sort-dedup":
+        ids, answer = sorting_ids(trained, given)
+        ids, title = [*ids, *answer], f"{title} → {tokenizer.decode(answer)}"
+    else:
+        ids = list(encode_prompt(trained, given))
+    calls = tuple(ids_tensor(trained, some) for some in (read, ids) if some)
+    source, tokens = (tuple(tokenizer.tokens(some)) for some in (read, ids))
+    return ModelInputs(calls, tokens, lambda token: tokenizer.tokens([token])[0], title, source)
+
+
+def translation_report(trained: Pipeline, made: Translation) -> AttentionReport:
+    """Build the report of a sentence and its translation from the ids of the translation, without re-encoding.
+
+    The query of token i predicts token i + 1.
+
+    Args:
+        trained: The translation model.
+        made: The translation.
+    """
+    input_ids, names = source_and_target_ids(trained, made), trained.tokenizer.tokens
+    with torch.no_grad(), _trace(trained) as t:
+        trained.model(*(ids_tensor(trained, ids) for ids in input_ids))
+    read, target, written = names(input_ids[0]), names(input_ids[1]), names(made.written)
+    labels: Labels = {"encoder.**": (read, read), "**.cross_attention": (written, read), "**": (target, target)}
+    metadata = {"source": f"{len(read)} tokens", "written": f"{len(written)} tokens"}
+    return build_report(t, labels, title=f"{made.source.strip()} → {made.target}", metadata=_facts(trained) | metadata)
+
+
+def source_and_target_ids(trained: Pipeline, made: Translation) -> tuple[list[int], list[int]]:
+    """Return the inputs of encoder and decoder of a translation."""
+    if not made.read:
+        raise DataError("the input is empty; pass a sentence to translate")
+    return list(made.read), [trained.tokenizer.bos_id, *made.written[:-1]]
+
+
+def sorting_ids(trained: Pipeline, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:
+    """Return the ids of the letters and <START>, and those of the answer."""
+    tokenizer = trained.tokenizer
+    ids = [*tokenizer.encode(letters), tokenizer.bos_id]
+    if len(ids) == 1:
+        raise DataError("the input is empty; pass letters separated by blanks, such as 'D A A'")
+    longest = getattr(trained.model.config, "max_len", len(ids) + tokenizer.vocab_size)
+    room = min(tokenizer.vocab_size, int(longest) - len(ids))
+    if room < 1:
+        raise DataError(
+            f"{len(ids) - 1} letters leave no positions for an answer; {trained.name} takes {longest} tokens"
+        )
+    made = generate(
+        trained.model, ids_tensor(trained, ids), strategy=Greedy(), max_new_tokens=room, stop_ids=tokenizer.eos_id
+    )
+    return ids, made.sequence(0, with_stop=with_stop).tolist()
+
+
+def encode_prompt(trained: Pipeline, prompt: str) -> list[int]:
+    """Return the ids of a text; raise DataError if it is empty or too long."""
+    ids = trained.tokenizer.prompt(prompt)
+    if not ids:
+        raise DataError("the text has no tokens; pass at least one letter")
+    longest = getattr(trained.model.config, "max_len", None)
+    if longest is not None and len(ids) > longest:
+        raise DataError(f"the text has {len(ids)} tokens but {trained.name} takes at most {longest}; shorten it")
+    return ids
+
+
+def shorten_text(text: str) -> str:
+    """Return a text in one line of at most 90 characters."""
+    return " ".join((text if len(text) <= 90 else text[:89] + "…").split())
+
+
+def report_for_image(trained: Pipeline, pixels: Tensor, *, name: str) -> AttentionReport:
+    """Build the report of a gray image (height, width) of bytes."""
+    model: Any = trained.model
+    rows, columns = model.config.grid
+    with torch.no_grad(), _trace(trained) as t:
+        logits = model(image_input(trained, pixels))[0]
+    metadata = _facts(trained) | {"seen": _likeliest(logits, str), "patches": f"{rows} × {columns}"}
+    title = f"{name} → {int(logits.argmax())}"
+    return build_report(t, patch_labels(trained), title=title, metadata=metadata, image=pixels, grid=(rows, columns))
+
+
+def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: str) -> AttentionReport:
+    """Build the report of a sound, over its spectrogram."""
+    model = trained.model
+    if not isinstance(model, CTCEncoder):
+        raise no_attention_error(trained)
+    mel, stacked = model.config.mel, model.config.frame_stacking
+    if mel.n_frames(len(samples)) < stacked:
+        raise DataError(f"{name} is too short: {len(samples)} samples, and a moment of {trained.name} takes more")
+    frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL * mel.sample_rate)))[None])  # as a listener hears it
+    with torch.no_grad(), _trace(trained) as t:
+        logits = model(frames.to(model.head.weight))[0].float().cpu()
+    heard = {one.start: str(one.id) for one in decode(logits.log_softmax(-1), blank=model.config.blank)}
+    names = [f"{heard.get(n, '')} {n * model.config.frame_seconds:.2f} s".lstrip() for n in range(len(logits))]
+    shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low notes below
+    image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
+    image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)
+    title = f"{name} → {' '.join(heard.values()) or 'nothing'}"
+    metadata = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in heard) or "nothing"}
+    made = build_report(t, names, title=title, metadata=_facts(trained) | metadata, image=image, grid=(1, len(logits)))
+    return replace(made, query=next(iter(heard), None))
+
+
+def image_input(trained: Pipeline, pixels: Tensor) -> Tensor:
+    """Return a gray image (height, width) of bytes as model input."""
+    choice: Any = getattr(trained.recipe.data, "normalize", None)
+    if choice is None:
+        name = trained.name
+        raise DataError(f"{name} does not say how its pictures were normalised: train it again, its folder will")
+    return prepare(pixels[None], choice).to(next(trained.model.parameters()).device)
+
+
+def patch_labels(trained: Pipeline) -> list[str]:
+    """Return the tokens of an image: patch coordinates, after the special tokens."""
+    config: Any = trained.model.config
+    places = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
+    return [*["[CLS]"] * config.pooling.n_extra, *places]
+
+
+_MAX_PIXELS = 1 << 25  # decoded, an image takes several times 4 bytes per pixel
+
+
+def read_image(trained: Pipeline, given: str, data: Path | None) -> Tensor:
+    """Return the gray bytes of an image in the model's size: from a file, or by number from the validation data."""
+    if not isinstance(trained.model, VisionTransformer):
+        raise no_attention_error(trained)
+    if data is not None:
+        task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
+        images: Tensor = task.validation.pixels
+        if not given.isdigit() or int(given) >= len(images):
+            raise DataError(f"{given} is no picture of {data}: expected a number from 0 to {len(images) - 1}")
+        return images[int(given)]
+    path, (height, width) = Path(given), trained.model.config.image_size
+    if not path.is_file():
+        raise DataError(
+            f"there is no picture {given}: give a PNG or JPEG file, or with --data the number of one of its pictures"
+        )
+    with needing("reading pictures needs pillow: pip install pillow"):
+        from PIL import Image, UnidentifiedImageError
+    try:
+        with Image.open(path) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:
+                raise DataError(
+                    f"{given} has {opened.width:,} × {opened.height:,} pixels; expected at most {_MAX_PIXELS:,}: "
+                    "make it smaller first"
+                )
+            # What is see-through lies on white paper.
+            color = opened.convert("RGBA")
+            paper = Image.alpha_composite(Image.new("RGBA", color.size, "white"), color)
+            small = paper.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"{given} cannot be read as a picture: {str(error).splitlines()[0]}") from error
+    return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
+
+
+def report_for_ids(trained: Pipeline, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:
+    """Build the report of the ids of a text, with the top predictions; optionally of one layer."""
+    with torch.no_grad(), _trace(trained, layer) as t:
+        logits = trained.model(ids_tensor(trained, ids))[0, -1]
+    tokens = trained.tokenizer.tokens
+    metadata = {"tokens": str(len(ids)), "next_token": _likeliest(logits, lambda token: tokens([token])[0])}
+    return build_report(t, tokens(ids), title=title, metadata=_facts(trained) | metadata)
+
+
+def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
+    """Return the top three predictions as text."""
+    chances, ids = logits.softmax(-1).topk(3)
+    return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), chances.tolist(), strict=True))
+
+
+def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """Return the attention layers of a clearhead model by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+
+
+def _trace(trained: Pipeline, layer: str | None = None) -> Trace:
+    layers = attention_layers(trained.model)
+    if not layers:
+        raise no_attention_error(trained)
+    patterns = (f"{path}.weights" for path in (layers if layer is None else [layer]))
+    return trace(trained.model, *patterns, "**.blocks.*.output")
+
+
+def no_attention_error(trained: Pipeline) -> DataError:
+    """Return the error for a model without attention."""
+    kind = type(trained.model).__name__
+    return DataError(f"{trained.name} is a {kind} and has no attention; choose a Transformer")
+
+
+def _facts(trained: Pipeline) -> dict[str, str]:
+    return {"model": trained.name, "parameters": f"{sum(p.numel() for p in trained.model.parameters()):,}"}
+
+
+def ids_tensor(trained: Pipeline, ids: Sequence[int]) -> Tensor:
+    """Return ids as a tensor (1, T) on the model's device."""
+    return torch.tensor([list(ids)], device=next(trained.model.parameters()).device)

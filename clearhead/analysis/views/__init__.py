@@ -1,0 +1,1 @@
+"""Draw results in a terminal, as figures and as web pages."""

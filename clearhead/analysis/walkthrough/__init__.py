@@ -1,0 +1,1 @@
+"""An annotated walkthrough of one forward pass, step by step."""

@@ -1,0 +1,342 @@
+"""Walkthrough of one forward pass: every step with its formula and the values of the run.
+
+    walkthrough = look.build_walkthrough(pretrained.load("en-es"), "Hello world")
+    print(walkthrough)                                     # in the terminal; in a notebook it draws itself
+    walkthrough["encoder.blocks.0", "weights"].values      # (H, S, S): attention weights of the first block
+    walkthrough.predictions[0].top                         # the five most probable first tokens
+
+A text is generated greedily first. One pass over all of it is then recorded, which contains every step because of the
+causal mask.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from clearhead.analysis import reports as tasks
+from clearhead.analysis.tracing.recorder import first_tensor
+from clearhead.analysis.tracing.trace import trace
+from clearhead.analysis.views.page import iframe, render_template
+from clearhead.analysis.walkthrough.builder import TokenAxis, WalkthroughBuilder, record_calls
+from clearhead.analysis.walkthrough.steps import WalkthroughStep, as_text, texts
+from clearhead.errors import ConfigError
+from clearhead.generation import Greedy, generate
+from clearhead.hub import Pipeline
+from clearhead.hub.translate import translations
+from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
+from clearhead.nn.modes import eval_mode, iter_modules
+
+TOP_K = 5
+NEW_TOKENS = 8  # for open-ended text
+SIDE = 64  # maximum cells per side of a matrix in JSON
+_NUMBERS = 1024  # values of the vectors of one step in JSON, over all tokens
+_LEAST, _MOST = 8, 64  # minimum and maximum values of one vector in JSON
+_ROWS = 256  # tokens whose vectors are included
+
+
+@dataclass(frozen=True)
+class TokenProbability:
+    """A token or class, and its probability."""
+
+    token: str
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of one step: context tokens, most probable tokens, and selected token."""
+
+    context: tuple[str, ...]
+    top: tuple[TokenProbability, ...]
+    token: TokenProbability
+
+
+@dataclass(frozen=True)
+class Section:
+    """Consecutive steps `first` to `last`: input, a block, or output."""
+
+    path: str
+    title: str
+    first: int
+    last: int
+    block: int | None = None  # its number in its stack
+    order: str = ""  # of a block: "pre-norm", "post-norm" or "parallel", as it was seen to run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Walkthrough:
+    """The steps of one run, in order.
+
+    Attributes:
+        title: Title of the page.
+        model: Name of the model.
+        kind: Class of the model.
+        steps: The steps.
+        predictions: The prediction of each position, or the one answer.
+        sizes: Sizes by symbol.
+        metadata: Names and values displayed under the title.
+    """
+
+    title: str
+    model: str
+    kind: str
+    steps: Sequence[WalkthroughStep]
+    predictions: Sequence[Prediction] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)  # by letter
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, at: tuple[str, str]) -> WalkthroughStep:
+        """Return the first step with this `role` in a module or block: `walkthrough["decoder.blocks.0", "scores"]`.
+
+        Raises:
+            ConfigError: If there is no such step.
+        """
+        where, role = at
+        for step in self.steps:
+            inside = where in ("", step.module, step.section) or step.module.startswith(f"{where}.")
+            if inside and step.role == role:
+                return step
+        roles = ", ".join(dict.fromkeys(step.role for step in self.steps))
+        raise ConfigError(f"there is no step {role!r} in {where or 'the model'}; the roles are: {roles}")
+
+    @property
+    def sections(self) -> list[Section]:
+        """The steps grouped by block, in order."""
+        together = groupby(range(len(self.steps)), key=lambda i: self.steps[i].section)
+        return [_section(self.steps, list(numbers)) for _, numbers in together]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON data: the first values of vectors, and matrices up to 64 × 64."""
+        return {"title": self.title, "model": self.model, "kind": self.kind} | {
+            "metadata": dict(self.metadata),
+            "sizes": dict(self.sizes),
+            "symbols": texts()["symbols"],
+            "sections": [asdict(section) for section in self.sections],
+            "steps": [_step_to_dict(step) for step in self.steps],
+            "predictions": [asdict(prediction) for prediction in self.predictions],
+        }
+
+    def text(self, *, layer: str | int = 0, head: int = 0, width: int = 100, color: bool = False) -> str:
+        """Return the walkthrough for a terminal, with the blocks of this index (or path) in full."""
+        return as_text(self, layer=layer, head=head, width=width, color=color)
+
+    def html(self) -> str:
+        """Return the walkthrough as one self-contained page."""
+        return render_template(
+            "walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",)
+        )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return iframe(self.html(), self.title)
+
+
+def build_walkthrough(
+    model: Pipeline | nn.Module, *model_input: Any, max_new_tokens: int | None = None, data: Path | None = None
+) -> Walkthrough:
+    """Run a model on an input and return a walkthrough of the run.
+
+        look.build_walkthrough(pretrained.load("en-es"), "Hello world")
+
+    Args:
+        model: A loaded pretrained model, or a module.
+        *model_input: A sentence, a prompt, letters, or an image of a digit (file, number or (height, width) bytes);
+        for a
+            module, its input tensors.
+        max_new_tokens: Maximum number of generated tokens; default: until the end, or 8 for open-ended text.
+        data: Data set from which an image is selected by number.
+
+    Raises:
+        ConfigError: If the model has no attention that can be recorded.
+    """
+    if isinstance(model, nn.Module):  # without a tokenizer, tokens are labeled by position
+        axes, name = {"encoder": TokenAxis("S", (), 0)} if len(model_input) > 1 else {}, type(model).__name__
+        return _WalkthroughRun(model, name, axes | {"": TokenAxis("T", (), 0)}, None, *model_input).walk(
+            f"A run of {name}"
+        )
+    trained, text = model, model_input[0]
+    if isinstance(trained.model, EncoderDecoder):
+        return _of_pair(trained, text, max_new_tokens)
+    if isinstance(trained.model, VisionTransformer):
+        return _of_picture(trained, text, data)
+    if isinstance(trained.model, (Decoder, Encoder)):
+        return _of_text(trained, text, max_new_tokens)
+    raise tasks.no_attention_error(trained)
+
+
+def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
+    """Return the walkthrough of a prompt of a decoder, letters to sort, or a text of an encoder."""
+    is_sorting = trained.task == "sort-dedup"
+    ids, generated = (
+        tasks.sorting_ids(trained, text, with_stop=True) if is_sorting else (tasks.encode_prompt(trained, text), [])
+    )
+    generated = generated[:max_new_tokens]
+    if isinstance(trained.model, Decoder) and not generated:
+        # The last token is generated but not encoded.
+        n_new = min(max_new_tokens or NEW_TOKENS, trained.model.config.max_len - len(ids) + 1)
+        new = generate(
+            trained.model,
+            tasks.ids_tensor(trained, ids),
+            strategy=Greedy(),
+            max_new_tokens=n_new,
+            stop_ids=trained.stops,
+        )
+        generated = new.sequence(0, with_stop=True).tolist()
+    input_ids = [*ids, *generated[:-1]]
+    axis = TokenAxis("T", trained.tokenizer.tokens(input_ids), len(ids))
+    run = _WalkthroughRun(trained.model, trained.name, {"": axis}, text, tasks.ids_tensor(trained, input_ids))
+    if not generated:
+        return run.walk(tasks.shorten_text(text))
+    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stops])
+    run.add_predictions(generated, trained.tokenizer.tokens, first=len(ids) - 1)
+    return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
+
+
+def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
+    generated = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
+    input_ids, target = tasks.source_and_target_ids(trained, generated)
+    tokens = trained.tokenizer.tokens
+    axes = {"encoder": TokenAxis("S", tokens(input_ids), len(input_ids)), "": TokenAxis("T", tokens(target), 1)}
+    inputs = (tasks.ids_tensor(trained, half) for half in (input_ids, target))
+    run = _WalkthroughRun(trained.model, trained.name, axes, text, *inputs)
+    run.add_predictions(generated.written, tokens)
+    return run.walk(f"{tasks.shorten_text(text)} → {generated.target}")
+
+
+def _of_picture(trained: Pipeline, model_input: str | Tensor, data: Path | None) -> Walkthrough:
+    pixels = model_input if isinstance(model_input, Tensor) else tasks.read_image(trained, model_input, data)
+    tokens = tasks.patch_labels(trained)
+    axis = TokenAxis("T", tokens, len(tokens))
+    run = _WalkthroughRun(trained.model, trained.name, {"": axis}, pixels, tasks.image_input(trained, pixels))
+    run.add_predictions([int(run.output[0].argmax())], lambda ids: [str(i) for i in ids])
+    name = "a picture" if isinstance(model_input, Tensor) else Path(model_input).name
+    return run.walk(f"{name} → {run.predictions[0].token.token}")
+
+
+class _WalkthroughRun:
+    """A recorded run of the model on these inputs."""
+
+    def __init__(
+        self, model: nn.Module, name: str, axes: dict[str, TokenAxis], model_input: str | Tensor | None, *inputs: Tensor
+    ) -> None:
+        self._model, self._name, self._lines = model, name, axes
+        self.predictions: list[Prediction] = []
+        with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as recorded, record_calls(model) as visits:
+            output = first_tensor(model(*inputs))
+        if not recorded.paths or output is None:
+            raise ConfigError(f"{name} has no attention that can be recorded. {recorded.report()}")
+        self.output: Tensor = output
+        for start, axis in axes.items():
+            if not axis.tokens:
+                size = recorded.attention_inputs([path for path in recorded.paths if path.startswith(start)][-1]).T
+                axes[start] = TokenAxis(axis.letter, [str(i) for i in range(size)], size)
+        self._guide = guide = WalkthroughBuilder(recorded, axes)
+        if isinstance(model_input, str):
+            letters = tuple(model_input.strip())
+            guide.note(
+                "characters", torch.tensor(list(map(ord, letters))), "characters", module="", section="", rows=letters
+            )
+        elif model_input is not None:
+            guide.note("pixels", model_input, "height width", module="", section="")
+        guide.walk(visits[0])
+
+    def add_predictions(
+        self, token_ids: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0
+    ) -> None:
+        """Add the predictions from row `first` on, and the final steps."""
+        axis, guide = self._lines[""], self._guide
+        logits = self.output[0].reshape(-1, self.output.shape[-1])  # (T, V), or (1, V) of classes
+        is_single = logits.shape[0] == 1 and len(axis.tokens) > 1
+        probabilities = logits[first : first + len(token_ids)].float().softmax(-1).cpu()
+        best = probabilities.topk(min(TOP_K, probabilities.shape[-1]), dim=-1)
+        for i, (id_, ids, shares) in enumerate(
+            zip(token_ids, best.indices.tolist(), best.values.tolist(), strict=True)
+        ):
+            words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
+            word = TokenProbability(tokens([id_])[0], id_, float(probabilities[i, id_]))
+            self.predictions.append(Prediction(() if is_single else tuple(axis.tokens[: first + i + 1]), words, word))
+        steps, rows = guide.steps, () if is_single else tuple(axis.tokens[first:])
+        common: dict[str, Any] = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
+        letter = "1" if is_single else axis.letter if first == 0 else "steps"
+        cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
+        remainder_note = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
+        kwargs = {"cells": cells, "sources": (len(steps) - 1,), "note": remainder_note}
+        at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **kwargs, **common)
+        kwargs = {"cells": tuple((prediction.token.token,) for prediction in self.predictions), "sources": (at,)}
+        guide.note("answer" if is_single else "next", torch.tensor(token_ids), letter, **kwargs, **common)
+
+    def walk(self, title: str) -> Walkthrough:
+        """All that was noted."""
+        guide, (*earlier, last) = self._guide, self._guide.steps
+        if last.role == "norm" and last.shape == self.output.shape[1:]:  # the output of an encoder
+            common = {"module": "", "section": "", "rows": last.rows, "sources": (len(earlier),)}
+            guide.note("vectors", self.output[0], " ".join(last.symbols), **common)
+        kind = type(self._model).__name__
+        parameters = f"{sum(p.numel() for p in self._model.parameters()):,}"
+        metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "parameters": parameters}
+        if len(self.predictions) > 1:
+            metadata["generated"] = f"{len(self.predictions)} tokens, each the likeliest"
+        generated: dict[str, Any] = {"steps": guide.steps, "predictions": self.predictions, "sizes": guide.sizes}
+        return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **generated)
+
+
+def _step_to_dict(step: WalkthroughStep) -> dict[str, Any]:
+    """Return a step as JSON data, with truncated values."""
+    plain = {**vars(step), "kind": step.kind, "shape": step.shape}
+    x = plain.pop("values")
+    if step.kind == "maps":
+        fits, (rows, columns) = max(x.shape[-2:]) <= SIDE, (min(n, SIDE) for n in x.shape[-2:])
+        small = x if fits else adaptive_avg_pool2d(x.float(), (rows, columns))
+        return plain | {"values": _rounded(small), "pooled": not fits}
+    if step.kind != "vectors":
+        return plain | {"values": _rounded(x)}
+    numbers = max(_LEAST, min(_MOST, _NUMBERS // max(1, x[..., 0].numel())))
+    x = x if x.dim() < 2 else x[..., :_ROWS, :]
+    return plain | {"values": _rounded(x[..., :numbers]), "norms": _rounded(x.norm(dim=-1))}
+
+
+def _rounded(x: Tensor) -> Any:
+    """Return nested lists of values with four digits; None for infinite values, which JSON lacks."""
+    if not x.is_floating_point():
+        return x.long().tolist()
+    flat: list[Any] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in x.flatten().tolist()]
+    for n in reversed(x.shape[1:]):
+        flat = [flat[i : i + n] for i in range(0, len(flat), n)]
+    return flat if x.dim() else flat[0]
+
+
+def _section(steps: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
+    first, last = numbers[0], numbers[-1]
+    where, roles = steps[first].section, [steps[i].role for i in numbers]
+    match = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
+    if match is not None:
+        stack = (match[1] or "").rpartition(".")[2]
+        title = f"{stack} block {match[3]}".strip()
+        return Section(where, title[0].upper() + title[1:], first, last, int(match[3]), _order(steps, numbers))
+    name = where.rpartition(".")[2] or "model"
+    input_title = "The input" if roles in (["characters"], ["pixels"]) else f"Into the {name}"
+    return Section(where, input_title if first == 0 or "embedding" in roles else f"Out of the {name}", first, last)
+
+
+def _order(steps: Sequence[WalkthroughStep], numbers: list[int]) -> str:
+    """Return where the norms of a block are, as it ran."""
+    norms = {i for i in numbers if steps[i].role == "norm"}
+    adds = [steps[i] for i in numbers if steps[i].role == "add"]
+    if not norms or not adds:
+        return ""
+    if numbers[-1] in norms or any(step.sources[0] in norms for step in adds):
+        return "post-norm"
+    return "parallel" if len(adds[-1].sources) > 2 else "pre-norm"

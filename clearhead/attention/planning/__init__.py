@@ -1,1 +1,0 @@
-"""How a mask becomes lists of columns for blocks of rows: what of planning knows nothing of devices or kernels."""

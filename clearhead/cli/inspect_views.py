@@ -1,0 +1,206 @@
+"""Interpretability views of `clearhead inspect`: lens, attribution, patching, ablation, induction, vectors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import analysis, hub
+from clearhead.analysis import AttentionReport, LogitMetric, ModelInputs
+from clearhead.analysis.checks import spec_for
+from clearhead.analysis.inputs.module_spec import CallInputs, Ids
+from clearhead.analysis.interp.metric import run_logits
+from clearhead.analysis.views import figures
+from clearhead.cli.module_options import input_spec, load_named
+from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, use_color
+from clearhead.errors import ConfigError
+
+ViewResult = tuple[str, dict[str, Any], list[Any]]
+"""A title, a JSON document, and charts."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model and its input; `inputs` converts a text to model inputs, `report` computes the attention report."""
+
+    model: nn.Module
+    text: str | None
+    inputs: Callable[[str | None], ModelInputs]
+    report: Callable[[], AttentionReport]
+    name: Callable[[int], str] = str
+    n_tokens: int = 0  # with a name
+
+
+def model_inspection(
+    name: str, text: str | None, load_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> Inspection:
+    """Return the inspection of a named model, which has a tokenizer or takes images."""
+    trained = hub.load(name, **load_kwargs)
+
+    def require_text(text: str | None) -> str:
+        if text is None:
+            raise ConfigError(f"{name} needs an input; give a text or an image file")
+        return text
+
+    words: dict[str, Any] = {}
+    if trained.task not in ("digits", "speech"):
+        tokenizer = trained.tokenizer
+        words = {"name": lambda token: tokenizer.tokens([token])[0], "n_tokens": tokenizer.vocab_size}
+    return Inspection(
+        trained.model,
+        text,
+        lambda other: analysis.model_inputs(trained, require_text(other), **kwargs),
+        lambda: analysis.attention_report(trained, require_text(text), **kwargs),
+        **words,
+    )
+
+
+def module_inspection(
+    name: str, text: str | None, inputs: tuple[Any, ...], load_kwargs: Mapping[str, Any], *, seed: int, length: int
+) -> Inspection:
+    """Return the inspection of a factory's module; its input is random unless token ids are given."""
+    spec = spec_for(load_named(name), **input_spec(*inputs))
+    model, reads = spec.module, spec.inputs
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"{name} returned a {type(model).__name__}; expected a PyTorch module")
+    model = model.to(**load_kwargs).eval()
+
+    def make_inputs(text: str | None) -> ModelInputs:
+        generator = torch.Generator().manual_seed(seed)
+        drawn: list[Any] = [one and one.draw(1, length, generator) for one in (spec.source, reads)]
+        if text is not None:
+            if not isinstance(reads, Ids):
+                raise ConfigError(f"{name} does not take token ids; omit INPUT to use a random input")
+            drawn[1] = torch.tensor([parse_ids(text, reads.vocab_size)])
+        moved: list[Any] = [y if y is None else y.to(load_kwargs["device"]) for y in drawn]
+        source, x = (y.to(load_kwargs["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
+        call: dict[str, Any] = {}
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            call.update(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+        handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                spec.run(model, CallInputs(x=x, source=source))
+        finally:
+            handle.remove()
+        tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if spec.is_sequence else 0)
+        return analysis.ModelInputs(call, tuple(map(str, tokens)), str, spec.name)
+
+    def report() -> AttentionReport:
+        question = make_inputs(text)
+        with torch.no_grad(), analysis.trace(model, "**.weights") as t:
+            model(**dict(question.args))
+        one_text = spec.source is None and spec.is_sequence
+        return analysis.build_report(t, question.tokens if one_text else None, title=question.title)
+
+    return Inspection(model, text, make_inputs, report)
+
+
+def parse_ids(text: str, vocab_size: int) -> list[int]:
+    """Parse token ids such as `3 1 4`."""
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and int(word) < vocab_size for word in words):
+        raise ConfigError(f"got {text!r}; expected token ids from 0 to {vocab_size - 1}, such as '3 1 4'")
+    return [int(word) for word in words]
+
+
+def show_analysis(
+    inspection: Inspection, view: str, settings: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool
+) -> None:
+    """Show one view in the terminal, as JSON, as a figure or as a page."""
+    title, document, charts = _VIEWS[view](inspection, settings)
+    if html is not None:
+        analysis.save_page(charts, html, title=title)
+    if out is not None:
+        figures.save(figures.chart(charts[0]), out)
+    if json:
+        return show_json({"title": title, "view": view, **document})
+    print_wrapped(title)
+    for path in filter(None, (html, out)):
+        print_line(f"written to {path}")
+    for chart in charts if html is None and out is None else ():
+        print_wrapped(f"\n{chart.title}\n")
+        show_picture(chart.text(width=console.width, color=use_color()))
+        if note := getattr(chart, "note", ""):
+            console.print(f"\n{note}", markup=False, style="dim")
+
+
+def _lens(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    question = inspection.inputs(inspection.text)
+    result = analysis.logit_lens(inspection.model, question.args, positions=settings["query"])
+    return question.title, result.to_dict(question.name), result.charts(question.tokens, question.name)
+
+
+def _attribution(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    question, answer, title = _resolve_metric(inspection, settings)
+    result = analysis.attribute(inspection.model, question.args, answer)
+    return title, result.to_dict(), result.charts()
+
+
+def _patching(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    """Patch from the corrupted input, or ablate if there is none."""
+    question, answer, title = _resolve_metric(inspection, settings)
+    kwargs: dict[str, Any] = {name: settings[name] for name in ("granularity", "modules") if settings[name] is not None}
+    if settings["corrupted"] is None:
+        grid = analysis.ablate(inspection.model, question.args, answer, **kwargs)
+    else:
+        other: Any = inspection.inputs(settings["corrupted"]).args
+        if question.source:  # the source of a translation differs, not the target
+            other = (other[0], question.args[1])  # type: ignore[index]
+        grid = analysis.patch(inspection.model, question.args, other, answer, **kwargs)
+    is_source = bool(question.source) and grid.rows[0].startswith("encoder")
+    return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
+
+
+def _induction(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    result = analysis.induction_scores(inspection.model)
+    return "Induction scores on repeated random tokens", result.to_dict(), result.charts()
+
+
+def _vectors(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    table = next((m for m in inspection.model.modules() if isinstance(m, nn.Embedding)), None)
+    if table is None:
+        raise ConfigError("this model has no token embeddings")
+    result = analysis.pca(table.weight, [inspection.name(i) for i in range(table.num_embeddings)])
+    return "Token embeddings in two dimensions", result.to_dict(), [result]
+
+
+def _resolve_metric(inspection: Inspection, settings: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
+    """Return the model inputs, the metric and a title."""
+    question = inspection.inputs(inspection.text)
+    logits: Tensor = run_logits(inspection.model, question.args)
+    token, versus = (_token(settings[name], inspection) for name in ("target_token", "baseline_token"))
+    answer = LogitMetric(token, versus, -1 if settings["query"] is None else settings["query"]).resolve(logits)
+    first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
+    place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
+    rather = f" rather than {second[0]}" if second else ""
+    return question, answer, f"Why {first}{rather}{place}? {question.title}"
+
+
+def _token(word: str | None, inspection: Inspection) -> int | None:
+    if word is None:
+        return None
+    index = next(
+        (i for i in range(inspection.n_tokens) if word in (inspection.name(i), inspection.name(i).strip())), None
+    )
+    if index is None and not word.isdecimal():
+        raise ConfigError(f"the vocabulary has no token {word!r}; give a token as the views show it, or its id")
+    return int(word) if index is None else index
+
+
+_VIEWS: dict[str, Callable[[Inspection, Mapping[str, Any]], ViewResult]] = {
+    "lens": _lens,
+    "attribution": _attribution,
+    "patching": _patching,
+    "ablation": _patching,
+    "induction": _induction,
+    "vectors": _vectors,
+}

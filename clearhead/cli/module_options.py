@@ -1,0 +1,88 @@
+"""Models, factories and input specifications named on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from clearhead.cli.options import option
+from clearhead.errors import ConfigError
+
+VocabSize = Annotated[int | None, option("The module takes token ids smaller than this.")]
+InputDim = Annotated[int | None, option("The module takes one vector of this width per token.")]
+InputShape = Annotated[
+    str | None, option("The module takes tensors of this shape (without the batch), for example 3,32,32.")
+]
+
+
+def is_factory(name: str) -> bool:
+    """Whether a name is package.module:factory."""
+    return ":" in name and not name.startswith("hf:") and not Path(name).exists()
+
+
+def load_named(model: str, **load_kwargs: Any) -> Any:
+    """Return the model of a name, or the result of a factory, on a device and in a dtype."""
+    from torch import nn
+
+    from clearhead.analysis.checks import ModuleSpec
+    from clearhead.hub import load_model
+
+    if not is_factory(model):
+        return load_model(model, **load_kwargs)
+    target = import_target(model)
+    if not isinstance(target, (nn.Module, ModuleSpec)):
+        try:
+            target = target()
+        except TypeError as error:
+            raise ConfigError(f"{model} could not be called without arguments: {error}") from error
+    if load_kwargs and isinstance(target, ModuleSpec) and isinstance(target.module, nn.Module):
+        return replace(target, module=target.module.to(**load_kwargs))
+    return target.to(**load_kwargs) if load_kwargs and isinstance(target, nn.Module) else target
+
+
+def import_target(name: str) -> Any:
+    """Return what `package.module:factory` names, which is also searched in the current folder.
+
+    This runs the user's code."""
+    from torch import nn
+
+    from clearhead.analysis.checks import ModuleSpec
+
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"{name!r} does not name a Python module; expected package.module:factory")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        target: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{module!r} cannot be imported from {folder}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise ConfigError(f"{module} has no {attribute!r}; give module:factory, a function that returns the model")
+        target = getattr(target, part)
+    if not callable(target) and not isinstance(target, (nn.Module, ModuleSpec)):
+        raise ConfigError(f"{name} is a {type(target).__name__}; expected a function that returns a module")
+    return target
+
+
+def input_spec(vocab_size: int | None, input_dim: int | None, input_shape: str | None) -> dict[str, Any]:
+    """Return the input specification of a module as a keyword argument, or nothing if no option is given."""
+    from clearhead.analysis.checks import Embeddings, Ids, Values
+
+    specs: list[Any] = [Ids(vocab_size)] if vocab_size is not None else []
+    specs += [Embeddings(input_dim)] if input_dim is not None else []
+    if input_shape is not None:
+        try:
+            specs.append(Values(tuple(map(int, input_shape.split(",")))))
+        except ValueError:
+            example = "expected sizes separated by commas, such as 3,32,32"
+            raise ConfigError(f"--input-shape is {input_shape!r}; {example}") from None
+    if len(specs) > 1:
+        message = "a module takes one kind of input; give one of --vocab-size, --input-dim and --input-shape"
+        raise ConfigError(message)
+    return {"inputs": specs[0]} if specs else {}

@@ -1,0 +1,215 @@
+"""A vision Transformer against a convolutional network as the data grow: inductive bias, seen in numbers.
+
+The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that `python -m
+tools.study` writes in a checkout and that comes with the package. What is compared was trained on the same pictures in
+the same order, so differences are taken seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from statistics import stdev
+
+from clearhead.course.claims.figure import Lines
+from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, join_numbers
+from clearhead.course.claims.study import WHOLE, Study, Training
+
+SMALL = 4_000  # pictures: what these claims call little data
+LEARNED = 0.25  # right answers: naming the commonest digit every time gives 0.18
+REDRAWN = (
+    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
+    "smallest network in part on a CPU); "
+    "`python -m tools.study` makes it again, in a checkout. 95 % intervals: Student's t over seeds where there are "
+    "three or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
+)
+_NAMES = {
+    "vit": "Transformer",
+    "cnn": "convolution",
+    "vit-large": "larger Transformer",
+    "exam-cnn": "an exam's network",
+}
+# Student's t, two-sided 95 %, for 2, 3, … degrees of freedom, and for infinitely many.
+_T95 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_Z95 = 1.960
+
+
+study = cache(Study.read)  # of the file that comes with the package
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference of shares, with its 95 % interval."""
+
+    mean: float
+    half: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], sampling: float) -> Interval:
+        """Of differences seed by seed; `sampling` is the standard error of one from the validation pictures alone."""
+        n = len(values)
+        mean = sum(values) / n
+        if n < 3:
+            return cls(mean, _Z95 * sampling, n)
+        return cls(mean, _T95[min(n - 2, len(_T95)) - 1] * stdev(values) / math.sqrt(n), n)
+
+    @property
+    def above(self) -> bool:
+        return self.mean - self.half > 0
+
+    @property
+    def below(self) -> bool:
+        return self.mean + self.half < 0
+
+    def __str__(self) -> str:
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        return f"{100 * self.mean:+.1f} ± {100 * self.half:.1f} points ({seeds})".replace("-", "−")
+
+
+Cell = tuple[str, int, str]  # network, training pictures, whole or moved
+Measure = Callable[[Training], float]
+
+
+def accuracy(row: Training) -> float:
+    return row.validation
+
+
+def overfit(row: Training) -> float:
+    """By how much it is better on what it was trained on."""
+    return row.training - row.validation
+
+
+def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> Interval:
+    """A signed sum of measures, seed by seed, for the seeds that have all of them."""
+    results = [(sign, study().of(*cell)) for sign, cell in terms]
+    seeds = sorted(set.intersection(*(set(rows) for _, rows in results)))
+    values = [sum(sign * measure(rows[seed]) for sign, rows in results) for seed in seeds]
+    n = study().about["data"]["validation"]
+    shares = [rows[seeds[0]].validation for _, rows in results]
+    return Interval.of(values, math.sqrt(sum(p * (1 - p) / n for p in shares)))
+
+
+def lead(first: str, second: str, n: int, *, pictures: str = WHOLE, measure: Measure = accuracy) -> Interval:
+    """How much higher `first` is than `second`."""
+    return contrast([(1, (first, n, pictures)), (-1, (second, n, pictures))], measure)
+
+
+def mean(network: str, n: int, pictures: str = WHOLE) -> float:
+    rows = study().of(network, n, pictures).values()
+    return sum(row.validation for row in rows) / len(rows)
+
+
+def little() -> list[int]:
+    """The sizes that are little data."""
+    return [n for n in study().sizes(["vit", "cnn"]) if n <= SMALL]
+
+
+def beyond_chance(t: Experiment, case_name: str, results: Interval, otherwise: str) -> None:
+    """Record a case that passes if the whole interval is above 0; `otherwise` is what to say where it is not."""
+    t.record_case(case_name, results, results.above)
+    if not results.above:
+        t.correction(f"{otherwise}: {results}.", not results.above)
+
+
+def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
+    """Accuracy over the number of training pictures: mean over the seeds, with the lowest and the highest."""
+    trained = [name for name in networks if study().sizes([name], pictures)]
+    sizes = sorted({n for name in trained for n in study().sizes([name], pictures)})
+    means: dict[str, list[float]] = {}
+    ends: dict[str, list[tuple[float, float]]] = {}
+    for name in trained:
+        label = f"{_NAMES[name]}, {study().about['networks'][name]['weights']:,} weights"
+        values = [[row.validation for row in study().of(name, n, pictures).values()] for n in sizes]
+        means[label] = [sum(v) / len(v) if v else math.nan for v in values]
+        ends[label] = [(min(v), max(v)) if v else (math.nan, math.nan) for v in values]
+    y = "validation accuracy, mean and range over seeds"
+    return Lines(title, "training pictures", y, sizes, means, log_x=True, spread=ends)
+
+
+@claim(HOMEWORK, "1.5d.1")
+def cnn_better_on_little(t: Experiment) -> None:
+    """On small data sets convolutional networks outperform vision Transformers of comparable size.
+
+    {REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each with the
+    learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."""
+    for n in little():
+        otherwise = f"At {n:,} pictures the convolutional network is not better"
+        beyond_chance(t, f"{n:,} pictures: convolution − Transformer", lead("cnn", "vit", n), otherwise)
+    t.draw(drawn("Accuracy as the data grow", *_NAMES))
+
+
+@claim(HOMEWORK, "1.5d.2")
+def gap_narrows(t: Experiment) -> None:
+    """With more data the gap between convolutional networks and vision Transformers narrows.
+
+    {REDRAWN}The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the
+    errors of the Transformer for each error of the convolutional network.
+    Holds when the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a size on
+    at which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time."""
+    sizes = study().sizes(["vit", "cnn"])
+    last = sizes[-1]
+    for n in little():
+        pair = ((1, "cnn", last), (-1, "vit", last), (-1, "cnn", n), (1, "vit", n))
+        change = contrast([(sign, (name, m, WHOLE)) for sign, name, m in pair])
+        first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
+        got = f"{first:.1f} → {second:.1f} points, a change of {change}"
+        learned = mean("vit", n) > LEARNED
+        t.record_case(f"lead with {n:,} → {last:,} pictures", got, change.below, in_scope=learned)
+        if learned and not change.below:
+            t.correction(f"From {n:,} to {last:,} pictures it does not narrow: {change}.", not change.below)
+    for n in little():
+        # How many errors the Transformer makes for each of the convolutional network.
+        first, second = ((1 - mean("vit", m)) / (1 - mean("cnn", m)) for m in (n, last))
+        case_name = f"errors for one of convolution, {n:,} → {last:,} pictures"
+        t.record_case(case_name, f"{first:.2f} → {second:.2f}", second < first, in_scope=False)
+    steps = [100 * lead("cnn", "vit", n).mean for n in sizes]
+    t.note(f"the lead at {join_numbers(sizes, ',')} pictures: {join_numbers(steps, '.1f')} points")
+    t.note("the homework sees Transformers ahead with 300 million pictures, which this study cannot try")
+    t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
+
+
+@claim(HOMEWORK, "1.5d, explanation")
+def vit_overfits_more(t: Experiment) -> None:
+    """On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.
+
+    {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
+    for n in little():
+        case_name = f"{n:,} pictures: overfitting, Transformer − convolution"
+        otherwise = f"At {n:,} pictures the Transformer does not overfit more"
+        beyond_chance(t, case_name, lead("vit", "cnn", n, measure=overfit), otherwise)
+    cost = [study().about["networks"][name]["multiplications"] / 1e6 for name in ("vit", "cnn")]
+    t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
+
+
+@claim(HOMEWORK, "1.5d, summary")
+def cnn_data_efficient(t: Experiment) -> None:
+    """Convolutional networks are more data-efficient than vision Transformers.
+
+    {REDRAWN}How many pictures the Transformer needs for the accuracy that the convolutional network has with n,
+    by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval."""
+    sizes = study().sizes(["vit", "cnn"])
+    for n in sizes[:-1]:
+        results = lead("cnn", "vit", n)
+        ends = (mean("vit", n) + results.mean + side * results.half for side in (-1, 0, 1))
+        low, middle, high = (times_as_many(n, end, sizes) for end in ends)
+        result_text = [
+            f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)
+        ]
+        got = result_text[0] if low is None else f"{result_text[1]} ({result_text[0]} … {result_text[2]})"
+        t.record_case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
+        if low is not None and low <= 1:
+            t.correction(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
+
+
+def times_as_many(n: int, target: float, sizes: Sequence[int]) -> float | None:
+    """Pictures for the Transformer to reach this accuracy, over n; None where all that there are do not suffice."""
+    curve = [(math.log(m), mean("vit", m)) for m in sizes]
+    if target <= curve[0][1]:
+        return sizes[0] / n
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if y0 < target <= y1:
+            return math.exp(x0 + (x1 - x0) * (target - y0) / (y1 - y0)) / n
+    return None

@@ -1,0 +1,26 @@
+"""Why convolution does better on little data: from the same file as the claims about data."""
+
+from __future__ import annotations
+
+from clearhead.course.claims.data_efficiency import REDRAWN as REDRAWN  # of the claim's text
+from clearhead.course.claims.data_efficiency import beyond_chance, contrast, mean, study
+from clearhead.course.claims.registry import HOMEWORK, Experiment, claim
+from clearhead.course.claims.study import MOVED, WHOLE
+
+_CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
+
+
+@claim(HOMEWORK, "1.5d, explanation")
+def locality_helps(t: Experiment) -> None:
+    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.
+
+    {REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches
+    are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions
+    both are the same task: see `no-spatial-bias`.)"""
+    for network, name in _CONVOLUTIONS.items():
+        for n in study().sizes([network], MOVED):
+            drop = contrast([(1, (network, n, WHOLE)), (-1, (network, n, MOVED))])
+            otherwise = f"With {n:,} pictures {name} does not need neighbouring patches"
+            beyond_chance(t, f"{name}, {n:,} pictures: whole − patches moved", drop, otherwise)
+            before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (WHOLE, MOVED))
+            t.note(f"{name}, {n:,} pictures: lead over the Transformer {before:.1f} → {after:.1f} points")

@@ -1,0 +1,290 @@
+"""Layer norm, batch norm and residual connections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import sympy as sp
+import torch
+from torch import nn
+
+from clearhead.course.claims.figure import Lines
+from clearhead.course.claims.registry import (
+    EXAM,
+    EXERCISES,
+    FINAL,
+    HOMEWORK,
+    Experiment,
+    claim,
+    fit,
+    gradient_ratio,
+    jacobian_row,
+    max_abs_diff,
+)
+from clearhead.nn import Block, BlockConfig, FeedForward, MultiHeadAttention, PostNorm, PreNorm, ReLU
+from clearhead.nn import LayerNorm as LayerNormChoice
+
+
+def dependence(norm: nn.Module, t: Experiment) -> set[str]:
+    """On which inputs y[0, 0] depends, from its gradient: own, same column, same row, elsewhere."""
+    x = t.normal(5, 7).requires_grad_()
+    moved = jacobian_row(norm(x)[0, 0], x).abs() > 1e-12
+    parts = {"own": moved[0, 0], "other rows, same column": moved[1:, 0], "same row": moved[0, 1:]}
+    return {name for name, part in (parts | {"elsewhere": moved[1:, 1:]}).items() if bool(part.any())}
+
+
+@claim(EXERCISES, "3(a)")
+def layer_norm_depends(t: Experiment) -> None:
+    """Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.
+
+    Gradient of one output in every input, 5 × 7."""
+    results = dependence(nn.LayerNorm(7).double(), t)
+    t.record_case("depends on", ", ".join(sorted(results)), results == {"own", "same row"})
+
+
+@claim(EXERCISES, "3(a)")
+def batch_norm_depends(t: Experiment) -> None:
+    """Batch norm's y[i, j] depends on x[i, j] and on the rest of its column only.
+
+    Gradient of one output in every input, 5 × 7, with the statistics of the batch, as the solution says."""
+    norm = nn.BatchNorm1d(7).double()
+    results = dependence(norm, t)
+    t.record_case("training: depends on", ", ".join(sorted(results)), results == {"own", "other rows, same column"})
+    results = dependence(norm.eval(), t)
+    t.note(f"in evaluation, with fixed statistics, it depends on: {', '.join(sorted(results))}")
+
+
+@claim(EXERCISES, "3(a), solution")
+def layer_norm_elementwise(t: Experiment) -> None:
+    """Layer normalisation is elementwise: it is applied to each vector of the batch on its own.
+
+    nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the first output
+    depend on another entry?"""
+    batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
+    alone = torch.stack([norm(row) for row in batch])
+    t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
+    a, b = normalised((0, 0, 3)), normalised((0, 3, 3))
+    within = "'elementwise' is said of the vectors; within one every entry counts"
+    t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
+
+
+def normalised(x: Sequence[Any]) -> list[Any]:
+    mean = sp.Rational(1, len(x)) * sum(x)
+    variance = sp.Rational(1, len(x)) * sum((v - mean) ** 2 for v in x)
+    return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
+
+
+@claim(EXERCISES, "3(b)")
+def layer_norm_length(t: Experiment) -> None:
+    """With scalar scale γ and shift β (ε = 0), ‖y − β1‖ = γ√d.
+
+    Squares in fractions, x = (1, 2, 4, 9) and others.
+    Holds when γ ≥ 0 and x is not constant."""
+
+    def length(x: tuple[int, ...], gamma: int) -> Any:
+        return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalised(x))))
+
+    for x, gamma in (((1, 2, 4, 9), 3), ((-5, 0, 5), 1)):
+        t.assert_equal(f"x = {x}, γ = {gamma}", length(x, gamma), sp.simplify(gamma * sp.sqrt(len(x))))
+    t.assert_equal("x = (0, 1), γ = −1", length((0, 1), -1), -sp.sqrt(2), f"{{}}, not {-sp.sqrt(2)}", in_scope=False)
+    t.assert_equal("x = (2, 2), γ = 1", length((2, 2), 1), sp.sqrt(2), in_scope=False)
+
+
+@claim(EXERCISES, "3(b), solution")
+def layer_norm_z(t: Experiment) -> None:
+    """The normalised z is orthogonal to 1 and has length √d.
+
+    Symbolically for three free entries."""
+    z = normalised(sp.symbols("x:3", real=True))
+    t.assert_equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
+    t.assert_equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
+
+
+@claim(HOMEWORK, "1.4e.1")
+def residual_gradient_formula(t: Experiment) -> None:
+    """The Jacobian of x + F(x) is I + ∂F/∂x.
+
+    Symbolically for a free two-dimensional F."""
+    x = sp.Matrix(sp.symbols("x y"))
+    f = sp.Matrix([sp.Function("f")(*x), sp.Function("g")(*x)])
+    gap = sp.simplify((x + f).jacobian(x) - sp.eye(2) - f.jacobian(x))
+    t.record_case("difference", gap.tolist(), gap == sp.zeros(2))
+
+
+@claim(HOMEWORK, "1.4e.1")
+def residual_at_least_one(t: Experiment) -> None:
+    """The identity term ensures gradients of at least 1.
+
+    d/dx (x + F(x)) for F = −x, −x/2 and x, exactly."""
+    x = sp.symbols("x", real=True)
+    for f in (-x, -x / 2, x):
+        gradient = sp.diff(x + f, x)
+        t.record_case(f"F(x) = {f}", f"gradient {gradient}", gradient >= 1)
+    correct = "It is 1 + F′(x): near 1 where the sub-layer's own gradient is small, and anything if it is not."
+    t.correction(correct, sp.diff(x + sp.sin(x) / 10, x) == 1 + sp.cos(x) / 10)
+
+
+@claim(EXAM, "Q5c")
+def residual_deep(t: Experiment) -> None:
+    """Residual connections help to mitigate vanishing gradients in deep Transformers.
+
+    The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at their output,
+    with and without the skips, three draws; then the gradient through 40 tanh layers (weights of size 0.5)."""
+    weights = [torch.linalg.qr(t.normal(16, 16)).Q * 0.5 for _ in range(40)]
+    x, depths = t.normal(16).requires_grad_(), (1, 5, 10, 20, 40)
+    sizes: dict[str, list[float]] = {"plain": [], "residual": []}
+    for skip, results in enumerate(sizes.values()):
+        for depth in depths:
+            h = x
+            for w in weights[:depth]:
+                h = h * float(skip) + torch.tanh(h @ w)
+            results.append(jacobian_row(h.sum(), x).norm().item())
+    plain, residual = (results[-1] for results in sizes.values())
+    t.record_case("40 layers: plain, residual", f"{plain:.1e}, {residual:.1e}", plain < 1e-6 < 1e-2 < residual)
+    for draw in range(3):
+        ratios = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
+        case_name = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
+        t.record_case(case_name, f"{ratios[0]:.1e}, {ratios[1]:.1e}", ratios[0] < 1e-4 < 1 < ratios[1])
+    t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
+
+
+def _through_layers(skip: float, seed: int) -> float:
+    """|gradient at the input| / |gradient at the output| of 12 layers as they begin."""
+    torch.manual_seed(seed)
+    x = start = torch.randn(1, 7, 16, dtype=torch.float64, requires_grad=True)
+    for _ in range(12):
+        for part in (MultiHeadAttention(16, 2), FeedForward(16, 32, ReLU())):
+            x = skip * x + part.double()(x)
+    return gradient_ratio(x, start)
+
+
+@claim(FINAL, "Part 2, Q3")
+def skip_regularises(t: Experiment) -> None:
+    """Skip connections safeguard against overfitting, as a form of regularisation.
+
+    The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the weight; the
+    points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and without a skip and no penalty, 8
+    starts: gap between test and training error.
+    Holds when weights are also pulled to 0 (decay) and the truth is near the identity; alone a skip
+    excludes no function."""
+    for penalty in (5, 0):
+        plain, skipped = fitted_slopes(Fraction(penalty))
+        case_name = f"λ = {penalty}: slope without and with the skip, truth 1"
+        t.record_case(case_name, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), in_scope=penalty > 0)
+    more = _overfitting(t)
+    mean, error = more.mean().item(), (more.std() / 8**0.5).item()
+    case_name = "test − training error, skip minus plain, no decay"
+    t.record_case(case_name, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, in_scope=False)
+
+
+def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
+    """The slopes of w·x and of x + a·x that fit (1, 3) and (2, 2) best, with `penalty` times w² or a² added."""
+    points = ((1, 3), (2, 2))
+    size = sum(x * x for x, _ in points) + penalty
+    return sum(x * y for x, y in points) / size, 1 + sum(x * (y - x) for x, y in points) / size
+
+
+def _overfitting(t: Experiment) -> torch.Tensor:
+    """How much more a skip overfits, test minus training error, for each of 8 starts that are trained side by side."""
+    x, far = (torch.randn(m, 4, generator=t.generator) for m in (24, 400))
+    y, y_far = (a[:, :1] + 0.5 * torch.randn(len(a), 1, generator=t.generator) for a in (x, far))
+    sizes = ((8, 4, 16), (8, 16, 16), (8, 16, 1))
+    starts = [torch.randn(size, generator=t.generator) / size[1] ** 0.5 for size in sizes]
+    columns = []
+    for skip in (0.0, 1.0):
+        weights = [w.clone().requires_grad_() for w in starts]
+
+        def errors(a: torch.Tensor, b: torch.Tensor, w: list[torch.Tensor] = weights, s: float = skip) -> torch.Tensor:
+            h = torch.tanh(a @ w[0])
+            return ((s * h + torch.tanh(h @ w[1])) @ w[2] - b).square().mean((1, 2))
+
+        fit(weights, lambda errors=errors: errors(x, y).sum(), 300, lr=0.02)  # type: ignore[misc]
+        with torch.no_grad():
+            columns.append(errors(far, y_far) - errors(x, y))
+    return columns[1] - columns[0]
+
+
+@claim(HOMEWORK, "1.4e.2")
+def layer_norm_range(t: Experiment) -> None:
+    """Layer norm keeps activations from growing too large or becoming too small.
+
+    Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.
+    Holds when the input's variance is well above ε."""
+    x, norm = t.normal(64), LayerNormChoice().build(64).double()
+    scales = [10.0**p for p in range(-6, 7)]
+    sizes = [norm(x * s).norm().item() / 8 for s in scales]
+    case_name = "scale 1 … 10⁶: size against √d"
+    t.record_case(case_name, f"{min(sizes[6:]):.4f} … {max(sizes[6:]):.4f}", max(abs(s - 1) for s in sizes[6:]) < 1e-3)
+    t.record_case("scale 10⁻⁶", f"{sizes[0]:.4f}", abs(sizes[0] - 1) < 1e-3, in_scope=False)
+    t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
+
+
+@claim(HOMEWORK, "1.4e.2")
+def layer_norm_initialisation(t: Experiment) -> None:
+    """Layer norm makes a network less sensitive to initialisation and learning rate.
+
+    LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs."""
+    c, x = sp.symbols("c x", positive=True)
+    w = sp.symbols("w:3", real=True)
+    scaled, plain = (normalised([scale * v * x for v in w])[0] for scale in (c, 1))
+    t.assert_equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
+    slope_at_1, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
+    t.assert_equal("gradient at 10 W against W", sp.simplify(ten / slope_at_1), sp.Rational(1, 10))
+
+
+@claim(HOMEWORK, "1.4e.2")
+def layer_norm_gradients(t: Experiment) -> None:
+    """Layer norm helps to keep the size of gradients alike across layers.
+
+    The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, one and
+    two times their usual size, with and without a norm after each; three draws."""
+    for draw in range(3):
+        results: dict[bool, list[float]] = {False: [], True: []}
+        for normed, gain in product((False, True), (0.5, 1.0, 2.0)):
+            g = torch.Generator().manual_seed(3 * t.seed + draw)
+            h = x = torch.randn(8, 32, generator=g, dtype=torch.float64, requires_grad=True)
+            for _ in range(20):
+                h = torch.relu(h @ torch.randn(32, 32, generator=g, dtype=torch.float64) * gain / 4)
+                h = nn.functional.layer_norm(h, (32,)) if normed else h
+            results[normed].append(gradient_ratio(h, x, g))
+        bare, normed_sizes = (max(sizes) / min(sizes) for sizes in results.values())
+        result_text = ", ".join(f"{size:.1e}" for sizes in results.values() for size in sizes)
+        t.record_case(
+            f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", result_text, normed_sizes < 2 < 1e6 < bare
+        )
+
+
+@claim(FINAL, "Part 2, Q3")
+def skip_reuses(t: Experiment) -> None:
+    """Skip connections let a network use features of earlier layers again.
+
+    A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws."""
+    for draw in range(3):
+        down, up = (t.normal(*size) for size in ((5, 2), (2, 5)))
+        ranks = [int(torch.linalg.matrix_rank(skip * torch.eye(5).double() + down @ up)) for skip in (0, 1)]
+        t.assert_equal(f"draw {draw + 1}: without and with the skip", ranks, [2, 5])
+
+
+@claim(EXAM, "Q7b")
+def norm_placement(t: Experiment) -> None:
+    """Where layer norm stands (before or after the sub-layer) matters for training.
+
+    12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? Then at
+    their random start: how the size of the residual stream grows."""
+    changed, growth = [], []
+    for residual in (PreNorm(), PostNorm()):
+        config = BlockConfig(d_model=32, n_heads=4, d_ff=64, residual=residual)
+        blocks = nn.Sequential(*(Block(config) for _ in range(12))).double()
+        x = t.normal(4, 7, 32)
+        growth.append((blocks(x).norm() / blocks[0](x).norm()).item())
+        with torch.no_grad():
+            for part, p in blocks.named_parameters():
+                if "o_proj" in part or "down" in part:
+                    p.zero_()
+        changed.append(max_abs_diff(blocks(x), x))
+    (pre, post), (grown, steady) = changed, growth
+    t.record_case("silent sub-layers change x by: pre-norm, post-norm", f"{pre:g}, {post:.2f}", pre == 0 < post)
+    t.record_case("growth from block 1 to 12", f"{grown:.2f}, {steady:.2f}", grown > 1.05 and abs(steady - 1) < 1e-3)

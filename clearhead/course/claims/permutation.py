@@ -1,0 +1,249 @@
+"""Order: what attention does when its inputs are rearranged, with and without positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations, product
+
+import torch
+
+from clearhead.course.claims import exact
+from clearhead.course.claims.registry import (
+    ANSWERED,
+    EXAM,
+    FINAL,
+    HOMEWORK,
+    Experiment,
+    claim,
+    join_numbers,
+    max_abs_diff,
+    single_head_attention,
+)
+from clearhead.course.claims.vision import patches_moved, small
+from clearhead.nn import MultiHeadAttention
+from clearhead.nn.positions import NoPE, Sinusoidal
+
+WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
+
+
+def self_attention(x: exact.Matrix, *, causal: bool = False) -> exact.Matrix:
+    """One layer, projections that are neither symmetric nor the identity, in fractions."""
+    q, k, v = (exact.matmul(x, exact.matrix(w)) for w in ("1 0; 1 1", "0 1; 1 0", "1 2; 0 1"))
+    return exact.attention(q, k, v, causal=causal)
+
+
+FOUR = exact.matrix("1 0; 0 1; 2 1; -1 1")
+
+
+def rearranged(x: exact.Matrix, order: Sequence[int]) -> exact.Matrix:
+    return [x[i] for i in order]
+
+
+def equivariant(causal: bool = False) -> int:
+    """For how many of the 24 orders of 4 tokens f(πX) = π f(X)."""
+    y = self_attention(FOUR, causal=causal)
+    orders = permutations(range(4))
+    return sum(self_attention(rearranged(FOUR, o), causal=causal) == rearranged(y, o) for o in orders)
+
+
+# Three places state it in nearly the same words and get the same verdict.
+INVARIANT = """f(πX) against f(X): 4 tokens in all 24 orders, summed and read at one token that stays; 2 tokens,
+swapped.
+Holds when the outputs are pooled or taken at one token such as [CLS]; the outputs themselves move with their
+inputs."""
+
+
+def invariant(t: Experiment) -> None:
+    """f(πX) = f(X)? Pooled, at one token, and as it stands."""
+    rows = {order: self_attention(rearranged(FOUR, order)) for order in permutations(range(4))}
+    sums = {tuple(sum(column) for column in zip(*y, strict=True)) for y in rows.values()}
+    t.assert_equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
+    first = {tuple(y[order.index(0)]) for order, y in rows.items()}
+    t.assert_equal("at token 1, wherever it stands", len(first), 1, "different outputs: {}")
+    y, swapped = (self_attention(rearranged(FOUR, order)) for order in ((0, 1), (1, 0)))
+    t.record_case("two tokens, swapped", exact.pair(y, swapped, " → "), y == swapped, in_scope=False)
+    t.note(f"it is equivariant, f(πX) = π f(X), in {equivariant()} of 24 orders")
+
+
+@claim(ANSWERED, "Q1d")
+def permutation_invariant_answered(t: Experiment) -> None:
+    """Self-attention is permutation invariant.
+
+    {INVARIANT}"""
+    invariant(t)
+
+
+@claim(HOMEWORK, "1.3b")
+def permutation_invariant_homework(t: Experiment) -> None:
+    """The operations of self-attention are permutation-invariant.
+
+    {INVARIANT}"""
+    invariant(t)
+
+
+@claim(HOMEWORK, "1.5b")
+def permutation_invariant_vision(t: Experiment) -> None:
+    """The Transformer is inherently permutation-invariant.
+
+    {INVARIANT}"""
+    invariant(t)
+
+
+@claim(EXAM, "Q3b")
+def equivariance(t: Experiment) -> None:
+    """Self-attention is permutation-equivariant: f(PX) = P f(X).
+
+    All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64."""
+    t.assert_equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
+    mha, x = MultiHeadAttention(6, 2).double(), t.normal(1, 5, 6)
+    y = mha(x)
+    gap = max(max_abs_diff(mha(x[:, list(o)]), y[:, list(o)]) for o in permutations(range(5)))
+    t.assert_below("5 tokens, two heads, biases", gap, 1e-12, "largest difference {:.1e}")
+    t.note(f"under a causal mask only {equivariant(causal=True)} of 24 orders agree")
+
+
+@claim(ANSWERED, "Q1d")
+def swap_changes_nothing(t: Experiment) -> None:
+    """Swapping positions i and j does not change the final representations.
+
+    Three tokens in fractions, the first two swapped: compared token by token, then position by position.
+    Holds when a token's representation is looked for where the token now stands; position by position, i and
+    j are swapped."""
+    x = exact.matrix(list(WORDS.values()))
+    order = (1, 0, 2)
+    y, swapped = self_attention(x), self_attention(rearranged(x, order))
+    for i, token in enumerate(order):
+        case_name = f"token {token + 1}, now at position {i + 1}"
+        t.record_case(case_name, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
+    for i in range(3):
+        t.record_case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], in_scope=False)
+
+
+@claim(ANSWERED, "Q1d, 'mathematical proof'")
+def equivariance_formula(t: Experiment) -> None:
+    """f(π(X)) = π(f(X)) for any permutation π.
+
+    All 24 orders of 4 tokens, in fractions."""
+    t.assert_equal("4 tokens", equivariant(), 24, "{} of 24 orders")
+    t.note("this is equivariance, though it is offered as the proof of invariance")
+
+
+@claim(ANSWERED, "Q1d, illustration")
+def cat_chased_dog(t: Experiment) -> None:
+    """Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.
+
+    Both sentences in fractions, compared word by word, pooled, and place by place.
+    Holds when the embeddings are compared word by word or pooled, and no causal mask is used."""
+    first_order, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
+    y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (first_order, two))
+    words, again = dict(zip(first_order, y, strict=True)), dict(zip(two, z, strict=True))
+    t.record_case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
+    pooled, same = ([sum(c) for c in zip(*m, strict=True)] for m in (y, z))
+    t.assert_equal("summed over the sentence", pooled, same, exact.show)
+    t.record_case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, in_scope=False)
+
+
+@claim(ANSWERED, "Q1d")
+def weights_by_content(t: Experiment) -> None:
+    """Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4.
+
+    `attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in every
+    order: is the weight of a token for a token the same wherever they stand?"""
+    x = t.normal(5, 4)
+    outputs, scores = single_head_attention(x, x), x @ x.T / 2
+    gap = max_abs_diff((outputs / outputs[:, :1]).log(), scores - scores[:, :1])
+    t.assert_below("logarithms of their ratios: largest difference", gap, 1e-12)
+    moved = [
+        max_abs_diff(single_head_attention(x[[*o]], x[[*o]]), outputs[[*o]][:, [*o]]) for o in permutations(range(5))
+    ]
+    t.assert_below("120 orders: largest change of a weight", max(moved), 1e-12)
+    off = max_abs_diff(outputs / outputs[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
+    t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
+
+
+@claim(HOMEWORK, "1.3b")
+def weights_from_dot_products(t: Experiment) -> None:
+    """The weights of self-attention depend only on the pairwise dot products of the embeddings.
+
+    Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and W_K the
+    identity, and with two other matrices.
+    Holds when W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys."""
+    x = exact.matrix("1 0; 0 1; 2 1")
+    rotated, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
+    for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
+        sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, rotated)]
+        before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
+        case_name = f"{name}: first row before and after"
+        t.record_case(case_name, exact.pair(before[0], after[0]), before == after, in_scope=wq == unit)
+
+
+@claim(ANSWERED, "Q1d, effectiveness")
+def positions_break_symmetry(t: Experiment) -> None:
+    """Adding position encodings breaks the symmetry: the same tokens in another order give other representations.
+
+    MultiHeadAttention over x + a table, sinusoidal and as learned ones begin: no order but the first of
+    24 is equivariant."""
+    mha = MultiHeadAttention(8, 2).double()
+    x, learned = t.normal(1, 4, 8), t.normal(4, 8)
+    for name, table in (("sinusoidal", Sinusoidal().table(4, 8).double()), ("learned", learned)):
+        y = mha(x + table)
+        gaps = [max_abs_diff(mha(x[:, [*o]] + table), y[:, [*o]]) for o in permutations(range(4))]
+        t.assert_above(f"{name}: 23 orders other than the first", min(gaps[1:]), 1e-6, "smallest difference {:.1e}")
+
+
+@claim(HOMEWORK, "1.5b")
+def patches_shuffled(t: Experiment) -> None:
+    """Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches.
+
+    A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS]."""
+    image = t.normal(1, 1, 8, 12)
+    shuffled = patches_moved(image, torch.randperm(6, generator=t.generator).tolist())
+    without, learned = (small(positions=positions) for positions in (NoPE(), None))
+    t.assert_below("no positions: logits", max_abs_diff(without(image), without(shuffled)), 1e-12, "differ by {:.1e}")
+    case_name = "learned positions, for comparison"
+    t.assert_above(case_name, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
+
+
+@claim(FINAL, "Part 3, Problem 2.1")
+def bag_of_symbols(t: Experiment) -> None:
+    """Without positional encodings the exam's Transformer of one layer treats its input as a bag of symbols.
+
+    Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two."""
+    letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
+    first_order, two, orders = [], [], sorted(set(permutations("DAA")))
+    for order in orders:
+        x = exact.matrix([letters[c] for c in (*order, "S")])
+        first = self_attention(x, causal=True)
+        first_order.append(first[-1])
+        # Whole numbers again, so that the second layer's scores are whole: the map is the same for every order.
+        second = exact.matrix([[round(12 * c) for c in row] for row in first])
+        two.append(self_attention(second, causal=True)[-1])
+    t.record_case(
+        f"one layer, {', '.join(map(''.join, orders))}",
+        exact.show(first_order[0]),
+        first_order[0] == first_order[1] == first_order[2],
+    )
+    t.note("a second causal layer would see the order: " + join_numbers((float(row[0]) for row in two), ".4f"))
+
+
+@claim(FINAL, "Part 3, Problem 2.1")
+def dedup_order_free(t: Experiment) -> None:
+    """The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, AAD give AD.
+
+    Every string of up to 5 letters over A, B, C, D, against all strings with the same letters."""
+    words = [word for length in range(1, 6) for word in product("ABCD", repeat=length)]
+    by_letters: dict[str, set[str]] = {}
+    for word in words:
+        by_letters.setdefault("".join(sorted(word)), set()).add("".join(sorted(set(word))))
+    most = max(map(len, by_letters.values()))
+    t.assert_equal(f"{len(words)} inputs in {len(by_letters)} bags", most, 1, "most outputs in a bag: {}")
+    t.assert_equal("DAA", min(by_letters["AAD"]), "AD")
+
+
+@claim(HOMEWORK, "1.4b")
+def same_word_other_context(t: Experiment) -> None:
+    """The same word gets different representations in different contexts.
+
+    'dog' after two contexts, in fractions."""
+    a, b = (self_attention(exact.matrix([WORDS[other], WORDS["dog"]]))[-1] for other in ("cat", "chased"))
+    t.record_case("'dog' beside 'cat' and beside 'chased'", exact.pair(a, b), a != b)

@@ -1,0 +1,270 @@
+"""How large scores are, why they are divided by √d, and what the softmax's Jacobian does if they are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations, pairwise, product
+from typing import Any
+
+import sympy as sp
+import torch
+
+from clearhead.attention import Dot, ScaledDot
+from clearhead.course.claims import exact
+from clearhead.course.claims.figure import Lines
+from clearhead.course.claims.registry import (
+    ANSWERED,
+    EXERCISES,
+    HOMEWORK,
+    Experiment,
+    claim,
+    is_decreasing,
+    join_numbers,
+    single_head_attention,
+)
+
+WIDTHS = (1, 2, 3, 5)
+
+
+def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = False) -> tuple[Any, Any]:
+    """Mean and variance of Σ_j q_j k_j for independent entries with these first two moments (third and fourth free)."""
+    m3, m4 = sp.symbols("m3 m4")
+    q, k = sp.symbols(f"q:{d}"), sp.symbols(f"k:{d}")
+    score = sum((q[0] if same_query else q[j]) * k[j] for j in range(d))
+    moments = (1, mean, square, m3, m4)
+    first = exact.expectation(score, (*q, *k), moments)
+    return first, sp.simplify(exact.expectation(score**2, (*q, *k), moments) - first**2)
+
+
+@claim(ANSWERED, "Q1a")
+def score_mean(t: Experiment) -> None:
+    """The dot product of two independent standard normal vectors has expectation 0.
+
+    Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any law with mean 0."""
+    for d in WIDTHS:
+        t.assert_equal(f"d = {d}", score_moments(d)[0], 0, "E = {}")
+
+
+@claim(ANSWERED, "Q1a")
+def score_variance(t: Experiment) -> None:
+    """Its variance is d_k, so its standard deviation is √d_k.
+
+    Second moment of the polynomial, exactly, for any entries with mean 0 and variance 1."""
+    for d in WIDTHS:
+        t.assert_equal(f"d = {d}", score_moments(d)[1], d, lambda v: f"Var = {v}, σ = {sp.sqrt(v)}")
+
+
+@claim(ANSWERED, "Q1a")
+def scaled_variance(t: Experiment) -> None:
+    """Dividing by √d_k brings the variance of the scores to 1.
+
+    The exact variance, divided by d."""
+    for d in WIDTHS:
+        t.assert_equal(f"d = {d}", sp.simplify(score_moments(d)[1] / d), 1, "Var = {}")
+
+
+@claim(EXERCISES, "1(a), the two sums")
+def variance_printed_index(t: Experiment) -> None:
+    """The score of key i is a sum over j of q_i k_ij (the query's entry carries the key's index).
+
+    The printed sum against the dot product for q = (1, 2) and the key (3, 5); then the exact moments of both."""
+    q, k = (1, 2), (3, 5)
+    by_print, score = sum(q[0] * x for x in k), sum(x * y for x, y in zip(q, k, strict=True))
+    t.record_case(
+        "q = (1, 2), first key (3, 5): by the sum, by definition", f"{by_print} and {score}", by_print == score
+    )
+    correct = "The query's entry is q_j, with the index of the sum; mean 0 and variance d are right with either index."
+    t.intended(correct, all(score_moments(d, same_query=same) == (0, d) for d in WIDTHS for same in (True, False)))
+
+
+@claim(HOMEWORK, "1.1b, choice of β")
+def unit_variance_enough(t: Experiment) -> None:
+    """With a variance of 1 in every dimension of queries and keys their dot products have a variance of about d.
+
+    Exact variance from moments, for entries of mean μ and variance 1.
+    Holds when the entries also have mean 0 and are independent of each other."""
+    for mu in (0, 1, 2):
+        variance = score_moments(3, mean=mu, square=1 + mu**2)[1]
+        t.assert_equal(f"d = 3, mean {mu}, variance 1", variance, 3, "Var = {}", in_scope=mu == 0)
+    q = sp.symbols("q:3")
+    normal, score = (1, 0, 1, 0, 3), sum(x**2 for x in q)  # E x⁰ … E x⁴
+    same = exact.expectation(score**2, q, normal) - exact.expectation(score, q, normal) ** 2
+    t.assert_equal("d = 3, key = query, normal entries", same, 3, "Var = {}", in_scope=False)
+
+
+def chance_of_no_winner(d: int, ratio: int) -> Fraction:
+    """P(the larger of two weights is at most ratio : 1), entries ±1, two keys, β = 1: the gap is ≤ ln ratio."""
+    # q·(k₁ − k₂) is a sum of d steps of −2, 0, 0, 2: twice (a walk of 2 d fair coins, minus d).
+    near = [heads for heads in range(2 * d + 1) if abs(2 * (heads - d)) <= math.log(ratio)]
+    return Fraction(sum(math.comb(2 * d, heads) for heads in near), 4**d)
+
+
+@claim(EXERCISES, "1(a)")
+def large_d_saturates(t: Experiment) -> None:
+    """Without the scale, for every ε a large enough width makes the largest weight exceed 1 − ε.
+
+    Two keys with entries ±1: exact probability that neither weight exceeds 1 − ε.
+    Holds when it is read as a probability that tends to 1; no width makes it certain."""
+    chances = {d: chance_of_no_winner(d, 99) for d in (4, 16, 64, 256, 1024)}
+    values = [float(c) for c in chances.values()]
+    case_name = "ε = 0.01, chance of no weight above 0.99 for d = 4 … 1024"
+    t.record_case(case_name, join_numbers(values, ".3f"), is_decreasing(values) and values[-1] < 0.1)
+    t.record_case(
+        "d = 1024, for every draw", f"chance of failing {values[-1]:.3f} > 0", chances[1024] == 0, in_scope=False
+    )
+    t.draw(Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True))
+
+
+@claim(EXERCISES, "1(a)")
+def softmax_jacobian(t: Experiment) -> None:
+    """The softmax's Jacobian is diag(a) − a aᵀ.
+
+    Symbolic derivatives, n = 2 … 4."""
+    for n in (2, 3, 4):
+        s = sp.symbols(f"s:{n}", real=True)
+        a = exact.softmax(s)
+        derivatives = [sp.diff(x, y) for x, y in product(a, s)]
+        good = sum(sp.simplify(x - y) == 0 for x, y in zip(derivatives, jacobian(a), strict=True))
+        t.assert_equal(f"n = {n}", good, n * n, f"{{}} of {n * n} entries equal")
+
+
+def jacobian(a: Sequence[Any]) -> list[Any]:
+    """diag(a) − a aᵀ, row by row."""
+    return [a[i] * int(i == j) - a[i] * a[j] for i in range(len(a)) for j in range(len(a))]
+
+
+def frobenius(a: Sequence[Any]) -> Any:
+    return sum(x**2 for x in jacobian(a))
+
+
+@claim(EXERCISES, "1(a), second line of the bound")
+def frobenius_identity(t: Experiment) -> None:
+    """Its squared Frobenius norm is Σ a_i²(1 − a_i)² + 2 Σ_{i<j} a_i² a_j².
+
+    Symbolic expansion, n = 2 … 5."""
+    for n in (2, 3, 4, 5):
+        a = sp.symbols(f"a:{n}")
+        printed = sum(x**2 * (1 - x) ** 2 for x in a) + 2 * sum(x**2 * y**2 for x, y in combinations(a, 2))
+        t.assert_equal(f"n = {n}", sp.expand(frobenius(a) - printed), 0, "difference {}")
+
+
+def min_bound(a: tuple[Fraction, ...]) -> Fraction:
+    *remaining, top = sorted(a)
+    pairs = sum((min(x, y) ** 2 for x, y in combinations(a, 2)), Fraction(0))
+    return (1 - top) ** 2 + sum(x**2 for x in remaining) + 2 * pairs
+
+
+@claim(EXERCISES, "1(a), third line of the bound")
+def frobenius_min_step(t: Experiment) -> None:
+    """The norm is at most (1 − a_max)² + Σ a_i² over the others + 2 Σ min(a_i, a_j)².
+
+    Every distribution over 2 … 4 keys in twelfths, in fractions."""
+    for n in (2, 3, 4):
+        points = exact.simplex(n, 12)
+        good = sum(frobenius(a) <= min_bound(a) for a in points)
+        t.assert_equal(f"n = {n}", good, len(points), f"{{}} of {len(points)} distributions")
+
+
+@claim(EXERCISES, "1(a), fourth line of the bound")
+def frobenius_epsilon_step(t: Experiment) -> None:
+    """If a_max > 1 − ε and all others are below ε, that is less than ε² + (n − 1) ε² + n (n − 1) ε².
+
+    Every such distribution in twelfths, ε = 1/2, 1/3, 1/4, in fractions."""
+    for n in (2, 3, 4):
+        every = product(exact.simplex(n, 12), (Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)))
+        tried = [(a, eps) for a, eps in every if max(a) > 1 - eps and sorted(a)[-2] < eps]
+        good = sum(min_bound(a) < eps**2 * (1 + (n - 1) + n * (n - 1)) for a, eps in tried)
+        t.record_case(f"n = {n}", f"{good} of {len(tried)} distributions", good == len(tried) > 0)
+
+
+@claim(EXERCISES, "1(a), last line of the bound")
+def frobenius_last_step(t: Experiment) -> None:
+    """ε² + (n − 1) ε² + n (n − 1) ε² is at most n² ε².
+
+    Symbolic expansion for every n."""
+    n, eps = sp.symbols("n epsilon", positive=True)
+    gap = sp.expand(n**2 * eps**2 - eps**2 * (1 + (n - 1) + n * (n - 1)))
+    t.record_case("every n and ε", f"n²ε² minus the sum = {gap}", gap == 0 or gap.is_nonnegative)
+    t.note("the two are equal, so '≤' is true and not wasteful")
+
+
+def jacobian_sizes(
+    t: Experiment, widths: tuple[int, ...], *, scaled: bool, n: int = 8, draws: int = 1000
+) -> tuple[list[float], list[float]]:
+    """Mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
+    sizes, errors = [], []
+    for d in widths:
+        q, k = t.normal(draws, 1, d), t.normal(draws, n, d)
+        a = ((q * k).sum(-1) / (math.sqrt(d) if scaled else 1.0)).softmax(-1)
+        squares = a.square().sum(-1)
+        norms = squares - 2 * a.pow(3).sum(-1) + squares.square()  # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
+        sizes.append(norms.mean().item())
+        errors.append((norms.std() / math.sqrt(draws)).item())
+    return sizes, errors
+
+
+@claim(EXERCISES, "1(a)")
+def jacobian_vanishes(t: Experiment) -> None:
+    """Without the scale the Jacobian becomes arbitrarily small as the width grows: vanishing gradients.
+
+    1,000 random draws a width, 8 keys: each fourfold width must lower the mean by over 4 standard errors."""
+    widths = (16, 64, 256, 1024)
+    raw, errors = jacobian_sizes(t, widths, scaled=False)
+    falls = [(a - b) / math.hypot(x, y) for (a, b), (x, y) in zip(pairwise(raw), pairwise(errors), strict=True)]
+    t.record_case("E‖J‖² at d = 16 … 1024", join_numbers(raw, ".4f"), min(falls) > 4)
+    t.note("each fall in standard errors: " + join_numbers(falls, ".1f"))
+    scaled, _ = jacobian_sizes(t, widths, scaled=True)
+    t.note("with the scale: " + join_numbers(scaled, ".4f"))
+    curves = {"unscaled": raw, "divided by √d": scaled}
+    t.draw(Lines("Squared size of the softmax's Jacobian", "width d", "E‖J‖²", widths, curves, log_x=True, log_y=True))
+
+
+@claim(ANSWERED, "Q1a")
+def scaled_gradients_stable(t: Experiment) -> None:
+    """Dividing by √d_k keeps gradients stable across model sizes.
+
+    1,000 random draws a width, 8 keys: with the scale the mean squared Jacobian varies by less than a quarter."""
+    sizes, errors = jacobian_sizes(t, (8, 64, 512), scaled=True)
+    t.note(f"largest standard error {max(errors):.4f}")
+    t.record_case("E‖J‖² at d = 8 … 512", join_numbers(sizes, ".4f"), max(sizes) / min(sizes) < 1.25)
+
+
+@claim(ANSWERED, "Q1a")
+def large_scores_saturate(t: Experiment) -> None:
+    """A large d_k gives large dot products, a saturated softmax and tiny gradients.
+
+    2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean size of a score, mean largest
+    weight, and mean slope a (1 − a) of a weight in its own score."""
+    raw, scaled, slopes, sizes, widths = [], [], [], [], (1, 4, 16, 64, 256)
+    for d in widths:
+        q, k = (torch.randn(n, d, generator=t.generator) for n in (2000, 8))
+        a, b = (single_head_attention(q, k, scores=scores, impl="reference") for scores in (Dot(), ScaledDot()))
+        raw.append(a.amax(-1).mean().item())
+        scaled.append(b.amax(-1).mean().item())
+        slopes.append((a * (1 - a)).mean().item())
+        sizes.append((q @ k.mT).abs().mean().item())
+    t.record_case("size of a score, d = 1 … 256", join_numbers(sizes, ".2f"), sizes == sorted(sizes))
+    t.record_case("slope of a weight in its score", join_numbers(slopes, ".4f"), slopes[-1] < slopes[0] / 5)
+    t.record_case("unscaled, d = 1 … 256", join_numbers(raw, ".3f"), raw == sorted(raw) and raw[-1] > 0.9)
+    t.note("scaled: " + join_numbers(scaled, ".3f"))
+    curves = {"unscaled": raw, "divided by √d": scaled}
+    t.draw(Lines("Mean largest weight of 8", "width d", "weight", widths, curves, log_x=True))
+
+
+@claim(ANSWERED, "Q1a, eqs. 4-5 and the matrix form")
+def matrix_form(t: Experiment) -> None:
+    """The sums over positions and softmax(QKᵀ/√d_k)V are the same thing.
+
+    Term by term in 30 digits against `attend`, at sizes 3 × 5, width 2, values of width 3."""
+    q, k, v = (t.normal(n, w) for n, w in ((3, 2), (5, 2), (5, 3)))
+    outputs = single_head_attention(q, k, v)
+    q30, k30, v30 = (sp.Matrix(x.tolist()).applyfunc(lambda number: sp.Float(number, 30)) for x in (q, k, v))
+    worst = 0.0
+    for i in range(3):
+        a = [sp.exp(q30[i, :].dot(k30[j, :]) / sp.sqrt(2).evalf(30)) for j in range(5)]
+        for c in range(3):
+            z = sum(a[j] * v30[j, c] for j in range(5)) / sum(a)
+            worst = max(worst, abs(float(z) - outputs[i, c].item()))
+    t.assert_below("largest difference", worst, 1e-14)

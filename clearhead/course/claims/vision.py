@@ -1,0 +1,103 @@
+"""Vision Transformers: patches as a convolution, the [CLS] token, positions, and what they know about space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, jacobian_row, join_numbers, max_abs_diff
+from clearhead.hub import load_model
+from clearhead.models import VisionConfig, VisionTransformer
+from clearhead.nn import PatchEmbedding
+
+
+def small(seed: int | None = None, **choices: Any) -> VisionTransformer:
+    """A model for pictures of 2 × 3 patches, 4 × 4 pixels each; the same seed begins with the same weights."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    pictures: dict[str, Any] = {"image_size": (8, 12), "patch_size": 4, "n_channels": 1, "n_classes": 5}
+    config = VisionConfig(**pictures, n_layers=2, d_model=8, n_heads=2, d_ff=16, **choices)
+    return VisionTransformer(config).double().eval()
+
+
+def patches_moved(image: Tensor, order: list[int]) -> Tensor:
+    """Its patches in another order."""
+    rows = image.reshape(-1, 1, 2, 4, 3, 4).transpose(3, 4)  # row of patches, column, row of pixels, column
+    return rows.flatten(2, 3)[:, :, order].unflatten(2, (2, 3)).transpose(3, 4).reshape(image.shape)
+
+
+@claim(HOMEWORK, "1.5a")
+def patches_as_convolution(t: Experiment) -> None:
+    """The linear embedding of 16 × 16 patches is a convolution with kernel 16 and stride 16.
+
+    PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels."""
+    patches, images = PatchEmbedding(3, 16, 11).double(), t.normal(2, 3, 48, 32)
+    conv = patches.as_convolution()
+    t.record_case(
+        "kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16)
+    )
+    t.assert_below("largest difference", max_abs_diff(patches(images), conv(images).flatten(2).mT), 1e-12)
+
+
+@claim(HOMEWORK, "1.5c")
+def cls_sees_all(t: Experiment) -> None:
+    """By self-attention [CLS] gathers information from the whole image.
+
+    Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer."""
+    image = t.normal(1, 1, 8, 12).requires_grad_()
+    gradient = jacobian_row(small(t.seed)(image).square().sum(), image)
+    by_patch = gradient[0, 0].abs().reshape(2, 4, 3, 4).sum((1, 3))
+    t.assert_above("six patches: smallest gradient", by_patch.min(), 0)
+
+
+@claim(HOMEWORK, "1.5c")
+def cls_position(t: Experiment) -> None:
+    """The sequence is [CLS] and N patches, and positions are added to all N + 1 of them.
+
+    Rows of the learned positions of a model with a 2 × 3 grid."""
+    rows = {tuple(p.shape) for name, p in small(t.seed).named_parameters() if "positions" in name}
+    result_text = " and ".join(str(row) for row in rows)
+    t.record_case("2 × 3 patches: shape of the positions", result_text, rows == {(2 * 3 + 1, 8)})
+
+
+@claim(HOMEWORK, "1.5b.2")
+def vit_2d_positions(t: Experiment) -> None:
+    """The positional embeddings of a vision Transformer encode row and column, though its patches are one sequence.
+
+    Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as it was trained,
+    and in the same model as it begins (three draws).
+    Holds when training has put it there; the table begins without rows or columns."""
+    model = load_model("digits-vit")
+    for draw in range(4):
+        table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
+        unit = nn.functional.normalize(table, dim=1)
+        row, column = torch.arange(64) // 8, torch.arange(64) % 8
+        distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
+        near = [(unit @ unit.T)[distance == d].mean().item() for d in (1, 2, 4)]
+        case_name = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
+        t.record_case(case_name, join_numbers(near, ".2f"), near[0] > near[1] + 0.1 > near[2] + 0.2, in_scope=not draw)
+        model = model.config.build()
+
+
+@claim(HOMEWORK, "1.5a")
+def no_spatial_bias(t: Experiment) -> None:
+    """A vision Transformer has no built-in spatial bias; it learns spatial relations by self-attention over
+    the patches alone.
+
+    A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it is not
+    (pixels moved between patches).
+    Holds when it refers to relations between patches; which pixels share a patch is built in."""
+    model, other, image, order = small(t.seed), small(t.seed), t.normal(3, 1, 8, 12), [4, 0, 5, 2, 1, 3]
+    table = next(p for name, p in other.named_parameters() if "positions" in name)
+    with torch.no_grad():
+        table[1:] = table[1:][order].clone()
+    case_name = "patches moved, positions moved with them: logits"
+    t.assert_below(case_name, max_abs_diff(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
+    # Two neighbours of one patch may be told apart by one linear map; pixels of two patches may not.
+    swapped = image.clone()
+    swapped[..., 0, 0], swapped[..., 0, 4] = image[..., 0, 4], image[..., 0, 0]
+    changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())
+    case_name = "two pixels of different patches exchanged: patch vectors changed"
+    t.assert_equal(case_name, changed, 0, "{}; no rearrangement of positions undoes it", in_scope=False)

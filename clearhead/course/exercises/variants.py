@@ -1,0 +1,95 @@
+"""New numbers for any problem: `variant("sort-dedup", 7)` is the same exercise with other values.
+
+Each problem type defines how it varies (`vary`). Draws that cannot be solved, or that are more trivial or harder than
+the original, are repeated. Blocks of seeds share one sequence of distinct draws, so that no two seeds give the same
+worksheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from clearhead._core.validation import whole
+from clearhead.config import toml_document
+from clearhead.course.exercises.problem import Problem, read, solve
+from clearhead.course.exercises.problem_types import PROBLEM_TYPES
+from clearhead.course.exercises.random_values import RandomValues
+from clearhead.course.exercises.render.layout import bounded_text
+from clearhead.course.exercises.sheet import Worksheet, WorksheetStep
+from clearhead.course.exercises.source import ProblemError, ProblemSource
+
+_SEEDS_PER_ROW = 100  # seeds that share a sequence of draws
+_MAX_DRAWS = 40
+_LONGEST_ROW = 50 * _SEEDS_PER_ROW
+
+
+def variant(problem: str | Path | Problem, seed: int) -> Problem:
+    """Return the problem with new numbers of the same difficulty.
+
+    Args:
+        problem: Path, name or `Problem`.
+        seed: Non-negative integer; the same seed gives the same numbers.
+
+    Returns:
+        The variant, named after the problem and the seed.
+
+    Raises:
+        ProblemError: If no draw is as difficult as the original.
+    """
+    seed = whole(seed, "seed")
+    original = read(problem)
+    source, worked = original.source, solve(original)
+    source_text = f"{source.text('source')}, with" if source.text("source") else "With"
+    source_text += f" other numbers (seed {seed})"
+    for values in islice(
+        _draws(source, original.name, seed // _SEEDS_PER_ROW),
+        seed % _SEEDS_PER_ROW,
+        _MAX_DRAWS * _SEEDS_PER_ROW,
+        _SEEDS_PER_ROW,
+    ):
+        # Comparisons with a document apply only to the original numbers.
+        values = {key: value for key, value in values.items() if key not in ("document", "mistake")}
+        problem = Problem(f"{original.name}-seed-{seed}", toml_document(values | {"source": source_text}))
+        try:
+            worksheet = solve(problem)
+        except ProblemError:
+            continue
+        if worksheet.agrees and _is_comparable(worksheet, worked):
+            return problem
+    raise ProblemError(
+        f"{original.name} has no variant of its difficulty for seed {seed}; use larger or more numbers in the file"
+    )
+
+
+def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any]]:
+    """Yield distinct values for the file, all different from the original."""
+    vary = PROBLEM_TYPES[source.choice("kind", PROBLEM_TYPES)].vary
+    seen = {repr(source.values)}
+    for number in range(_LONGEST_ROW):
+        values = source.values | vary(source, RandomValues(f"{name} {row} {number}"))
+        if repr(values) not in seen:
+            seen.add(repr(values))
+            yield values
+
+
+def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
+    """Return whether a worksheet has the same steps, none of them more trivial, and is not much longer."""
+    if [step.key for step in worksheet.steps] != [step.key for step in original.steps]:
+        return False
+    if [step.grid for step in worksheet.steps] == [step.grid for step in original.steps]:
+        return False  # the same numbers in another notation
+    if any(_is_dull(new) > _is_dull(old) for new, old in zip(worksheet.steps, original.steps, strict=True)):
+        return False
+    new, old = (
+        sum(len(bounded_text(x)) for step in of.steps for x in step.grid.numbers) for of in (worksheet, original)
+    )
+    return new <= 1.5 * old + 100
+
+
+def _is_dull(step: WorksheetStep) -> bool:
+    """Return whether all numbers of a step are equal, or most of them are zero."""
+    numbers = step.grid.numbers
+    zeros = sum(x == 0 for x in numbers)
+    return len(numbers) > 1 and (len(set(numbers)) == 1 or 4 * zeros > 3 * len(numbers))

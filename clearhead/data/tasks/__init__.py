@@ -1,0 +1,1 @@
+"""Tasks: a training and a validation split, and how a batch of each is made."""

@@ -1,0 +1,1 @@
+"""Tokenizers: the base classes, and those backed by the `tokenizers` library."""

@@ -1,0 +1,378 @@
+"""Tokenizers that the `tokenizers` library runs: byte pairs that are trained here, and those of other makers.
+
+Byte-level byte pairs can write any text: nothing is ever unknown, and decoding gives back exactly what was encoded.
+
+A maker's tokenizer.json is WordPiece, Unigram or byte pairs; where a folder has none, a SentencePiece model
+(tokenizer.model, spiece.model, source.spm) is read, a protocol buffer of a few fields. The file says how text is cut;
+which of its tokens begin, end and fill a text is said beside it, in `tokenizer_config.json` or
+`special_tokens_map.json`. All of it is data: reading it runs no code."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._core.shapes import Int
+from clearhead._core.validation import require, whole
+from clearhead.data import files
+from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, display_token
+from clearhead.errors import ConfigError, DataError, StorageError
+
+N_BYTES = 256
+_PIECE = 4_096  # characters that are encoded as one text
+_PIECES_AT_ONCE = 4_096
+_MAX_VOCAB_SIZE = 1 << 20  # the library allocates memory for all of it before it trains
+
+
+@cache
+def byte_of_letter() -> dict[str, int]:
+    """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(N_BYTES) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
+
+
+def display_bpe_token(piece: str) -> str:
+    """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
+    letters = byte_of_letter()
+    if not all(letter in letters for letter in piece):
+        return display_token(piece)  # added whole by its maker, and not as bytes
+    raw = bytes(letters[letter] for letter in piece)
+    try:
+        return display_token(raw.decode())
+    except UnicodeDecodeError:  # a part of a character: show its bytes
+        return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
+
+
+def _why_not_text(texts: Sequence[str]) -> str:
+    for i, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
+    return "the texts could not be encoded: expected a sequence of str"
+
+
+class TokenizersBackend(Tokenizer):
+    """One that the `tokenizers` library runs; where it `is_bytes`, each letter of a piece stands for a byte."""
+
+    def __init__(self, inner: Any, *, is_bytes: bool) -> None:
+        self._inner, self._is_bytes = inner, is_bytes
+        self._special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+        self._size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: makers leave gaps."""
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        texts = [as_text(text) for text in texts]
+        try:
+            return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
+        except TypeError as error:
+            raise DataError(_why_not_text(texts)) from error
+        except Exception as error:  # the library's own, such as a vocabulary that lacks its unknown token
+            raise DataError(f"the tokenizer cannot encode this text: {error}; correct its tokenizer.json") from error
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
+        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
+
+    def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
+        return [self._label(i) for i in as_list(ids, self.vocab_size)]
+
+    def _label(self, number: int) -> str:
+        piece = self._inner.id_to_token(number)
+        if piece is None:
+            return f"<{number}>"  # a gap in the vocabulary
+        if number in self._special:
+            return piece
+        return display_bpe_token(piece) if self._is_bytes else display_token(piece.replace("▁", " "))
+
+    def to_json(self) -> str:
+        return self._inner.to_str()
+
+
+class ByteLevelBPE(TokenizersBackend):
+    """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
+
+    A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
+    tokens themselves."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, is_bytes=True)
+        self._inner.encode_special_tokens = True
+        ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
+        missing = ", ".join(name for name, number in ids.items() if number is None)
+        expected = f"expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
+        require(not missing, f"this tokenizer has no {missing}; {expected}")
+        self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
+
+    def encode_long(self, text: str) -> Int[Tensor, " T"]:
+        import numpy
+
+        # Where a single line end stands between two words no token can reach across it, so the ids are those of the
+        # whole text, while the pieces run in parallel and only some of them are held as Python objects at a time. A few
+        # thousand characters at once take the library half the time of single lines.
+        text, cuts = as_text(text), [0]
+        for match in re.finditer(r"\S\n(?=\S)", text):
+            if match.end() - cuts[-1] >= _PIECE:
+                cuts.append(match.end())
+        pieces = [text[one:other] for one, other in pairwise([*cuts, len(text)])]
+        parts = [torch.zeros(0, dtype=torch.int32)]
+        for first in range(0, len(pieces), _PIECES_AT_ONCE):
+            ids = chain.from_iterable(self.encode_batch(pieces[first : first + _PIECES_AT_ONCE]))
+            parts.append(torch.from_numpy(numpy.fromiter(ids, dtype=numpy.int32)))
+        return torch.cat(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copied and pickled by what is stored: the library's own way forgets that special names are text.
+        return from_json, (self.to_json(),)
+
+
+def from_json(text: str) -> ByteLevelBPE:
+    return ByteLevelBPE(_inner(text))
+
+
+def _inner(text: str) -> Any:
+    from tokenizers import Tokenizer as Inner
+
+    try:
+        return Inner.from_str(text)
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise ConfigError(str(error)) from error
+
+
+def train_bpe(
+    source: Path | Iterable[str | Path], vocab_size: int, specials: Sequence[str] = (), *, min_frequency: int = 2
+) -> ByteLevelBPE:
+    """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
+
+    The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
+    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if isinstance(source, str):
+        then = "give a list of texts, or a Path where a file is meant"
+        raise DataError(f"source is the text {source[:40]!r}, whose letters would be taken for texts: {then}")
+    names = [PAD, BOS, EOS, *specials]
+    always = f"each must be there once, and {PAD}, {BOS}, {EOS} always are"
+    require(len(set(names)) == len(names), f"special tokens {names}: {always}")
+    whole(vocab_size, "vocab_size", most=_MAX_VOCAB_SIZE)
+    why = f"{len(names)} special tokens and {N_BYTES} bytes need {len(names) + N_BYTES}"
+    require(vocab_size >= len(names) + N_BYTES, f"vocab_size {vocab_size} is too small: {why}")
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=names,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_texts(source), trainer)
+    return ByteLevelBPE(inner)
+
+
+def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
+    for item in [source] if isinstance(source, Path) else source:
+        if isinstance(item, Path):
+            for _, line in files.lines(item):
+                yield (line or b"").decode(errors="ignore")
+        else:
+            yield item
+
+
+# ---------------------------------------------------------------------- other makers'
+
+ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
+
+
+def _role(role: str, what: str) -> property:
+    def number(self: HFTokenizer) -> int:
+        if role not in self.specials:
+            raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
+        return self._inner.token_to_id(self.specials[role])
+
+    return property(number)
+
+
+class HFTokenizer(TokenizersBackend):
+    """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
+
+    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any."""
+
+    def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
+        super().__init__(inner, is_bytes='"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder")))
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
+
+    pad_id = _role("pad_token", "filling a text up")
+    bos_id = _role("bos_token", "beginning a text")
+    eos_id = _role("eos_token", "ending a text")
+
+    def prompt(self, text: str, longest: int | None = None) -> list[int]:
+        if longest is not None:
+            self._inner.enable_truncation(longest)  # of the text: the special tokens around it stay
+        try:
+            return self.encode_batch([text], special=True)[0]
+        finally:
+            self._inner.no_truncation()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_text, (self.to_json(), dict(self.specials))
+
+
+def load_hf_tokenizer(folder: Path) -> HFTokenizer:
+    """The tokenizer of a folder that its maker's library wrote."""
+    path = folder / FILE_NAME
+    specials: dict[str, str] = {}
+    for beside in (folder / name for name in _BESIDE):
+        specials |= _specials(beside) if beside.is_file() else {}
+    if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
+        inner, own = read_sentence_pieces(others[0])
+        return HFTokenizer(inner, own | specials)
+    try:
+        return _from_text(path.read_text(encoding="utf-8"), specials)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _from_text(text: str, specials: Mapping[str, str]) -> HFTokenizer:
+    return HFTokenizer(_inner(text), specials)
+
+
+def _specials(path: Path) -> dict[str, str]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        pairs = {role: fields.get(role) for role in ROLES}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{path} is not an object of JSON: {error}") from error
+    # A token is written as its text, or as an object that holds it.
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in pairs.items()}
+    return {role: token for role, token in texts.items() if isinstance(token, str)}
+
+
+# ---------------------------------------------------------------------- SentencePiece
+
+FILES = ("tokenizer.model", "spiece.model", "source.spm")
+# What stands around a text, by the class that its maker's folder names. Others give other ids to the pieces.
+_AROUND = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}
+_CONTROL, _OWN = 3, 4  # types of a piece: special, and one that is never cut
+
+
+def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
+    """The tokenizer in a file of SentencePiece, and its special tokens by their roles."""
+    from tokenizers import AddedToken, processors
+
+    about = path.with_name("tokenizer_config.json")
+    settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if kind not in _AROUND:
+        known = ", ".join(_AROUND)
+        raise DataError(f"{path} is of a {kind}, whose ids are not known here; expected {known}, or a tokenizer.json")
+    try:
+        pieces, trainer, normalizer = _model(path.read_bytes())
+    except (IndexError, KeyError, ValueError, struct.error, TypeError) as error:
+        raise StorageError(f"{path} is not a whole SentencePiece model: get it again") from error
+    if (ids := path.with_name("vocab.json")).is_file():  # pieces of both languages, in one order
+        numbers: dict[str, int] = json.loads(ids.read_text(encoding="utf-8"))
+        least, own = min(score for _, score, _ in pieces) - 100, {piece[0]: piece for piece in pieces}
+        pieces = [own.get(piece, (piece, least, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
+    inner = _tokenizer(pieces, trainer, normalizer)
+    special = [piece for piece, _, form in pieces if form == _CONTROL]
+    inner.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
+    inner.add_tokens([AddedToken(piece, normalized=False) for piece, _, form in pieces if form == _OWN])
+    if kind == "T5Tokenizer":  # the last is the first
+        inner.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(settings.get("extra_ids", 100)))])
+    ends = [(name, inner.token_to_id(name)) for name in _AROUND[kind].split() if name != "$A"]
+    inner.post_processor = processors.TemplateProcessing(single=_AROUND[kind], special_tokens=ends)
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return inner, {role: name for role, name in roles.items() if inner.token_to_id(name) is not None}
+
+
+def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+
+    number = {piece: i for i, (piece, _, _) in enumerate(pieces)}
+    unknown = next(piece for piece, _, form in pieces if form == 2)
+    in_bytes = bool(trainer.get(35))
+    if trainer.get(3, 1) == 1:
+        listed = [(piece, score) for piece, score, _ in pieces]
+        inner: Any = Tokenizer(models.Unigram(listed, number[unknown], byte_fallback=in_bytes))
+    elif trainer[3] == 2:
+        pairs = [
+            (score, piece[:i], piece[i:])
+            for piece, score, form in pieces
+            for i in range(1, len(piece))
+            if form == 1 and piece[:i] in number and piece[i:] in number
+        ]
+        merges = [pair[1:] for pair in sorted(pairs, key=lambda pair: (-pair[0], -len(pair[1]), -len(pair[2])))]
+        inner = Tokenizer(models.BPE(number, merges, unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes))
+    else:
+        raise ValueError("neither unigrams nor pairs")
+    steps: list[Any] = [normalizers.Precompiled(normalizer[2])] if normalizer.get(2) else []
+    if normalizer.get(4, 1):  # blanks at the ends go, and several are one
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if normalizer.get(3, 1):  # a blank before the first word, as before all others
+        steps.append(normalizers.Prepend("▁"))
+        parts.append(decoders.Strip(" ", 1, 0))
+    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(parts)
+    return inner
+
+
+def _model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
+    """Pieces with their scores and types, and the settings of training and of normalisation by their numbers."""
+    pieces, settings = [], {2: {}, 3: {}}  # type: ignore[var-annotated]
+    for field, value in _fields(data):
+        if field == 1:
+            piece = dict(_fields(value))
+            pieces.append((piece[1].decode(), struct.unpack("<f", piece.get(2, bytes(4)))[0], piece.get(3, 1)))
+        elif field in settings:
+            settings[field] = dict(_fields(value))
+    if not pieces:
+        raise ValueError("no pieces")
+    return pieces, settings[2], settings[3]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: their numbers, and what they hold, as a whole number or as bytes."""
+    at = 0
+
+    def whole() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        tag = whole()
+        if tag & 7 == 0:
+            yield tag >> 3, whole()
+            continue
+        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else whole()
+        if at + size > len(data):
+            raise ValueError("cut short")
+        yield tag >> 3, data[at : at + size]
+        at += size

@@ -1,0 +1,108 @@
+"""The worker process of the explorer: `python -m clearhead.explorer.worker SETTINGS`, started by the pool.
+
+It reads requests as lines of JSON from standard input and writes events to standard output, one request at a time. The
+first event is "ready", after the models are loaded. A thread keeps reading while a request runs, so that it can be
+cancelled at its next call of `RequestContext.checkpoint`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import queue
+import re
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from clearhead.errors import ClearheadError, ParseError
+from clearhead.explorer.actions import Cancelled, ModelRegistry, RequestContext, raise_if_set
+
+_OUT_OF_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
+
+
+def main() -> None:
+    """Run requests until standard input is closed."""
+    settings = json.loads(sys.argv[1])
+    # Libraries that print must not write among the events.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(settings.get("threads", 1))
+    jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    stop = threading.Event()
+    # A request can be cancelled before every module of a forward pass.
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: raise_if_set(stop))
+    with contextlib.suppress(KeyboardInterrupt):
+        registry = ModelRegistry(settings["models"], settings["limits"], **settings.get("device_kwargs", {}))
+        registry.load_all()
+        gc.collect()
+        gc.freeze()  # scanning the loaded models again in every collection would delay requests
+        limit_memory(settings["limits"]["memory"])
+        write_event(out, "ready", {})
+        threading.Thread(target=_read_messages, args=(sys.stdin.buffer, jobs, stop), daemon=True).start()
+        while (job := jobs.get()) is not None:
+            run_job(job, registry, out, stop)
+
+
+def _read_messages(messages: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] | None], stop: threading.Event) -> None:
+    """Queue requests, and set `stop` when the running one is cancelled."""
+    for line in messages:
+        message = json.loads(line)
+        if "stop" in message:
+            stop.set()
+        else:
+            stop.clear()  # the pool sends a request only after the one before has ended
+            jobs.put(message)
+    stop.set()
+    jobs.put(None)
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Limit further allocations of this process, so that a large request fails instead of the machine."""
+    try:
+        import resource
+    except ImportError:  # not available on this system
+        return
+    status = Path("/proc/self/status")
+    used = re.search(r"VmData:\s+(\d+) kB", status.read_text("ascii")) if status.exists() else None
+    if used is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, ((int(used[1]) << 10) + n_bytes, resource.RLIM_INFINITY))
+
+
+def write_event(out: IO[bytes], kind: str, value: Any) -> None:
+    """Write one event: a line with its kind and length, then its value as JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    out.write(f"{kind} {len(text)}\n".encode() + text)
+    out.flush()
+
+
+def run_job(job: dict[str, Any], registry: ModelRegistry, out: IO[bytes], stop: threading.Event) -> None:
+    """Run one request; its last event is always "done" or "error"."""
+
+    def send(kind: str, value: Any) -> None:
+        write_event(out, kind, value)
+
+    try:
+        send("done", registry.action(job["action"])(job["request"], RequestContext(registry, send, stop)))
+    except Cancelled:
+        send("error", {"error": "cancelled: the client disconnected"})
+    except ClearheadError as error:
+        column = {"column": error.column} if isinstance(error, ParseError) else {}
+        send("error", {"error": str(error).partition("\n")[0], **column})
+    except Exception as error:
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):
+            limit = f"{registry.limits.memory / (1 << 30):g} GiB"
+            message = f"the request exceeded the memory limit of {limit}; reduce it"
+        else:
+            traceback.print_exc()  # the traceback belongs on the server's terminal, not in the browser
+            message = f"the request failed ({type(error).__name__}); the server's terminal shows the traceback"
+        send("error", {"error": message})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Two small kernels around a decode step: embed the new tokens; append them and update which rows are active.
+
+`append_token` does what `TokenLoop` does with torch operators.
+"""
+
+# Triton's functions have no Python types: their arguments are pointers and tiles.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from clearhead.ops.pdl import early, wait
+
+__all__ = ["append_token", "embed_token"]
+
+
+@triton.jit
+def _append_token(
+    ids, log_probs, is_active, newest, index, all_ids, all_log_probs, was_active, stops, R, pad_id,
+    STOPS: tl.constexpr, RP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    r = tl.arange(0, RP)
+    valid = r < R
+    step = tl.load(index)
+    new = tl.load(ids + r, mask=valid, other=0)
+    active = tl.load(is_active + r, mask=valid, other=0) != 0
+    log_prob = tl.load(log_probs + r, mask=valid, other=0.0)
+    tl.store(all_ids + step * R + r, tl.where(active, new, pad_id), mask=valid)
+    tl.store(all_log_probs + step * R + r, tl.where(active, log_prob, 0.0), mask=valid)
+    tl.store(was_active + step * R + r, active.to(tl.uint8), mask=valid)
+    tl.store(newest + r, new, mask=valid)
+    for s in tl.static_range(STOPS):
+        active = active & (new != tl.load(stops + s))
+    tl.store(is_active + r, active.to(tl.uint8), mask=valid)
+    tl.debug_barrier()  # all threads have read the step
+    tl.store(index, step + 1)
+
+
+def append_token(ids: Tensor, log_probs: Tensor, state: tuple[Tensor, ...], stops: Tensor, pad_id: int) -> None:
+    """Append a step to `state`: is_active, newest, index, and per step the ids, log-probabilities and active rows."""
+    is_active, newest, index, all_ids, all_log_probs, was_active = state
+    R = len(ids)
+    _append_token[(1,)](
+        ids.contiguous(), log_probs.contiguous(), is_active.view(torch.uint8), newest, index,
+        all_ids, all_log_probs, was_active.view(torch.uint8), stops, R, pad_id,
+        STOPS=len(stops), RP=triton.next_power_of_2(R), num_warps=1 if R <= 128 else 4, **early(ids),
+    )  # fmt: skip
+
+
+@triton.jit
+def _embed_token(
+    ids, weight, table, length, left_pad, x, new_length, M, scale,
+    SCALED: tl.constexpr, ADDED: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    m = tl.arange(0, BM)
+    valid = m < M
+    n = tl.load(length)
+    e = tl.load(weight + tl.load(ids + row) * M + m, mask=valid, other=0.0)
+    if SCALED:
+        e = (e.to(tl.float32) * scale).to(x.dtype.element_ty)
+    if ADDED:
+        position = n - tl.load(left_pad + row) if PADDED else n
+        e = e.to(tl.float32) + tl.load(table + position * M + m, mask=valid, other=0.0).to(tl.float32)
+    tl.store(x + row * M + m, e.to(x.dtype.element_ty), mask=valid)
+    if row == 0:
+        tl.store(new_length, n + 1)
+
+
+def embed_token(
+    ids: Tensor, weight: Tensor, scale: float | None, table: Tensor | None, length: Tensor, left_pad: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the embeddings (R, M) of tokens, scaled and with positions added, and the length including them."""
+    R, M = len(ids), weight.shape[1]
+    x = torch.empty(R, M, dtype=weight.dtype, device=ids.device)
+    new_length = torch.empty_like(length)
+    _embed_token[(R,)](
+        ids, weight, weight if table is None else table, length, length if left_pad is None else left_pad,
+        x, new_length, M, 1.0 if scale is None else scale,
+        SCALED=scale is not None, ADDED=table is not None, PADDED=left_pad is not None,
+        BM=triton.next_power_of_2(M), num_warps=4, **early(ids),
+    )  # fmt: skip
+    return x, new_length

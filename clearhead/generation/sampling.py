@@ -1,0 +1,143 @@
+"""Choosing ids from logits: top-k with log-probabilities, and sampling with filters.
+
+Ties go to the smaller id. On a GPU one kernel reads the logits once; on other devices torch operators are used.
+Sampling is computed in float64, so that rounding in a long cumulative sum or at a small temperature does not change an
+id.
+
+    R rows   V vocabulary   k ids per row
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead._core.shapes import Float, Int
+from clearhead._core.tensor_state import runs_triton
+from clearhead.generation.options import Sample
+
+_MAX_KERNEL_K = 32
+_LOGITS_PER_CHUNK = 1 << 18
+_SEGMENT = 64  # logits whose maximum is computed first
+
+
+def to_float32(logits: Tensor) -> Tensor:
+    """Promote logits to at least float32, because log-probabilities are summed."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def topk_logprobs(logits: Float[Tensor, "R V"], k: int) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
+    """Return the ids of the k largest logits of each row, largest first, and their log-probabilities."""
+    if k <= _MAX_KERNEL_K and runs_triton(logits) and logits.dtype != torch.float64:
+        from clearhead.ops.topk_triton import launch
+
+        return launch(logits, k)
+    if k == 1:
+        ids = _argmax(logits)
+    elif logits.is_cuda:  # no host sync inside a captured graph
+        ids = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    else:
+        ids = _stable_topk(logits, k)
+    return ids, log_probs_at(logits, ids)
+
+
+def log_probs_at(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float[Tensor, "R k"]:
+    """Return log softmax(logits) at `ids`, in float32 or wider."""
+    logits = to_float32(logits)
+    selected = logits.gather(-1, ids)
+    if logits.is_cuda:
+        return selected - logits.logsumexp(-1, keepdim=True)
+    # A few rows at a time, so that intermediates stay in the processor's cache.
+    chunks = logits.split(max(1, _LOGITS_PER_CHUNK // logits.shape[-1]))
+    return selected - torch.cat([chunk.logsumexp(-1, keepdim=True) for chunk in chunks])
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """Return the index (R, 1) of the first maximum of each row.
+
+    `argmax` along a long row takes many times as long as `amax`, so the first segment with the maximum is found first.
+    """
+    V = x.shape[1]
+    if V <= 2 * _SEGMENT:
+        return x.argmax(1, keepdim=True)
+    n = V // _SEGMENT
+    maxima = x[:, : n * _SEGMENT].unflatten(1, (n, _SEGMENT)).amax(-1)  # (R, n)
+    if n * _SEGMENT < V:
+        maxima = torch.cat((maxima, x[:, n * _SEGMENT :].amax(1, keepdim=True)), dim=1)
+    start = maxima.argmax(1, keepdim=True) * _SEGMENT
+    segment = (start + torch.arange(_SEGMENT, device=x.device)).clamp(max=V - 1)  # (R, segment)
+    return start + x.gather(1, segment).argmax(1, keepdim=True)
+
+
+def _stable_topk(x: Tensor, k: int) -> Tensor:
+    """Return the indices (R, k) of the k largest; `topk` does not define the order of ties, so tied rows are sorted."""
+    values, indices = _segmented_topk(x, min(k + 1, x.shape[1]))
+    is_tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -math.inf)).any(1)
+    indices = indices[:, :k]
+    if bool(is_tied.any()):
+        x = x[is_tied]
+        threshold = values[is_tied, k - 1 : k]
+        n_candidates = max(k, int((x >= threshold).sum(1).max()))
+        candidates = x.topk(n_candidates, dim=1).indices.sort(dim=1).values
+        order = x.gather(1, candidates).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        indices[is_tied] = candidates.gather(1, order)
+    return indices
+
+
+def _segmented_topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return `topk` of each row.
+
+    The k largest are in the k segments with the largest maxima, which is faster to find. If an excluded segment has a
+    maximum equal to the last value, k included segments have too, so the last two values are equal.
+    """
+    R, V = x.shape
+    n = V // _SEGMENT
+    if n < 4 * k:
+        values, indices = x.topk(k, dim=1)
+        return values, indices
+    segments = x[:, : n * _SEGMENT].unflatten(1, (n, _SEGMENT))
+    tail = x[:, n * _SEGMENT :]
+    selected = segments.amax(-1).topk(k, dim=1).indices  # (R, k)
+    candidates = segments.gather(1, selected[..., None].expand(R, k, _SEGMENT)).flatten(1)
+    values, positions = torch.cat((candidates, tail), dim=1).topk(k, dim=1)
+    segment = selected.gather(1, positions.div(_SEGMENT, rounding_mode="floor").clamp(max=k - 1))
+    indices = segment * _SEGMENT + positions % _SEGMENT
+    return values, torch.where(positions < k * _SEGMENT, indices, positions + (n - k) * _SEGMENT)
+
+
+def probabilities(logits: Float[Tensor, "R V"], strategy: Sample) -> Float[Tensor, "R V"]:
+    """Return the distribution (R, V) that `strategy` samples from; filtered ids have probability 0."""
+    x = logits.double()
+    # Relative to the maximum, which is 0 at any temperature: nothing overflows, and min_p is a constant bound.
+    x = (x - x.amax(-1, keepdim=True)) / strategy.temperature
+    if strategy.top_k is not None and strategy.top_k < x.shape[-1]:
+        threshold = x.topk(strategy.top_k, dim=-1).values[:, -1:]
+        x = x.masked_fill(x < threshold, -math.inf)
+    if strategy.top_p is not None and strategy.top_p < 1:
+        x = x.masked_fill(x < _top_p_threshold(x, strategy.top_p), -math.inf)
+    if strategy.min_p:
+        x = x.masked_fill(x < math.log(strategy.min_p), -math.inf)
+    return x.softmax(-1)
+
+
+def sample_inverse_cdf(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """Sample one id per row by inverting its cumulative distribution at `uniform` in [0, 1).
+
+    The result is the first id whose cumulative probability exceeds uniform · total, so an id of probability 0 is never
+    sampled.
+    """
+    cumulative = probs.cumsum(-1)
+    height = uniform[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, height, right=True).squeeze(-1)
+    return ids.clamp(max=probs.shape[-1] - 1)  # only NaN exceeds the end; the caller raises for it
+
+
+def _top_p_threshold(x: Tensor, top_p: float) -> Tensor:
+    """Return (R, 1) the smallest logit among the fewest most likely ids with total probability `top_p`."""
+    ordered = x.sort(dim=-1, descending=True).values
+    preceding = ordered.softmax(-1).cumsum(-1).roll(1, dims=-1)  # total probability of the ids before each
+    preceding[:, 0] = 0.0
+    n_ids = (preceding < top_p).sum(-1, keepdim=True)  # at least 1
+    return ordered.gather(-1, n_ids.clamp(min=1) - 1)

@@ -1,0 +1,60 @@
+"""Bundled models, their cards, and the folder of a model name. Does not import torch."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from clearhead._core.validation import did_you_mean
+from clearhead.errors import StorageError
+
+BOX = Path(__file__).parent / "models"
+CARD = "card.toml"
+
+
+def names() -> list[str]:
+    """Return the names of the bundled models."""
+    return sorted(path.parent.name for path in BOX.glob("*/config.toml"))
+
+
+def cards() -> dict[str, dict[str, Any]]:
+    """Return the card of each bundled model by name."""
+    return {name: read_card(BOX / name) for name in names()}
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Return the card of a model's folder; empty if it has none."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} is not a card: {error}") from error
+
+
+def is_ours(name: str | Path) -> bool:
+    """Return whether a name refers to a bundled model or a folder with config.toml."""
+    return _folder(name) is not None
+
+
+def _folder(name: str | Path) -> Path | None:
+    places = [BOX / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
+    return next((folder for folder in places if (folder / "config.toml").is_file()), None)
+
+
+def find(name: str | Path) -> Path:
+    """Return the folder of a model name or path; raise `StorageError` if there is none."""
+    if (folder := _folder(name)) is not None:
+        return folder
+    path, known = Path(name), names()
+    if path.is_dir():
+        hint = "expected config.toml, or config.json of a Hugging Face folder"
+        if (path / "train.toml").is_file():
+            hint = f"its run is not finished; go on with: clearhead train --resume {path}"
+        raise StorageError(f"{path} holds no model: {hint}")
+    hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
+    raise StorageError(
+        f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
+    )

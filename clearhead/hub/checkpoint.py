@@ -1,0 +1,72 @@
+"""Third-party checkpoints, loaded and exported without their original libraries.
+
+`load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
+transformers loads. A family converts configurations both ways and has one table of tensor names (`families/`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from clearhead.config import Config
+from clearhead.errors import StorageError
+from clearhead.hub.convert import export, family_of, read
+from clearhead.hub.families import FAMILIES
+from clearhead.hub.family import Keys
+from clearhead.hub.formats import CONFIG, GGUF, HUB, CheckpointReader, HFFolder, fetch, reject_pickle
+from clearhead.hub.tokenizer_files import (
+    decoder_start_ids,
+    eos_ids,
+    generation_constraints,
+    load_tokenizer,
+    pooling_mode,
+    tokenizer_files,
+)
+
+__all__ = [
+    "FAMILIES",
+    "CheckpointReader",
+    "decoder_start_ids",
+    "eos_ids",
+    "export",
+    "generation_constraints",
+    "is_third_party",
+    "load",
+    "load_tokenizer",
+    "open_checkpoint",
+    "pooling_mode",
+    "read",
+    "read_config",
+    "tokenizer_files",
+]  # fmt: skip
+
+
+def is_third_party(name: str | Path) -> bool:
+    """Return whether a name refers to a third-party checkpoint: on the hub, a file, or a folder with config.json."""
+    path = Path(name)
+    return str(name).startswith(HUB) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
+
+
+def open_checkpoint(name: str | Path) -> CheckpointReader:
+    """Open a checkpoint: its configuration, and its tensors by name, which are read later."""
+    path = fetch(str(name)) if str(name).startswith(HUB) else Path(name)
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUF(path)
+    if path.is_file():
+        reject_pickle(path)
+        raise StorageError(f"{path} is a file; expected a folder with {CONFIG}, or a .gguf file")
+    return HFFolder(path)
+
+
+def read_config(name: str | Path) -> Config:
+    """Return the configuration of a third-party checkpoint; no tensor is read."""
+    source = open_checkpoint(name)
+    return family_of(source).config(Keys(source.config, source.shapes))
+
+
+def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+    """Load a third-party checkpoint in evaluation mode, in its stored dtype unless `dtype` is given."""
+    return read(open_checkpoint(name), device=device, dtype=dtype)

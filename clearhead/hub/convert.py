@@ -1,0 +1,199 @@
+"""Load third-party checkpoints, and export models as Hugging Face folders that transformers loads bit for bit.
+
+Loading reads the configuration, then checks all names and shapes, then reads tensor by tensor. The model is built
+without data, so memory holds the parameters and at most one more tensor.
+
+Exporting uses the first family whose keys read back as the same configuration. The folder is written atomically.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.atomic_io import refusals, save_tensors
+from clearhead._core.validation import shown
+from clearhead._version import __version__
+from clearhead.config import Config
+from clearhead.errors import StorageError
+from clearhead.hub.families import FAMILIES
+from clearhead.hub.family import Family, Keys
+from clearhead.hub.formats import CONFIG, WEIGHTS, CheckpointReader
+from clearhead.hub.weight_map import Shape, WeightMap, fits
+from clearhead.models import storage
+
+
+def read(
+    source: CheckpointReader, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Load the model of a checkpoint in evaluation mode.
+
+    Args:
+        source: The checkpoint.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters; by default the widest stored one.
+    """
+    storage.check_target(device, dtype)
+    family = family_of(source)
+    config = family.config(Keys(source.config, source.shapes))
+    model = storage.build_empty(config, source.path, len(source.shapes))
+    weight_maps = _match_tensors(family, config, source, {names[0]: tensor for names, tensor in storage.groups(model)})
+    stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
+    dtype = dtype or max(stored, key=lambda candidate: torch.finfo(candidate).bits)
+    tensors_by_name: dict[str, Tensor] = {}
+    kept = set(stored) == {dtype} and torch.device(device).type == "cpu"
+    with source.reading(device, kept=kept) as get:
+        # The largest first, while little else is in memory.
+        for weight_map, shapes in sorted(weight_maps, key=lambda pair: -max(map(math.prod, pair[1]))):
+            tensors = weight_map.load([get(name) for name in weight_map.source], shapes)
+            for name, tensor in zip(weight_map.target, tensors, strict=True):
+                tensor = tensor.to(dtype=dtype).contiguous()
+                tensors_by_name[name] = tensor if kept else storage.aligned(tensor)
+        _check_constants(family, config, source, get)
+    return storage.filled(model, tensors_by_name)
+
+
+def _check_constants(family: Family, config: Any, source: CheckpointReader, get: Callable[[str], Tensor]) -> None:
+    """Raise if a stored constant differs from the computed one by more than half precision."""
+    stored = family.normalize_names(source.shapes, config)
+    for name, expected in family.constants(config, torch.float32).items():
+        if name not in stored:
+            continue
+        actual = get(stored[name]).float().cpu()
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=0, atol=2e-3):
+            raise StorageError(
+                f"{name} in {source.path} differs from the constant that {family.name} computes; this variant is not "
+                "supported"
+            )
+
+
+def family_of(source: CheckpointReader) -> Family:
+    """Return the family that a configuration names; raise `StorageError` if it is unknown."""
+    name = source.config.get("model_type")
+    if name is None and "architecture" in source.config:
+        name = "timm"
+    if name is None:
+        raise StorageError(f"the configuration in {source.path} has no model_type; expected the name of a family")
+    if not isinstance(name, str):
+        raise StorageError(f"{source.path}: model_type is {shown(name)}; expected a string")
+    if name not in FAMILIES:
+        raise StorageError(f"{source.path} is a {shown(name)} model; known families are: {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[name]
+
+
+def _match_tensors(
+    family: Family, config: Any, source: CheckpointReader, expected: dict[str, Tensor]
+) -> list[tuple[WeightMap, list[Shape]]]:
+    """Return what to load for each parameter, by the names in the checkpoint; raise if names or shapes differ."""
+    stored = family.normalize_names(source.shapes, config)
+    weight_maps = family.resolve(config, expected)
+    faults = ["two stored names map to one"] if len(stored) != len(source.shapes) else []
+    if missing := [name for weight_map in weight_maps for name in weight_map.source if name not in stored]:
+        faults.append(f"missing: {storage.few(missing)}")
+    used = {name for weight_map in weight_maps for name in weight_map.source}
+    used |= family.constants(config, torch.float32).keys()
+    if unknown := [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]:
+        faults.append(f"not known to {family.name}: {storage.few(unknown)}")
+    result = []
+    for weight_map in weight_maps:
+        if not all(name in stored for name in weight_map.source):
+            continue
+        shapes = [tuple(expected[name].shape) for name in weight_map.target]
+        if non_float := [name for name in weight_map.source if isinstance(source.dtypes[stored[name]], str)]:
+            faults.append(f"{non_float[0]} is {source.dtypes[stored[non_float[0]]]}, expected floating point")
+        if fault := weight_map.check([source.shapes[stored[name]] for name in weight_map.source], shapes):
+            faults.append(fault)
+        names = tuple(stored[name] for name in weight_map.source)
+        result.append((WeightMap(names, weight_map.target, weight_map.transforms), shapes))
+    if faults:
+        raise StorageError(f"the tensors in {source.path} do not match its configuration; " + "; ".join(faults[:4]))
+    return result
+
+
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    family: str | None = None,
+    keys: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
+) -> Family:
+    """Export a model to a new folder.
+
+    Args:
+        model: A model of this package.
+        folder: A folder that does not exist or is empty.
+        family: Name of the family; by default the first that can express the model.
+        keys: Added to config.json, such as the ids of special tokens.
+        files: Further text files by name, such as tokenizer.json.
+
+    Returns:
+        The family.
+
+    Raises:
+        StorageError: If the folder is not empty, or no family can express the model.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and would rename every parameter
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StorageError(f"{folder} already exists and is not empty; give a new folder")
+    config = getattr(model, "config", None)
+    if not isinstance(config, Config):
+        raise StorageError(f"{type(model).__name__} has no .config; expected a model of this project")
+    target = choose(config, family)
+    weights = tensors(model, target)
+    kind = next(iter(weights.values())).dtype
+    weights |= target.constants(config, kind)
+    dtype = str(kind).removeprefix("torch.")
+    # Always written, because the defaults of transformers belong to the first model of a family.
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    written: dict[str, Any] = {**ids, **target.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
+    texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
+    with refusals(f"cannot write to {folder}", then="nothing was written"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as parent:
+            new = Path(parent, folder.name)
+            new.mkdir()
+            save_tensors(new / WEIGHTS, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
+            for name, text in texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            if folder.exists():
+                folder.rmdir()  # empty, as checked above
+            new.rename(folder)
+    return target
+
+
+def choose(config: Config, family: str | None = None) -> Family:
+    """Return the named family, or the first that can express the model; raise `StorageError` if none can."""
+    if family is not None and family not in FAMILIES:
+        raise StorageError(f"there is no family {family!r}; known are: {', '.join(sorted(FAMILIES))}")
+    candidates = FAMILIES.values() if family is None else [FAMILIES[family]]
+    reasons = []
+    for candidate in candidates:
+        if (reason := candidate.unsupported_reason(config)) is None:
+            return candidate
+        if type(config) is candidate.kind:
+            reasons.append(f"{candidate.name}: {reason}")
+    details = "; ".join(reasons) or f"no family is a {type(config).__name__}"
+    raise StorageError(f"no family can express this model, so it cannot be exported: {details}")
+
+
+@torch.no_grad()
+def tensors(model: nn.Module, family: Family) -> dict[str, Tensor]:
+    """Return the parameters under the family's names, each in separate memory."""
+    # A tied parameter has one name here, as in the table.
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    config: Any = model.config
+    result: dict[str, Tensor] = {}
+    for weight_map in family.resolve(config, parameters):
+        exported = weight_map.export([parameters[name] for name in weight_map.target])
+        for name, tensor in zip(weight_map.source, exported, strict=True):
+            result[name] = tensor.cpu().contiguous()
+    return result

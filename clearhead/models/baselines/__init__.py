@@ -1,0 +1,1 @@
+"""Baselines to compare Transformers with: convolutional, recurrent, linear models and auto-encoders."""

@@ -1,0 +1,220 @@
+"""A small convolutional network for grey digits: the baseline that an image Transformer has to beat.
+
+Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The default
+is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3 Problem 1: 208 + 2,064
++ 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without running anything."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.shapes import Float
+from clearhead._core.validation import Count, Natural, by, require
+from clearhead.config import Config
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+
+# B batch, C channels; sizes of images and maps are always (height, width).
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Flatten the last map, then one linear map to the logits. Takes images of the configured size only."""
+
+
+@dataclass(frozen=True)
+class ConvHead:
+    """A convolution whose kernel covers the whole last map: the function of `LinearHead`, weight for weight.
+
+    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places."""
+
+
+@dataclass(frozen=True)
+class PointwiseHead:
+    """A 1×1 convolution, then the average over the map: fewer weights, and another function."""
+
+
+Head = LinearHead | ConvHead | PointwiseHead
+Size: TypeAlias = tuple[int, int]
+Sizes: TypeAlias = int | tuple[int, ...]  # one number for all axes, or one per axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvNetConfig(Config):
+    """The sizes of a `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
+
+    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
+
+    image_size: tuple[Count, Count] = (32, 32)
+    n_channels: Count = 1
+    n_classes: Count = 10
+    filters: tuple[Count, ...] = (8, 16)
+    kernels: tuple[Count, ...] = (5, 4)
+    paddings: tuple[Natural, ...] = (0, 1)
+    pools: tuple[Count, ...] = (4, 2)
+    head: Head = LinearHead()
+
+    def validate(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in ("filters", "kernels", "paddings", "pools")}
+        require(
+            len(set(lengths.values())) == 1 and lengths["filters"] > 0,
+            f"ConvNetConfig: got {lengths} entries, expected the same number in each: one entry a stage",
+        )
+        try:
+            shapes(self)
+        except ShapeError as error:
+            raise ConfigError(f"ConvNetConfig: {error}") from error
+
+    def build(self) -> ConvNet:
+        return ConvNet(self)
+
+
+def conv_output(size: Sizes, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0) -> Sizes:
+    """How many places a kernel takes along each axis: ⌊(size + 2·padding − kernel) / stride⌋ + 1.
+
+    Every argument is one number for all axes, or one per axis; the answer is a number only when all of them
+    are. The rule is the same for a convolution and for a pooling.
+
+    >>> conv_output((128, 128), (3, 5), stride=(1, 3))
+    (126, 42)
+    """
+    given = (size, kernel, stride, padding)
+    ranks = {len(value) for value in given if isinstance(value, tuple)}
+    if len(ranks) > 1:
+        raise ShapeError(
+            f"got size {size}, kernel {kernel}, stride {stride}, padding {padding}, "
+            "expected one number, or one number per axis, in each of them"
+        )
+    if not ranks:
+        return conv_output((size,), kernel, stride, padding)[0]  # type: ignore[arg-type, index]
+    rank = ranks.pop()
+    axes = zip(*(value if isinstance(value, tuple) else (value,) * rank for value in given), strict=True)
+    return tuple(_places(*axis) for axis in axes)
+
+
+def _places(size: int, kernel: int, stride: int, padding: int) -> int:
+    if size < 1 or kernel < 1 or stride < 1 or padding < 0:
+        raise ShapeError(
+            f"got size {size}, kernel {kernel}, stride {stride}, padding {padding}, "
+            "expected size, kernel and stride of at least 1, and no negative padding"
+        )
+    if kernel > size + 2 * padding:
+        raise ShapeError(
+            f"a kernel of {kernel} does not fit on {size} values padded by {padding}; "
+            f"give at least {kernel - 2 * padding} values, or a smaller kernel"
+        )
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, tuple[int, ...]]:
+    """Each layer's output size for one image, by formula: `{"conv1": (8, 28, 28), "pool1": (8, 7, 7), …}`.
+
+    The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`, or `conv`
+    and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one unless given."""
+    size = config.image_size if image_size is None else image_size
+    if isinstance(config.head, LinearHead) and size != config.image_size:
+        raise ShapeError(
+            f"got an image of {by(size)}, expected {by(config.image_size)}: the linear head has one weight for each "
+            "place of the last map; resize the image, or use all_convolution() or a ConvHead, which take larger ones"
+        )
+    table, size = _maps(config, size)
+    if isinstance(config.head, LinearHead):
+        return table | {"flatten": (config.filters[-1] * size[0] * size[1],), "linear": (config.n_classes,)}
+    if isinstance(config.head, ConvHead):
+        _, whole_map = _maps(config, config.image_size)
+        size = _fit("conv", size, whole_map, 1, 0)
+    return table | {"conv": (config.n_classes, *size), "average": (config.n_classes,)}
+
+
+def _maps(config: ConvNetConfig, size: Size) -> tuple[dict[str, tuple[int, ...]], Size]:
+    """The sizes that the stages make of an image of this size, and that of the last map."""
+    table: dict[str, tuple[int, ...]] = {}
+    stages = zip(config.filters, config.kernels, config.paddings, config.pools, strict=True)
+    for i, (filters, kernel, padding, pool) in enumerate(stages, start=1):
+        table[f"conv{i}"] = (filters, *(size := _fit(f"conv{i}", size, kernel, 1, padding)))
+        table[f"pool{i}"] = (filters, *(size := _fit(f"pool{i}", size, pool, pool, 0)))
+    return table, size
+
+
+def _fit(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) -> Size:
+    try:
+        height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
+    except ShapeError as error:
+        raise ShapeError(f"the image is too small for layer {layer}, which is given {by(size)}: {error}") from error
+    return height, width
+
+
+class ConvNet(nn.Module):
+    """Stages of convolution, average pooling and ReLU, then a head.
+
+    A baseline for image classification, and the subject of the worked example "sizes and weights of a small network".
+    Source: Deep Learning final exam, January 2025, Part 3 Problem 1 (the fixed network of question 3; `ConvHead` and
+    `PointwiseHead` are the two answers of question 4).
+
+        ConvNet(ConvNetConfig())(images)              # (B, 1, 32, 32) -> (B, 10)
+    """
+
+    def __init__(self, config: ConvNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        width = config.n_channels
+        for i, filters in enumerate(config.filters):
+            layers[f"conv{i + 1}"] = nn.Conv2d(width, filters, config.kernels[i], padding=config.paddings[i])
+            layers[f"pool{i + 1}"] = nn.AvgPool2d(config.pools[i])
+            layers[f"relu{i + 1}"] = nn.ReLU()
+            width = filters
+        self.features = nn.Sequential(layers)
+        _, (height, length) = _maps(config, config.image_size)
+        self.head: nn.Linear | nn.Conv2d
+        if isinstance(config.head, LinearHead):
+            self.head = nn.Linear(width * height * length, config.n_classes)
+        else:
+            self.head = nn.Conv2d(width, config.n_classes, (height, length) if isinstance(config.head, ConvHead) else 1)
+
+    def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
+        """Pictures (B, C, height, width) become the logits (B, classes)."""
+        if isinstance(self.config.head, LinearHead):
+            self._check(images)
+            return self.head(self.features(images).flatten(1))
+        return self.logit_map(images).mean(dim=(-2, -1))
+
+    def logit_map(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes rows cols"]:
+        """The logits at each place, before their average. (A linear head knows one place.)"""
+        self._check(images)
+        features = self.features(images)
+        if isinstance(self.config.head, LinearHead):
+            return self.head(features.flatten(1))[..., None, None]
+        return self.head(features)
+
+    def all_convolution(self) -> ConvNet:
+        """The same function with a convolution in place of the linear map (question 4, first answer).
+
+        The new model's weights are views of this one's memory: a change to either, an optimiser's step for example, is
+        seen by both until one of them moves to another device or dtype. Gradients are each model's own."""
+        if not isinstance(self.config.head, LinearHead):
+            raise ConfigError(
+                f"got a head {self.config.head}, expected LinearHead(): this network has no linear map to replace, it "
+                "is all-convolution already"
+            )
+        with torch.device("meta"):  # the weights come from here: none need be drawn
+            twin = ConvNet(self.config.replace(head=ConvHead()))
+        sizes = {name: weight.shape for name, weight in twin.named_parameters()}
+        twin.load_state_dict({name: x.view(sizes[name]) for name, x in self.state_dict().items()}, assign=True)
+        for ours, theirs in zip(self.parameters(), twin.parameters(), strict=True):
+            theirs.requires_grad_(ours.requires_grad)
+        return twin.train(self.training)
+
+    def _check(self, images: Tensor) -> None:
+        if images.dim() != 4 or images.shape[1] != self.config.n_channels:
+            wanted = f"(batch, {self.config.n_channels}, height, width)"
+            advice = "add the missing axes with images[:, None] or images[None]"
+            raise ShapeError(f"got images of shape {tuple(images.shape)}, expected {wanted}; {advice}")
+        if not images.is_floating_point():
+            advice = "convert pixels of 0 to 255 with images.float() / 255"
+            raise DtypeError(f"got images of {images.dtype}, expected floating point; {advice}")
+        shapes(self.config, (images.shape[2], images.shape[3]))  # raises where the size does not fit

@@ -1,0 +1,156 @@
+"""Positions as a bias on the scores, by the distance from query to key: learned numbers (`RelativeBias`, Raffel et al.,
+2020), or a fixed penalty that grows with it (`ALiBi`, Press et al., 2022). Nothing is added to the embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.shapes import Float, Int
+from clearhead._core.validation import Count, require, whole
+from clearhead.config import Value
+
+
+@dataclass(frozen=True)
+class RelativeBias(Value):
+    """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j. Near distances
+    have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`.
+
+    `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it (encoders).
+    `bidirectional=False` gives all to the keys before it; later ones, which a causal mask hides, count as distance 0.
+
+    Beyond the trained length: every distance of `max_distance` or more shares the last bucket, so any length is
+    defined, and far keys are told apart from near ones but not from each other."""
+
+    kind: ClassVar[Literal["bias"]] = "bias"
+    n_buckets: Count = 32
+    max_distance: Count = 128
+    bidirectional: bool = True
+
+    def validate(self) -> None:
+        whole(self.n_buckets, "RelativeBias: n_buckets", least=4 if self.bidirectional else 2)
+        require(
+            not self.bidirectional or self.n_buckets % 2 == 0,
+            f"RelativeBias: n_buckets is {self.n_buckets}; expected an even number, half for each direction, or "
+            "bidirectional=False",
+        )
+        require(
+            self.max_distance > self.n_exact,
+            f"RelativeBias: max_distance is {self.max_distance}; expected more than {self.n_exact}, the number of "
+            "distances that have a bucket of their own: use fewer buckets or a larger max_distance",
+        )
+
+    @property
+    def n_each_way(self) -> int:
+        """Buckets of one direction."""
+        return self.n_buckets // 2 if self.bidirectional else self.n_buckets
+
+    @property
+    def n_exact(self) -> int:
+        """Distances 0 … n_exact − 1 have a bucket each."""
+        return self.n_each_way // 2
+
+    def edges(self) -> tuple[int, ...]:
+        """The distances at which the second, third, … shared bucket begins, in exact integer arithmetic.
+
+        Shared bucket b of m begins at the least d with d ≥ e · (max_distance / e)^(b/m), e = n_exact. Logarithms in
+        floating point would put a distance that lies on an edge on either side of it, depending on the device."""
+        e, far = self.n_exact, self.max_distance
+        m = self.n_each_way - e
+        found = []
+        for b in range(1, m):
+            low, high = e, far  # the answer is above one and at most the other
+            while high - low > 1:
+                d = (low + high) // 2
+                low, high = (low, d) if d**m * e**b >= far**b * e**m else (d, high)
+            found.append(high)
+        return tuple(found)
+
+    def buckets(self, relative: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """The bucket of each key-minus-query distance j − p."""
+        return _buckets(relative, self, self.edges())
+
+    def build(self, n_heads: int) -> T5Bias:
+        """The module that learns the table of `n_heads` heads."""
+        return T5Bias(self, n_heads)
+
+
+def _buckets(relative: Tensor, choice: RelativeBias, edges: tuple[int, ...]) -> Tensor:
+    distance = relative.abs() if choice.bidirectional else (-relative).clamp(min=0)
+    bucket = distance.clamp(max=choice.n_exact)
+    for edge in edges:
+        bucket = bucket + (distance >= edge)
+    return bucket + (relative > 0) * choice.n_each_way if choice.bidirectional else bucket
+
+
+class T5Bias(nn.Module):
+    """The bias of `RelativeBias`: `weight` (n_buckets, H) is its one parameter."""
+
+    def __init__(self, choice: RelativeBias, n_heads: int) -> None:
+        super().__init__()
+        self.choice = choice
+        self.weight = nn.Parameter(torch.empty(choice.n_buckets, whole(n_heads, "RelativeBias: n_heads", least=1)))
+        self._edges = choice.edges()
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(
+        self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
+    ) -> Float[Tensor, "H T S"]:
+        """The bias (H, T, S) of queries at offset … offset + T − 1 on keys 0 … S − 1."""
+        # Entry (i, j) depends on j − i alone, so T + S distances are sorted into buckets, not T · S.
+        relative = torch.arange(T + S, device=self.weight.device) - (T - 1) - query_offset
+        values = self.weight[_buckets(relative, self.choice, self._edges)].T  # (H, T + S)
+        i, j = torch.arange(T, device=values.device), torch.arange(S, device=values.device)
+        bias = values[:, j - i[:, None] + (T - 1)]  # (H, T, S)
+        return bias if device is None else bias.to(device)
+
+    def extra_repr(self) -> str:
+        return f"{self.choice}, n_heads={self.weight.shape[1]}"
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """bias(h, p, j) = −slope(h) · |p − j|: a head with a steep slope looks near, a flat one far.
+
+    For H a power of two the slopes are 2^(−8/H), 2^(−16/H), …, 2^(−8). For another H they are those of the largest
+    power of two n below it, then every second slope of 2n heads, from the steepest. The absolute value makes the bias
+    symmetric, so that it serves encoders too; under a causal mask it is the paper's.
+
+    Beyond the trained length: defined for every distance and made for it; far keys simply fade."""
+
+    kind: ClassVar[Literal["bias"]] = "bias"
+
+    def build(self, n_heads: int) -> ALiBiBias:
+        """The module that gives the bias of `n_heads` heads."""
+        return ALiBiBias(n_heads)
+
+
+class ALiBiBias(nn.Module):
+    """The bias of `ALiBi`. Slopes are powers of two computed at need, so casting the module cannot round them."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = whole(n_heads, "ALiBi: n_heads", least=1)
+
+    def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
+        """One slope a head, float32."""
+        n = 1 << (self.n_heads.bit_length() - 1)  # the largest power of two that is at most H
+        head = torch.arange(self.n_heads, device=device, dtype=torch.float32)
+        regular = (head + 1) * (8 / n)
+        between = (2 * (head - n) + 1) * (4 / n)  # the odd slopes of 2n heads lie between the regular ones
+        return torch.exp2(-torch.where(head < n, regular, between))
+
+    def forward(
+        self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
+    ) -> Float[Tensor, "H T S"]:
+        """The bias (H, T, S), float32, of queries at offset … offset + T − 1 on keys 0 … S − 1."""
+        query = torch.arange(T, device=device) + query_offset
+        key = torch.arange(S, device=device)
+        distance = (query[:, None] - key[None, :]).abs().to(torch.float32)  # (T, S)
+        return -self.slopes(device)[:, None, None] * distance
+
+    def extra_repr(self) -> str:
+        return f"n_heads={self.n_heads}"

@@ -1,0 +1,1 @@
+"""Fused operations without modules: linear layers, cross entropy, top-k, activations."""

@@ -1,0 +1,68 @@
+"""Activation functions of feed-forward networks, as typed values that models and fused kernels share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead._core.validation import Positive
+from clearhead.config import Value
+
+
+@dataclass(frozen=True)
+class ReLU:
+    """max(0, h)."""
+
+    gated: ClassVar[bool] = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.relu(h)
+
+
+@dataclass(frozen=True)
+class GELU(Value):
+    """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained with."""
+
+    gated: ClassVar[bool] = False
+    tanh: bool = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.gelu(h, approximate="tanh" if self.tanh else "none")
+
+
+@dataclass(frozen=True)
+class SiLU(Value):
+    """h · σ(slope · h); a slope of 1.702 is the quick GELU of CLIP."""
+
+    gated: ClassVar[bool] = False
+    slope: Positive = 1.0
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.silu(h) if self.slope == 1 else h * (self.slope * h).sigmoid()
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as wide."""
+
+    gated: ClassVar[bool] = True
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.silu(h)
+
+
+@dataclass(frozen=True)
+class GeGLU(Value):
+    """A gate beside the way up: gelu(gate(x)) · up(x), as in Gemma and T5 1.1; `tanh` as in `GELU`."""
+
+    gated: ClassVar[bool] = True
+    tanh: bool = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.gelu(h, approximate="tanh" if self.tanh else "none")
+
+
+Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU

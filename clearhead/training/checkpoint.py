@@ -1,0 +1,393 @@
+"""Checkpoints: folders `step-00000123` that contain the complete state of a run, are written atomically and verified on
+reading.
+
+A checkpoint is a flat collection of named tensors and a `state.json` of plain values. Parameters have their names in
+the model, AdamW's state is `optimizer/exp_avg/encoder.norm.weight` and so on, and random generators are `rng/RANK/cpu`
+and `rng/RANK/cuda`. The part of a name before "/" is the file of the tensor; names without "/" are the parameters in
+`model.safetensors`. An FSDP run writes `shards/` instead, each process its own part, with
+`torch.distributed.checkpoint`. Both formats are safetensors, and each can be read by either kind of run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._core import counter_rng
+from clearhead._core.atomic_io import refusals, save_tensors, sync
+from clearhead._core.validation import shown
+from clearhead.data.files import sha256
+from clearhead.errors import StorageError
+from clearhead.models import storage
+from clearhead.training.distributed import World, is_sharded
+
+FORMAT = "clearhead checkpoint 1"
+FINGERPRINT_PREFIX = "3:"  # other versions hash other names; their fingerprints have other prefixes or none
+# Keys of state.json in version 0.2, and their current names.
+_RENAMED_KEYS = {"recipe": "fingerprint", "standing": "trainer"}
+_NAME = re.compile(r"step-(\d{8,})")
+_STATE, _MANIFEST, _SHARDS = "state.json", "manifest.json", "shards"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: all files are present and have the recorded hashes.
+
+    Attributes:
+        folder: Folder of the checkpoint.
+        step: Optimizer step.
+        state: Plain values.
+        tensors: Shape of each tensor, by name.
+    """
+
+    folder: Path
+    step: int
+    state: Mapping[str, Any]
+    tensors: Mapping[str, tuple[int, ...]]
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write(
+    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], world: World | None = None
+) -> Path:
+    """Write a checkpoint into the folder of a run; all processes of the world must call it.
+
+    The files are written to a temporary folder, synced, and renamed, so an interruption leaves earlier checkpoints
+    intact.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        StorageError: The files could not be written.
+    """
+    world = World() if world is None else world
+    final = run / f"step-{step:08d}"
+    new = run / f".{final.name}.new"
+    sharded = any(is_sharded(tensor) for tensor in tensors.values())
+    with refusals(
+        f"cannot save a checkpoint to {final}", then="earlier checkpoints are intact: free some space and resume"
+    ):
+        try:
+            if world.is_first:
+                shutil.rmtree(new, ignore_errors=True)
+                new.mkdir(parents=True)
+            world.barrier()
+            if sharded:
+                _write_shards(new / _SHARDS, tensors)
+            if world.is_first:
+                for file, content in ({} if sharded else _by_file(tensors)).items():
+                    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in content.items()}
+                    save_tensors(new / file, on_cpu, {"format": "pt"})
+                shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+                _write_json(new / _STATE, {"format": FORMAT, "step": step, **state, "tensors": shapes})
+                _write_json(new / _MANIFEST, {path: sha256(new / path) for path in _files(new)})
+                _rename_into_place(new, final)
+        except OSError:
+            if world.is_first:
+                shutil.rmtree(new, ignore_errors=True)  # an incomplete checkpoint only wastes space
+            raise
+    world.barrier()
+    return final
+
+
+def prune(run: Path, keep: int, *, at: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to the current step `at`, and the files of interrupted saves.
+
+    Later checkpoints were skipped as invalid when the run was resumed, so they do not count."""
+    existing = steps(run)
+    recent = sorted((step for step in existing if step <= at), reverse=True)[:keep]
+    for step in set(existing) - set(recent):
+        folder = run / f"step-{step:08d}"
+        hidden = run / f".{folder.name}.old"
+        os.replace(folder, hidden)  # renamed first: an interrupted removal must not look like a corrupted checkpoint
+        shutil.rmtree(hidden, ignore_errors=True)
+    for temporary in run.glob(".step-*.*"):
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Group tensors by the file that contains them."""
+    files: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group = name.partition("/")[0] if "/" in name else "model"
+        files.setdefault(f"{group}.safetensors", {})[name] = tensor
+    return files
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
+    try:
+        dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # a BaseException with the failures of all processes
+        first = next(iter(error.failures.values()))[0]
+        if not isinstance(first, OSError):
+            raise
+        raise first from error
+
+
+def _rename_into_place(new: Path, final: Path) -> None:
+    files = [new / path for path in (*_files(new), _MANIFEST)]
+    for path in (*files, *{file.parent for file in files}):
+        sync(path)
+    # It may exist: a run that resumed earlier reaches the same step again, or the folder was corrupted.
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        os.replace(final, old)
+    os.replace(new, final)
+    shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+# ---------------------------------------------------------------------- listing
+
+
+def valid_checkpoints(run: Path, *, fingerprint: str | None = None) -> Iterator[Checkpoint]:
+    """Yield the valid checkpoints of a run, newest first, and warn about the others.
+
+    Args:
+        run: Folder of the run.
+        fingerprint: Fingerprint that the checkpoints must have.
+    """
+    for step in sorted(steps(run), reverse=True):
+        try:
+            yield _open(run / f"step-{step:08d}", step, fingerprint)
+        except StorageError as error:
+            warn_of(error)
+
+
+def warn_of(error: Exception) -> None:
+    """Warn that a checkpoint is skipped."""
+    warnings.warn(f"{error}; the previous checkpoint is used", RuntimeWarning, stacklevel=3)
+
+
+def steps(run: Path) -> list[int]:
+    """Return the steps of all checkpoints, valid or not."""
+    names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
+    return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
+
+
+def _open(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
+    """Verify the files of a checkpoint and return it."""
+    manifest = _read_json(folder / _MANIFEST)
+    if missing := sorted(manifest.keys() - set(_files(folder))):
+        raise StorageError(f"checkpoint {folder} is incomplete: {', '.join(missing)} is missing")
+    if _STATE not in manifest:
+        raise StorageError(f"{folder} is not a clearhead checkpoint: its manifest does not list {_STATE}")
+    for path, digest in manifest.items():
+        if sha256(folder / path) != digest:
+            raise StorageError(f"checkpoint {folder} is corrupted: the SHA-256 of {path} differs from the recorded one")
+    state = {_RENAMED_KEYS.get(key, key): value for key, value in _read_json(folder / _STATE).items()}
+    if isinstance(trainer := state.get("trainer"), dict) and "waited" in trainer:
+        trainer["evals_since_best"] = trainer.pop("waited")
+    if state.get("format") != FORMAT or state.get("step") != step:
+        raise StorageError(
+            f"checkpoint {folder} has format {shown(state.get('format'))} and step {shown(state.get('step'))}; "
+            f"expected {FORMAT!r} and step {step}"
+        )
+    # Fingerprints of earlier versions cannot be recomputed; their checkpoints are identified by their tensors and data.
+    stored = state.get("fingerprint")
+    is_comparable = str(stored).startswith(FINGERPRINT_PREFIX) or not str(fingerprint).startswith(FINGERPRINT_PREFIX)
+    if fingerprint is not None and stored != fingerprint and is_comparable:
+        raise StorageError(
+            f"{folder} was written by a run with a different recipe or different data; choose another --out or resume "
+            "that run"
+        )
+    return Checkpoint(folder, step, state, _shapes(state.get("tensors"), folder))
+
+
+def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor as `state.json` lists it."""
+    start = f"checkpoint {folder} is invalid: {_STATE}: tensors"
+    if not isinstance(stored, dict):
+        raise StorageError(f"{start} is {shown(stored)}, expected an object of names and shapes")
+    for name, shape in stored.items():
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise StorageError(f"{start} has {shown(name)} with shape {shown(shape)}, expected a list of sizes")
+    return {name: tuple(shape) for name, shape in stored.items()}
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
+    """Copy stored tensors into existing ones. Either side may be sharded.
+
+    Raises:
+        StorageError: A tensor is missing or has another shape, or a file cannot be read.
+    """
+    stored = checkpoint.tensors
+    shapes = {name: tuple(tensor.shape) for name, tensor in into.items()}
+    mismatched = [name for name, shape in shapes.items() if stored.get(name) != shape]
+    if faults := [f"{name} is {stored.get(name, 'missing')}, expected {shapes[name]}" for name in mismatched]:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise StorageError(f"checkpoint {checkpoint.folder} does not fit: {'; '.join(faults[:3])}{more}")
+    shards = checkpoint.folder / _SHARDS
+    if shards.is_dir() or any(map(is_sharded, into.values())):
+        _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, into)
+    else:
+        _read_files(checkpoint.folder, into)
+
+
+def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    for path, targets in _by_file(into).items():
+        try:
+            with safe_open(folder / path, framework="pt") as file, torch.no_grad():
+                for name, target in targets.items():
+                    stored = file.get_tensor(name)
+                    if stored.shape != target.shape:  # which `copy_` would broadcast
+                        fault = f"{name} is {tuple(stored.shape)}, expected {tuple(target.shape)}"
+                        raise StorageError(f"checkpoint {folder} is invalid: {path}: {fault}")
+                    target.copy_(stored)
+        except (SafetensorError, OSError) as error:
+            raise StorageError(f"checkpoint {folder} is corrupted: {path} cannot be read ({error})") from error
+
+
+def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    targets: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a single process is used
+            dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
+    except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
+        failures = error.failures if isinstance(error, CheckpointException) else {}
+        first = next((failure for failure, _ in failures.values()), error)
+        raise StorageError(
+            f"checkpoint {folder} is corrupted: its shards cannot be read ({shown(str(first))})"
+        ) from error
+
+
+def _files(folder: Path) -> list[str]:
+    """Return the relative paths of all files of a checkpoint except the manifest."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def _write_json(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise StorageError(f"checkpoint {path.parent} is incomplete: {path.name} is missing")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"checkpoint {path.parent} is corrupted: {path.name} is not JSON ({error})") from error
+    if not isinstance(document, dict):
+        raise StorageError(f"checkpoint {path.parent} is invalid: {path.name} is not a JSON object")
+    return document
+
+
+# ---------------------------------------------------------------------- contents
+
+_ADAMW_STATE = ("exp_avg", "exp_avg_sq", "step")
+_DROPOUT = 503
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return each parameter once, by its first name, and the persistent buffers."""
+    return {names[0]: tensor for names, tensor in storage.groups(model)}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return AdamW's state, by the names of the parameters."""
+    return {
+        f"optimizer/{part}/{name}": optimizer.state[parameter][part]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for part in _ADAMW_STATE
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Restore AdamW's state from a checkpoint. A parameter without stored state gets none."""
+    # Version 0.2 used another spelling.
+    prefix = "optimiser" if any(name.startswith("optimiser/") for name in checkpoint.tensors) else "optimizer"
+    targets: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if f"{prefix}/step/{name}" not in checkpoint.tensors:
+            optimizer.state.pop(parameter, None)
+            continue
+        step = torch.zeros((), device=parameter.device if optimizer.defaults.get("fused") else "cpu")
+        state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        optimizer.state[parameter] = state
+        targets |= {f"{prefix}/{part}/{name}": tensor.detach() for part, tensor in state.items()}
+    read(checkpoint, targets)
+
+
+def seed(run_seed: int, world: World, step: int = 0) -> None:
+    """Seed the generators of this process (dropout), differently for each step and rank."""
+    torch.manual_seed(int(counter_rng.random_bits(_DROPOUT, run_seed, step, world.rank)) & (2**63 - 1))
+
+
+def rng_tensors(world: World) -> dict[str, Tensor]:
+    """Return the states of the generators of all processes; all must call it."""
+    local_states = {"cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        local_states["cuda"] = torch.cuda.get_rng_state(world.device)
+    by_rank = enumerate(world.gather(local_states))
+    return {f"rng/{rank}/{kind}": state for rank, states in by_rank for kind, state in states.items()}
+
+
+def restore_rng(checkpoint: Checkpoint, world: World, run_seed: int) -> None:
+    """Restore the generators of this process; seed them if the checkpoint has no state for its rank."""
+    seed(run_seed, world, checkpoint.step)
+    states = {f"rng/{world.rank}/cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states[f"rng/{world.rank}/cuda"] = torch.cuda.get_rng_state(world.device)
+    states = {name: torch.empty_like(state) for name, state in states.items() if name in checkpoint.tensors}
+    read(checkpoint, states)
+    for name, state in states.items():
+        try:
+            if name.endswith("/cpu"):
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, world.device)
+        except RuntimeError as error:
+            raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {name} is not a generator state") from error
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with a prefix before their names."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _empty_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Return empty tensors for names that are those of parameters, possibly after another prefix; sharded alike."""
+    parameter_names = {name: name if name in weights else name.partition("/")[2] for name in names}
+    return {name: torch.empty_like(weights[parameter_name]) for name, parameter_name in parameter_names.items()}
+
+
+def read_prefixed(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors that were stored with a prefix, which have the shapes of the parameters."""
+    names = [name.removeprefix(f"{prefix}/") for name in checkpoint.tensors if name.startswith(f"{prefix}/")]
+    for name in names:
+        if name not in weights and name.partition("/")[2] not in weights:
+            raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {prefix}/{name} is not a parameter")
+    tensors = _empty_like(weights, names)
+    read(checkpoint, prefixed(prefix, tensors))
+    return tensors

@@ -1,0 +1,46 @@
+"""Plots of a training run and of a learning-rate schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clearhead._core.plotting import new_figure, save_figure
+from clearhead.errors import StorageError
+from clearhead.training.callbacks import read_log
+from clearhead.training.config import Schedule
+
+
+def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
+    """Loss (training and validation) above, learning rate below, over the steps; from the run's log.
+
+    The picture goes to `path`, or to `loss.png` in the run's folder."""
+    run = Path(run)
+    if not (rows := read_log(run)):
+        raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
+
+    def curve(kind: str, name: str) -> tuple[list[int], list[float]]:
+        kept = [row for row in rows if row.get("kind") == kind]
+        return [row["step"] for row in kept], [row[name] for row in kept]
+
+    figure = new_figure(7.0, 5.5)
+    losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    losses.plot(*curve("train", "loss"), label="training", linewidth=1)
+    if any(row.get("kind") == "valid" for row in rows):
+        losses.plot(*curve("valid", "loss"), label="validation", marker="o", markersize=3)
+    losses.set_ylabel("loss (nats per label)")
+    losses.legend(frameon=False)
+    rates.plot(*curve("train", "lr"), color="tab:green", linewidth=1)
+    rates.set(xlabel="step", ylabel="learning rate")
+    return save_figure(figure, run / "loss.png" if path is None else Path(path))
+
+
+def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Path:
+    """A schedule's learning rate over its steps, from 0 to the last."""
+    figure = new_figure(7.0, 3.5)
+    axes = figure.subplots()
+    stride = max(1, total_steps // 2000)
+    steps = sorted({*range(0, total_steps + 1, stride), total_steps, getattr(schedule, "warmup_steps", 0)})
+    axes.plot(steps, [schedule(step) for step in steps])
+    axes.set(xlabel="step", ylabel="learning rate")
+    axes.set_title(str(schedule), fontsize=9)
+    return save_figure(figure, Path(path))

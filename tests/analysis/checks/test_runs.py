@@ -1,0 +1,68 @@
+"""What a check costs: how many runs, on how many threads, and what is said while it goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.analysis.checks import NAMES, check, runner
+from clearhead.analysis.checks.buggy_modules import CORRECT
+from clearhead.analysis.checks.harness import Harness
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The tokens and the threads of every run of a module."""
+    calls = []
+    raw = Harness.raw
+
+    def counted(harness, batch, *args):
+        calls.append((batch.x.shape[0] * batch.x.shape[1], torch.get_num_threads()))
+        return raw(harness, batch, *args)
+
+    monkeypatch.setattr(Harness, "raw", counted)
+    return calls
+
+
+def test_check_shared_results_are_computed_once(runs):
+    """A language model, 3 rows of T = 11 tokens: the tokens of each run, by what it is for."""
+    T, B = 11, 3
+    whole, half = B * T, T // 2
+    right, left = [0, 1, 2, 5, 5], [1, 2, 5, 5]
+    expected = {
+        "can it be called, the output, determinism, rounding": [whole] * (1 + 1 + 2 + 2),
+        "another length": [B * (T - 1)],
+        "the first row, each of its tokens changed, its gradients": [T] * (1 + T + 1),
+        "padding": [B * (T + n) for n in right + left],
+        "polarity": [T] * 3,
+        "the other rows alone, another order": [T, T, whole],
+        "caches": [whole, *[B] * T, *[B * n for n in (3, 1, 4, 2, 1)]],
+        "reordered and truncated caches": [B * n for n in (half, half, T - half, *[1] * (2 * (T - half)))],
+        "one row in each dtype, in float64, and rounded twice": [T] * 3 * (1 + 1 + 2),
+        "finiteness: the input, one token, an empty row, two extremes": [whole, B, whole, whole, whole],
+        "gradients, training twice, watched": [whole] * (1 + 2 + 1),
+    }
+    assert check(CORRECT["language model"]()).ok
+    assert sorted(tokens for tokens, _ in runs) == sorted(n for each in expected.values() for n in each)
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(2, 1), (1, 2)])
+def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, expected):
+    before = torch.get_num_threads()
+    clock = iter(range(100))
+    monkeypatch.setattr(runner, "LARGE", 1)
+    monkeypatch.setattr(runner, "perf_counter", lambda: next(clock) * (9 if torch.get_num_threads() == slow else 1))
+    torch.set_num_threads(2)
+    try:
+        check(CORRECT["reader"](), only="batch invariance")
+        assert torch.get_num_threads() == 2, "the caller's setting is put back"
+    finally:
+        torch.set_num_threads(before)
+    assert [threads for _, threads in runs][:3] == [2, 1, 2]  # called at all, and one of each tried
+    assert {threads for _, threads in runs[3:]} == {expected}
+
+
+def test_check_calls_on_start_before_each_property():
+    events = []
+    check(CORRECT["reader"](), on_start=lambda *event: events.append(event))
+    assert events == [(name, n, len(NAMES)) for n, name in enumerate(NAMES)]

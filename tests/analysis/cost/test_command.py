@@ -1,0 +1,102 @@
+"""`clearhead cost` in process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import cost as catalogue
+from benchmarks.cost import Case, read, worst
+from clearhead.analysis.cost import cost
+from clearhead.cli.output import console
+
+
+def test_command_attention_layer_prints_parts(run):
+    status, out, error = run("--d-model", "512", "--n-heads", "8", "--tokens", "1000")
+    assert status == 0, error
+    assert "1,048,576" in out
+    assert "1,000,000 attention weights a head" in out
+    for name, n in (("q_proj", 524_288_000), ("scores", 1_024_000_000), ("weighted sum", 1_024_000_000)):
+        assert any(name in line and f"{n:,}" in line for line in out.splitlines())
+
+
+def test_command_narrow_terminal_prints_all_digits(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(console, "_width", 60)  # the console may have another width
+    status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
+    assert status == 0, error
+    prediction = cost("gpt2", tokens=1024, batch=4, training=True)
+    assert "…" not in out
+    words = out[out.index("total") :].split()  # on separate lines if one line is too narrow
+    assert {f"{prediction.forward.value:,}", f"{prediction.backward.value:,}"} <= set(words)
+
+
+def test_command_json_contains_prediction_limit_and_measurement(run):
+    status, out, error = run(
+        "tiny-decoder", "--tokens", "13", "--batch", "3", "--train", "--json", "--memory-limit", "1MiB", "--measure"
+    )
+    assert status == 0, error
+    document = json.loads(out)
+    predicted = cost("tiny-decoder", tokens=13, batch=3, training=True, device="cpu")
+    assert document["parameters"]["value"] == predicted.parameters.value
+    assert document["memory"]["peak"]["value"] == predicted.memory.peak.value
+    assert document["memory_limit"]["max_batch"] >= 1
+    assert document["measured"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_command_measure_without_model_writes_row_per_case(run, tmp_path, monkeypatch):
+    two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
+    monkeypatch.setattr(catalogue, "cases", lambda scale: two)
+    status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
+    assert status == 0, error
+    document = read(tmp_path / "cost.json")
+    assert [row["training"] for row in document["rows"]] == [True, False]
+    for row in document["rows"]:
+        assert row["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
+        assert f"{row['ratio']['time']:6.3f}" in out
+    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt2", "--tokens", "5", "--out", "x.json"), "clearhead: --out is for --measure without a model"),
+        (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
+        (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected a whole number of at least 1\n"),
+        (
+            ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
+            "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
+        ),
+        ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
+        ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
+        (("gpt2", "--tokens", "5", "--memory-limit", "much"), "clearhead: cannot parse memory size 'much'"),
+        (("base", "--tokens", "5", "--n-kv-heads", "2"), "clearhead: got a model and the sizes of a layer"),
+        (("base", "--tokens", "5", "--bias"), "clearhead: got a model and the sizes of a layer"),
+        (
+            ("gpt2", "--tokens", "5", "--source-length", "3"),
+            "clearhead: tokens is (3, 5); Decoder takes one sequence",
+        ),
+        (("vit-small", "--source-length", "3"), "clearhead: --source-length needs --tokens"),
+        (
+            ("--measure", "--train"),
+            "clearhead: --measure without a model has its own sizes, dtypes, modes",
+        ),
+        (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has its own sizes"),
+    ],
+)
+def test_command_invalid_options_print_one_line(run, arguments, message):
+    status, _, error = run(*arguments)
+    assert status == 1
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+
+
+def test_command_machine_and_gpus_print_time_and_share(run):
+    status, out, error = run(
+        *("tiny-decoder", "--tokens", "64", "--train", "--device", "h200"),
+        *("--gpus", "8", "--parallel", "fsdp", "--interconnect", "450GB/s"),
+    )
+    assert status == 0, error
+    assert "the device waits for its host" in out
+    assert "ms communication" in out

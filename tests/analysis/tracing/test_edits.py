@@ -1,0 +1,441 @@
+"""Edits against the same change made by hand, and what a comparison says of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from clearhead import analysis
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.generation import Greedy, generate
+from clearhead.models import Decoder, DecoderConfig, VisionTransformer, tiny_vision
+from clearhead.nn import KVCache, attention
+
+LAYER, BLOCK = "blocks.1.attention", "blocks.0"
+PATTERNS = ("blocks.*.output", "blocks.*.attention.weights", "output")
+
+
+def decoder():
+    return Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=3, n_kv_heads=2)).double().eval()
+
+
+def traced(model, ids, *edits, patterns=PATTERNS):
+    with torch.no_grad(), analysis.trace(model, *patterns) as t:
+        for path, edit in edits:
+            t.intervene(path, edit)
+        logits = model(ids)
+    return logits, t
+
+
+def changing_heads(layer, change):
+    """The output of the layer's attention changed in its `o_proj`'s input, by an ordinary hook: (B, T, H, D)."""
+
+    def hook(projection, args):
+        heads = args[0].unflatten(-1, (layer.n_heads, layer.d_head)).clone()
+        change(heads)
+        return (heads.flatten(-2),)
+
+    return layer.o_proj.register_forward_pre_hook(hook)
+
+
+def by_hand(model, ids, layer, change):
+    handle = changing_heads(layer, change)
+    try:
+        with torch.no_grad():
+            return model(ids)
+    finally:
+        handle.remove()
+
+
+def test_zeroing_heads_at_positions():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+
+    def zero(heads):
+        for h in (4, 1):
+            heads[:, [2, 6], h] = 0
+
+    wanted = by_hand(model, ids, model.blocks[1].attention, zero)
+    logits, _ = traced(model, ids, (LAYER, analysis.ZeroAblation(heads=[4, 1], positions=[2, -1])))
+    torch.testing.assert_close(logits, wanted)
+    assert (logits - traced(model, ids)[0]).abs().max() > 1e-6
+
+
+def test_zeroing_every_head_leaves_the_projections_bias():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    layer = model.blocks[1].attention
+    nn.init.normal_(layer.o_proj.bias)
+    _, t = traced(model, ids, (LAYER, analysis.ZeroAblation(heads=range(6))), patterns=(f"{LAYER}.output",))
+    assert torch.equal(t.output(LAYER), layer.o_proj.bias.detach().expand(3, 7, 24))
+    _, t = traced(model, ids, (LAYER, analysis.ZeroAblation()), patterns=(f"{LAYER}.output",))
+    assert (t.output(LAYER) == 0).all()
+
+
+def test_replacing_by_a_tensor_and_by_a_function():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    value = torch.randn(4, dtype=torch.float64)
+
+    def change(heads):
+        heads[:, :, 2] = value
+        heads[:, 3:5, 5] = heads[:, 3:5, 5] * 2 + 1
+
+    wanted = by_hand(model, ids, model.blocks[1].attention, change)
+    edits = (
+        (LAYER, analysis.ReplaceActivation(value, heads=2)),
+        (LAYER, analysis.ReplaceActivation(lambda x: x * 2 + 1, heads=[5], positions=slice(3, 5))),
+    )
+    torch.testing.assert_close(traced(model, ids, *edits)[0], wanted)
+
+
+def test_patching_a_block_carries_the_other_run_over():
+    """With every position of a block patched, all that follows is the other run's."""
+    model = decoder()
+    clean, other = torch.randint(31, (3, 7)), torch.randint(31, (3, 7))
+    logits, source = traced(model, clean)
+    patched, _ = traced(model, other, (BLOCK, analysis.PatchActivation(source)))
+    torch.testing.assert_close(patched, logits)
+    patched, t = traced(model, other, (BLOCK, analysis.PatchActivation(source, positions=[4])))
+    assert torch.equal(t.output(BLOCK)[:, 4], source.output(BLOCK)[:, 4])
+    theirs = traced(model, other)[1].output(BLOCK)
+    assert torch.equal(t.output(BLOCK)[:, :4], theirs[:, :4])
+    torch.testing.assert_close(patched[:, :4], model(other)[:, :4])  # nothing before position 4 can know
+
+
+def test_patching_heads():
+    model = decoder()
+    clean, other = torch.randint(31, (3, 7)), torch.randint(31, (3, 7))
+    source = traced(model, clean)[1]
+
+    def change(heads):
+        heads[:, [1, 5], 3] = source.heads(LAYER)[:, 3][:, [1, 5]]
+
+    wanted = by_hand(model, other, model.blocks[1].attention, change)
+    logits, t = traced(model, other, (LAYER, analysis.PatchActivation(source, heads=[3], positions=[1, 5])))
+    torch.testing.assert_close(logits, wanted)
+    assert torch.equal(t.heads(LAYER)[:, 3, [1, 5]], source.heads(LAYER)[:, 3, [1, 5]])
+
+
+def test_patching_from_another_module():
+    model = decoder()
+    ids = torch.randint(31, (3, 7))
+    source = traced(model, ids)[1]
+    _, t = traced(model, ids, ("blocks.2", analysis.PatchActivation(source, path="blocks.0", positions=[0, 5])))
+    assert torch.equal(t.output("blocks.2")[:, [0, 5]], source.output("blocks.0")[:, [0, 5]])
+    assert torch.equal(t.output("blocks.2")[:, 1:5], source.output("blocks.2")[:, 1:5])
+
+
+def test_what_was_nothing_and_became_something_moved_without_bound():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    zero, other = (
+        analysis.ZeroAblation(positions=[2]),
+        analysis.ReplaceActivation(torch.ones(24).double(), positions=[2]),
+    )
+    before = traced(model, ids, (BLOCK, zero), patterns=("blocks.0.output",))[1]
+    after = traced(model, ids, (BLOCK, other), patterns=("blocks.0.output",))[1]
+    (moved,) = analysis.compare(before, after).outputs
+    assert moved.location == {"sequence": 0, "position": 2}
+    assert moved.to_dict()["largest"] is None
+
+
+def test_mean_ablation():
+    model = decoder()
+    ids, corpus = torch.randint(31, (3, 7)), torch.randint(31, (11, 13))
+    source = traced(model, corpus)[1]
+    mean = source.heads(LAYER)[:, 2].mean((0, 1))
+
+    def change(heads):
+        heads[:, :, 2] = mean
+
+    wanted = by_hand(model, ids, model.blocks[1].attention, change)
+    torch.testing.assert_close(traced(model, ids, (LAYER, analysis.MeanAblation(source, heads=2)))[0], wanted)
+    _, t = traced(model, ids, (BLOCK, analysis.MeanAblation(source)))
+    torch.testing.assert_close(t.output(BLOCK), source.output(BLOCK).mean((0, 1)).expand(3, 7, 24))
+
+
+def test_gradients_flow_around_an_edit():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    layer = model.blocks[1].attention
+    with analysis.trace(model, "output") as t:
+        t.intervene(LAYER, analysis.ZeroAblation(heads=[0, 1, 2]))
+        model(ids).sum().backward()
+    grad = layer.o_proj.weight.grad.unflatten(1, (6, 4))
+    assert (grad[:, :3] == 0).all()
+    assert grad[:, 3:].abs().max() > 0
+
+
+def test_edits_in_generation_with_a_cache_speak_of_the_sequence():
+    """Positions are places in the whole sequence, whichever step computes them."""
+    model, ids = decoder(), torch.randint(31, (2, 9))
+    edit = analysis.ZeroAblation(heads=[1, 4], positions=[0, 3, 6, 8])
+    wanted = traced(model, ids, (LAYER, edit), (BLOCK, analysis.ZeroAblation(positions=slice(2, 7, 3))))[0]
+    cache = KVCache()
+    with torch.no_grad(), analysis.trace(model, "output") as t:
+        t.intervene(LAYER, edit).intervene(BLOCK, analysis.ZeroAblation(positions=slice(2, 7, 3)))
+        for piece in ids.split([4, 1, 1, 3], dim=1):
+            model(piece, cache=cache)
+    torch.testing.assert_close(t.output(), wanted)
+
+
+def test_patches_in_generation_with_a_cache_find_their_place():
+    model = decoder()
+    ids, other = torch.randint(31, (2, 9)), torch.randint(31, (2, 9))
+    source = traced(model, other)[1]
+    edits = (
+        (LAYER, analysis.PatchActivation(source, heads=[2, 5], positions=[1, 5, 8])),
+        (BLOCK, analysis.PatchActivation(source, positions=[6])),
+    )
+    wanted = traced(model, ids, *edits)[0]
+    cache = KVCache()
+    with torch.no_grad(), analysis.trace(model, "output") as t:
+        for path, edit in edits:
+            t.intervene(path, edit)
+        for piece in ids.split([4, 1, 1, 3], dim=1):
+            model(piece, cache=cache)
+    torch.testing.assert_close(t.output(), wanted)
+
+
+def test_an_edit_changes_what_is_generated():
+    model, ids = decoder(), torch.randint(31, (2, 5))
+    plain = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
+    with analysis.trace(model) as t:
+        t.intervene("embedding", analysis.ReplaceActivation(lambda x: -x))
+        edited = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
+    again = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
+    assert torch.equal(plain.ids, again.ids)
+    assert not torch.equal(plain.ids, edited.ids)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_heads_of_torchs_layer(batch_first):
+    layer = nn.MultiheadAttention(24, 4, batch_first=batch_first).double().eval()
+    nn.init.normal_(layer.in_proj_bias)
+    nn.init.normal_(layer.out_proj.bias)
+    x = torch.randn(3, 5, 24, dtype=torch.float64)
+    x = x if batch_first else x.transpose(0, 1)
+    box = nn.ModuleDict({"layer": layer})
+    with torch.no_grad(), analysis.trace(box) as before:
+        layer(x, x, x)
+    heads = before.weights("layer") @ before.values("layer")
+    heads[:, 2, 1:3] = 0
+    wanted = F.linear(heads.transpose(1, 2).flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
+    with torch.no_grad(), analysis.trace(box) as t:
+        t.intervene("layer", analysis.ZeroAblation(heads=2, positions=[1, 2]))
+        out, _ = layer(x, x, x)
+    torch.testing.assert_close(out if batch_first else out.transpose(0, 1), wanted)
+    assert torch.equal(t.weights("layer"), before.weights("layer"))
+
+
+def test_gradients_of_torchs_layer_flow_around_an_edit():
+    layer = nn.MultiheadAttention(24, 4, batch_first=True).double()
+    x = torch.randn(3, 5, 24, dtype=torch.float64)
+    with analysis.trace(layer) as t:
+        t.intervene("", analysis.ZeroAblation(heads=[1, 2]))
+        layer(x, x, x)[0].square().sum().backward()
+    by_head = layer.in_proj_weight.grad.unflatten(0, (3, 4, 6)).abs().amax((0, 2, 3))
+    assert (by_head[[1, 2]] == 0).all()
+    assert (by_head[[0, 3]] > 0).all()
+    assert not t.heads("").requires_grad
+
+
+def test_heads_of_a_module_that_calls_torchs_function():
+    class Own(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    model, x = Own(), torch.randn(3, 4, 5, 7)
+    wanted = model(x)
+    wanted[:, 2] = 0
+    with analysis.trace(model, "output") as t:
+        t.intervene("", analysis.ZeroAblation(heads=[2]))
+        assert torch.equal(model(x), wanted)
+
+
+def test_a_comparison_says_what_moved():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    before_logits, before = traced(model, ids)
+    after_logits, after = traced(model, ids, (LAYER, analysis.ZeroAblation(heads=[3], positions=[4])))
+    found = analysis.compare(before, after)
+    moved = {m.path: m for m in found.outputs}
+    assert list(moved) == ["", "blocks.0", "blocks.1", "blocks.2"]
+    assert moved["blocks.0"].largest == 0.0
+    assert moved["blocks.0"].location == {}
+    amount = moved["blocks.1"].amount
+    assert (amount[:, [0, 1, 2, 3, 5, 6]] == 0).all()
+    x, y = before.output("blocks.1"), after.output("blocks.1")
+    torch.testing.assert_close(amount[:, 4], ((y - x).norm(dim=-1) / x.norm(dim=-1))[:, 4])
+    assert moved["blocks.1"].location["position"] == 4
+    weights = {m.path: m.amount for m in found.weights}
+    assert (weights["blocks.1.attention"] == 0).all()
+    shift = (after.weights("blocks.2.attention") - before.weights("blocks.2.attention")).abs().sum(-1) / 2
+    torch.testing.assert_close(weights["blocks.2.attention"], shift)
+    assert (weights["blocks.2.attention"][..., :4] == 0).all()
+    assert weights["blocks.2.attention"][..., 4:].max() > 0
+    kl = F.kl_div(after_logits.log_softmax(-1), before_logits.log_softmax(-1), log_target=True, reduction="none").sum(
+        -1
+    )
+    torch.testing.assert_close(found.logits.kl, kl.clamp(min=0))
+    assert torch.equal(found.logits.changed, before_logits.argmax(-1) != after_logits.argmax(-1))
+    text = str(found)
+    assert "blocks.0 output" in text
+    assert "nowhere" in text
+    assert "KL of the logits" in text
+    assert json.loads(json.dumps(found.to_dict()))["outputs"][1]["largest"] == 0.0
+
+
+def test_a_comparison_of_classifiers():
+    model = VisionTransformer(tiny_vision()).eval()
+    images = torch.rand(3, model.config.n_channels, *model.config.image_size)
+    _, before = traced(model, images, patterns=("output",))
+    _, after = traced(model, images, ("blocks.0", analysis.ZeroAblation()), patterns=("output",))
+    found = analysis.compare(before, after)
+    assert found.logits.kl.shape == (3, 1)
+    assert found.logits.kl.min() > 0
+
+
+@pytest.mark.bad_input
+def test_what_cannot_be_edited_or_compared():
+    model, ids = decoder(), torch.randint(31, (3, 7))
+    with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded because the model has no module of that name"):
+        analysis.trace(model).intervene("blocks.9", analysis.ZeroAblation())
+    with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6"):
+        traced(model, ids, (LAYER, analysis.ZeroAblation(heads=6)))
+    with pytest.raises(ShapeError, match="position 7 was asked for; this layer has 7"):
+        traced(model, ids, (BLOCK, analysis.ZeroAblation(positions=[7])))
+    with pytest.raises(ShapeError, match=r"gave \(5,\) for \(3, 7, 24\)"):
+        traced(model, ids, (BLOCK, analysis.ReplaceActivation(torch.zeros(5))))
+    with pytest.raises(ConfigError, match="got a Decoder; expected a trace of another run"):
+        traced(model, ids, (BLOCK, analysis.PatchActivation(model)))
+    short = traced(model, ids[:, :3])[1]
+    with pytest.raises(ShapeError, match=r"position 6 of blocks.0 cannot be patched from a run of 3 positions"):
+        traced(model, ids, (BLOCK, analysis.PatchActivation(short)))
+    with analysis.trace(model) as t:
+        t.intervene(BLOCK, analysis.ZeroAblation(positions=[-1]))
+        with pytest.raises(ShapeError, match="with a cache the final length is unknown"):
+            model(ids, cache=KVCache())
+    with pytest.raises(ShapeError, match=r"returned .* in one run and .* in the other"):
+        analysis.compare(traced(model, ids)[1], short)
+    with pytest.raises(ConfigError, match="no activations in common"):
+        analysis.compare(traced(model, ids, patterns=("output",))[1], traced(model, ids, patterns=(LAYER,))[1])
+    with pytest.raises(ConfigError, match=r"blocks\.0\.norm1 has no heads"):
+        analysis.trace(model).intervene("blocks.0.norm1", analysis.ZeroAblation(heads=1))
+    with pytest.raises(
+        ConfigError, match=r"the edit on blocks\.0 was never applied: the module did not run, or exposes no heads"
+    ):
+        traced(model, ids, (BLOCK, analysis.ZeroAblation(heads=1)))
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+class Several(nn.Module):
+    """Returns its tensor among other things."""
+
+    def __init__(self, pack):
+        super().__init__()
+        self.pack = pack
+
+    def forward(self, x):
+        return self.pack(2 * x)
+
+
+@pytest.mark.parametrize(
+    ("pack", "tensor"),
+    [
+        (lambda x: Pair(x, "more"), lambda out: out.first),
+        (lambda x: Pair(None, x), lambda out: out.second),
+        (lambda x: (None, x), lambda out: out[1]),
+        (lambda x: [(), {"y": x}], lambda out: out[1]["y"]),
+        (lambda x: {"loss": None, "parts": (x, 3)}, lambda out: out["parts"][0]),
+    ],
+)
+def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
+    model = Several(pack)
+    x = torch.randn(2, 3, 5)
+    with analysis.trace(model, "output") as t:
+        plain = model(x)
+    assert torch.equal(t.output(), 2 * x)
+    with analysis.trace(model, "output") as t:
+        t.intervene("", analysis.ReplaceActivation(lambda y: y + 1))
+        edited = model(x)
+    assert type(edited) is type(plain)
+    assert torch.equal(tensor(edited), 2 * x + 1)
+    assert torch.equal(t.output(), 2 * x + 1)
+
+
+def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain = model(ids)
+    with analysis.trace(model, *PATTERNS) as t:
+        t.intervene(LAYER, analysis.ZeroAblation(heads=[1]))
+        t.intervene(BLOCK, analysis.ZeroAblation(positions=[2]))
+        model(ids)
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(ids), plain)
+    assert torch.equal(copied(ids), plain)
+    assert t.runs == 1
+
+
+def test_traces_may_end_in_any_order():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain, stood_for = model(ids), (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
+    first, second = analysis.trace(model), analysis.trace(model)
+    first.intervene(LAYER, analysis.ZeroAblation(heads=[1]))
+    first.__enter__()
+    second.__enter__()
+    model(ids)
+    first.__exit__(None, None, None)
+    assert torch.equal(model(ids), plain)
+    second.__exit__(None, None, None)
+    assert torch.equal(model(ids), plain)
+    assert (first.runs, second.runs) == (1, 2)
+    assert stood_for == (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
+
+
+def test_what_another_thread_runs_is_neither_edited_nor_recorded():
+    model, other = decoder(), decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    plain, found = other(ids), []
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=lambda: found.append(other(ids)))
+        thread.start()
+        thread.join()
+
+    with analysis.trace(model, *PATTERNS) as t:
+        t.intervene(LAYER, analysis.ZeroAblation(heads=[1]))
+        model.get_submodule(LAYER).q_proj.register_forward_hook(meanwhile)
+        model(ids)
+    assert torch.equal(found[0], plain)
+    assert t.paths == [f"blocks.{i}.attention" for i in range(3)]
+    assert t.runs == 1
+
+
+@pytest.mark.bad_input
+def test_what_is_no_edit_is_refused():
+    model = decoder()
+    ids = torch.randint(0, 31, (2, 5))
+    with (
+        pytest.raises(DtypeError, match="got a float as an intervention; expected ZeroAblation"),
+        analysis.trace(model) as t,
+    ):
+        t.intervene(BLOCK, 0.0)
+    with pytest.raises(DtypeError, match="ReplaceActivation got a float; expected a tensor or a function"):
+        analysis.ReplaceActivation(0.0)
+    nothing = analysis.trace(model).intervene(BLOCK, analysis.ReplaceActivation(lambda x: None))
+    with (
+        pytest.raises(DtypeError, match=r"the function of ReplaceActivation returned a NoneType for blocks\.0"),
+        nothing,
+    ):
+        model(ids)
+    with pytest.raises(DtypeError, match="cannot trace a function; expected a PyTorch module"):
+        analysis.trace(lambda x: x)

@@ -1,0 +1,389 @@
+"""What a trace keeps, under which names, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from clearhead import analysis
+from clearhead.analysis.tracing.activation_store import path_matches
+from clearhead.attention import Additive
+from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.masks import causal, padding
+from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
+from clearhead.nn import MultiHeadAttention, attention
+from clearhead.nn.kv_cache import KVCache
+from clearhead.nn.positions import ALiBi, RelativeBias, Rotary, Sinusoidal
+
+
+def decoder(**changes):
+    sizes = {"vocab_size": 31, "d_model": 24, "n_heads": 6, "n_kv_heads": 2, "n_layers": 2}
+    return Decoder(DecoderConfig(**{**sizes, **changes})).eval()
+
+
+def test_weights_are_those_that_torch_returns():
+    layer = MultiHeadAttention(14, 2).double()
+    peer = nn.MultiheadAttention(14, 2, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        peer.in_proj_weight.copy_(torch.cat([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)]))
+    x = torch.randn(3, 5, 14, dtype=torch.float64)
+    with analysis.trace(nn.ModuleDict({"only": layer})) as t:
+        layer(x, mask=causal())
+    _, theirs = peer(x, x, x, attn_mask=~causal().dense(5), average_attn_weights=False)
+    torch.testing.assert_close(t.weights("only"), theirs)
+
+
+@pytest.mark.parametrize("positions", [Sinusoidal(), Rotary(), ALiBi(), RelativeBias()], ids=str)
+def test_recomputed_weights_times_values_are_the_fast_paths_output(positions):
+    model = decoder(positions=positions).double()
+    with analysis.trace(model, "blocks.*.attention") as t:
+        model(torch.randint(31, (3, 7)))
+    assert t.paths == ["blocks.0.attention", "blocks.1.attention"]
+    for path in t.paths:
+        weights = t.weights(path)
+        assert weights.shape == (3, 6, 7, 7)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 6, 7, dtype=torch.float64))
+        torch.testing.assert_close(weights @ t.values(path), t.heads(path))
+        assert t.difference(path) <= t.tolerance(path) < 1e-13
+
+
+def test_cross_attention_hides_padding():
+    model = EncoderDecoder(tiny_encoder_decoder()).eval()
+    source, target = torch.randint(model.config.vocab_size, (2, 7)), torch.randint(5, (2, 3))
+    with analysis.trace(model, "decoder.blocks.*.cross_attention") as t:
+        model(source, target, source_mask=padding([7, 4]))
+    weights = t.weights(t.paths[-1])
+    assert weights.shape[2:] == (3, 7)
+    assert weights[1, ..., 4:].abs().max() == 0
+    assert weights[1, ..., :4].min() > 0
+
+
+def test_outputs_inputs_and_norms_are_what_passed_through():
+    model = decoder()
+    ids = torch.randint(31, (3, 7))
+    seen = {}
+    handles = [
+        block.register_forward_hook(lambda m, args, out, i=i: seen.update({i: (args[0], out)}))
+        for i, block in enumerate(model.blocks)
+    ]
+    with torch.no_grad(), analysis.trace(model, "blocks.*.output", "blocks.1.input", "output") as t:
+        logits = model(ids)
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(t.output("blocks.1"), seen[1][1])
+    assert torch.equal(t.input("blocks.1"), seen[1][0])
+    assert torch.equal(t.output(), logits)
+    assert t.outputs == ["", "blocks.0", "blocks.1"]
+    assert [path for path, _ in t.norms()] == ["blocks.0", "blocks.1"]
+    torch.testing.assert_close(t.norms()[0][1], seen[0][1].square().sum(-1).sqrt())
+    assert t.paths == []
+
+
+def test_nothing_is_kept_that_was_not_asked_for():
+    """Of all the tensors that pass by in a run, only those of the layer asked for outlive it."""
+    model = decoder(n_kv_heads=6)
+    made: list[weakref.ref] = []
+    for layer in (block.attention for block in model.blocks):
+        layer.q_proj.register_forward_hook(lambda m, args, out: made.append(weakref.ref(out.untyped_storage())))
+    with torch.no_grad(), analysis.trace(model, "blocks.1.attention") as t:
+        model(torch.randint(31, (3, 7)))
+    gc.collect()
+    assert [ref() is not None for ref in made] == [False, True]
+    assert t.weights("blocks.1.attention", heads=2, rows=-1).shape == (3, 1, 1, 7)
+
+
+def test_only_the_latest_runs_are_kept_where_that_is_asked():
+    model = decoder()
+    all_ids = torch.randint(31, (5, 2, 7))
+    with torch.no_grad(), analysis.trace(model, runs=2) as few, analysis.trace(model) as every:
+        for ids in all_ids:
+            model(ids)
+    assert (few.runs, every.runs) == (2, 5)
+    for run in (-1, -2):
+        torch.testing.assert_close(
+            few.weights("blocks.1.attention", run=run), every.weights("blocks.1.attention", run=5 + run)
+        )
+    assert not torch.equal(every.weights("blocks.0.attention", run=0), every.weights("blocks.0.attention"))
+
+
+def test_training_shows_weights_before_dropout_and_leaves_gradients_alone():
+    model = decoder(attention_dropout=0.4)
+    ids = torch.randint(31, (3, 7))
+    with analysis.trace(model) as quiet:
+        model(ids)
+    model.train()
+    torch.manual_seed(3)
+    model(ids).sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(3)
+    with analysis.trace(model) as t:
+        model(ids).sum().backward()
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(p.grad, grad)
+    torch.testing.assert_close(t.weights("blocks.0.attention"), quiet.weights("blocks.0.attention"))
+    assert not t.weights("blocks.0.attention").requires_grad
+
+
+def places():
+    """Everything a watch changes."""
+    yield attention.attend
+    yield nn.functional.scaled_dot_product_attention
+    yield KVCache.reorder
+
+
+def test_nothing_stays_behind():
+    model = EncoderDecoder(tiny_encoder_decoder())
+    before = list(places())
+    ids = torch.randint(model.config.vocab_size, (2, 7))
+    with analysis.trace(model, "**.output", "**.weights") as outer, analysis.trace(model):
+        model(ids, ids)
+        assert all(now is not was for now, was in zip(places(), before, strict=True))
+    assert outer.runs == 1
+    with pytest.raises(RuntimeError, match="on purpose"), analysis.trace(model):
+        raise RuntimeError("on purpose")
+    assert all(now is was for now, was in zip(places(), before, strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_error_inside_the_model_does_not_confuse_what_follows():
+    model, other = decoder(), decoder()
+    ids = torch.randint(31, (3, 7))
+    with torch.no_grad(), analysis.trace(model) as fresh:
+        model(ids)
+    with torch.no_grad(), analysis.trace(model) as t:
+        handle = model.blocks[1].norm2.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, :4], cache=KVCache())
+        handle.remove()
+        other(ids)  # nothing of ours is running any more
+        model(ids)
+    assert t.runs == 2
+    torch.testing.assert_close(t.weights("blocks.1.attention"), fresh.weights("blocks.1.attention"))
+    torch.testing.assert_close(
+        t.weights("blocks.0.attention", run=0), fresh.weights("blocks.0.attention")[:, :, :4, :4]
+    )
+    assert t.paths == fresh.paths
+
+
+def test_a_module_that_attends_by_itself_is_found_when_it_runs():
+    from clearhead.models import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
+
+    model = RecurrentSeq2Seq(RecurrentSeq2SeqConfig(vocab_size=13, d_model=10, n_layers=1)).eval()
+    source, target = torch.randint(13, (2, 7)), torch.randint(13, (2, 5))
+    with torch.no_grad(), analysis.trace(model) as t:
+        assert t.paths == []
+        model(source, target)
+    assert t.paths == [""]
+    assert t.weights("").shape == (2, 1, 5, 7)
+    assert t.difference("") <= t.tolerance("")
+
+
+def test_somebody_elses_attention_is_not_ours():
+    """Another model that runs inside the block, by the same code, leaves no trace."""
+    model, other = decoder(), decoder()
+    ids = torch.randint(31, (3, 7))
+    with torch.no_grad(), analysis.trace(model) as t:
+        model(ids)
+        other(ids)
+        attention.attend(*(torch.randn(1, 2, 3, 4) for _ in range(3)))
+        nn.functional.scaled_dot_product_attention(*(torch.randn(1, 2, 3, 4) for _ in range(3)))
+    assert t.paths == ["blocks.0.attention", "blocks.1.attention"]
+    assert t.runs == 1
+
+
+def test_checkpointing_is_one_run():
+    """The backward pass computes the block again; that is not another run, and edits hold there too."""
+    model = decoder()
+
+    def run(*edits):
+        model.zero_grad()
+        x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        with analysis.trace(model.blocks[0], "**.weights", "output") as t:
+            for edit in edits:
+                t.intervene("attention", edit)
+            checkpoint(model.blocks[0], x, use_reentrant=False).sum().backward()
+        return t, x.grad
+
+    t, grad = run()
+    assert (t.runs, len(t._runs_by_kind["output"][""])) == (1, 1)
+    assert not torch.equal(grad, run(analysis.ZeroAblation(heads=[1]))[1])
+
+
+def test_the_report_says_what_ran_and_how_far_off_it_is():
+    model = decoder()
+    model.blocks[0].attention.impl = "reference"
+    with torch.no_grad(), analysis.trace(model) as t:
+        model(torch.randint(31, (3, 7)))
+    heading, first, second, last = t.report().splitlines()
+    assert heading.split()[:2] == ["layer", "heads"]
+    assert first.split()[:6] == ["blocks.0.attention", "6", "7", "×", "7", "attend,"]
+    assert "reference" in first
+    assert "fused" in second
+    assert f"{t.difference('blocks.1.attention'):.1e}" in second
+    assert f"{t.tolerance('blocks.1.attention'):.1e}" in second
+    assert "recomputed" in last
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("blocks.*.attention", "blocks.11.attention", True),
+        ("blocks.*", "blocks.0.attention", False),
+        ("**", "blocks.0.attention", True),
+        ("**.attention", "encoder.blocks.0.attention", True),
+        ("**.attention", "attention", True),
+        ("**.attention", "encoder.blocks.0.cross_attention", False),
+        ("**.*attention", "encoder.blocks.0.cross_attention", True),
+        ("blocks.[01]", "blocks.2", False),
+        ("", "", True),
+        ("*", "", False),
+    ],
+)
+def test_patterns(pattern, path, fits):
+    assert path_matches(pattern, path) is fits
+
+
+def test_a_module_called_output_is_meant_before_the_ending():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.output = nn.Linear(3, 5)
+
+        def forward(self, x):
+            return self.output(x).sum(-1)
+
+    model = Inner()
+    x = torch.randn(2, 7, 3)
+    with torch.no_grad(), analysis.trace(model, "output") as t:
+        model(x)
+        assert torch.equal(t.output("output"), model.output(x))
+
+
+def test_heatmap():
+    attention_map = analysis.heatmap(
+        torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."]
+    )
+    assert attention_map.splitlines() == ["      Hello world .", " Hola █████", "mundo ····· ▒▒▒▒▒ ··"]
+
+
+@pytest.mark.bad_input
+def test_what_cannot_be_traced_is_refused():
+    model = decoder()
+    with pytest.raises(
+        ConfigError,
+        match=r"no module of this model matches 'block.0'; did you mean 'blocks\.0'\? Its .*layers are: blocks\.0\.att",
+    ):
+        analysis.trace(model, "block.0")
+    with pytest.raises(ConfigError, match=r"matches 'embedding\.weights'"):
+        analysis.trace(model.blocks[0].norm1, "embedding.weights")
+    with analysis.trace(model) as t, pytest.raises(ShapeError, match="has not attended inside this trace"):
+        t.weights("blocks.0.attention")
+    with pytest.raises(ConfigError, match=r"'x' is not recorded"):
+        t.weights("x")
+    with pytest.raises(ConfigError, match=r"no output was recorded for blocks.0; recorded: none"):
+        t.output("blocks.0")
+    with pytest.raises(ConfigError, match=r'look\.trace\(model, "\*\*\.blocks\.\*\.output"\)'):
+        t.norms()
+    with pytest.raises(ConfigError, match="runs is 0"):
+        analysis.trace(model, runs=0)
+    with analysis.trace(model) as t:
+        model(torch.zeros(1, 3, dtype=torch.long))
+        with pytest.raises(ConfigError, match="is already recording"):
+            t.__enter__()
+    with pytest.raises(ShapeError, match="head 6 was asked for; this layer has 6: 0 … 5"):
+        t.weights("blocks.0.attention", heads=6)
+    with pytest.raises(DtypeError, match="expected an integer, several, a slice, or None"):
+        t.weights("blocks.0.attention", rows=[0.5])
+    with pytest.raises(ShapeError, match=r"run 1 was asked for; blocks\.0\.attention has 1: 0 … 0"):
+        t.weights("blocks.0.attention", run=1)
+    with pytest.raises(ShapeError, match=r"\(2, 3\) and there are 1 row"):
+        analysis.heatmap(torch.zeros(2, 3), ["a"], ["b"])
+
+
+@pytest.mark.bad_input
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("pattern", ["blocks.*.attention", "blocks.*.output", "blocks.*.input"])
+def test_a_transformed_run_is_refused(pattern):
+    """Its tensors cannot be kept: they mean nothing once the transform has ended."""
+    model = decoder()
+    ids = torch.randint(31, (3, 7))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    with analysis.trace(model, pattern) as t:
+        for transformed in (
+            lambda: torch.func.vmap(lambda row: model(row[None]))(ids),
+            lambda: torch.func.grad(lambda w: torch.func.functional_call(model, w, (ids,)).sum())(weights),
+        ):
+            with pytest.raises(ConfigError, match=r"torch\.func or FakeTensorMode, whose tensors"):
+                transformed()
+        model(ids)
+    assert t.runs == 1
+
+
+def test_dropout_is_not_compared():
+    model = decoder(attention_dropout=0.4).train()
+    with analysis.trace(model) as t:
+        model(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(ConfigError, match=r"applied dropout 0.4 to its weights"):
+        t.difference("blocks.0.attention")
+
+
+@pytest.mark.compiled
+def test_a_compiled_model_is_refused_and_its_original_is_not():
+    model = decoder()
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ConfigError, match="the model is compiled, and a compiled graph cannot be traced"):
+        analysis.trace(compiled)
+    with torch.no_grad(), analysis.trace(compiled._orig_mod) as t:
+        compiled._orig_mod(torch.zeros(1, 3, dtype=torch.long))
+    assert t.runs == 1
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(ConfigError, match=r"blocks\.1 was compiled in place"):
+        analysis.trace(model)
+
+
+class InPlace(nn.Module):
+    """What careful memory looks like: the residual is added into the tensor that the layer was given, or gave."""
+
+    def __init__(self, into):
+        super().__init__()
+        self.layer, self.last = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 6)
+        self.into = into
+
+    def forward(self, x):
+        x = x.clone()
+        y = self.layer(x, x, x)[0]
+        if self.into == "input":
+            x += y
+            return self.last(x)
+        y += x
+        return self.last(y)
+
+
+@pytest.mark.bad_input
+def test_what_the_model_has_written_over_is_refused_and_not_shown_as_what_ran():
+    for into in ("input", "output"):
+        model = InPlace(into).eval()
+        with torch.no_grad(), analysis.trace(model, "layer.weights", "layer.output", "last.output") as t:
+            out = model(torch.randn(2, 5, 6))
+        assert torch.equal(t.output("last"), out)
+        with pytest.raises(ConfigError, match="was modified in place since it was recorded"):
+            t.weights("layer") if into == "input" else t.output("layer")
+
+
+@pytest.mark.bad_input
+def test_scores_whose_parameters_have_moved_are_refused():
+    layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 5))
+    with analysis.trace(layer) as t:
+        layer(torch.randn(2, 3, 14))
+    before = t.weights("")
+    assert before.shape == (2, 2, 3, 3)
+    with torch.no_grad():
+        next(layer.scores.parameters()).mul_(2)
+    with pytest.raises(ConfigError, match="was modified in place since it was recorded"):
+        t.weights("")

@@ -1,0 +1,61 @@
+"""What a notebook shows of a trace: what is recorded, with small pictures that are the weights."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from clearhead import analysis
+from clearhead.models import Decoder, tiny_decoder
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Decoder(tiny_decoder()).eval()
+
+
+def traced(model, tokens, *patterns):
+    with analysis.trace(model, *patterns) as t:
+        model(torch.arange(tokens)[None])
+    return t
+
+
+def test_a_bare_trace_shows_its_layers_and_their_weights(model):
+    t = traced(model, 5, "blocks.*.attention.weights", "")
+    page = ElementTree.fromstring(t._repr_html_())
+    rows = [[cell.text for cell in row.iter("td")] for row in page.iter("tr")][1:]
+    assert [row[:3] for row in rows[:2]] == [["blocks.0.attention", "4", "5 × 5"], ["blocks.1.attention", "4", "5 × 5"]]
+    assert rows[2][0] == "the model output"
+    assert rows[2][2] == "(1, 5, 101)"
+
+    drawn = torch.zeros(5, 5)
+    for square in next(page.iter("svg")).iter("rect"):
+        drawn[int(square.get("y")), int(square.get("x"))] = float(square.get("fill-opacity"))
+    assert (drawn - t.weights("blocks.0.attention")[0].mean(0)).abs().max() <= 0.01
+
+
+def test_a_long_run_is_listed_without_pictures(model):
+    shown = traced(model, 49)._repr_html_()
+    assert "49 × 49" in shown
+    assert "<svg" not in shown
+
+
+def test_before_a_run_it_says_so(model):
+    assert analysis.trace(model)._repr_html_() == "<p>Trace(2 attention layers, 0 outputs, 0 runs)</p>"
+
+
+def test_a_report_is_text_that_a_notebook_shows_in_lines(model):
+    t = traced(model, 5)
+    assert isinstance(t.report(), str)
+    assert repr(t.report()).startswith("layer ")
+    assert "\n" in re.search(r"<pre[^>]*>(.*)</pre>", t.report()._repr_html_(), re.DOTALL)[1]
+
+
+def test_a_comparison_is_a_table(model):
+    t = traced(model, 5, "blocks.*.attention.weights", "")
+    shown = analysis.compare(t, t)._repr_html_()
+    assert shown.count("<tr>") == 5  # the head, the model's output, two layers, the logits

@@ -1,0 +1,268 @@
+"""A plan computes every allowed pair, each exactly once, and says truly what it computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.attention.sparse import plan as planning
+from clearhead.attention.sparse.plan import Blocking, forget, plan
+from clearhead.masks import (
+    allow,
+    blocks,
+    causal,
+    dilated,
+    documents,
+    every,
+    forbid,
+    full,
+    padding,
+    parse,
+    prefix,
+    scattered,
+    window,
+)
+
+T, S = 131, 137
+SMALL = Blocking(32, 32, 16, True)
+IDS = torch.repeat_interleave(torch.arange(7), torch.tensor([5, 30, 1, 60, 20, 17, 4]))
+LEAVES = [
+    causal(),
+    window(2, 1),
+    window(23, 29),
+    every(3),
+    every(4, start=5),
+    dilated(2),
+    dilated(3),
+    prefix(11),
+    prefix(70),
+    blocks(7),
+    blocks(50),
+    full(),
+    every(4).T,
+    prefix(9).T,
+    scattered(3, seed=1),
+    documents(IDS),
+    documents(IDS.roll(11)),  # in pieces: has no structure to go by
+]
+BATCHED = [
+    padding([100, 31]) & causal(),
+    documents(torch.stack([IDS, IDS.flip(0)])) | every(5),
+    allow(torch.rand(2, 1, S, S, generator=torch.Generator().manual_seed(1)) < 0.1),
+    forbid(torch.rand(3, S, S, generator=torch.Generator().manual_seed(2)) < 0.4) & window(9, 9),
+    padding([9, 130]).T | window(1, 1),
+]
+MASKS = st.deferred(
+    lambda: st.one_of(
+        st.sampled_from(LEAVES),
+        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] & ab[1]),
+        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] | ab[1]),
+        MASKS.map(lambda m: ~m),
+        MASKS.map(lambda m: m.T),
+    )
+)
+
+
+def dense(lists):
+    """The bool tensor (batch, n_rows, n_columns) that lists describe; no pair may be listed twice."""
+    blocks = torch.arange(lists.total.shape[0])
+    result = torch.zeros(lists.batch, lists.n_rows + 1, lists.n_columns + 1, dtype=torch.int32)
+    if not len(blocks) or not lists.longest:
+        return result[:, :-1, :-1] > 0
+    allowed = lists.allowed(blocks, lists.longest)
+    rows = lists.row_indices(blocks)
+    rows = torch.where(rows < 0, lists.n_rows, rows)[..., None].expand_as(allowed)
+    columns = lists.columns(blocks, lists.longest)[:, None].expand_as(allowed)
+    batch = (blocks // lists.N)[:, None, None].expand_as(allowed)
+    result.index_put_((batch, rows, columns), allowed.int(), accumulate=True)
+    result = result[:, :-1, :-1]
+    assert result.max() <= 1
+    return result > 0
+
+
+def computed(made, lists, by_key):
+    """How often each pair is computed and allowed, by the dense calls and these lists together."""
+    pieces = [dense(piece).int() for piece in lists]
+    shape = (made.S, made.T) if by_key else (made.T, made.S)
+    total = sum(pieces) if pieces else torch.zeros(1, *shape, dtype=torch.int32)
+    total = total.mT if by_key else total
+    if made.columns is not None:
+        total = total.clone()
+        total[..., made.columns] += 1
+    return total + torch.ones(made.T, made.S, dtype=torch.int32).tril() if made.triangle else total
+
+
+def assert_covers(mask, T, S, query_offset=0, blocking=SMALL):
+    made = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
+    wanted = mask.dense(T, S, query_offset=query_offset).int()
+    wanted = wanted[None] if wanted.dim() == 2 else wanted.flatten(0, -3)
+    for lists, by_key in ((made.queries, False), (made.keys, True)):
+        assert torch.equal(computed(made, lists, by_key).expand_as(wanted), wanted), (mask, by_key)
+    assert made.allowed == wanted.sum()
+    assert made.computed >= made.allowed
+
+
+@settings(max_examples=80)
+@given(mask=MASKS, query_offset=st.sampled_from([0, 5]), M=st.sampled_from([16, 32, 64]))
+def test_each_pair_once(mask, query_offset, M):
+    assert_covers(mask, T, S, query_offset, Blocking(M, M, 16, True))
+
+
+@settings(max_examples=40)
+@given(mask=MASKS)
+def test_each_pair_once_in_a_square(mask):
+    assert_covers(mask, S, S)
+
+
+@pytest.mark.parametrize("mask", BATCHED, ids=str)
+def test_each_pair_once_for_each_batch_element(mask):
+    assert_covers(mask, S, S)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["scattered(5, 2) & scattered(5, 2).T", "scattered(3, 1) | window(2, 1) & scattered(3, 1).T"],
+)
+def test_a_leaf_that_stands_both_ways(expression):
+    assert_covers(parse(expression), S, S)
+
+
+@pytest.mark.parametrize(("T", "S", "query_offset"), [(40, 61, 0), (40, 61, 30), (61, 40, 3)])
+def test_a_scattered_under_t_meets_a_tensor_where_there_are_queries_only(T, S, query_offset):
+    chosen = torch.rand(T, S, generator=torch.Generator().manual_seed(3)) < 0.5
+    assert_covers(scattered(5, 1).T & allow(chosen), T, S, query_offset)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 0), (0, 3, 0), (3, 0, 0), (1, 137, 136), (3, 2, 7)])
+@pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), dilated(2), ~full()], ids=str)
+def test_sizes_at_the_edge(mask, sizes):
+    assert_covers(mask, *sizes)
+
+
+def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
+    """CENG 403 (Transformers and Attention): itself, two before, two after, every fourth token."""
+    made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
+    assert len(made.columns) == 1024
+    (band,) = made.queries
+    assert band.longest == (128 + 4) * 3 // 4  # the fourth is in the dense piece already, and left out
+    assert band.bounds is not None  # an interval for each query, not a bit for each pair
+    assert made.density < 0.28
+
+
+@pytest.mark.parametrize(
+    ("expression", "most"),
+    [
+        ("window(128, 128) | every(64)", 1.5),
+        ("causal() & (window(256, 0) | every(128))", 1.9),
+        ("window(256, 256)", 1.3),
+        ("causal() & (window(128, 0) | dilated(128))", 2.7),
+        ("window(512, 512) & dilated(4)", 1.6),
+        ("every(64).T | window(64, 64)", 1.9),
+        ("causal() & (blocks(128) | every(128, start=127))", 1.9),
+    ],
+)
+def test_little_is_computed_that_is_not_allowed(expression, most):
+    made = plan(parse(expression), 8192, blocking=Blocking(128, 64, 1024, True))
+    assert 1 <= made.computed / made.allowed <= most
+    by_key = sum(lists.pairs for lists in made.keys)
+    assert by_key / made.allowed <= 1.1 * most
+
+
+@pytest.mark.parametrize(
+    ("expression", "rows"),
+    [
+        ("blocks(8192)", 128),
+        ("causal() & blocks(16384)", 128),
+        ("blocks(2048)", 64),  # lists are too short
+        ("window(256, 256)", 64),
+        ("blocks(16384) & ~dilated(2)", 64),  # too much of them needs a test
+    ],
+)
+def test_long_lists_are_cut_into_larger_blocks(expression, rows):
+    made = plan(parse(expression), 1 << 15, blocking=Blocking(64, 64, None, False, 128))
+    assert [lists.M for lists in (*made.queries, *made.keys)] == [rows, rows]
+
+
+@pytest.mark.parametrize("mask", [blocks(50), documents(IDS) | every(5), prefix(70).T, every(4).T], ids=str)
+def test_larger_blocks_compute_the_same_pairs(mask, monkeypatch):
+    monkeypatch.setattr(planning, "_is_long", lambda lists: True)
+    assert_covers(mask, 137, 137, 0, Blocking(16, 16, None, False, 64))
+    made = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
+    assert {lists.M for lists in (*made.queries, *made.keys)} == {64}
+
+
+def test_memory_is_linear_in_the_length():
+    mask = causal() & (window(256, 0) | every(128))
+    small, large = (plan(mask, n, blocking=Blocking(128, 64, None, False)) for n in (1 << 14, 1 << 17))
+    assert small.keys
+    assert large.keys
+    assert large.nbytes <= 8.2 * small.nbytes
+
+
+def test_blocks_that_look_alike_share_a_description():
+    (few,) = plan(window(256, 256), 1 << 12).queries
+    (many,) = plan(window(256, 256), 1 << 15).queries
+    assert len(few.bounds) == len(many.bounds)
+
+
+def test_a_plan_is_kept_until_forgotten():
+    mask = window(3, 1) | every(7)
+    first = plan(mask, 53)
+    assert plan(window(3, 1) | every(7), 53) is first
+    assert plan(mask, 59) is not first
+    forget()
+    assert plan(mask, 53) is not first
+
+
+def test_explain_counts_what_it_names():
+    made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
+    text = made.explain()
+    assert "window(2, 2) | every(4): 4,096 queries, 4,096 keys" in text
+    assert f"{made.mask.dense(4096).sum():,} pairs allowed" in text
+    assert "1,024 keys that every query sees" in text
+    assert f"{made.computed:,} pairs computed" in text
+    assert "merged     2 pieces" in text
+
+
+def test_draw_shows_what_is_computed():
+    made = plan(causal() & window(40, 0), 128, blocking=Blocking(32, 32, None, False))
+    # The last forbid sees 8 keys of the second 32, and so does the third of the first.
+    assert made.draw(4).cells == (
+        (1.0, 0.0, 0.0, 0.0),
+        (1.0, 1.0, 0.0, 0.0),
+        (0.25, 1.0, 1.0, 0.0),
+        (0.0, 0.25, 1.0, 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "expression", ["window(2, 2) | every(4)", "causal() & window(40, 0)", "scattered(5, 1)", "every(8).T"]
+)
+@pytest.mark.parametrize("sizes", [(331, 331, 0), (97, 211, 90)])
+def test_the_cells_of_a_drawing_add_up_to_what_is_computed(expression, sizes):
+    T, S, query_offset = sizes
+    made = plan(parse(expression), T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16, True))
+    shades = torch.tensor(made.draw(20).cells, dtype=torch.float64)
+    heights, widths = ((torch.arange(21) * n // 20).diff().double() for n in (T, S))
+    wanted = made.dense_pairs
+    for lists in made.queries:
+        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(1)  # the last forbid may have few rows
+        wanted += int((there * lists.total).sum())
+    assert float(heights @ shades @ widths) == pytest.approx(wanted)
+
+
+def test_a_dense_triangle_is_drawn_as_causal_and_no_cell_is_darker_than_full():
+    blocking = Blocking(32, 32, 16, True)
+    assert plan(causal(), 331, blocking=blocking).draw(20).cells == causal().draw(331, cells=20).cells
+    # Above the diagonal the prefix is gathered by whole blocks, whose other half the triangle has computed already.
+    shades = torch.tensor(plan(causal() | prefix(11), 331, blocking=blocking).draw(20).cells)
+    assert shades[0, 0] == shades.max() == 1.0
+
+
+def test_predicted_time_follows_the_work():
+    sizes = [plan(window(n, n), 1 << 14, blocking=Blocking(128, 64, None, False)) for n in (64, 1024)]
+    near, far = (made.predicted_ms(heads=32) for made in sizes)
+    assert 3 < far / near < 12
+    assert sizes[0].predicted_ms(heads=32, backward=True) > 3 * near

@@ -1,0 +1,234 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, hold to the reference at tiny sizes.
+
+Triton decides when it is imported whether it interprets, so everything runs in a process of its own, which prints what
+it found. The interpreter has no bfloat16; `test_gathered_gpu.py` has it, on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+
+import pytest
+
+CASES = [
+    # mask, (B, H, K, T, S, D, E), offset, dtype, bias, dense pieces, split long lists
+    ("window(2, 2) | every(4)", (1, 2, 1, 67, 67, 16, 16), 0, "float32", None, True, False),
+    ("window(12, 9) | every(8)", (1, 1, 1, 37, 71, 16, 16), 30, "float16", None, False, False),
+    ("causal() & (window(19, 0) | every(12))", (1, 2, 1, 71, 71, 5, 11), 0, "float32", None, False, True),
+    ("causal() | prefix(11)", (1, 1, 1, 67, 67, 16, 16), 0, "float32", None, True, False),
+    ("causal() & (window(3, 0) | dilated(2))", (1, 1, 1, 71, 71, 16, 16), 0, "float32", None, False, False),
+    ("every(2).T | window(2, 1)", (1, 1, 1, 71, 71, 16, 16), 0, "float32", None, False, True),
+    ("~(window(3, 3) | every(5)) & scattered(9, 1)", (1, 1, 1, 41, 41, 16, 16), 0, "float16", None, False, False),
+    ("window(3, 1) | scattered(4, 1)", (1, 1, 1, 41, 41, 16, 16), 0, "float32", None, False, False),
+    ("window(5, 5)", (1, 2, 2, 37, 37, 7, 7), 0, "float32", "any", False, False),
+    ("causal() & window(9, 0)", (1, 2, 1, 37, 37, 16, 16), 0, "float16", "ALiBi", False, False),
+    ("causal() & window(9, 0)", (1, 2, 1, 37, 37, 16, 16), 0, "float16", "large", False, False),
+    ("full()", (1, 2, 1, 23, 37, 16, 16), 0, "float16", "least", False, False),
+    ("window(9, 3) | every(5)", (2, 2, 1, 23, 37, 16, 16), 11, "float32", "RelativeBias", False, False),
+    ("~full()", (1, 1, 1, 19, 19, 16, 16), 0, "float32", None, False, False),
+    ("window(3, 0) & every(8)", (1, 1, 1, 37, 37, 16, 16), 0, "float32", None, False, False),
+    ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 32, 32), 0, "float32", None, False, False),
+    ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 64, 64), 0, "float16", None, False, False),
+    ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 128, 128), 0, "float32", None, False, False),
+    ("causal() & window(9, 0)", (1, 1, 1, 37, 37, 256, 256), 0, "float16", None, False, False),
+    ("~window(1, 3)", (1, 2, 1, 67, 53, 16, 16), 8, "float32", None, False, False),  # bits; the last rows see all
+    ("documents & causal()", (2, 2, 2, 53, 53, 16, 16), 0, "float32", None, False, False),
+    ("allow by head", (1, 2, 1, 37, 37, 16, 16), 0, "float32", None, False, False),
+]  # fmt: skip
+EXAMPLES = 12
+
+
+def mask_of(text, shape, generator):
+    import torch
+
+    from clearhead.masks import allow, causal, documents, parse
+
+    B, H, _, T, S, _, _ = shape
+    if text.startswith("documents"):
+        return documents(torch.randint(0, 2, (B, T), generator=generator).cumsum(-1) // 9) & causal()
+    if text.startswith("allow"):
+        return allow(torch.rand(H, T, S, generator=generator) < 0.2)
+    return parse(text)
+
+
+def bias_of(kind, shape, query_offset, generator):
+    import torch
+
+    from clearhead.nn.positions import ALiBi, RelativeBias
+
+    _, H, _, T, S, _, _ = shape
+    if kind in ("any", "large"):
+        return torch.randn(1, H, T, S, generator=generator) * (1 if kind == "any" else 30)
+    if kind == "least":  # hides keys beside others: finite, and beyond what a number in units of log 2 may be
+        bias = torch.zeros(1, 1, T, S)
+        bias[..., ::3] = torch.finfo(torch.float32).min
+        return bias
+    if kind is None:
+        return None
+    torch.manual_seed(7)  # a learned bias begins with drawn numbers
+    module = (ALiBi() if kind == "ALiBi" else RelativeBias(n_buckets=8)).build(H)
+    with torch.no_grad():
+        return module(T, S, query_offset, "cpu")[None]
+
+
+def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
+    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
+    import torch
+
+    from clearhead.attention import attend
+    from clearhead.attention.sparse.op import gathered
+    from clearhead.attention.sparse.plan import Blocking, plan
+
+    B, H, K, T, S, D, E = shape
+    q, k, v, g = (
+        torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
+    )
+    made = plan(mask, T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long))
+
+    def run(way, inputs, grad):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        out = way(*inputs)
+        out.backward(grad)
+        return [out.detach(), *(x.grad for x in inputs)]
+
+    def reference(q, k, v):
+        low = None if bias is None else bias.to(q.dtype if q.dtype == torch.float64 else torch.float32)
+        return attend(q, k, v, mask, query_offset=query_offset, bias=low, impl="reference")
+
+    exact = run(reference, [x.double() for x in (q, k, v)], g.double())
+    plain = run(reference, [q, k, v], g)
+    fast = run(lambda q, k, v: gathered(q, k, v, bias, made.handle, D**-0.5)[0], [q, k, v], g)
+    largest = max(e.abs().max().item() for e in exact)
+    return [
+        {
+            "finite": bool(f.isfinite().all()),
+            "fast": (f.double() - e).abs().max().item(),
+            "plain": (p.double() - e).abs().max().item(),
+            "rounding": rounding(e.abs().max().item(), largest, dtype, E),
+        }
+        for f, p, e in zip(fast, plain, exact, strict=True)
+    ]
+
+
+def rounding(own, largest, dtype, E):
+    """Two roundings of the largest entry.
+
+    Where every query sees one key its weight is 1 and the gradient of q and k exactly zero, as the difference of two
+    float32 sums over E terms that are not zero: there one rounding for each term may be left, of the largest of all.
+    """
+    import torch
+
+    if own > 1e-12 * largest:
+        return 2 * torch.finfo(dtype).eps * own
+    return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest
+
+
+def assert_small(rows):
+    for name, row in zip(("out", "dq", "dk", "dv"), rows, strict=True):
+        assert row["finite"], name
+        assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
+
+
+def case(number):
+    """One case, in the interpreting process."""
+    import torch
+
+    from clearhead.attention.sparse import launch
+
+    text, shape, query_offset, name, kind, dense, split = CASES[number]
+    launch.SHORTEST, launch.PROGRAMS = (2, 1) if split else (16, 400)
+    generator = torch.Generator().manual_seed(number)
+    mask = mask_of(text, shape, generator)
+    bias = bias_of(kind, shape, query_offset, generator)
+    return errors(mask, shape, query_offset, getattr(torch, name), bias, dense, generator)
+
+
+def any_expression():
+    """Expressions that hypothesis makes, and shrinks if one fails; None, or what went wrong."""
+    import torch
+    from hypothesis import assume, given, settings
+    from hypothesis import strategies as st
+
+    from clearhead.masks import Full
+    from tests.support.mask_strategies import masks
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @given(
+        mask=masks,
+        sizes=st.tuples(st.integers(1, 35), st.integers(1, 35), st.integers(0, 9)),
+        heads=st.sampled_from([(1, 1), (2, 1)]),
+    )
+    def check(mask, sizes, heads):
+        assume(not isinstance(mask, Full))
+        T, S, query_offset = sizes
+        generator = torch.Generator().manual_seed(T + S)
+        assert_small(errors(mask, (1, *heads, T, S, 16, 16), query_offset, torch.float32, None, False, generator))
+
+    try:
+        check()
+    except Exception:
+        return traceback.format_exc()[-3000:]
+    return None
+
+
+@pytest.fixture(scope="module")
+def results():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.attention.sparse.test_triton"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+
+
+@needs_triton
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]} {CASES[n][1]}")
+def test_kernels_err_at_most_twice_as_much_as_the_reference(results, number):
+    assert_small(results["cases"][number])
+
+
+@needs_triton
+def test_large_blocks_for_long_lists(results):
+    """With tiles of their own, in which the gradient of the keys takes its products in another order."""
+    assert results["long"]["rows in a block"] == [64, 64]
+    assert_small(results["long"]["errors"])
+
+
+@needs_triton
+def test_any_expression_at_any_size(results):
+    assert results["expressions"] is None, results["expressions"]
+
+
+def long_lists():
+    """Blocks of 96 tokens, which count as long here."""
+    import torch
+
+    from clearhead.attention.sparse import plan as planning
+    from clearhead.masks import blocks
+
+    planning.LONG = 60
+    mask, shape = blocks(96), (1, 2, 1, 203, 203, 16, 32)
+    found = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
+    made = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
+    return {"errors": found, "rows in a block": [made.queries[0].M, made.keys[0].M]}
+
+
+def main():
+    from clearhead.attention.sparse import launch
+
+    tile, large = launch.Tile(32, 16, 4, 1), launch.Tile(64, 16, 8, 1)
+    long = launch.Tiles(large, large, large)
+    launch.tiles_for = lambda dtype, width: launch.Tiles(tile, tile, tile, long)
+    cases = [case(number) for number in range(len(CASES))]
+    print(json.dumps({"cases": cases, "expressions": any_expression(), "long": long_lists()}))
+
+
+if __name__ == "__main__":
+    main()

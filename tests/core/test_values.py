@@ -1,0 +1,240 @@
+"""Checks of plain values: what fits, what does not, and one sentence for a mistake wherever it is made."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead._core.validation import (
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    Range,
+    Rate,
+    Share,
+    checked,
+    did_you_mean,
+    whole,
+)
+from clearhead.config import Value
+from clearhead.errors import ConfigError, MaskError
+from clearhead.models import DecoderConfig
+from clearhead.nn import GELU, BlockConfig, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from clearhead.nn.positions import Rotary
+
+pytestmark = pytest.mark.bad_input  # it says what is no number to functions that want one
+
+FITS: list[tuple[Any, Any, Any]] = [
+    (3, int, 3),
+    (np.int64(3), int, 3),
+    (3, float, 3.0),
+    (math.inf, float, math.inf),
+    (0, Natural, 0),
+    (1, Count, 1),
+    (10**30, Count, 10**30),
+    (0, Rate, 0.0),
+    (0.999, Rate, 0.999),
+    (1, Share, 1.0),
+    (True, bool, True),
+    (None, Count | None, None),
+    ([2, 3], tuple[Count, Count], (2, 3)),
+    ([], tuple[int, ...], ()),
+    ([["a", "b"]], tuple[tuple[str, str], ...], (("a", "b"),)),
+    ("slow", Literal["fast", "slow"], "slow"),
+    (RMSNorm(), LayerNorm | RMSNorm, RMSNorm()),
+    (object, Any, object),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "result"), FITS, ids=str)
+def test_what_fits_comes_back_as_the_annotation_wants_it(value, hint, result):
+    found = checked(value, "it", hint)
+    assert found == result
+    assert type(found) is type(result)
+
+
+REFUSED: list[tuple[Any, Any, str]] = [
+    ("12", Count, "it is '12'; expected a whole number of at least 1"),
+    (True, int, "it is True; expected a whole number"),
+    (3.0, int, "it is 3.0; expected a whole number"),
+    (torch.tensor(3), int, "it is tensor(3); expected a whole number"),
+    (0, Count, "it is 0; expected a whole number of at least 1"),
+    (-1, Natural, "it is -1; expected a whole number of at least 0"),
+    (1.0, Rate, "it is 1.0; expected a number of at least 0 and below 1"),
+    (math.nan, Rate, "it is nan; expected a number of at least 0 and below 1"),
+    (math.inf, Positive, "it is inf; expected a number above 0, and finite"),
+    ("1", Share, "it is '1'; expected a number of at least 0 and at most 1"),
+    (True, float, "it is True; expected a number"),
+    (10**400, float, f"it is 1{'0' * 59}…; expected a number"),
+    (
+        10**5000,
+        Annotated[int, Range(most=9)],
+        "it is something too long to write; expected a whole number of at most 9",
+    ),
+    (1, bool, "it is 1; expected True or False"),
+    (3, str, "it is 3; expected text"),
+    (None, int, "it is None; expected a whole number"),
+    (0, Count | None, "it is 0; expected a whole number of at least 1 or None"),
+    ((2, 0), tuple[Count, Count], "it is (2, 0); expected 2 values, each a whole number of at least 1"),
+    ((2, 0.5, 1), tuple[int, float], "it is (2, 0.5, 1); expected (a whole number, a number)"),
+    ((2, "a"), tuple[int, ...], "it is (2, 'a'); expected values, each a whole number"),
+    ("medium", Literal["fast", "slow"], "it is 'medium'; expected 'fast' or 'slow'"),
+    ("layer", LayerNorm | RMSNorm, "it is 'layer'; expected LayerNorm(…) or RMSNorm(…)"),
+    (
+        GELU,
+        LayerNorm | GELU,
+        "it is <class 'clearhead.ops.activations.GELU'>; expected LayerNorm(…) or GELU(…); that is the class: "
+        "add the brackets",
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "sentence"), REFUSED, ids=range(len(REFUSED)))
+def test_what_does_not_fit_is_refused_in_one_sentence(value, hint, sentence):
+    with pytest.raises(ConfigError) as caught:
+        checked(value, "it", hint)
+    assert str(caught.value) == sentence
+
+
+@given(
+    st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans()), st.sampled_from([Rate, Fraction, Share])
+)
+def test_a_number_fits_exactly_where_it_lies_inside(value, hint):
+    inside = {
+        Rate: lambda x: 0 <= x < 1,
+        Fraction: lambda x: 0 < x < 1,
+        Share: lambda x: 0 <= x <= 1,
+    }[hint]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and inside(value):
+        assert checked(value, "it", hint) == value
+    else:
+        with pytest.raises(ConfigError, match="it is "):
+            checked(value, "it", hint)
+
+
+def test_whole_numbers_where_another_error_is_wanted():
+    assert whole(np.int32(7), "n", least=7, most=7) == 7
+    with pytest.raises(MaskError, match=r"^n is 6; expected a whole number of at least 7$"):
+        whole(6, "n", least=7, error=MaskError)
+    with pytest.raises(MaskError, match=r"^n is 8; expected a whole number of at most 7$"):
+        whole(8, "n", most=7, error=MaskError)
+
+
+def test_whole_numbers_are_checked_inside_a_compiled_graph():
+    @torch.compile(fullgraph=True, backend="eager")
+    def f(x, n):
+        return x * whole(n, "n", least=1)
+
+    assert torch.equal(f(torch.ones(2), 3), torch.full((2,), 3.0))
+
+
+def test_a_value_can_be_made_inside_a_compiled_graph():
+    @torch.compile(fullgraph=True, backend="eager")
+    def turned(x, positions):
+        return Rotary(base=500.0).rotate(x, positions)
+
+    x, positions = torch.randn(2, 5, 6), torch.arange(5)
+    torch.testing.assert_close(turned(x, positions), Rotary(base=500.0).rotate(x, positions))
+
+
+# ---------------------------------------------------------------------- one mistake, one sentence
+
+SIZES = {"d_model": 12, "n_heads": 3}
+MAKERS = {
+    "MultiHeadAttention": lambda **sizes: MultiHeadAttention(sizes.pop("d_model"), sizes.pop("n_heads"), **sizes),
+    "BlockConfig": BlockConfig,
+    "DecoderConfig": lambda **sizes: DecoderConfig(vocab_size=5, n_layers=1, **sizes),
+}
+MISTAKES = [
+    ({"d_model": "12"}, "d_model is '12'; expected a whole number of at least 1"),
+    ({"d_model": 0}, "d_model is 0; expected a whole number of at least 1"),
+    ({"n_heads": 3.0}, "n_heads is 3.0; expected a whole number of at least 1"),
+    ({"n_heads": "3"}, "n_heads is '3'; expected a whole number of at least 1"),
+    ({"n_heads": True}, "n_heads is True; expected a whole number of at least 1"),
+    ({"d_head": 0}, "d_head is 0; expected a whole number of at least 1 or None"),
+    ({"n_kv_heads": "1"}, "n_kv_heads is '1'; expected a whole number of at least 1 or None"),
+    ({"bias": 1}, "bias is 1; expected True or False or Biases(…)"),
+    ({"dropout": 1.5}, "dropout is 1.5; expected a number of at least 0 and below 1"),
+    (
+        {"n_heads": 5},
+        "d_model is 12 and n_heads is 5; expected a width that the heads divide: change one of them, or give d_head",
+    ),
+    (
+        {"n_kv_heads": 2},
+        "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads, so that each key head serves equally "
+        "many query heads",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=str)
+@pytest.mark.parametrize("owner", MAKERS)
+def test_one_mistake_has_one_sentence(owner, mistake, sentence):
+    with pytest.raises(ConfigError) as caught:
+        MAKERS[owner](**SIZES | mistake)
+    assert str(caught.value) == f"{owner}: {sentence}"
+
+
+def test_other_sizes_of_a_layer_are_checked_too():
+    with pytest.raises(ConfigError, match="MultiHeadAttention: d_key is 'wide'; expected a whole number of at least 1"):
+        MultiHeadAttention(12, 3, d_key="wide")
+    with pytest.raises(ConfigError, match="FeedForward: d_ff is None; expected a whole number of at least 1"):
+        FeedForward(12, None, GELU())
+
+
+# ---------------------------------------------------------------------- values of one's own
+
+
+@dataclass(frozen=True)
+class Halves(Value):
+    left: Share = 0.5
+    sizes: tuple[Count, ...] = ()
+
+    def validate(self) -> None:
+        if self.left == 0.25:
+            raise ConfigError("no quarters")
+
+
+def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
+    made = Halves(1, [2, 3])
+    assert made == Halves(1.0, (2, 3))
+    assert (type(made.left), hash(made)) == (float, hash(Halves(1.0, (2, 3))))
+    with pytest.raises(ConfigError, match="Halves: left is 2; expected a number of at least 0 and at most 1"):
+        Halves(2)
+    with pytest.raises(ConfigError, match="no quarters"):
+        Halves(0.25)
+
+
+# ---------------------------------------------------------------------- did you mean
+
+
+def test_the_nearest_name_is_asked_for():
+    assert did_you_mean("d_modl", ["n_heads", "d_model"]) == "did you mean 'd_model'?"
+    assert did_you_mean("zzz", ["n_heads", "d_model"]) == "known are: n_heads, d_model"
+    assert did_you_mean("zzz", ["n_heads"], otherwise="see --help") == "see --help"
+    assert did_you_mean("zzz", []) == "known are: none"
+
+
+@given(st.one_of(st.text(), st.none(), st.integers()), st.lists(st.text()))
+def test_nothing_is_never_meant(name, known):
+    answer = did_you_mean(name, known)
+    assert "mean ''" not in answer
+    if answer.startswith("did you mean"):
+        assert answer == f"did you mean {difflib.get_close_matches(str(name)[:80], list(filter(None, known)), 1)[0]!r}?"
+
+
+def test_there_is_one_did_you_mean():
+    package = Path(__file__).parents[2] / "clearhead"
+    asking = [path.name for path in package.rglob("*.py") if "difflib" in path.read_text(encoding="utf-8")]
+    assert asking == ["_core/validation.py"]

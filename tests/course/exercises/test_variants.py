@@ -1,0 +1,108 @@
+"""Variants of exercises with other numbers; `make variants` runs 100 seeds of each, these tests a few."""
+
+from __future__ import annotations
+
+import tomllib
+from decimal import Decimal
+
+import pytest
+
+from clearhead.course.exercises import Problem, ProblemError, bundled_problems, grade_text, read, solve, variant
+from clearhead.course.exercises.random_values import RandomValues
+from clearhead.errors import ConfigError
+from tools.variants import answers, faults
+
+# About a second each: one seed of one of them is tried here, and all of them by `make variants`.
+SLOW = (
+    "encoder-decoder",
+    "encoder-decoder-softmax",
+    "layer-norm-batch-norm",
+    "perturb-key-query",
+    "sort-dedup-softmax",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in bundled_problems() if name not in SLOW])
+def test_variant_has_no_faults(name):
+    assert faults(name, range(7, 8)) == []
+
+
+def test_variant_of_encoder_decoder_has_no_faults():
+    assert faults("encoder-decoder", range(7, 8)) == []
+
+
+def test_variant_with_same_seed_is_equal():
+    first, again, other = variant("layer-norm-identity", 5), variant("layer-norm-identity", 5), variant("schedule", 105)
+    assert first == again
+    assert first.name == "layer-norm-identity-seed-5"
+    assert solve(first).steps == solve(again).steps
+    assert other.text != variant("schedule", 5).text, "a seed beyond the first hundred is a sheet of its own"
+
+
+def test_variant_names_its_seed_and_omits_document_comparisons():
+    work = solve(variant("sort-dedup", 3))
+    assert work.source.endswith("questions 2, 3 and 5, with other numbers (seed 3)")
+    assert not work.comparisons
+    assert " ".join(read(variant("sort-dedup", 3)).source.names("tokens")) in work.question
+    assert "{" not in work.question + work.title
+
+
+def test_variant_preserves_equality_and_order():
+    for seed in range(4):
+        values = tomllib.loads(variant("sort-dedup-two-heads", seed).text)
+        weights = values["weights"]
+        assert weights["Q"] == weights["K"] == weights["V"]
+        assert all(row[:2] == row[2:] for row in weights["Q"]), "two equal heads"
+        assert weights["O"] == [[int(i == j) for j in range(4)] for i in range(4)]
+        after = [token for token in values["tokens"][4:] if not token.startswith("<")]
+        assert after == sorted(set(values["tokens"][:3]))
+
+
+def test_variant_of_user_file_has_other_numbers(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('kind = "attention"\nQ = [[1, 2], [0, 1]]\nK = [[1, 0], [2, 1], [0, 1]]\nV = [["1/2"], [3], [1]]\n')
+    made = variant(path, 2)
+    assert made.name == "mine-seed-2"
+    assert solve(made).source == "With other numbers (seed 2)"
+    assert tomllib.loads(made.text)["V"] != [["1/2"], [3], [1]]
+    assert variant(read(path), 2) == made
+
+
+@pytest.mark.bad_input
+def test_invalid_seed_or_fixed_problem_raises():
+    with pytest.raises(ConfigError, match="seed is -1; expected a whole number of at least 0"):
+        variant("schedule", -1)
+    with pytest.raises(ConfigError, match="seed is 'seven'"):
+        variant("schedule", "seven")
+    fixed = Problem(
+        "fixed", 'kind = "derivation"\n[given]\na = 1\n[vary]\na = "keep"\n[[step]]\nkey = "b"\nis = "a + 1"\n'
+    )
+    with pytest.raises(ProblemError, match="fixed has no variant of its difficulty for seed 0"):
+        variant(fixed, 0)
+
+
+def test_similar_keeps_size_and_denominators():
+    fractions, integers = set(), set()
+    for seed in range(200):
+        rng = RandomValues(str(seed))
+        matrix = rng.similar([[0, 3], [1, "1/2"]])
+        integers |= {matrix[0][0], matrix[0][1], matrix[1][0]}
+        fractions.add(matrix[1][1])
+        assert rng.similar([[0, 1], [1, 0]]) == [[0, 1], [1, 0]], "a permutation stays"
+        assert sorted(cell for row in rng.similar([[0, 1, 1], [1, 0, 0]]) for cell in row) == [0, 0, 0, 1, 1, 1]
+        assert rng.similar(-2) < 0
+        assert rng.similar("sqrt(2)") == "sqrt(2)"
+        assert 0 < rng.similar(Decimal("0.5") * 2) <= 3
+    assert integers == {0, 1, 2, 3}
+    assert fractions == {"1/2", "3/2", "5/2"}
+
+
+def test_wrong_answer_of_variant_is_graded_wrong():
+    """The check of variants can fail: one digit, one cell."""
+    work = solve(variant("layer-norm-identity", 1))
+    right = answers(work)
+    assert grade_text(work, right).is_right
+    mean = str(work.step("mean").grid.cells[0][0] + 1)
+    assert not grade_text(work, right + "\n").unanswered
+    wrong = "\n".join(f'mean = [["{mean}"]]' if line.startswith("mean") else line for line in right.splitlines())
+    assert not grade_text(work, wrong).is_right

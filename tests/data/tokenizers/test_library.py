@@ -1,0 +1,127 @@
+"""Tokenizers of other makers, trained here with their library and read back as ours."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from clearhead.data.tokenizers.library import load_hf_tokenizer, train_bpe
+from clearhead.errors import ConfigError, DataError, StorageError
+
+TEXTS = ["the quick brown fox", "the lazy dog, the quick dog", "unaffable and quick"]
+
+
+def word_piece():
+    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer()
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    inner.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=60, special_tokens=special))
+    ends = [(name, inner.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return inner, {"pad_token": "[PAD]"}
+
+
+def unigram():
+    inner = Tokenizer(models.Unigram())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="<unk>")
+    inner.train_from_iterator(TEXTS, trainer)
+    end = [("</s>", inner.token_to_id("</s>"))]
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=end)
+    return inner, {"eos_token": "</s>", "pad_token": {"content": "<pad>", "lstrip": False}}
+
+
+def byte_pairs():
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<|end|>"], initial_alphabet=alphabet)
+    inner.train_from_iterator(TEXTS, trainer)
+    return inner, {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+
+
+@pytest.fixture(params=[word_piece, unigram, byte_pairs], ids=lambda make: make.__name__)
+def made(request, tmp_path):
+    inner, specials = request.param()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
+    return inner, specials, tmp_path
+
+
+def test_ids_and_text_are_the_makers(made):
+    inner, _, folder = made
+    pieces = load_hf_tokenizer(folder)
+    assert pieces.vocab_size == inner.get_vocab_size()
+    for text in TEXTS:
+        assert pieces.encode(text) == inner.encode(text, add_special_tokens=False).ids
+        assert pieces.prompt(text) == inner.encode(text).ids
+        assert pieces.decode(pieces.prompt(text)) == inner.decode(inner.encode(text).ids)
+    assert pieces.encode_batch(TEXTS) == [pieces.encode(text) for text in TEXTS]
+    again = pickle.loads(pickle.dumps(pieces))
+    assert again.prompt(TEXTS[0]) == pieces.prompt(TEXTS[0])
+    assert again.specials == pieces.specials
+
+
+def test_special_tokens_are_those_of_the_folder(made):
+    inner, specials, folder = made
+    pieces = load_hf_tokenizer(folder)
+    for role, name in (("bos_token", "bos_id"), ("eos_token", "eos_id"), ("pad_token", "pad_id")):
+        if role in specials:
+            token = specials[role]
+            content = token["content"] if isinstance(token, dict) else token
+            assert getattr(pieces, name) == inner.token_to_id(content)
+        else:
+            with pytest.raises(DataError, match=f"its maker names no {role}"):
+                getattr(pieces, name)
+
+
+def test_what_is_too_long_is_cut_inside_its_special_tokens(made):
+    pieces = load_hf_tokenizer(made[2])
+    whole, plain = pieces.prompt(TEXTS[1]), pieces.encode(TEXTS[1])
+    around = len(whole) - len(plain)
+    cut = pieces.prompt(TEXTS[1], around + 3)
+    before = whole.index(plain[0])
+    assert cut == [*whole[:before], *plain[:3], *whole[before + len(plain) :]]
+    assert pieces.prompt(TEXTS[1]) == whole  # the next one is whole again
+
+
+def test_labels_can_be_read():
+    inner, _ = byte_pairs()
+    from clearhead.data.tokenizers.library import HFTokenizer
+
+    pieces = HFTokenizer(inner, {})
+    ids = pieces.encode("the ü\n")
+    assert "".join(pieces.tokens(ids[:1])) == "the"
+    assert pieces.tokens(ids)[-1] == "⏎"
+    assert pieces.tokens([inner.token_to_id("<|end|>")]) == ["<|end|>"]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("text", ["", "{}", '{"model": {"type": "Riddle"}}', "[1, 2]"])
+def test_what_is_no_tokenizer_is_refused(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(StorageError, match="not a tokenizer"):
+        load_hf_tokenizer(tmp_path)
+
+
+@pytest.mark.bad_input
+def test_settings_that_are_no_object_are_refused(made):
+    folder = made[2]
+    (folder / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(StorageError, match=r"tokenizer_config\.json is not an object"):
+        load_hf_tokenizer(folder)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("vocab_size", [99999999999999999999, 1 << 31, 10**40, (1 << 20) + 1])
+def test_train_bpe_rejects_a_huge_vocab_size(vocab_size):
+    with pytest.raises(ConfigError, match=r"vocab_size is \d+…?; expected a whole number of at most 1048576"):
+        train_bpe(["a text"], vocab_size)

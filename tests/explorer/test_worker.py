@@ -1,0 +1,101 @@
+"""The worker process: the last event of every request reports its outcome, and memory is limited."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from clearhead.errors import ConfigError, ParseError
+from clearhead.explorer.actions import Cancelled
+from clearhead.explorer.worker import run_job
+from clearhead.explorer.worker_pool import ServerLimits
+
+
+def events_of(action, stop=None):
+    """The events of one job whose action is `action(request, context)`."""
+    out = io.BytesIO()
+    registry = SimpleNamespace(limits=ServerLimits(), action=lambda name: action)
+    run_job({"action": "x", "request": {"n": 1}}, registry, out, stop or threading.Event())
+    events, text = [], out.getvalue()
+    while text:
+        head, _, text = text.partition(b"\n")
+        kind, length = head.split()
+        events.append((kind.decode(), json.loads(text[: int(length)])))
+        text = text[int(length) :]
+    return events
+
+
+def raising(error):
+    def action(request, context):
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConfigError("n is 1; expected 2\nand more"), "n is 1; expected 2"),
+        (Cancelled(), "cancelled"),
+        (MemoryError(), "exceeded the memory limit of 4 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "exceeded the memory limit"),
+        (
+            ZeroDivisionError("secret path"),
+            "the request failed (ZeroDivisionError); the server's terminal shows the traceback",
+        ),
+    ],
+)
+def test_run_job_reports_an_error_as_one_sentence(error, message):
+    ((kind, event),) = events_of(raising(error))
+    assert kind == "error"
+    assert message in event["error"]
+    assert "\n" not in event["error"]
+
+
+def test_run_job_reports_the_column_of_a_parse_error():
+    assert events_of(raising(ParseError("column 4: no", column=4))) == [
+        ("error", {"error": "column 4: no", "column": 4})
+    ]
+
+
+def test_run_job_sends_progress_and_rejects_nan():
+    def action(request, context):
+        context.checkpoint(1, 2, "half")
+        context.send_part(request)
+        return {"value": float("nan")}
+
+    events = events_of(action)
+    assert [kind for kind, _ in events] == ["progress", "part", "error"]
+    assert events[1][1] == {"n": 1}
+
+
+def test_checkpoint_stops_a_cancelled_request():
+    stop = threading.Event()
+
+    def action(request, context):
+        stop.set()
+        context.checkpoint()
+        raise AssertionError("the request continued")
+
+    assert "cancelled" in events_of(action, stop)[-1][1]["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")
+def test_limit_memory_makes_large_allocations_fail():
+    lines = (
+        "import torch",
+        "from clearhead.explorer.worker import limit_memory",
+        "limit_memory(64 << 20)",
+        "print(torch.ones(1 << 20).sum().item())",
+        "try: torch.ones(1 << 28)",
+        "except RuntimeError as error: print(str(error))",
+    )
+    output = subprocess.run((sys.executable, "-c", "\n".join(lines)), capture_output=True, text=True, check=True).stdout
+    assert output.startswith("1048576.0")
+    assert "can't allocate memory" in output

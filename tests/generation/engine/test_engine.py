@@ -1,0 +1,250 @@
+"""The fused decoder gives the same ids, log-probabilities and scores as the module decoder.
+
+On the CPU the fused decoder reads the used slots only. The `static_shapes` fixture runs the steps of fixed shapes that
+a GPU captures, without capturing them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.generation import BeamSearch, generate, model_decoders, stream
+from clearhead.generation.engine import graph_decoder
+from clearhead.generation.engine.graph_decoder import FusedDecoder, bucket, compiled_decoder
+from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
+from clearhead.nn import GELU, Biases, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
+from clearhead.nn.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, YarnScaling
+from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
+from tests.generation.test_models import DECODERS, ENCODER_DECODERS, STRATEGIES, assert_equal
+
+MAX_NEW_TOKENS = 13
+FUSED_ONLY = {
+    "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
+    "rms-swiglu": lambda: decoder(
+        norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(partial_rotary_factor=0.5), bias=False
+    ),
+    "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
+    "parallel": lambda: decoder(
+        residual=Parallel(), norm=RMSNorm(unit_offset=True), qk_norm=RMSNorm(), activation=GeGLU()
+    ),
+    "some-biases": lambda: decoder(bias=Biases(k=False, out=False), activation=SiLU(slope=1.7)),
+    "stretched": lambda: decoder(positions=Rotary(scaling=YarnScaling(factor=3.0, original_max_len=9))),
+    "ring": lambda: decoder(mask=causal() & window(4, 0), positions=Rotary()),
+    "ring-learned": lambda: decoder(mask=window(3, 0)),
+    "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
+    "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
+    "sometimes-nothing": lambda: decoder(mask=causal() & dilated(3) & every(2)),
+    "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
+    "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
+    "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
+}
+NOT_FUSED = {"lstm", "gru", "ahead", "after-step", "before-step"}
+CASES = [
+    *(("decoder", name, build) for name, build in DECODERS.items() if name not in NOT_FUSED),
+    *(("encoder-decoder", name, build) for name, build in ENCODER_DECODERS.items() if name not in NOT_FUSED),
+    *(
+        ("encoder-decoder" if name.startswith("cross") else "decoder", name, build)
+        for name, build in FUSED_ONLY.items()
+    ),
+]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Return a function that calls another with the fused decoder disabled."""
+
+    def run(call):
+        with monkeypatch.context() as patch:
+            patch.setattr(model_decoders, "unsupported_reason", lambda model: "requested by the test")
+            return call()
+
+    return run
+
+
+@pytest.fixture
+def static_shapes(monkeypatch):
+    monkeypatch.setattr(graph_decoder, "uses_cuda_graphs", lambda device: True)
+
+
+def arguments(kind):
+    return (prompts(VOCAB), None) if kind == "decoder" else (prompts(19), 4)
+
+
+REFERENCE = {}
+"""Results of the module decoder by case, used by two tests."""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_fused_decoder_equals_module_decoder(kind, name, build, strategy, plain):
+    model, (rows, start) = build(), arguments(kind)
+    options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
+    REFERENCE[kind, name, strategy] = plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), REFERENCE[kind, name, strategy])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.usefixtures("static_shapes")
+def test_static_shapes_equal_module_decoder(kind, name, build, strategy, plain):
+    model, (rows, start) = build(), arguments(kind)
+    options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
+    expected = REFERENCE.get((kind, name, strategy)) or plain(lambda: generate(model, rows, **options))
+    assert_equal(generate(model, rows, **options), expected)
+    again = generate(model, rows[::-1], **options)  # reuses the buffers of the first call
+    assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
+
+
+def test_prompt_finished_at_first_step_does_not_change_other_prompts():
+    model, rows = decoder(), prompts(VOCAB)
+    for stop in range(VOCAB):  # for some stop ids, some prompts finish at the first id
+        options = {"strategy": BeamSearch(3, length_penalty=0.0), "max_new_tokens": 4, "stop_ids": stop}
+        assert_equal(generate(model, rows, **options), generate(model, rows, **options, use_cache=False))
+
+
+@pytest.mark.usefixtures("static_shapes")
+def test_interleaved_streams_of_one_model_are_independent():
+    model = decoder()
+    first, second = [3, 1, 4], [1, 5, 9]
+    alone = [[int(step.ids[0]) for step in stream(model, row, max_new_tokens=30)] for row in (first, second)]
+    pairs = list(zip(stream(model, first, max_new_tokens=30), stream(model, second, max_new_tokens=30), strict=True))
+    assert [[int(step.ids[0]) for step in steps] for steps in zip(*pairs, strict=True)] == alone
+
+
+@pytest.mark.usefixtures("static_shapes")
+def test_closed_stream_releases_its_graph():
+    model = decoder()
+    whole = generate(model, [3, 1, 4], max_new_tokens=30).ids[0, 0].tolist()
+    steps = stream(model, [3, 1, 4], max_new_tokens=30)
+    assert int(next(steps).ids[0]) == whole[0]
+    steps.close()
+    assert [int(step.ids[0]) for step in stream(model, [3, 1, 4], max_new_tokens=30)] == whole
+
+
+def test_changed_parameters_recompile_program(plain):
+    model = decoder()
+    rows = prompts(VOCAB)
+    first = generate(model, rows, max_new_tokens=9)
+    program = compiled_decoder(model).program
+    with torch.no_grad():
+        model.blocks[0].attention.k_proj.weight.neg_()
+    assert compiled_decoder(model).program is not program
+    second = generate(model, rows, max_new_tokens=9)
+    assert not torch.allclose(first.log_probs, second.log_probs)
+    assert_equal(second, plain(lambda: generate(model, rows, max_new_tokens=9)))
+
+
+def is_fused(model, rows=((1, 2),), decoder_start_ids=None):
+    decoder = incremental_decoder(
+        model, [list(row) for row in rows], decoder_start_ids=decoder_start_ids, max_new_tokens=5, use_cache=True
+    )
+    return isinstance(decoder, FusedDecoder)
+
+
+def test_models_with_hooks_or_replaced_modules_use_module_decoder():
+    model = decoder()
+    assert is_fused(model)
+    handle = model.blocks[1].register_forward_hook(lambda *_: None)
+    assert not is_fused(model)
+    handle.remove()
+    assert is_fused(model)
+    model.blocks[0].attention.impl = "reference"
+    assert not is_fused(model)
+    model = decoder()
+    model.blocks[0].feed_forward.up = torch.nn.Sequential(model.blocks[0].feed_forward.up)
+    assert not is_fused(model)
+    pair = encoder_decoder()
+    assert is_fused(pair, decoder_start_ids=4)
+    pair.encoder.blocks[0].register_forward_pre_hook(lambda *_: None)
+    assert not is_fused(pair, decoder_start_ids=4)
+
+
+def test_cache_of_window_mask_has_window_size():
+    model = decoder(mask=causal() & window(4, 0), positions=Rotary())
+    fused = incremental_decoder(
+        model, [[3, 1, 4, 1, 5, 9, 2, 6]], decoder_start_ids=None, max_new_tokens=20, use_cache=True
+    )
+    fused.prefill()
+    fused.decode_step(torch.tensor([5]))
+    assert fused.cache.keys[0].shape[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (causal(), None),
+        (window(3, 0), 4),
+        (causal() & window(7, 2), 8),
+        (causal() & (window(3, 0) | window(5, 0)), 6),
+        (causal() & (window(3, 0) | every(4)), None),
+        (window(3, 0) & blocks(5), 4),
+        (prefix(3) | causal(), None),
+        (full(), None),
+    ],
+)
+def test_reach_returns_lookback_of_mask(mask, expected):
+    assert lookback(mask) == expected
+
+
+def test_bucket_rounds_up_to_captured_sizes():
+    assert [bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
+        *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
+    ]
+
+
+class PromptProgram:
+    """Stands in for a program whose capture as a CUDA graph fails with an error."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def prefill(self, ids, *, last):
+        if self.errors:
+            raise self.errors.pop(0)
+        return torch.zeros(len(ids), VOCAB), []
+
+
+def test_prefill_out_of_memory_raises():
+    prefill = graph_decoder.GraphedPrefill(PromptProgram(torch.OutOfMemoryError("out of memory")), 1, 8)
+    with pytest.raises(torch.OutOfMemoryError):
+        prefill(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_prefill_without_capture_warns_once_and_runs_eagerly():
+    prefill = graph_decoder.GraphedPrefill(
+        PromptProgram(RuntimeError("operation not permitted when stream is capturing")), 1, 8
+    )
+    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
+        logits, _ = prefill(torch.zeros(1, 3, dtype=torch.int64))
+    assert logits.shape == (1, VOCAB)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prefill(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_prefill_error_outside_capture_raises_without_warning():
+    prefill = graph_decoder.GraphedPrefill(PromptProgram(RuntimeError("broken"), RuntimeError("broken")), 1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="broken"):
+            prefill(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_decode_kernels_equal_references_in_triton_interpreter():
+    """The Triton kernels of a step, run by Triton's interpreter on tiny shapes, against their references."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.generation.interpreted"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

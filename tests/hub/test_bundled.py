@@ -1,0 +1,146 @@
+"""The models in the box: complete, small enough, documented, and as good as their cards say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from clearhead import hub
+from clearhead.errors import DataError, StorageError
+from clearhead.hub.bundled import BOX, find, read_card
+from tools.card import to_toml
+
+FIELDS = {
+    "description",
+    "data",
+    "license",
+    "command",
+    "trained_on",
+    "train_seconds",
+    "task",
+    "preset",
+    "seed",
+    "parameters",
+    "summary",
+    "metrics",
+}
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return hub.load("en-es")
+
+
+def test_all_of_them_are_small_enough_together():
+    size = sum(path.stat().st_size for name in hub.names() for path in (BOX / name).iterdir())
+    assert 0 < size <= 40e6
+
+
+@pytest.mark.parametrize("name", hub.names())
+def test_each_is_whole_and_in_half_precision(name):
+    trained = hub.load(name)
+    assert not trained.model.training
+    assert set(trained.card) == FIELDS
+    assert trained.card["parameters"] == sum(p.numel() for p in trained.model.parameters())
+    assert trained.card["task"] == trained.task
+    with safe_open(trained.folder / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.float16}  # noqa: SIM118 - not a dict
+
+
+def test_a_card_survives_being_written_and_read(tmp_path):
+    card = hub.cards()["en-es"]
+    (tmp_path / "card.toml").write_text(to_toml(card), encoding="utf-8")
+    assert read_card(tmp_path) == card
+
+
+def test_sort_dedup_is_what_its_card_says():
+    trained = hub.load("sort-dedup")
+    measured = hub.evaluate(trained)
+    on_card = trained.card["metrics"]["greedy"]
+    assert measured.exact_match == on_card["exact_match"] == 1.0
+    assert measured.examples == on_card["examples"]
+    # The loss is below float32's rounding of a log-softmax: eps times the largest logit, which is less than 32.
+    assert measured.loss == pytest.approx(on_card["loss"], rel=0.05, abs=32 * torch.finfo(torch.float32).eps)
+
+
+class TestTranslate:
+    texts = (
+        "Thank you.",
+        "",
+        "I don't know where the library is.",
+        "  ",
+        "Yes.",
+        "We are going to the beach tomorrow.",
+    )
+
+    def test_answers_stand_in_the_order_of_the_questions(self, translator):
+        together = hub.translate(translator, self.texts)
+        assert together == [hub.translate(translator, [text])[0] for text in self.texts]
+        assert together == hub.translate(translator, self.texts, batch=1)
+        assert together[0] == "Gracias."
+        assert together[1] == together[3] == ""
+
+    def test_reports_progress(self, translator):
+        done = []
+        hub.translate(translator, ["Yes.", "No.", "Thank you."], batch=2, on_done=done.append)
+        assert done == [2, 3]
+
+    def test_nothing_to_do(self, translator):
+        assert hub.translate(translator, []) == []
+
+
+class TestEvaluate:
+    pairs = (("Thank you.", "Gracias."), ("I love you.", "Te amo."), ("Where is she?", "¿Dónde está ella?"))
+
+    def test_against_a_teacher_forced_sum_and_sacrebleu(self, translator, tmp_path):
+        from sacrebleu.metrics import BLEU
+
+        path = tmp_path / "pairs.tsv"
+        path.write_text("".join(f"{a}\t{b}\n" for a, b in self.pairs), encoding="utf-8")
+        result = hub.evaluate(translator, path)
+        tokenizer, total, right, labels = translator.tokenizer, 0.0, 0, 0
+        for source, target in self.pairs:
+            ids = torch.tensor([[*tokenizer.encode(source), tokenizer.eos_id]])
+            out = [tokenizer.bos_id, *tokenizer.encode(target), tokenizer.eos_id]
+            with torch.no_grad():
+                log_probs = translator.model(ids, torch.tensor([out[:-1]])).log_softmax(-1)[0]
+            for row, label in zip(log_probs, out[1:], strict=True):
+                total -= row[label].item()
+                right += int(row.argmax() == label)
+                labels += 1
+        assert result.n_tokens == labels
+        assert result.loss == pytest.approx(total / labels, rel=1e-5)
+        assert result.accuracy == right / labels
+        assert result.perplexity == pytest.approx(math.exp(total / labels), rel=1e-5)
+        from clearhead.generation import Greedy
+
+        made = hub.translate(translator, [a for a, _ in self.pairs], strategy=Greedy())
+        assert result.bleu == pytest.approx(BLEU().corpus_score(made, [[b for _, b in self.pairs]]).score)
+        assert "tok:13a" in result.signature
+
+
+@pytest.mark.bad_input
+class TestRefused:
+    def test_unknown_names_and_empty_folders(self, tmp_path):
+        with pytest.raises(StorageError, match="did you mean 'shakespeare'"):
+            find("shakespear")
+        with pytest.raises(StorageError, match=r"holds no model: expected config\.toml"):
+            find(tmp_path)
+        (tmp_path / "train.toml").touch()
+        with pytest.raises(StorageError, match="clearhead train --resume"):
+            find(tmp_path)
+
+    def test_a_card_that_is_none(self, tmp_path):
+        (tmp_path / "card.toml").write_text("= nothing")
+        with pytest.raises(StorageError, match="is not a card"):
+            read_card(tmp_path)
+
+    def test_the_wrong_task(self):
+        trained = hub.load("digits-conv")
+        with pytest.raises(DataError, match="was trained for digits, and this needs a model for translation"):
+            hub.translate(trained, ["Hi"])
+        with pytest.raises(DataError, match="it reads no text"):
+            _ = trained.tokenizer

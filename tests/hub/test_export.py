@@ -1,0 +1,144 @@
+"""Models of ours as folders of transformers: the same logits, the same ids, the same text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import hub
+from clearhead.data import CharTokenizer, Symbols, train_bpe
+from clearhead.hub.pipeline import tokenizer_json
+from clearhead.models import DecoderConfig
+from clearhead.nn import GELU
+from clearhead.nn.positions import LearnedPositions
+from tests.cli.conftest import cli  # noqa: F401
+from tests.support.third_party_models import PEERS
+
+TEXT = "ROMEO: What, shall I speak?\n\nJULIET:"
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers", reason="transformers, which loads what is written, is not installed")
+
+
+def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):  # noqa: F811
+    ran = cli("export", "shakespeare", "--out", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["family"] == "gpt2"
+    assert set(ran.json["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    trained = hub.load("shakespeare", dtype=torch.float64)
+    ids = trained.tokenizer.encode(TEXT)
+    assert tokenizer(TEXT)["input_ids"] == ids
+    assert tokenizer.decode(ids) == TEXT
+    batch = torch.tensor([ids])
+    with torch.no_grad():
+        got, wanted = theirs(batch).logits, trained.model(batch)
+    assert (got - wanted).abs().max() <= 3000 * torch.finfo(torch.float64).eps * wanted.abs().max()
+    made = theirs.generate(batch, max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
+    ours = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stops).sequence(0).tolist()
+    assert made[: len(ours)] == ours
+
+
+def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F811
+    assert cli("export", "shakespeare", "--out", tmp_path / "out").code == 0
+    for command in (
+        ["generate", TEXT, "--max-new-tokens", 20, "--model"],
+        ["inspect", "--json"],
+        ["check", "--only", "causality"],
+    ):
+        said = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "inspect" else []))
+        assert said.code == 0, said.err
+        if command[0] == "generate":
+            assert said.out == cli(*command, "shakespeare").out
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        (CharTokenizer.of("abc \nü"), "a cab\n üb"),
+        (CharTokenizer.of("abc", unknown=True), "abxc"),
+        (Symbols(["A", "D", "<PAD>", "<S>", "<E>"], pad="<PAD>", bos="<S>", eos="<E>"), "D A A <S> A D"),
+        (train_bpe(["low lower lowest", "new newer"], 270), "a new low ü"),
+    ],
+    ids=["characters", "unknown", "symbols", "bytes"],
+)
+def test_tokenizers_go_out(transformers, tokenizer, text):
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_str(tokenizer_json(tokenizer))
+    ids = tokenizer.encode(text)
+    assert theirs.encode(text, add_special_tokens=False).ids == ids
+    plain = theirs.decode(ids, skip_special_tokens=True)
+    assert plain.replace("<unk>", "") == tokenizer.decode(ids).replace("�", "")
+
+
+def test_files_beside_the_weights_go_out_as_they_came(llama, tmp_path):
+    settings = {"eos_token_id": [2, 7], "temperature": 0.6}
+    (llama / "generation_config.json").write_text(json.dumps(settings))
+    (llama / "chat_template.jinja").write_text("{{ messages }}")
+    trained = hub.load(llama)
+    assert trained.stops == (2, 7)
+    hub.export(trained, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == [2, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_dtype_comes_in_and_goes_out(llama, tmp_path, dtype):
+    model = ch.load(llama, dtype=dtype)
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    from clearhead.hub import convert
+
+    convert.export(model, tmp_path / "out")
+    again = ch.load(tmp_path / "out")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_training_goes_on_where_they_stopped(llama):
+    """What was loaded is a model like any other: it takes gradients, and its file is not written to."""
+    before = (llama / "model.safetensors").read_bytes()
+    model = ch.load(llama).train()
+    model(torch.tensor([[3, 1, 4]])).square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert (llama / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.bad_input
+def test_a_family_must_hold_every_field(tmp_path):
+    config = DecoderConfig(
+        vocab_size=7,
+        d_model=8,
+        n_heads=2,
+        n_layers=1,
+        max_len=5,
+        positions=LearnedPositions(max_len=5),
+        scaled_embedding=True,
+    )
+    from clearhead.errors import StorageError
+    from clearhead.hub import convert
+
+    with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which gpt2 can only express as False"):
+        convert.export(config.build(), tmp_path / "out")
+    plain = config.replace(scaled_embedding=False, dropout=0.25, activation=GELU(tanh=True))
+    assert convert.export(plain.build(), tmp_path / "out").name == "gpt2"
+
+
+def test_every_family_has_a_peer():
+    from clearhead.hub import families
+
+    assert {name.split()[0] for name in PEERS} == set(families.FAMILIES)
+
+
+def test_cost_takes_the_same_names(llama, cli):  # noqa: F811
+    parameters = sum(weight.numel() for weight in ch.load(llama).parameters())
+    ran = cli("cost", llama, "--tokens", 7, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["parameters"]["value"] == parameters
+    assert cli("cost", "en-es", "--tokens", 7).code == 0

@@ -1,0 +1,47 @@
+"""An encoder-decoder that hears, and encoders that classify: what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.generation import generate
+from clearhead.models import EncoderConfig, EncoderDecoderConfig
+from clearhead.nn.positions import LearnedPositions, Sinusoidal
+
+SIZES = {"vocab_size": 13, "d_model": 12, "n_heads": 3, "d_ff": 17}
+HEARS = EncoderDecoderConfig(
+    **SIZES,
+    n_encoder_layers=1,
+    n_decoder_layers=2,
+    n_features=5,
+    max_len=11,
+    positions=LearnedPositions(max_len=11),
+    encoder_positions=Sinusoidal(layout="split"),
+    encoder_max_len=7,
+)
+
+
+def test_its_halves_have_positions_of_their_own():
+    assert (HEARS.encoder.max_len, HEARS.decoder.max_len) == (7, 11)
+    assert (HEARS.encoder.positions, HEARS.decoder.positions) == (
+        Sinusoidal(layout="split"),
+        LearnedPositions(max_len=11),
+    )
+    assert EncoderDecoderConfig.from_toml(HEARS.to_toml()) == HEARS
+    made = HEARS.build()(torch.randn(2, 14, 5), torch.randint(0, 13, (2, 3)))
+    assert made.shape == (2, 3, 13)
+
+
+@pytest.mark.bad_input
+def test_contradictions_are_refused():
+    with pytest.raises(ConfigError, match="so the source is sound, which has no vocabulary"):
+        HEARS.replace(share_embeddings=True)
+    with pytest.raises(ConfigError, match="n_classes is 3 without one; set pooler=True"):
+        EncoderConfig(**SIZES, n_layers=1, n_classes=3)
+    model = HEARS.build()
+    with pytest.raises(ShapeError, match=r"frames have shape \(2, 14, 6\); expected \(B, T, 5\)"):
+        model.encode(torch.randn(2, 14, 6))
+    with pytest.raises(ShapeError, match=r"the prompt is a list; expected audio frames \(batch, frames, 5\)"):
+        generate(model, [[1, 2]], decoder_start_ids=1, max_new_tokens=2)

@@ -1,0 +1,428 @@
+"""Stored models: the same numbers come back, a torn save leaves a whole model, and each fault has its own words."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from clearhead._core.atomic_io import write_atomically
+from clearhead.errors import StorageError
+from clearhead.masks import causal, padding
+from clearhead.models import load, save, tiny_decoder, tiny_encoder_decoder, tiny_vision
+from clearhead.nn.positions import ALiBi, RelativeBias
+from tests.support.rounding import assert_equal_up_to_rounding
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(5)
+    return tiny_decoder().build().eval()
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_decoder(),
+        tiny_decoder().replace(tie_embeddings=False, positions=RelativeBias()),
+        tiny_decoder().replace(positions=ALiBi(), mask=causal()),
+        tiny_encoder_decoder(),
+        tiny_vision(),
+    ],
+)
+def test_the_same_numbers_come_back(config, folder):
+    torch.manual_seed(5)
+    model = config.build().eval()
+    before = torch.get_rng_state()
+    assert save(model, folder) == folder
+    again = load(folder)
+    assert torch.equal(torch.get_rng_state(), before), "loading must not draw random numbers"
+    assert type(again) is type(model)
+    assert again.config == config
+    assert same(model, again)
+    assert not again.training
+    assert all(weight.requires_grad and not weight.is_meta for weight in again.parameters())
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+
+
+def test_the_loaded_model_computes_and_learns(model, folder):
+    save(model, folder)
+    again = load(folder)
+    ids = torch.arange(11)[None]
+    assert_equal_up_to_rounding(again(ids), model(ids))
+    again(ids).sum().backward()
+    assert again.embedding.weight.grad is not None
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(folder):
+    model = tiny_encoder_decoder().build()
+    save(model, folder)
+    stored = load_file(folder / "model.safetensors")
+    assert "encoder.embedding.weight" in stored
+    assert "decoder.embedding.weight" not in stored
+    again = load(folder)
+    assert again.decoder.embedding.weight is again.encoder.embedding.weight
+    assert sum(p.numel() for p in again.parameters()) == sum(x.numel() for x in stored.values())
+
+
+class Computed(nn.Module):
+    """A model with a buffer that is computed when it is built, and not stored."""
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.config = config
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("steps", torch.arange(5.0), persistent=False)
+
+
+def test_buffers_that_are_not_stored_are_computed(folder, monkeypatch):
+    config = tiny_decoder()
+    monkeypatch.setattr(type(config), "build", lambda self: Computed(self))
+    model = Computed(config)
+    save(model, folder)
+    state = torch.get_rng_state()
+    again = load(folder)
+    assert same(model, again)
+    assert again.steps.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, folder):
+    save(model, folder, dtype=dtype)
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {dtype}
+    narrow, wide = load(folder), load(folder, dtype=torch.float32)
+    for name, weight in model.state_dict().items():
+        assert narrow.state_dict()[name].dtype == dtype
+        assert torch.equal(narrow.state_dict()[name], weight.to(dtype))
+        assert torch.equal(wide.state_dict()[name], weight.to(dtype).float())
+
+
+def test_what_half_precision_cannot_hold_is_refused(model, folder):
+    with torch.no_grad():
+        model.embedding.weight[0, 0] = 70_000.0
+    with pytest.raises(StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"):
+        save(model, folder, dtype=torch.float16)
+    assert not folder.exists()
+    save(model, folder, dtype=torch.bfloat16)
+
+
+def test_other_files_in_the_folder_are_kept(model, folder):
+    folder.mkdir()
+    (folder / "README.md").write_text("mine")
+    save(model, folder)
+    save(model, folder)
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_compiled_model_is_stored_under_its_own_names(model, folder):
+    save(torch.compile(model), folder)  # nothing is compiled until it is called
+    assert same(load(folder), model)
+
+
+# ---------------------------------------------------------------------- interrupted saves
+
+
+def crash_at(monkeypatch, name: str, turn: int, hard: bool):
+    """A save stops at the given call of storage's `os.replace`, `os.fsync` or save_file; after a power cut (`hard`) no
+    clean-up does anything either."""
+    calls = iter(range(100))
+    owner = os
+    if name == "save_file":
+        import safetensors.torch as owner
+    real = getattr(owner, name)
+
+    def stopped(*args, **kwargs):
+        if next(calls) == turn:
+            for call in ("fsync", "replace", "rmdir", "unlink") if hard else ():
+                monkeypatch.setattr(os, call, off)
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    def off(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, stopped)
+
+
+POINTS = [
+    ("save_file", 0),
+    ("fsync", 0),
+    ("fsync", 1),
+    ("fsync", 2),
+    ("replace", 0),
+    ("replace", 1),
+    ("fsync", 3),
+]
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["exception", "power cut"])
+@pytest.mark.parametrize(("name", "turn"), POINTS)
+def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, folder, monkeypatch):
+    """Old and new differ in configuration too, so a mixture of their files could not be loaded."""
+    save(model, folder)
+    torch.manual_seed(7)
+    new = tiny_decoder().replace(d_model=20, n_layers=1).build()
+    with monkeypatch.context() as patch:
+        crash_at(patch, name, turn, hard)
+        with pytest.raises(KeyboardInterrupt):
+            save(new, folder)
+    found = load(folder)
+    committed = (name, turn) in [("replace", 1), ("fsync", 3)]
+    assert same(found, new if committed else model)
+    if not hard and not committed:
+        assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+    # The next save clears up and wins.
+    save(model, folder)
+    assert same(load(folder), model)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+
+
+def test_a_failed_first_save_leaves_nothing(model, folder, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(StorageError, match=r"cannot save to .*model: No space left on device"):
+        save(model, folder)
+    assert not folder.exists()
+
+
+# ---------------------------------------------------------------------- faults
+
+
+def edited(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def fault_not_safetensors(folder):
+    (folder / "model.safetensors").write_bytes(b"\x80\x04\x95 this is a pickle")
+
+
+def fault_torn(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def fault_shape(folder):
+    edited(folder, lambda tensors: tensors.update({"norm.weight": torch.ones(7)}))
+
+
+def fault_dtype(folder):
+    edited(folder, lambda tensors: tensors.update({"norm.weight": torch.ones(32, dtype=torch.int64)}))
+
+
+def fault_unexpected(folder):
+    edited(folder, lambda tensors: tensors.update({"stranger": torch.ones(7)}))
+
+
+def fault_config(text):
+    return lambda folder: (folder / "config.toml").write_text(text)
+
+
+FAULTS = {
+    "no folder": (
+        lambda folder: os.rename(folder, folder.with_name("moved")),
+        "does not exist, expected a folder with",
+    ),
+    "no config": (
+        lambda folder: (folder / "config.toml").unlink(),
+        "has no config.toml, expected a folder that save",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "has config.toml but no model.safetensors",
+    ),
+    "config is no TOML": (fault_config("= 3"), "config.toml: this is not TOML"),
+    "config is no text": (
+        lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe"),
+        "config.toml: .*utf-8",
+    ),
+    "unknown model": (
+        fault_config('type = "Decoder"'),
+        "no configuration called 'Decoder'; did you mean 'DecoderConfig'",
+    ),
+    "not safetensors": (fault_not_safetensors, "is not a whole safetensors file"),
+    "torn": (fault_torn, "is not a whole safetensors file"),
+    "missing": (lambda folder: edited(folder, without("norm.weight")), "missing: norm.weight"),
+    "unexpected": (fault_unexpected, "unexpected: stranger"),
+    "shape": (fault_shape, r"shapes: norm.weight is \(7,\), expected \(32,\)"),
+    "dtype": (fault_dtype, "dtypes: norm.weight is I64, expected one of F64/F32/F16/BF16"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_has_its_words(fault, model, folder):
+    save(model, folder)
+    spoil, message = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises(StorageError, match=message):
+        load(folder)
+
+
+def test_many_faults_are_one_short_error(model, folder):
+    save(model, folder)
+    config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
+    (folder / "config.toml").write_text(config)
+    with pytest.raises(StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"):
+        load(folder)
+
+
+def test_loading_runs_no_pickle(folder):
+    """A torch.save file under the weights' name is refused, and its payload does not run."""
+
+    class Payload:
+        def __reduce__(self):
+            return (os.mkdir, (str(folder / "ran"),))
+
+    save(tiny_decoder().build(), folder)
+    torch.save({"x": Payload()}, folder / "model.safetensors")
+    with pytest.raises(StorageError, match="not a whole safetensors file"):
+        load(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_file_is_no_folder(tmp_path, model):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(StorageError, match="is a file, expected a folder"):
+        load(path)
+    with pytest.raises(StorageError, match="cannot save to"):
+        save(model, path)
+
+
+def test_what_cannot_be_saved_says_why(folder):
+    with pytest.raises(StorageError, match=r"Linear has no \.config to store"):
+        save(nn.Linear(2, 3), folder)
+    with torch.device("meta"):
+        hollow = tiny_decoder().build()
+    with pytest.raises(StorageError, match="on the meta device and has no numbers"):
+        save(hollow, folder)
+    with pytest.raises(StorageError, match=r"got dtype=torch\.int8, expected one of torch\.float64"):
+        save(tiny_decoder().build(), folder, dtype=torch.int8)
+    lengths = torch.tensor([3])
+    with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*contains data"):
+        save(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
+    assert not folder.exists()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"dtype": torch.int64}, r"got dtype=torch\.int64, expected one of torch\.float64"),
+        ({"dtype": torch.complex64}, r"got dtype=torch\.complex64"),
+        ({"device": "nonsense"}, "got device='nonsense', which is not there"),
+        ({"device": "cuda:97"}, "got device='cuda:97', which is not there"),
+        ({"device": "meta"}, "got device='meta'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_loaded_so_says_why(wish, words, model, folder):
+    save(model, folder)
+    with pytest.raises(StorageError, match=words):
+        load(folder, **wish)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("size", ["100000000000", "1" + 40 * "0"])
+def test_sizes_that_no_model_has_are_refused(size, model, folder):
+    save(model, folder)
+    path = folder / "config.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("d_model = 32", f"d_model = {size}"), encoding="utf-8")
+    with pytest.raises(StorageError, match="describes a model that cannot be built"):
+        load(folder)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            'type = "TextConfig"\nd_model = 4\nn_heads = 2\nvocab_size = 3\n',
+            "cannot be built: TextConfig names no model",
+        ),
+        ("x = " + 9999 * "[", "this is not TOML"),
+    ],
+    ids=["no model", "deep"],
+)
+def test_a_config_of_no_model_is_refused(text, words, model, folder):
+    save(model, folder)
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(StorageError, match=words):
+        load(folder)
+
+
+@pytest.mark.parametrize("n_layers", [20_000, 10**12])
+def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monkeypatch):
+    save(model, folder)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
+    made = []
+    build = nn.LayerNorm.__init__
+    monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (made.append(1), build(self, *a, **kw))[1])
+    n_stored = len(load_file(folder / "model.safetensors"))
+    words = rf"config.toml describes a model with more than \d+ weight tensors, and {n_stored} are stored;"
+    with pytest.raises(StorageError, match=words):
+        load(folder)
+    assert len(made) < 3 * n_stored + 100
+    tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
+
+
+# -------------------------------------------------------------------- what the system refuses, and whose files they are
+
+
+@pytest.mark.parametrize("room", [9, 3_000])  # too little for the configuration too, or for the weights only
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, small_disk, room):
+    save(model, folder)
+    other = tiny_decoder().replace(d_ff=37).build()
+    with (
+        small_disk(room),
+        pytest.raises(StorageError, match=f"cannot save to {folder}: File too large; .*untouched") as e,
+    ):
+        save(other, folder)
+    assert "\n" not in str(e.value)
+    assert same(load(folder), model)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
+    with small_disk(room), pytest.raises(StorageError):
+        save(other, folder.with_name("new"))
+    assert not folder.with_name("new").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_files_follow_the_umask(model, folder, mask, mode):
+    before = os.umask(mask)
+    try:
+        save(model, folder)
+        save(model, folder)
+        write_atomically(folder / "tokenizer.json", b"{}")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "config.toml": mode,
+        "model.safetensors": mode,
+        "tokenizer.json": mode,
+    }

@@ -1,0 +1,187 @@
+"""The feed-forward against its formula, with Φ and the logistic function written out; the residual lines
+and norms.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from clearhead.errors import ConfigError, ShapeError
+from clearhead.nn import GELU, FeedForward, GeGLU, LayerNorm, Parallel, PostNorm, PreNorm, ReLU, RMSNorm, SiLU, SwiGLU
+
+
+def relu(h):
+    return torch.where(h > 0, h, torch.zeros_like(h))
+
+
+def gelu(h):
+    return h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+
+
+def gelu_tanh(h):
+    return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+
+
+def silu(h, slope=1.0):
+    return h / (1 + torch.exp(-slope * h))
+
+
+def quick_gelu(h):
+    return silu(h, 1.702)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "function"),
+    [
+        (ReLU(), relu),
+        (GELU(), gelu),
+        (GELU(tanh=True), gelu_tanh),
+        (SiLU(), silu),
+        (SiLU(slope=1.702), quick_gelu),
+    ],
+    ids=["relu", "gelu", "gelu-tanh", "silu", "quick-gelu"],
+)
+def test_feed_forward_is_its_formula(choice, function, bias):
+    layer = FeedForward(5, 13, choice, bias=bias).double()
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    b_up, b_down = (layer.up.bias, layer.down.bias) if bias else (0, 0)
+    expected = function(x @ layer.up.weight.T + b_up) @ layer.down.weight.T + b_down
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "function"),
+    [(SwiGLU(), silu), (GeGLU(), gelu), (GeGLU(tanh=True), gelu_tanh)],
+    ids=["swiglu", "geglu", "geglu-tanh"],
+)
+def test_gated_feed_forward_is_its_formula(choice, function, bias):
+    layer = FeedForward(5, 13, choice, bias=bias).double()
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    b_gate, b_up, b_down = (part.bias if bias else 0 for part in (layer.gate, layer.up, layer.down))
+    gate = x @ layer.gate.weight.T + b_gate
+    expected = (function(gate) * (x @ layer.up.weight.T + b_up)) @ layer.down.weight.T + b_down
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("choice", "bias", "count"),
+    [
+        (ReLU(), True, 2 * 5 * 13 + 13 + 5),
+        (GELU(), False, 2 * 5 * 13),
+        (SwiGLU(), True, 3 * 5 * 13 + 2 * 13 + 5),
+        (SwiGLU(), False, 3 * 5 * 13),
+    ],
+    ids=str,
+)
+def test_parameter_counts(choice, bias, count):
+    layer = FeedForward(5, 13, choice, bias=bias)
+    assert sum(p.numel() for p in layer.parameters()) == count
+    assert {name for name, _ in layer.named_children()} == {"up", "down", "dropout"} | (
+        {"gate"} if choice.gated else set()
+    )
+
+
+@pytest.mark.parametrize("choice", [ReLU(), GELU(), SiLU(slope=1.7), SwiGLU(), GeGLU()], ids=str)
+def test_gradients(choice):
+    layer = FeedForward(3, 5, choice).double()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_dropout_falls_on_hidden_features_in_training_only():
+    layer = FeedForward(5, 13, ReLU(), dropout=0.5).double()
+    x = torch.randn(7, 5, dtype=torch.float64)
+    hidden = relu(layer.up(x))
+    torch.manual_seed(3)
+    kept = torch.nn.functional.dropout(hidden, 0.5)
+    torch.manual_seed(3)
+    torch.testing.assert_close(layer(x), layer.down(kept))
+    assert not torch.equal(kept, hidden)
+    layer.eval()
+    torch.testing.assert_close(layer(x), layer.down(hidden))
+
+
+def test_empty_input():
+    assert FeedForward(5, 13, GELU())(torch.zeros(2, 0, 5)).shape == (2, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "message"),
+    [
+        ((0, 13, ReLU()), {}, "d_model is 0; expected a whole number of at least 1"),
+        ((5, 2.5, ReLU()), {}, "d_ff is 2.5; expected a whole number"),
+        ((5, 13, "relu"), {}, r"activation is 'relu'; expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\) or"),
+        ((5, 13, ReLU), {}, "that is the class: add the brackets"),
+        ((5, 13, ReLU()), {"dropout": 1.0}, "dropout is 1.0; expected a number of at least 0 and below 1"),
+    ],
+)
+def test_bad_arguments_are_refused(unchecked, args, keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        FeedForward(*args, **keywords)
+
+
+def test_wrong_width_is_refused():
+    with pytest.raises(ShapeError, match=r"x has shape \(2, 7\); expected \(…, 5\)"):
+        FeedForward(5, 13, ReLU())(torch.zeros(2, 7))
+
+
+# ------------------------------------------------------------------------------------- norms and residuals
+
+
+def test_layer_norm_is_its_formula():
+    x = torch.randn(3, 7, dtype=torch.float64)
+    norm = LayerNorm(eps=0.01).build(7).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(7))
+        norm.bias.copy_(torch.randn(7))
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 0.01).sqrt() * norm.weight + norm.bias
+    torch.testing.assert_close(norm(x), expected)
+    assert LayerNorm(bias=False).build(7).bias is None
+
+
+def test_rms_norm_is_its_formula():
+    x = torch.randn(3, 7, dtype=torch.float64)
+    norm = RMSNorm(eps=0.01).build(7).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(7))
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.01).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected)
+
+
+def test_a_norm_may_scale_by_one_plus_its_weight():
+    x = torch.randn(3, 7, dtype=torch.float64)
+    norm = RMSNorm(eps=0.01, unit_offset=True).build(7).double()
+    plain = RMSNorm(eps=0.01).build(7).double()
+    torch.testing.assert_close(norm(x), plain(x))  # both begin without a scale
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(7))
+        plain.weight.copy_(1 + norm.weight)
+    torch.testing.assert_close(norm(x), plain(x))
+
+
+@pytest.mark.parametrize("choice", [LayerNorm, RMSNorm])
+@pytest.mark.parametrize("eps", [0, -1e-5, float("nan"), "1e-5"])
+def test_bad_eps_is_refused(unchecked, choice, eps):
+    with pytest.raises(ConfigError, match=r"eps is .*; expected a number above 0"):
+        choice(eps=eps)
+
+
+def test_residuals_are_their_equations():
+    x = torch.tensor([2.0])
+
+    def norm(x):
+        return 10 * x
+
+    def f(x):
+        return x + 1
+
+    entered = torch.tensor([3.0])
+    assert PreNorm()(x, norm, f, entered).item() == 2 + (20 + 1)
+    assert PostNorm()(x, norm, f, entered).item() == 10 * (2 + 3)
+    assert Parallel()(x, norm, f, entered).item() == 2 + (30 + 1)

@@ -1,0 +1,118 @@
+"""The mixture of experts against its definition with loops, and the rooms around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.analysis import build_walkthrough
+from clearhead.analysis.checks import check
+from clearhead.analysis.cost import cost
+from clearhead.errors import ConfigError
+from clearhead.generation.engine.program import unsupported_reason
+from clearhead.models import DecoderConfig
+from clearhead.nn import DepthScaled, Experts, ExpertsFeedForward, FeedForward, SwiGLU
+
+M, F, N = 6, 7, 5
+
+
+def mixture(top_k: int) -> ExpertsFeedForward:
+    torch.manual_seed(3)
+    return ExpertsFeedForward(M, Experts(N, top_k), lambda: FeedForward(M, F, SwiGLU())).double()
+
+
+def by_hand(layer: ExpertsFeedForward, x: torch.Tensor) -> torch.Tensor:
+    """Token by token, as the paper writes it: a softmax over the scores of the experts that are kept."""
+    rows = []
+    for token in x.reshape(-1, M):
+        scores = (layer.router.weight @ token).tolist()
+        kept = sorted(range(N), key=lambda i: -scores[i])[: layer.top_k]
+        powers = torch.stack([(layer.router.weight[i] @ token).exp() for i in kept])
+        said = torch.stack([layer.experts[i](token) for i in kept])
+        rows.append((powers / powers.sum()) @ said)
+    return torch.stack(rows).reshape(x.shape)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, N])
+def test_it_is_its_formula_and_so_are_its_gradients(top_k):
+    layer, x = mixture(top_k), torch.randn(2, 11, M, dtype=torch.float64, requires_grad=True)
+    got, wanted = layer(x), by_hand(layer, x)
+    torch.testing.assert_close(got, wanted)
+    direction, weights = torch.randn_like(got), [x, *layer.parameters()]
+    mine = torch.autograd.grad(got, weights, direction, materialize_grads=True)
+    theirs = torch.autograd.grad(wanted, weights, direction, materialize_grads=True)
+    torch.testing.assert_close(mine, theirs)
+    assert (mine[1].abs().sum() > 1e-9) == (top_k > 1), "a single expert's share is 1, whatever its score"
+
+
+def test_an_expert_that_nobody_picks_gets_a_gradient_of_zero():
+    layer = mixture(1)
+    layer(torch.randn(1, M, dtype=torch.float64)).sum().backward()
+    idle = [expert.down.weight.grad for expert in layer.experts]
+    assert sum(bool(gradient.abs().sum() == 0) for gradient in idle) == N - 1
+
+
+def test_inside_a_transform_every_expert_reads_every_token():
+    """How many tokens an expert gets cannot be read there; the numbers are the same."""
+    layer, x = mixture(2), torch.randn(3, 4, M, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+    _, tangent = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    moved = (layer(x + 1e-6) - layer(x - 1e-6)) / 2e-6
+    torch.testing.assert_close(tangent, moved, rtol=1e-6, atol=1e-6)
+
+
+def config(experts: Experts | None, **more) -> DecoderConfig:
+    sizes = {"vocab_size": 13, "d_model": M, "n_heads": 2, "n_layers": 2, "d_ff": F, "bias": False}
+    return DecoderConfig(**sizes, activation=SwiGLU(), experts=experts, **more)
+
+
+def test_cost_prices_what_a_token_takes():
+    """3 matrices of M × F for each of the experts that a token takes, and a router; all of them are parameters."""
+    tokens, plain, mixed = 10, config(None), config(Experts(N, 2))  # 10 · 2 tokens divide among 5 experts
+    one, many = (cost(c, tokens=tokens) for c in (plain, mixed))
+    layer = 2 * tokens * M * F * 3
+    assert many.total.forward.value - one.total.forward.value == 2 * (layer + 2 * tokens * M * N)
+    assert many.parameters.value == sum(w.numel() for w in mixed.build().parameters())
+    assert many.parameters.value - one.parameters.value == 2 * ((N - 1) * 3 * M * F + N * M)
+
+
+def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
+    mixed = config(Experts(N, 2), init=DepthScaled())
+    assert DecoderConfig.from_toml(mixed.to_toml()) == mixed
+    model = mixed.build()
+    assert model.blocks[0].feed_forward.experts[0].down.weight.std() < 0.02
+    assert unsupported_reason(model) == "it has a mixture of experts"
+
+
+def test_a_walk_stops_at_what_the_experts_say_together():
+    found = build_walkthrough(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
+    said = [step for step in found.steps if step.branch == "feed-forward"]
+    assert [(s.role, s.module) for s in said] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
+    assert said[0].formula == "feed_forward(h) = Σ share · expert(h)"
+
+
+def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():
+    assert check(config(Experts(16, 2)).build()).ok
+    # A single expert's share is 1 whatever its score, so that its router learns nothing, and that is said.
+    (failure,) = check(config(Experts(3, 1)).build()).failures
+    assert failure.property == "gradient flow"
+    assert "blocks.0.feed_forward.router.weight, blocks.1.feed_forward.router.weight" in failure.location
+
+
+@pytest.mark.bad_input
+def test_what_experts_refuse():
+    with pytest.raises(ConfigError, match="top_k is 3 and n is 2"):
+        Experts(2, 3)
+    with pytest.raises(ConfigError, match="Experts: n is 0"):
+        Experts(0)
+
+
+@pytest.mark.compiled
+def test_a_compiled_graph_ends_where_tokens_are_counted():
+    layer, x = mixture(2), torch.randn(7, M, dtype=torch.float64, requires_grad=True)
+    got = torch.compile(layer, backend="eager")(x)
+    torch.testing.assert_close(got, layer(x))
+    got.square().sum().backward()
+    mine, x.grad = x.grad, None
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(mine, x.grad)

@@ -1,0 +1,134 @@
+"""One process at a time trains in a folder; who comes second is told who does, and a killed one leaves no lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.errors import ConfigError, StorageError
+from clearhead.training import train
+from clearhead.training.distributed import World
+from clearhead.training.run_lock import run_lock
+from tests.training.tiny import SETTINGS, rows
+
+ROOT = Path(__file__).parents[2]
+
+# Trains until its first checkpoint, says so, and waits to be killed.
+WAITING = """
+import sys, time
+from clearhead.training import Progress, train
+
+class Wait(Progress):
+    def on_save(self, step, folder):
+        print("saved", step, flush=True)
+        time.sleep(600)
+
+train(resume=sys.argv[1], progress=Wait())
+"""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has made three of its eleven steps."""
+
+    class _Stop(Exception):
+        pass
+
+    from clearhead.training import Progress
+
+    class _Stopping(Progress):
+        def on_save(self, step, folder):
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=_Stopping())
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def holder(run):
+    """Another process that trains in the folder and holds it."""
+    command = [sys.executable, "-c", WAITING, str(run)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "saved 6\n"
+        yield child
+        child.kill()
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_second_says_who_is_first_and_touches_nothing(run, holder):
+    before = files(run)
+    command = [sys.executable, "-m", "clearhead.cli", "train", "--resume", str(run)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    who = f"process {holder.pid} on {socket.gethostname()} since "
+    assert done.stderr.startswith(f"clearhead: {run} is being trained by {who}")
+    assert done.stderr.endswith("; wait for its end, stop it, or train in another folder\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert files(run) == before
+
+
+def test_a_killed_process_leaves_no_lock(run, holder, tmp_path):
+    with pytest.raises(StorageError, match=f"process {holder.pid} on"):
+        train(resume=run)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert json.loads((run / ".lock").read_text())["pid"] == holder.pid  # the name is there, the lock is not
+    train(resume=run)
+    train("sort-dedup", out=tmp_path / "whole", overrides=SETTINGS)
+    assert rows(run) == rows(tmp_path / "whole")
+
+
+def test_a_new_run_holds_its_folder_too(tmp_path):
+    with run_lock(tmp_path / "run", World()), pytest.raises(StorageError, match=f"process {os.getpid()} on"):
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
+    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
+
+
+def test_only_the_first_of_many_takes_it(tmp_path):
+    with run_lock(tmp_path, World()), run_lock(tmp_path, _Second()):
+        pass
+    with (
+        run_lock(tmp_path, World()),
+        pytest.raises(StorageError, match="is being trained by"),
+        run_lock(tmp_path, World()),
+    ):
+        pass
+
+
+class _Second(World):
+    """The second of two processes, which is told by the first that it has the lock."""
+
+    is_first = False
+
+    def broadcast(self, value):
+        return None
+
+
+def test_a_folder_that_cannot_be_locked_is_trained_in_with_a_warning(tmp_path, monkeypatch):
+    def no_locks(file):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("clearhead.training.run_lock._lock_file", no_locks)
+    with (
+        pytest.warns(RuntimeWarning, match=r"cannot be locked \(Operation not supported\)"),
+        run_lock(tmp_path, World()),
+    ):
+        pass

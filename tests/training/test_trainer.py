@@ -1,0 +1,498 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from clearhead.data.sampler import Batches, TokenBudget
+from clearhead.data.tasks.sort_dedup import SortDedup
+from clearhead.errors import StorageError
+from clearhead.models import storage
+from clearhead.training import DivergedError, EarlyStopping, Progress, Recipe, WarmupCosine, checkpoint, read_log, train
+from clearhead.training.objective import Objective, loss_sum, scores
+from clearhead.training.trainer import Trainer
+from tests.training.tiny import SETTINGS, rows
+
+
+def run(folder, **settings):
+    return train("sort-dedup", out=folder, overrides=SETTINGS | settings)
+
+
+def final(folder):
+    """Every stored tensor of the last checkpoint."""
+    newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
+    return {name: tensor for file in newest.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def exported(folder):
+    return load_file(folder / "model/model.safetensors")
+
+
+def assert_same_run(a, b):
+    assert rows(a) == rows(b)
+    for first, second in ((final(a), final(b)), (exported(a), exported(b))):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+class Fixed(nn.Module):
+    """Gives the same logits whatever it is asked."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, ids):
+        return self.logits
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.13])
+def test_the_loss_is_the_sum_that_the_definition_gives(smoothing):
+    task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
+    batch = task.validation.batch(torch.arange(11))
+    V = task.tokenizer.vocab_size
+    logits = torch.randn(*batch.labels.shape, V, dtype=torch.float64)
+    total, count = loss_sum(Fixed(logits), batch, Objective(smoothing=smoothing)), batch.n_labels
+    expected, n = 0.0, 0
+    for b, t in batch.weights.nonzero().tolist():
+        logs = logits[b, t] - logits[b, t].exp().sum().log()
+        wanted = torch.full((V,), smoothing / V, dtype=torch.float64)
+        wanted[batch.labels[b, t]] += 1 - smoothing
+        expected -= float((wanted * logs).sum())
+        n += 1
+    assert count == n
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    plain, right = scores(Fixed(logits), batch).tolist()
+    assert right == sum(int(logits[b, t].argmax() == batch.labels[b, t]) for b, t in batch.weights.nonzero().tolist())
+    if not smoothing:
+        assert plain == pytest.approx(expected, rel=1e-5)
+
+
+def test_consistency_adds_how_far_two_draws_of_dropout_are_apart():
+    """R-Drop by its definition: ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)), summed over the labels that count."""
+    task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
+    batch = task.validation.batch(torch.arange(11))
+    draws = torch.randn(2, *batch.labels.shape, task.tokenizer.vocab_size)
+    alpha, counts = 0.7, batch.weights > 0
+    logs = [draw[counts].double().log_softmax(-1) for draw in draws]  # (n, V) each
+    entropies = [F.nll_loss(log, batch.labels[counts], reduction="sum").item() for log in logs]
+    apart = sum(F.kl_div(a, b, reduction="sum", log_target=True).item() for a, b in (logs, logs[::-1]))
+    total = loss_sum(Fixed(draws.flatten(0, 1)), batch, Objective(r_drop_alpha=alpha)).item()
+    assert total == pytest.approx(sum(entropies) / 2 + alpha / 4 * apart, rel=1e-5)
+    same = loss_sum(Fixed(draws[:1].expand(2, -1, -1, -1).flatten(0, 1)), batch, Objective(r_drop_alpha=alpha)).item()
+    assert same == pytest.approx(entropies[0], rel=1e-5)
+
+
+# ---------------------------------------------------------------------- against a loop written out
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
+    """The same model trained here by a dozen lines of plain torch: joined batches, means, torch's own parts."""
+    run(
+        tmp_path / "run",
+        accumulation=accumulation,
+        clip=0.7,
+        label_smoothing=0.1,
+        weight_decay=0.2,
+        eval_every=99,
+    )
+    recipe = Recipe.of(tmp_path / "run")
+    torch.manual_seed(recipe.train.seed)
+    task = recipe.data.load(seed=recipe.train.seed)
+    model = recipe.model.build()
+    matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "embedding" not in name]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=False, foreach=False)
+    batches = Batches(task.train, TokenBudget(131), seed=0).forever()
+    written = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"]
+    assert len(written) == 11
+    for step, row in enumerate(written, start=1):
+        losses = []
+        for _ in range(accumulation):
+            batch = next(batches)
+            logits = model(batch.ids)
+            each = F.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none", label_smoothing=0.1)
+            losses.append(each[batch.weights > 0])
+        mean = torch.cat(losses).mean()
+        mean.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.7)
+        for group in optimiser.param_groups:
+            group["lr"] = WarmupCosine(0.01, 2, 11)(step)
+        optimiser.step()
+        optimiser.zero_grad()
+        assert row["step"] == step
+        assert row["loss"] == pytest.approx(mean.item(), rel=2e-4)
+        assert row["grad_norm"] == pytest.approx(norm.item(), rel=2e-3)
+        assert row["lr"] == WarmupCosine(0.01, 2, 11)(step)
+    trained = exported(tmp_path / "run")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-3, atol=2e-4)
+
+
+def test_a_row_is_the_mean_over_its_interval(tmp_path):
+    run(tmp_path / "each")
+    run(tmp_path / "some", log_every=4)
+    some = [row for row in rows(tmp_path / "some") if row["kind"] == "train"]
+    assert [row["step"] for row in some] == [4, 8, 11]
+    assert some[-1]["tokens"] == rows(tmp_path / "each")[-2]["tokens"]
+
+
+def test_validation_is_of_the_exported_model(tmp_path):
+    summary = run(tmp_path / "run")
+    model = storage.load(summary.model)
+    task = Recipe.of(summary.model).data.load(seed=0)
+    batch = task.validation.batch(torch.arange(len(task.validation)))
+    with torch.no_grad():
+        total, right = scores(model, batch).tolist()
+    assert summary.valid_loss == pytest.approx(total / batch.n_labels, rel=1e-5)
+    assert summary.valid_accuracy == pytest.approx(right / batch.n_labels)
+
+
+# ---------------------------------------------------------------------- resuming
+
+
+def cut(source, target, step):
+    """The run as a kill would have left it after the checkpoint of `step`."""
+    shutil.copytree(source, target)
+    for path in target.glob("step-*"):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+    shutil.rmtree(target / "model")
+    return target
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dropout": 0.2, "averaging": '{type = "EMA", decay = 0.9}'},
+        {
+            "dropout": 0.2,
+            "averaging": '{type = "CheckpointAverage", k = 2, every = 2}',
+            "keep_best": True,
+            "accumulation": 2,
+        },
+        {"log_every": 4, "precision": "bf16"},
+    ],
+)
+def test_a_resumed_run_is_bit_for_bit_the_unbroken_one(tmp_path, settings):
+    run(tmp_path / "whole", keep=9, **settings)
+    for step in (3, 9):
+        part = cut(tmp_path / "whole", tmp_path / f"from-{step}", step)
+        summary = train(resume=part)
+        assert summary.ending == "finished"
+        assert_same_run(tmp_path / "whole", part)
+
+
+def test_a_torn_checkpoint_is_named_and_passed_over(tmp_path):
+    run(tmp_path / "whole", keep=9)
+    part = cut(tmp_path / "whole", tmp_path / "part", 9)
+    (part / "step-00000009/optimizer.safetensors").write_bytes(b"torn")
+    with (part / "log.jsonl").open("a") as log:
+        log.write('{"kind": "train", "step": 9')  # a kill in the middle of a line
+    with pytest.warns(RuntimeWarning, match="step-00000009 is corrupted"):
+        train(resume=part)
+    assert_same_run(tmp_path / "whole", part)
+
+
+def test_killed_before_its_first_checkpoint_it_starts_again(tmp_path):
+    run(tmp_path / "whole")
+    train(resume=cut(tmp_path / "whole", tmp_path / "part", 0))
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+def test_no_good_checkpoint_at_all_is_an_error(tmp_path):
+    run(tmp_path / "run")
+    for path in (tmp_path / "run").glob("step-*/model.safetensors"):
+        path.write_bytes(b"")
+    with (
+        pytest.warns(RuntimeWarning, match="corrupted"),
+        pytest.raises(StorageError, match="has no valid checkpoint"),
+    ):
+        train(resume=tmp_path / "run")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run(tmp_path / "run")
+    before, log = final(tmp_path / "run"), rows(tmp_path / "run")
+    summary = train(resume=tmp_path / "run")
+    assert (summary.ending, summary.steps) == ("finished", 11)
+    assert rows(tmp_path / "run") == log
+    assert all(torch.equal(before[name], tensor) for name, tensor in final(tmp_path / "run").items())
+
+
+CRAFTED = {
+    "no standing": lambda state: state.pop("trainer"),
+    "standing is a list": lambda state: state.update(trainer=[1]),
+    "unknown standing": lambda state: state["trainer"].update(more=1),
+    "missing standing": lambda state: state["trainer"].pop("tokens"),
+    "text for a number": lambda state: state["trainer"].update(tokens="many"),
+    "another step": lambda state: state["trainer"].update(step=5),
+    "no data": lambda state: state.pop("data"),
+    "data is a number": lambda state: state.update(data=3),
+    "text for an epoch": lambda state: state["data"].update(epoch="first"),
+    "a huge epoch": lambda state: state["data"].update(epoch=10**40),
+    "a negative position": lambda state: state["data"].update(position=-1),
+    "other data": lambda state: state["data"].update(examples=5),
+    "unknown average": lambda state: state["tensors"].update({"average/none": [3]}),
+    "missing weight": lambda state: state["tensors"].pop("embedding.weight"),
+    "a huge generator": lambda state: state["tensors"].update({"rng/0/cpu": [10**13]}),
+    "infinitely many": lambda state: state["trainer"].update(step=10**30),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", CRAFTED)
+def test_resume_skips_a_crafted_checkpoint_whose_hash_matches(tmp_path, name):
+    run(tmp_path / "whole", keep=9)
+    part = cut(tmp_path / "whole", tmp_path / "part", 9)
+    folder = part / "step-00000009"
+    state = json.loads((folder / "state.json").read_text())
+    CRAFTED[name](state)
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state.json"] = checkpoint.sha256(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the previous checkpoint is used"):
+        train(resume=part)
+    assert_same_run(tmp_path / "whole", part)
+
+
+@pytest.mark.bad_input
+def test_resume_skips_a_checkpoint_with_an_invalid_generator_state(tmp_path):
+    run(tmp_path / "whole", keep=9)
+    part = cut(tmp_path / "whole", tmp_path / "part", 9)
+    path = part / "step-00000009/rng.safetensors"
+    save_file({name: torch.full_like(tensor, 255) for name, tensor in load_file(path).items()}, path)
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest[path.name] = checkpoint.sha256(path)
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(RuntimeWarning, match="step-00000009 .*the previous checkpoint is used"):
+        train(resume=part)
+    assert_same_run(tmp_path / "whole", part)
+
+
+def test_other_data_is_not_resumed_with(tmp_path):
+    run(tmp_path / "run")
+    text = (tmp_path / "run/train.toml").read_text()
+    (tmp_path / "run/train.toml").write_text(text.replace("n_train = 97", "n_train = 101"))
+    with pytest.warns(RuntimeWarning, match="different recipe or different data"), pytest.raises(StorageError):
+        train(resume=tmp_path / "run")
+
+
+# ---------------------------------------------------------------------- ending before the end
+
+
+class At(Progress):
+    """Does something once, after a step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_step_end(self, step):
+        if step == self.step:
+            self.act()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+    run(tmp_path / "whole", dropout=0.2, log_every=3)
+    before = signal.getsignal(number)
+    summary = train(
+        "sort-dedup",
+        out=tmp_path / "part",
+        overrides=SETTINGS | {"dropout": 0.2, "log_every": 3},
+        progress=At(7, lambda: os.kill(os.getpid(), number)),
+    )
+    assert signal.getsignal(number) is before
+    assert (summary.ending, summary.steps, summary.model) == ("interrupted", 7, None)
+    assert summary.message.startswith(f"{number.name} received: saved after step 7 of 11. Go on with: ")
+    assert summary.message.endswith(f"clearhead train --resume {tmp_path / 'part'}")
+    assert train(resume=tmp_path / "part").ending == "finished"
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
+    summary = train(
+        "sort-dedup",
+        out=tmp_path / "part",
+        overrides=SETTINGS | {"log_every": 10},
+        progress=At(1, lambda: os.kill(os.getpid(), signal.SIGINT)),
+    )
+    assert summary.message.startswith("SIGINT received: saved after step 1 of 11. Go on with: ")
+    assert (tmp_path / "part/summary.json").is_file()
+    assert train(resume=tmp_path / "part").ending == "finished"
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
+    def stopped(step, **how):
+        return train(**how, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
+
+    run(tmp_path / "whole")
+    stopped(9, task="sort-dedup", out=tmp_path / "part", overrides=SETTINGS)
+    (tmp_path / "part/step-00000009/model.safetensors").write_bytes(b"torn")
+    with pytest.warns(RuntimeWarning, match="is corrupted"):
+        stopped(7, resume=tmp_path / "part", overrides={"keep": 1})
+    assert [path.name for path in (tmp_path / "part").glob("step-*")] == ["step-00000007"]
+    train(resume=tmp_path / "part")
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+def test_a_second_signal_is_not_held_back(tmp_path):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=At(2, twice))
+
+
+def test_it_runs_in_a_thread_where_no_signal_can_be_heard(tmp_path):
+    endings = []
+    thread = threading.Thread(target=lambda: endings.append(run(tmp_path / "run").ending))
+    thread.start()
+    thread.join()
+    assert endings == ["finished"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    from clearhead.training import objective as losses
+
+    real, calls = losses.loss_sum, []
+
+    def spoilt(model, batch, *settings, **how):
+        calls.append(batch)
+        total = real(model, batch, *settings, **how)
+        return total * math.nan if len(calls) == 8 else total
+
+    monkeypatch.setattr(losses, "loss_sum", spoilt)
+    with pytest.raises(DivergedError) as caught:
+        run(tmp_path / "run")
+    error = caught.value
+    assert error.step == 8
+    assert error.checkpoint == tmp_path / "run/step-00000006"
+    (taken,) = error.batches
+    split = Recipe.of(tmp_path / "run").data.load(seed=0).train
+    assert torch.equal(split.batch(taken.examples, epoch=taken.epoch).ids, calls[7].ids)
+    assert (
+        f"at step 8 (epoch {taken.epoch}, batch {taken.index} of {taken.n_batches}, examples {taken.examples[0]}"
+        in str(error)
+    )
+    assert "the last good checkpoint is" in str(error)
+    kept = load_file(tmp_path / "run/step-00000006/model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert not (tmp_path / "run/step-00000008").exists()
+    monkeypatch.setattr(losses, "loss_sum", real)
+    assert train(resume=tmp_path / "run").ending == "finished"
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_patience_runs_out_and_the_best_is_kept(tmp_path):
+    """A learning rate that destroys the model: the first validations are the best, and the export is of them."""
+    summary = run(
+        tmp_path / "run",
+        steps=60,
+        eval_every=3,
+        lr_max=3.0,
+        warmup_steps=50,
+        early_stopping='{type = "EarlyStopping", patience = 3}',
+    )
+    validations = [row for row in rows(tmp_path / "run") if row["kind"] == "valid"]
+    losses = [row["loss"] for row in validations]
+    best = min(range(len(losses)), key=losses.__getitem__)
+    assert summary.ending == "stopped early"
+    assert summary.best_step == validations[best]["step"]
+    assert len(losses) - 1 - best == 3
+    assert summary.best_loss == losses[best] < losses[-1]
+    model = storage.load(summary.model)
+    task = Recipe.of(summary.model).data.load(seed=0)
+    batch = task.validation.batch(torch.arange(len(task.validation)))
+    with torch.no_grad():
+        assert scores(model, batch)[0].item() / batch.n_labels == pytest.approx(summary.best_loss, rel=1e-5)
+    again = train(resume=tmp_path / "run")
+    assert (again.ending, again.steps) == ("stopped early", summary.steps)
+
+
+def test_min_delta_asks_for_more_than_a_little(tmp_path):
+    choice = EarlyStopping(patience=2, min_delta=100.0)
+    assert run(tmp_path / "run", early_stopping=choice).best_step == 4  # the first of all counts, none after it does
+
+
+def test_a_validation_that_is_no_number_is_not_the_best(tmp_path, monkeypatch):
+    measured = iter([math.nan, 3.0, 2.0, 4.0, math.nan])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, weights=None: (next(measured), 0.5))
+    summary = run(tmp_path / "run", steps=20, eval_every=4, keep_best=True)
+    assert (summary.best_step, summary.best_loss) == (12, 2.0)
+
+
+def test_the_average_is_what_is_exported(tmp_path):
+    run(tmp_path / "plain")
+    run(tmp_path / "mean", averaging='{type = "EMA", decay = 0.8}')
+    last, averaged = final(tmp_path / "plain"), final(tmp_path / "mean")
+    result = exported(tmp_path / "mean")
+    for name, tensor in result.items():
+        assert torch.equal(averaged[name], last[name])  # training itself is not changed by it
+        assert torch.equal(tensor, averaged[f"average/{name}"])
+    assert not torch.equal(result["norm.weight"], last["norm.weight"])
+
+
+def test_checkpoints_are_kept_as_many_as_asked(tmp_path):
+    run(tmp_path / "run", keep=2)
+    assert [c.step for c in checkpoint.valid_checkpoints(tmp_path / "run")] == [11, 9]
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run(tmp_path / "run", dropout=0.1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("task", "most"), [("sort-dedup", 2), ("translation", 4)])
+def test_a_few_whole_graphs_serve_batches_of_all_shapes(tmp_path, monkeypatch, task, most):
+    """What compiling traces, run as it was traced: the same losses, and no new graph for a new shape.
+
+    One graph for each kind of block and one for the loss; a decoder's block may have a second, for lengths that happen
+    to be equal."""
+    graphs = []
+
+    def as_traced(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    settings: dict = SETTINGS | {"steps": 9, "eval_every": 99}
+    data = None
+    if task == "translation":
+        names = ("n_symbols", "max_length", "n_train", "n_validation", "n_layers")
+        settings = {name: value for name, value in settings.items() if name not in names}
+        settings |= {"vocab_size": 300, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
+        data = tmp_path / "pairs.tsv"
+        data.write_text("".join(f"{'a b ' * (n % 5 + 1)}{n}\t{n} {'cd ' * (n % 7 + 1)}\n" for n in range(199)))
+    train(task, data=data, out=tmp_path / "eager", overrides=settings)
+    real = torch.compile
+
+    def compile(function, **choices):
+        return real(function, backend=as_traced, fullgraph=True, **choices)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    train(task, data=data, out=tmp_path / "compiled", overrides=settings | {"compile": True})
+    assert 2 <= len(graphs) <= most
+    for eager, compiled in zip(rows(tmp_path / "eager"), rows(tmp_path / "compiled"), strict=True):
+        assert eager["loss"] == pytest.approx(compiled["loss"], rel=1e-4)
