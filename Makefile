@@ -13,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PEERS := .venv/.peers
+BASELINES := .venv/.baselines
 
 # Tests start a hundred Python processes; let them share bytecode whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
 
-setup: $(STAMP) $(PEERS)
+setup: $(STAMP) $(BASELINES)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,peers,weights,explore,print,audio]'
 	@touch $@
 
-$(PEERS): $(STAMP) tools/peers.py
-	$(BIN)/python tools/peers.py
+$(BASELINES): $(STAMP) tools/baselines.py
+	$(BIN)/python tools/baselines.py
 	@touch $@
 
 demo: setup
@@ -42,7 +42,7 @@ demo: setup
 
 # Two halves of equal length on two cores.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory -j2 lint types $(PEERS)
+	@$(MAKE) --no-print-directory -j2 lint types $(BASELINES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,2 +1,4 @@
-"""What makes the README's tables, the models' cards, the cost model's constants and a study, and the campaign that
-looks for what breaks. All of it needs a checkout, so none of it is part of the package."""
+"""Maintenance scripts that need a checkout: README tables, model cards, cost-model constants, a study, and fuzzing.
+
+They are not part of the package.
+"""

@@ -23,7 +23,7 @@ README = ROOT / "README.md"
 MEASURED = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "pictures"
-BOX = ROOT / "clearhead" / "pretrained"
+BUNDLED_FOLDER = ROOT / "clearhead" / "hub" / "models"
 
 
 def core() -> str:
@@ -38,7 +38,7 @@ def core() -> str:
 def models() -> str:
     """Return the bundled models, from their cards."""
     rows = []
-    for path in sorted(BOX.glob("*/card.toml")):
+    for path in sorted(BUNDLED_FOLDER.glob("*/card.toml")):
         card = tomllib.loads(path.read_text(encoding="utf-8"))
         rows.append((f"`{path.parent.name}`", card["description"], f"{card['parameters']:,}", card["summary"]))
     return _table(("model", "what it does", "weights", "measured"), rows)

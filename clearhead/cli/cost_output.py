@@ -41,7 +41,7 @@ def subject_of(model: str | None, d_model: int | None, n_heads: int | None, othe
 
 def _named(name: str) -> Any:
     """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
-    path = Path(name) if name not in hub.names() else hub.BOX / name
+    path = Path(name) if name not in hub.names() else hub.BUNDLED_FOLDER / name
     if checkpoint.is_third_party(name):
         return checkpoint.read_config(name)
     if ":" in name and not path.exists():

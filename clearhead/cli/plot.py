@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.options import option
+from clearhead.cli.options import argument, option
+from clearhead.cli.output import FIGURES, print_line, writing
 
 plot = typer.Typer(help="Draw a figure to a PNG or SVG file.", no_args_is_help=True)
 app.add_typer(plot, name="plot")
 
 Out = Annotated[Path, option("Output file: .png or .svg.", "--out", "-o")]
+
+
+@plot.command()
+def schedule(
+    lr_max: Annotated[float, option("Maximum learning rate.")] = 0.001,
+    warmup: Annotated[int, option("Number of warm-up steps.", min=0)] = 4000,
+    total: Annotated[int, option("Total number of steps.", min=1)] = 100_000,
+    out: Out = Path("schedule.png"),
+) -> None:
+    """Plot a learning-rate schedule: linear warm-up, then cosine decay (CENG 403, Transformers and Attention, Q7a)."""
+    from clearhead.training import WarmupCosine, draw_schedule
+
+    with writing(out, FIGURES):
+        draw_schedule(WarmupCosine(lr_max, warmup, total), total, out)
+    print_line(f"written to {out}")
+
+
+@plot.command("run")
+def run_(
+    folder: Annotated[Path, argument("Run folder.")],
+    out: Annotated[Path | None, option("Output file. Default: loss.png in the run folder.", "--out", "-o")] = None,
+) -> None:
+    """Plot loss and learning rate of a run."""
+    from clearhead.training import draw_run
+
+    with writing(out or folder / "loss.png", FIGURES) if folder.is_dir() else nullcontext():
+        path = draw_run(folder, out)
+    print_line(f"written to {path}")
+
+
+@plot.command()
+def positions(
+    length: Annotated[int, option("Number of positions.", min=1, max=1 << 16)] = 100,
+    width: Annotated[int, option("Model dimension.", min=2, max=1 << 16)] = 128,
+    out: Out = Path("positions.png"),
+) -> None:
+    """Plot sinusoidal positions and their similarity by distance."""
+    from clearhead._core.plotting import new_figure, save_figure
+    from clearhead.nn.positions import Sinusoidal
+
+    with writing(out, FIGURES):
+        waves = Sinusoidal().table(length, width)
+        figure = new_figure(10, 4)
+        left, right = figure.subplots(1, 2)
+        image = left.imshow(waves.T.numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, origin="lower")
+        left.set(xlabel="position", ylabel="feature (sin, cos, sin, …)", title="Sinusoidal positions")
+        figure.colorbar(image, ax=left)
+        right.plot((waves @ waves[0]).numpy() / (width / 2))
+        right.set(xlabel="distance", ylabel="PE(p) · PE(p + distance), scaled", title="The same for every p")
+        right.grid(alpha=0.3)
+        save_figure(figure, out)
+    print_line(f"written to {out}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
-    from clearhead.hub.bundled import BOX, cards, names
+    from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
     from clearhead.hub.evaluate import Evaluation, evaluate
     from clearhead.hub.pipeline import Pipeline, export, load, load_model
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 lazy(__name__)
 
 __all__ = [
-    "BOX", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "Transcript",
+    "BUNDLED_FOLDER", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "Transcript",
     "Translation", "cards", "conversation", "evaluate", "export", "load", "load_model", "names", "nearest",
     "transcribe", "translate", "translations",
 ]  # fmt: skip

@@ -9,18 +9,18 @@ from typing import Any
 from clearhead._core.validation import did_you_mean
 from clearhead.errors import StorageError
 
-BOX = Path(__file__).parent / "models"
+BUNDLED_FOLDER = Path(__file__).parent / "models"
 CARD = "card.toml"
 
 
 def names() -> list[str]:
     """Return the names of the bundled models."""
-    return sorted(path.parent.name for path in BOX.glob("*/config.toml"))
+    return sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.toml"))
 
 
 def cards() -> dict[str, dict[str, Any]]:
     """Return the card of each bundled model by name."""
-    return {name: read_card(BOX / name) for name in names()}
+    return {name: read_card(BUNDLED_FOLDER / name) for name in names()}
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def is_ours(name: str | Path) -> bool:
 
 
 def _folder(name: str | Path) -> Path | None:
-    places = [BOX / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
+    places = [BUNDLED_FOLDER / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
     return next((folder for folder in places if (folder / "config.toml").is_file()), None)
 
 

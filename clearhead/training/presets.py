@@ -137,7 +137,7 @@ def speech_small() -> Recipe:
 
 # The recipes of the models in the box lie beside them. Here is what each is about, and what a new run has otherwise:
 # what that model's data had decided, or what was changed since.
-_BOX = Path(str(resources.files("clearhead.hub") / "models"))
+_BUNDLED_FOLDER = Path(str(resources.files("clearhead.hub") / "models"))
 _SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
     # Its phrases are the first words that a program says. No sentence of the data teaches them: nobody there greets the
     # world.
@@ -160,7 +160,7 @@ _SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _shipped(name: str) -> Callable[[], Recipe]:
     about, changes = _SHIPPED[name]
-    return lambda: replace(Recipe.of(_BOX / name), description=about).changed(changes)
+    return lambda: replace(Recipe.of(_BUNDLED_FOLDER / name), description=about).changed(changes)
 
 
 PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from clearhead.config import Config
 from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, SequencePacking, TokenBudget
 from clearhead.errors import ConfigError
-from clearhead.hub.bundled import BOX, names
+from clearhead.hub.bundled import BUNDLED_FOLDER, names
 from clearhead.masks import Mask, causal, dilated, every, prefix
 from clearhead.models import VisionConfig, load, save, tiny_encoder
 from clearhead.nn import RMSNorm
@@ -141,13 +141,13 @@ def test_channels_had_two_names():
 
 @pytest.mark.parametrize("name", names())
 def test_the_box_is_read_as_it_was_written(name):
-    made = Recipe.of(BOX / name)
+    made = Recipe.of(BUNDLED_FOLDER / name)
     assert made.preset == name
     assert isinstance(made.train.schedule, WarmupCosine)
     assert made.train.schedule.warmup_steps >= 200
     again = Recipe.from_toml(made.to_toml())
     assert again == made
-    config = Config.from_toml((BOX / name / "config.toml").read_text())
+    config = Config.from_toml((BUNDLED_FOLDER / name / "config.toml").read_text())
     assert config == made.model
     assert Config.from_toml(config.to_toml()) == config
 

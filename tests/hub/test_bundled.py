@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from clearhead import hub
 from clearhead.errors import DataError, StorageError
-from clearhead.hub.bundled import BOX, find, read_card
+from clearhead.hub.bundled import BUNDLED_FOLDER, find, read_card
 from tools.card import to_toml
 
 FIELDS = {
@@ -35,7 +35,7 @@ def translator():
 
 
 def test_all_of_them_are_small_enough_together():
-    size = sum(path.stat().st_size for name in hub.names() for path in (BOX / name).iterdir())
+    size = sum(path.stat().st_size for name in hub.names() for path in (BUNDLED_FOLDER / name).iterdir())
     assert 0 < size <= 40e6
 
 

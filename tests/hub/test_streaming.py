@@ -236,5 +236,5 @@ class TestTheShippedModel:
         assert metrics["greedy"]["accuracy"] >= 0.985
         assert metrics["streams"]["digit_error_rate"] <= 0.03
         assert metrics["streams"]["latency_95"] <= 0.3
-        size = sum(path.stat().st_size for path in (hub.BOX / "spoken-digits").iterdir())
+        size = sum(path.stat().st_size for path in (hub.BUNDLED_FOLDER / "spoken-digits").iterdir())
         assert size <= 6e6

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from tools.trials.sandbox import Budget, OverBudgetError, run_limited
+from tools.fuzz_cases.sandbox import Budget, OverBudgetError, run_limited
 
 SMALL = Budget(cpu_seconds=1, memory=64 << 20)
 

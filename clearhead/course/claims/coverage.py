@@ -1,7 +1,7 @@
 """Assertions of each course document, the claims that test them, or the reason why an assertion is not tested.
 
 The lists are paraphrased data (`assertions/000.toml` …). A sentence is referenced by its line and a hash of its text,
-so that no text is copied; `python tools/assertions.py` compares a list with the document."""
+so that no text is copied; `python tools/claim_coverage.py` compares a list with the document."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import sysconfig
 
 import pytest
 
-from tools.peers import HOOK
+from tools.baselines import HOOK
 
 DECLARE = """
 import torch

@@ -13,16 +13,16 @@ from clearhead.attention import attend
 from clearhead.errors import StorageError
 from clearhead.masks import Mask
 from tests.support.attention_oracle import attention_by_hand
-from tools import campaign
-from tools.trials import SHARES, Broken, options
-from tools.trials.oracle import Rounding, attention
-from tools.trials.sandbox import Budget
+from tools import fuzz
+from tools.fuzz_cases import KIND_WEIGHTS, CaseFailure, options
+from tools.fuzz_cases.reference import Rounding, attention
+from tools.fuzz_cases.sandbox import Budget
 
 
-@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("kind", KIND_WEIGHTS)
 def test_campaign_with_a_few_draws_of_each_kind_has_no_failures(kind):
     draws = 4 if kind in ("header", "option") else 12  # those run whole commands
-    report = campaign.campaign(seed=3, draws=draws, only=kind)
+    report = fuzz.fuzz(seed=3, draws=draws, only=kind)
     assert report["broken"] == []
     assert report["tried"] == {kind: draws}
     assert report["parts"]
@@ -37,7 +37,7 @@ def test_numeric_options_are_drawn_or_excluded_for_every_command():
 # The quiz exits with status 1 without answers.
 @pytest.mark.parametrize("command", [name for name in options.ARGUMENTS if name != "claims quiz"])
 def test_arguments_of_options_are_valid_without_a_numeric_option(command):
-    assert campaign.attempt("option", {"command": command, "options": []}) == [command, "exit 0"]
+    assert fuzz.attempt("option", {"command": command, "options": []}) == [command, "exit 0"]
 
 
 def test_campaign_reports_a_case_that_never_ends(monkeypatch):
@@ -45,18 +45,18 @@ def test_campaign_reports_a_case_that_never_ends(monkeypatch):
         while True:
             pass
 
-    monkeypatch.setattr("tools.trials.headers.check", loop)
-    monkeypatch.setattr("tools.trials.headers.BUDGET", Budget(cpu_seconds=1, memory=1 << 28))
-    monkeypatch.setattr(campaign, "MAX_SHRINK_CHECKS", 0)
-    (failure,) = campaign.campaign(seed=3, draws=1, only="header")["broken"]
+    monkeypatch.setattr("tools.fuzz_cases.headers.check", loop)
+    monkeypatch.setattr("tools.fuzz_cases.headers.BUDGET", Budget(cpu_seconds=1, memory=1 << 28))
+    monkeypatch.setattr(fuzz, "MAX_SHRINK_CHECKS", 0)
+    (failure,) = fuzz.fuzz(seed=3, draws=1, only="header")["broken"]
     assert failure["message"] == "OverBudgetError: used more than 1 s of CPU time"
 
 
 def test_drawn_repeats_for_the_same_seed():
-    assert campaign.drawn(5, 17, "cpu") == campaign.drawn(5, 17, "cpu")
-    assert campaign.drawn(5, 17, "cpu") != campaign.drawn(6, 17, "cpu")
-    kinds = {campaign.drawn(1, n, "cpu")[0] for n in range(160)}
-    assert kinds == set(SHARES)
+    assert fuzz.draw_case(5, 17, "cpu") == fuzz.draw_case(5, 17, "cpu")
+    assert fuzz.draw_case(5, 17, "cpu") != fuzz.draw_case(6, 17, "cpu")
+    kinds = {fuzz.draw_case(1, n, "cpu")[0] for n in range(160)}
+    assert kinds == set(KIND_WEIGHTS)
 
 
 def test_campaign_finds_and_shrinks_a_planted_attention_bug(monkeypatch, capsys):
@@ -66,26 +66,26 @@ def test_campaign_finds_and_shrinks_a_planted_attention_bug(monkeypatch, capsys)
         out = attend(q, *arguments, impl=impl, **options)
         return out * 1.1 if impl == "auto" and q.shape[-2] >= 5 else out
 
-    monkeypatch.setattr("tools.trials.attention.attend", wrong)
-    assert campaign.main(["--draws", "12", "--only", "attend", "--seed", "3"]) == 1
+    monkeypatch.setattr("tools.fuzz_cases.attention.attend", wrong)
+    assert fuzz.main(["--draws", "12", "--only", "attend", "--seed", "3"]) == 1
     printed = capsys.readouterr().out
-    assert "Broken: auto: out is" in printed
-    line = next(line for line in printed.splitlines() if "tools.campaign import check" in line)
+    assert "CaseFailure: auto: out is" in printed
+    line = next(line for line in printed.splitlines() if "tools.fuzz import check" in line)
     call = line.partition("check; ")[2].rstrip('"')
-    with pytest.raises(Broken, match="auto: out is"):
-        eval(call, {"check": campaign.check, "inf": inf})
+    with pytest.raises(CaseFailure, match="auto: out is"):
+        eval(call, {"check": fuzz.check, "inf": inf})
     case = eval(call.removeprefix("check"), {"inf": inf})[1]
     assert case["T"] == 5
     assert (case["lead"], case["K"], case["groups"], case["mask"], case["bias"]) == ([1], 1, 1, None, None)
     monkeypatch.undo()
-    campaign.check("attend", case)
+    fuzz.check("attend", case)
 
 
 def test_campaign_finds_and_shrinks_a_planted_mask_bug(monkeypatch):
     count = Mask.count
     monkeypatch.setattr(Mask, "count", lambda mask, *sizes, **at: count(mask, *sizes, **at) + ("window" in str(mask)))
-    (failure,) = campaign.campaign(seed=1, draws=60, only="mask")["broken"]
-    assert failure["message"].startswith("Broken: count gives")
+    (failure,) = fuzz.fuzz(seed=1, draws=60, only="mask")["broken"]
+    assert failure["message"].startswith("CaseFailure: count gives")
     assert failure["case"]["spec"] == ["window", 0, 0]
 
 
@@ -96,23 +96,23 @@ def test_attempt_with_an_unexpected_error_of_a_reader_fails(monkeypatch):
         except UnicodeDecodeError as error:
             raise StorageError("not text") from error
 
-    monkeypatch.setitem(campaign.kinds()["file"].READERS, "symbols/tokenizer.json", careless)
+    monkeypatch.setitem(fuzz.kinds()["file"].READERS, "symbols/tokenizer.json", careless)
     case = {"file": "symbols/tokenizer.json", "damage": [["turn", 0, 1], ["cut", 30, 7]]}
-    signature, message = campaign.attempt("file", case)
+    signature, message = fuzz.attempt("file", case)
     assert message.startswith("JSONDecodeError")
-    small, _ = campaign.shrunk("file", case, (signature, message))
+    small, _ = fuzz.shrink("file", case, (signature, message))
     assert len(small["damage"][0]) == 3
     assert sum(n for _, n, m in small["damage"] for n in (n, m)) < 38
 
 
 def test_main_with_json_prints_one_document(capsys):
-    assert campaign.main(["--draws", "3", "--seed", "3", "--json"]) == 0
+    assert fuzz.main(["--draws", "3", "--seed", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["draws"] == 3
 
 
 def test_main_without_a_limit_exits(capsys):
     with pytest.raises(SystemExit):
-        campaign.main([])
+        fuzz.main([])
     assert "expected --seconds N or --draws N" in capsys.readouterr().err
 
 

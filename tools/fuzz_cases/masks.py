@@ -8,8 +8,8 @@ import numpy as np
 
 from clearhead.errors import MaskError
 from clearhead.masks import parse
-from tools.trials import Broken, Case, expressions
-from tools.trials.expressions import Sizes
+from tools.fuzz_cases import Case, CaseFailure, expressions
+from tools.fuzz_cases.expressions import Sizes
 
 
 def draw(chance: random.Random, device: str) -> Case:
@@ -32,17 +32,17 @@ def check(case: Case) -> list[str]:
     mask, expected = expressions.build(spec, sizes), expressions.table(spec, sizes)
     dense = mask.dense(T, S, query_offset=offset).numpy()
     if np.broadcast_shapes(dense.shape, expected.shape) != dense.shape or not (dense == expected).all():
-        raise Broken(f"dense differs from the definition | {mask}.dense({T}, {S}, offset={offset})")
+        raise CaseFailure(f"dense differs from the definition | {mask}.dense({T}, {S}, offset={offset})")
     n = int(dense.sum())
     if (count := mask.count(T, S, query_offset=offset)) != n:
-        raise Broken(f"count gives {count}, expected {n} | {mask}.count({T}, {S}, offset={offset})")
+        raise CaseFailure(f"count gives {count}, expected {n} | {mask}.count({T}, {S}, offset={offset})")
     share = n / dense.size if dense.size else 0.0
     if abs(mask.density(T, S, query_offset=offset) - share) > 1e-12:
-        raise Broken(f"density is not {share} | {mask}.density({T}, {S}, offset={offset})")
+        raise CaseFailure(f"density is not {share} | {mask}.density({T}, {S}, offset={offset})")
     tried = [*sorted(expressions.leaves(spec)), "dense", "count"]
     if mask.is_structural:
         if parse(str(mask)) != mask:
-            raise Broken(f"parse returns another mask | parse({str(mask)!r}) is {parse(str(mask))}")
+            raise CaseFailure(f"parse returns another mask | parse({str(mask)!r}) is {parse(str(mask))}")
         tried.append("parse")
     if T and S and dense.size:
         _check_drawing(case, mask.draw(T, S, query_offset=offset, cells=case["cells"]).cells, dense)
@@ -60,7 +60,7 @@ def _check_drawing(case: Case, cells: tuple[tuple[float, ...], ...], dense: np.n
         for c in range(columns):
             part = dense[..., r * T // rows : (r + 1) * T // rows, c * S // columns : (c + 1) * S // columns]
             if abs(cells[r][c] - part.mean()) > 1e-9:
-                raise Broken(f"cell ({r}, {c}) of the drawing is {cells[r][c]}; its pairs have {part.mean()}")
+                raise CaseFailure(f"cell ({r}, {c}) of the drawing is {cells[r][c]}; its pairs have {part.mean()}")
 
 
 def _check_refused(mask: object, T: int, S: int) -> None:
@@ -70,4 +70,4 @@ def _check_refused(mask: object, T: int, S: int) -> None:
     except MaskError:
         return
     if any(word in str(mask) for word in expressions.POSITIONAL):
-        raise Broken(f"accepted without an offset for {T} queries and {S} keys | {mask}")
+        raise CaseFailure(f"accepted without an offset for {T} queries and {S} keys | {mask}")

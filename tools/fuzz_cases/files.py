@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import torch
 
 from clearhead.data import CharTokenizer, Symbols, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
-from clearhead.hub.bundled import BOX, read_card
+from clearhead.hub.bundled import BUNDLED_FOLDER, read_card
 from clearhead.models import load, save, tiny_decoder
 from clearhead.training.recipe import Recipe
-from tools.trials import Broken, Case
-from tools.trials.sandbox import Budget
+from tools.fuzz_cases import Case, CaseFailure
+from tools.fuzz_cases.sandbox import Budget
 
 BUDGET = Budget(cpu_seconds=20, memory=512 << 20)
 
@@ -30,13 +31,13 @@ def _command(*words: str) -> Callable[[Path], Any]:
     """Return a reader that runs a command on a path; `{}` stands for the path."""
 
     def read(path: Path) -> None:
-        from tools.trials.options import run_command
+        from tools.fuzz_cases.options import run_command
 
         status, error = run_command([word.replace("{}", str(path)) for word in words])
         if status == 1:
             raise ClearheadError(error.strip().partition("\n")[0] or "no message")
         if status != 0:
-            raise Broken(f"exit status {status}: {error[-300:]}")
+            raise CaseFailure(f"exit status {status}: {error[-300:]}")
 
     return read
 
@@ -47,8 +48,8 @@ FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "characters/tokenizer.json": load_tokenizer,
     "symbols/tokenizer.json": load_tokenizer,
     "bpe/tokenizer.json": load_tokenizer,
-    "box/train.toml": Recipe.of,
-    "box/card.toml": read_card,
+    "bundled/train.toml": Recipe.of,
+    "bundled/card.toml": read_card,
     "exported/config.json": _command("cost", "{}"),
     "exported/model.safetensors": _command("generate", "KING:", "--model", "{}", "--max-new-tokens", "2"),
     "exported/tokenizer.json": _command("generate", "KING:", "--model", "{}", "--max-new-tokens", "2"),
@@ -81,20 +82,20 @@ def _valid_files() -> Path:
     Symbols(["<pad>", "<bos>", "<eos>", "a", "b"]).save(folder / "symbols")
     train_bpe(["the cat sat on the mat, the cat ran"] * 3, vocab_size=280).save(folder / "bpe")
     for name in ("train.toml", "card.toml"):
-        shutil.copy(BOX / "sort-dedup" / name, folder / "box" / name)
+        shutil.copy(BUNDLED_FOLDER / "sort-dedup" / name, folder / "bundled" / name)
     (folder / "exported").rmdir()
     _run("export", "shakespeare", "--out", str(folder / "exported"))
     _write_media(folder)
     _write_gguf(folder / "gguf/model.gguf")
     (folder / "pairs/pairs.tsv").write_text("Go.\tVe.\nThank you.\tGracias.\n" * 3, encoding="utf-8")
-    sheet = BOX.parent / "course/exercises/problems/attention-by-hand.toml"
+    sheet = Path(str(resources.files("clearhead.course.exercises"))) / "problems" / "attention-by-hand.toml"
     shutil.copy(sheet, folder / "sheet/sheet.toml")
     return folder
 
 
 def _run(*arguments: str) -> None:
     """Run a command that must succeed."""
-    from tools.trials.options import run_command
+    from tools.fuzz_cases.options import run_command
 
     status, error = run_command(list(arguments))
     if status:
@@ -192,6 +193,6 @@ def _read(reader: Callable[[Path], Any], path: Path) -> str:
         reader(path)
     except ClearheadError as error:
         if "\n" in str(error).strip() or "Traceback" in str(error) or not str(error):
-            raise Broken(f"{type(error).__name__} takes more than a line: {str(error)[:300]!r}") from error
+            raise CaseFailure(f"{type(error).__name__} takes more than a line: {str(error)[:300]!r}") from error
         return "rejected"
     return "read"

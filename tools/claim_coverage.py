@@ -1,4 +1,4 @@
-"""Check that every sentence of a document is accounted for: `python tools/assertions.py DOCUMENT.txt`.
+"""Check that every sentence of a document is accounted for: `python tools/claim_coverage.py DOCUMENT.txt`.
 
 The documents are not in the repository, and their sentences are not copied into it. The lists in
 `clearhead/claims/assertions/` reference a sentence by its line and a hash of its text, and paraphrase it. This prints

@@ -1,7 +1,7 @@
 """Fuzz the package: draw random cases, compare results with plain definitions, and shrink the cases that fail.
 
-    python tools/campaign.py --seconds 60 --device cpu --seed 0
-    python tools/campaign.py --draws 20000 --seed 1 --json
+    python tools/fuzz.py --seconds 60 --device cpu --seed 0
+    python tools/fuzz.py --draws 20000 --seed 1 --json
 
 Draw n of a seed is the same on every machine and in every run. The report lists the cases tried, by kind, and each
 distinct failure: the smallest case that fails in the same way, and the Python line that repeats it. The exit status is
@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from a checkout, insta
 
 import torch
 
-from tools.trials import SHARES, Case, kinds
-from tools.trials.sandbox import Budget, OverBudgetError, run_limited
+from tools.fuzz_cases import KIND_WEIGHTS, Case, kinds
+from tools.fuzz_cases.sandbox import Budget, OverBudgetError, run_limited
 
 MAX_SHRINK_CHECKS = 400
 MAX_SHRINK_SECONDS = 120.0
@@ -40,7 +40,7 @@ def check(kind: str, case: Case) -> None:
     kinds()[kind].check(case)
 
 
-def campaign(
+def fuzz(
     *, seed: int, device: str = "cpu", seconds: float = float("inf"), draws: int | None = None, only: str | None = None
 ) -> dict[str, Any]:
     """Draw until the time or the number of draws is reached; return the report as plain values."""
@@ -48,7 +48,7 @@ def campaign(
     failures: dict[tuple[str, str], dict[str, Any]] = {}
     number = 0
     while (draws is None or number < draws) and time.monotonic() < end:
-        kind, case = drawn(seed, number, device, only)
+        kind, case = draw_case(seed, number, device, only)
         outcome = attempt(kind, case)
         tried[kind] += 1
         if isinstance(outcome, list):
@@ -56,8 +56,8 @@ def campaign(
         elif (kind, outcome[0]) in failures:
             failures[kind, outcome[0]]["times"] += 1
         else:
-            small, message = shrunk(kind, case, outcome)
-            line = f'python -c "from math import inf; from tools.campaign import check; check({kind!r}, {small!r})"'
+            small, message = shrink(kind, case, outcome)
+            line = f'python -c "from math import inf; from tools.fuzz import check; check({kind!r}, {small!r})"'
             failures[kind, outcome[0]] = {
                 "kind": kind,
                 "draw": number,
@@ -77,10 +77,10 @@ def campaign(
     }
 
 
-def drawn(seed: int, number: int, device: str, only: str | None = None) -> tuple[str, Case]:
+def draw_case(seed: int, number: int, device: str, only: str | None = None) -> tuple[str, Case]:
     """Return draw `number` of a seed: a kind and a case of it."""
     chance = random.Random(f"{seed} {number}")
-    (kind,) = [only] if only else chance.choices(list(SHARES), list(SHARES.values()))
+    (kind,) = [only] if only else chance.choices(list(KIND_WEIGHTS), list(KIND_WEIGHTS.values()))
     return kind, kinds()[kind].draw(chance, device)
 
 
@@ -119,7 +119,7 @@ def _outcome(module: ModuleType, case: Case) -> dict[str, Any]:
         torch.random.set_rng_state(state)
 
 
-def shrunk(kind: str, case: Case, failure: tuple[str, str]) -> tuple[Case, str]:
+def shrink(kind: str, case: Case, failure: tuple[str, str]) -> tuple[Case, str]:
     """Return a case that fails in the same way and is as small as could be found, and its message."""
     signature, message = failure
     end = time.monotonic() + MAX_SHRINK_SECONDS
@@ -188,13 +188,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, help="stop after N draws", metavar="N")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=list(SHARES), help="draw only this kind")
+    parser.add_argument("--only", choices=list(KIND_WEIGHTS), help="draw only this kind")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     if options.draws is None and options.seconds == float("inf"):
         parser.error("expected --seconds N or --draws N, got neither")
     torch.set_num_threads(1)
-    report = campaign(
+    report = fuzz(
         seed=options.seed, device=options.device, seconds=options.seconds, draws=options.draws, only=options.only
     )
     print(json.dumps(report) if options.json else "\n".join(lines(report)))

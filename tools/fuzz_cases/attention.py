@@ -18,9 +18,9 @@ from torch import Tensor
 from clearhead.attention import Dot, ScaledDot, Softmax, attend
 from clearhead.attention.attend import Impl
 from clearhead.errors import ImplementationError
-from tools.trials import Broken, Case, expressions
-from tools.trials.expressions import Sizes
-from tools.trials.oracle import Exact, Rounding, attention
+from tools.fuzz_cases import Case, CaseFailure, expressions
+from tools.fuzz_cases.expressions import Sizes
+from tools.fuzz_cases.reference import Exact, Rounding, attention
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 IMPLEMENTATIONS = ("reference", *sorted(set(typing.get_args(Impl)) - {"reference"}))
@@ -148,7 +148,7 @@ def _run(case: Case, inputs: dict[str, Tensor], sizes: Sizes, impl: str) -> dict
         impl=typing.cast(Any, impl),
     )
     if out.shape != leaves["up"].shape or out.dtype != leaves["q"].dtype:
-        raise Broken(f"{impl} gives {tuple(out.shape)} of {out.dtype}; expected {tuple(leaves['up'].shape)}")
+        raise CaseFailure(f"{impl} gives {tuple(out.shape)} of {out.dtype}; expected {tuple(leaves['up'].shape)}")
     out.backward(leaves["up"])
     results = {"out": out.detach()}
     for name in names:
@@ -210,7 +210,7 @@ def _rounding(case: Case) -> Rounding:
 def _compare(
     case: Case, impl: str, results: dict, exact: Exact, reference: dict[str, float] | None
 ) -> dict[str, float]:
-    """Return the largest error of each result in units of its bound; raise `Broken` if one is too large."""
+    """Return the largest error of each result in units of its bound; raise `CaseFailure` if one is too large."""
     most = torch.finfo(getattr(torch, case["dtype"])).max
     errors = {}
     for name, value in results.items():
@@ -225,14 +225,14 @@ def _compare(
         if name != "out" and impl != "reference":
             fits &= exact.inner < most
         if not np.isfinite(value[fits]).all():
-            raise Broken(f"{impl}: {name} is not finite")
+            raise CaseFailure(f"{impl}: {name} is not finite")
         with np.errstate(all="ignore"):
             ratio = np.where(sure & fits & np.isfinite(bound), abs(value - expected) / bound, 0.0)
         errors[name] = float(np.nan_to_num(ratio).max(initial=0.0))
         allowed = 1.0 if reference is None else 1.0 + 2 * reference[name]
         if errors[name] > allowed:
             index = np.unravel_index(int(np.nan_to_num(ratio).argmax()), ratio.shape)
-            raise Broken(
+            raise CaseFailure(
                 f"{impl}: {name} is {value[index]:.6g}, expected {expected[index]:.6g}; the error is "
                 f"{abs(value - expected)[index]:.2g}, the rounding bound {bound[index]:.2g}, "
                 f"allowed {allowed * bound[index]:.2g}"

@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
-from tools.trials import Broken, Case
-from tools.trials.sandbox import Budget
+from tools.fuzz_cases import Case, CaseFailure
+from tools.fuzz_cases.sandbox import Budget
 
 BUDGET = Budget(cpu_seconds=60, memory=2 << 30)
 
@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "evaluate": ["sort-dedup"],
     "generate": ["KING:", "--max-new-tokens", "3"],
     "listen": ["{wav}"],
-    "look": ["sort-dedup", "D A A"],
+    "inspect": ["sort-dedup", "D A A"],
     "walk": ["sort-dedup", "D A A"],
     "exercise solve": ["attention-by-hand"],
     "exam": ["--from", "000", "--out", "{out}.md"],
@@ -52,12 +52,6 @@ EXCLUDED = {
     "data tokenize": "starts worker processes",
     "explore": "starts a server",
     "claims report": "runs every claim, which takes minutes",
-    "plot growth": "measures time",
-    "bench core": "measures time",
-    "bench sparse": "measures time",
-    "bench auto": "measures time",
-    "bench generation": "measures time",
-    "bench study": "trains models",
 }
 """Commands with numeric options that are not drawn, and why."""
 
@@ -112,9 +106,9 @@ def check(case: Case) -> list[str]:
         status, error = run_command(arguments)
     line = f"clearhead {' '.join(arguments)}"
     if status not in (0, 1, 2) or "Traceback" in error:
-        raise Broken(f"exit status {status} | {line} | {error[-600:]}")
+        raise CaseFailure(f"exit status {status} | {line} | {error[-600:]}")
     if status == 1 and len(error.strip().splitlines()) > 40:
-        raise Broken(f"more than a message on stderr | {line} | {error[:600]}")
+        raise CaseFailure(f"more than a message on stderr | {line} | {error[:600]}")
     return [case["command"], f"exit {status}"]
 
 
@@ -138,7 +132,7 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 def _arguments(command: str, folder: Path) -> list[str]:
     """Fill in the files that a command needs."""
-    from tools.trials.headers import wav
+    from tools.fuzz_cases.headers import wav
 
     text, sound = folder / "text.txt", folder / "sound.wav"
     text.write_text("the cat sat on the mat\nthe dog sat on the log\n" * 9, encoding="utf-8")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from clearhead.generation import BeamSearch, Greedy, Sample, generate
 from clearhead.models import Config
-from tools.trials import Broken, Case
-from tools.trials.configs import GOOD
+from tools.fuzz_cases import Case, CaseFailure
+from tools.fuzz_cases.configs import GOOD
 
 VOCAB, MAX_LEN = 13, 29
 
@@ -57,17 +57,17 @@ def check(case: Case) -> list[str]:
     for row, prompt in enumerate(prompts):
         ids, plain_ids = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
         if ids != plain_ids:
-            raise Broken(f"prompt {row} continues with {ids} with a cache and with {plain_ids} without")
+            raise CaseFailure(f"prompt {row} continues with {ids} with a cache and with {plain_ids} without")
         if case["strategy"] == "greedy":
             loop_ids = _by_hand(model, prompt, case)
             if loop_ids is not None and ids != loop_ids:
-                raise Broken(f"prompt {row} continues with {ids}, expected {loop_ids} from a loop without a cache")
+                raise CaseFailure(f"prompt {row} continues with {ids}, expected {loop_ids} from a loop without a cache")
         if case["strategy"] == "beam":
             alone_ids = generate(model, [prompt], **options).sequence(with_stop=True).tolist()
             if ids != alone_ids:
-                raise Broken(f"prompt {row} continues with {ids} in a batch and with {alone_ids} alone")
+                raise CaseFailure(f"prompt {row} continues with {ids} in a batch and with {alone_ids} alone")
     if not torch.allclose(cached.scores, plain.scores, rtol=1e-6, atol=1e-6):
-        raise Broken(f"scores are {cached.scores.tolist()} with a cache and {plain.scores.tolist()} without")
+        raise CaseFailure(f"scores are {cached.scores.tolist()} with a cache and {plain.scores.tolist()} without")
     return [case["strategy"], case["positions"]["type"], "seq2seq" if case["seq2seq"] else "decoder"]
 
 

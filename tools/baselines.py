@@ -2,8 +2,8 @@
 
 torchvision loads its compiled operators only with the torch build that they were compiled for. Without them its import
 fails when it registers shape functions for two of them. The reference models that the tests use never call these
-operators, so declaring their names is enough. `python tools/peers.py` (part of `make setup`) tries the import and, only
-if it fails, installs a startup hook into this environment that declares the names.
+operators, so declaring their names is enough. `python tools/baselines.py` (part of `make setup`) tries the import and,
+only if it fails, installs a startup hook into this environment that declares the names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = '''"""Declare torchvision's operators if its build does not match this torch (written by tools/peers.py)."""
+HOOK = '''"""Declare torchvision's operators if its build does not match this torch (written by tools/baselines.py)."""
 
 import sys
 

@@ -13,7 +13,7 @@ from clearhead import models
 from clearhead.errors import ClearheadError
 from clearhead.models import Config
 from clearhead.training.config import TrainConfig
-from tools.trials import Broken, Case
+from tools.fuzz_cases import Case, CaseFailure
 
 TEXT = {"vocab_size": 11, "max_len": 13, "d_model": 12, "n_heads": 6, "d_ff": 7}
 BASES: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def check(case: Case) -> list[str]:
         return [case["kind"], "rejected"]
     for text, again in (("a dict", Config.from_dict(config.to_dict())), ("TOML", Config.from_toml(config.to_toml()))):
         if again != config:
-            raise Broken(f"{config} becomes {again} through {text}")
+            raise CaseFailure(f"{config} becomes {again} through {text}")
     if isinstance(config, TrainConfig) or _largest(config.to_dict()) > 64:
         return [case["kind"], "round trip"]
     return [case["kind"], "round trip", "built" if _built(config) else "not built"]
@@ -107,7 +107,7 @@ def _built(config: Config) -> bool:
         _one_sentence(error)
         return False
     if not out.isfinite().all():
-        raise Broken(f"{config} gives {out}")
+        raise CaseFailure(f"{config} gives {out}")
     return True
 
 
@@ -119,7 +119,7 @@ def _picture(config: Any) -> tuple[int, int]:
 def _one_sentence(error: ClearheadError) -> None:
     message = str(error)
     if not message or "Traceback" in message or len(message) > 1500:
-        raise Broken(f"{type(error).__name__} has the message {message[:200]!r}; expected one sentence")
+        raise CaseFailure(f"{type(error).__name__} has the message {message[:200]!r}; expected one sentence")
 
 
 def _largest(value: Any) -> float:

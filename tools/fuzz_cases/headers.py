@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tools.trials import Broken, Case
-from tools.trials.sandbox import Budget
+from tools.fuzz_cases import Case, CaseFailure
+from tools.fuzz_cases.sandbox import Budget
 
 BUDGET = Budget(cpu_seconds=20, memory=512 << 20)
 
@@ -27,7 +27,7 @@ GGUF_ARRAY, GGUF_STRING = 9, 8
 
 def prepare() -> None:
     """Import all commands."""
-    from tools.trials import options
+    from tools.fuzz_cases import options
 
     options.prepare()
 
@@ -40,13 +40,13 @@ def draw(chance: random.Random, device: str) -> Case:
 
 def check(case: Case) -> list[str]:
     """Write the file and run the command that reads it."""
-    from tools.trials.options import run_command
+    from tools.fuzz_cases.options import run_command
 
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         arguments = WRITERS[case["format"]](Path(folder), case["counts"], case["variant"])
         status, error = run_command(arguments)
     if status not in (0, 1) or "Traceback" in error:
-        raise Broken(f"exit status {status} | clearhead {' '.join(arguments)} | {error[-600:]}")
+        raise CaseFailure(f"exit status {status} | clearhead {' '.join(arguments)} | {error[-600:]}")
     return [case["format"], f"exit {status}"]
 
 
