@@ -39,8 +39,8 @@ def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda don
     few = min(repeats, 5)  # a process takes a second or more to start, and varies little
     with tempfile.TemporaryDirectory() as place:
         parts: tuple[tuple[int, Callable[[], Sides]], ...] = (
-            (repeats, partial(_attend, "attend, fused / scaled_dot_product_attention", None)),
-            (repeats, partial(_attend, "attend, fused, causal() / the same with is_causal", causal(), is_causal=True)),
+            (repeats, partial(_attend, "attend, sdpa / scaled_dot_product_attention", None)),
+            (repeats, partial(_attend, "attend, sdpa, causal() / the same with is_causal", causal(), is_causal=True)),
             (repeats, _padded),
             (repeats, partial(_train, "MultiHeadAttention, training / nn.MultiheadAttention", None)),
             (repeats, partial(_train, "MultiHeadAttention, training, causal() / nn.MultiheadAttention", causal())),
@@ -60,7 +60,7 @@ def measure(repeats: int = 60, on_round: Callable[[int, int], None] = lambda don
 def _attend(name: str, mask: Mask | None, **plain: Any) -> Sides:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(SHAPE, generator=generator) for _ in range(3))
-    ours = partial(attend, q, k, v, mask, impl="fused")
+    ours = partial(attend, q, k, v, mask, impl="sdpa")
     return name, 1.03, ours, partial(F.scaled_dot_product_attention, q, k, v, **plain)
 
 
@@ -68,7 +68,7 @@ def _padded() -> Sides:
     B, _, T, _ = SHAPE
     lengths = torch.linspace(T // 2, T, B).long()
     row = (torch.arange(T) < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
-    name = "attend, fused, padding / the same with a (B, 1, 1, S) mask"
+    name = "attend, sdpa, padding / the same with a (B, 1, 1, S) mask"
     return _attend(name, padding(lengths), attn_mask=row)
 
 

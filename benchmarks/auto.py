@@ -20,13 +20,13 @@ from clearhead.attention.attend import Impl, choose
 from clearhead.attention.inputs import Call
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
-from clearhead.attention.sparse import kernel as gathered
+from clearhead.attention.sparse import kernel
 from clearhead.attention.sparse.cost_model import rates_of
 from clearhead.attention.sparse.plan import plan
 from clearhead.masks import Causal, Mask
 from clearhead.masks.catalogue import CATALOGUE
 
-WAYS: tuple[Impl, ...] = ("fused", "gathered")
+WAYS: tuple[Impl, ...] = ("sdpa", "sparse")
 BOUND = 1.05
 
 
@@ -40,14 +40,14 @@ class Choice(Row):
     width: int
     dtype: str
     backward: bool
-    fused: float
-    gathered: float
+    sdpa: float
+    sparse: float
     chosen: str
 
     @property
     def lost(self) -> float:
         """The time of what was chosen over the time of the faster way."""
-        return float(getattr(self, self.chosen)) / min(self.fused, self.gathered)
+        return float(getattr(self, self.chosen)) / min(self.sdpa, self.sparse)
 
 
 def options_for(device: str, seconds: float, *, width: int = 64, dtype: torch.dtype | None = None) -> Options:
@@ -97,18 +97,18 @@ def again(row: Choice) -> Choice:
     """The row with the choice that today's constants make on a GPU, which need not be here."""
     mask = next(pattern.mask(row.length) for pattern in CATALOGUE if pattern.name == row.name)
     if isinstance(mask, Causal):
-        return replace(row, chosen="fused")  # which has a kernel for it
+        return replace(row, chosen="sdpa")  # which has a kernel for it
     gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
-    made = plan(mask, row.length, blocking=gathered.blocking_on(gpu, dtype, row.width, row.width))
-    gathers = gathered.saves(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
-    return replace(row, chosen="gathered" if gathers else "fused")
+    made = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
+    gathers = kernel.saves(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
+    return replace(row, chosen="sparse" if gathers else "sdpa")
 
 
 def line(row: Choice) -> str:
     """A row for the terminal."""
     what = "forward + backward" if row.backward else "forward"
     return (
-        f"{row.name:28} T {row.length:6} {what:18} fused {row.fused:9.3f} ms  gathered {row.gathered:9.3f} ms  "
+        f"{row.name:28} T {row.length:6} {what:18} sdpa {row.sdpa:9.3f} ms  sparse {row.sparse:9.3f} ms  "
         f"auto: {row.chosen:8} {row.lost:6.3f}{'' if row.lost <= BOUND else '  loses'}"
     )
 

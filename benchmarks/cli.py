@@ -53,7 +53,7 @@ def attention(
     ] = 60,
     json: Json = False,
 ) -> None:
-    """Compare fused attention with torch, and multi-head attention with torch.nn."""
+    """Compare sdpa attention with torch, and multi-head attention with torch.nn."""
     from benchmarks.attention import measure
 
     with progress("measuring", hidden=json) as told:
@@ -77,7 +77,7 @@ def sparse(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """A catalogue of masks: the gathered way and FlexAttention as fractions of dense attention's time."""
+    """A catalogue of masks: sparse attention and FlexAttention as fractions of dense attention's time."""
     from benchmarks.sparse import line, measure, options_for, read_rows
 
     device = resolve_device(device)

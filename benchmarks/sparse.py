@@ -246,8 +246,8 @@ def _ours(mask: Mask, tensors: Inputs) -> tuple[float, float, float | None, int 
 
 
 def our_way(mask: Mask, impl: Impl | None = None) -> Run:
-    """Ours: gathered, and for causal() alone the fused kernel, unless `impl` says."""
-    return partial(attend, mask=mask, impl=impl or ("fused" if isinstance(mask, Causal) else "gathered"))
+    """Return `attend` with `impl`, by default sparse, or sdpa for causal() alone."""
+    return partial(attend, mask=mask, impl=impl or ("sdpa" if isinstance(mask, Causal) else "sparse"))
 
 
 def time_forward(run: Run, tensors: Inputs, pick: Pick = median) -> float:

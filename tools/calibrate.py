@@ -114,9 +114,9 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
         pairs = float(heads * length * length)
         tag = f"T {length} D {width}"
         for training in (False, True):
-            ms = _time_ms(None, "fused", tensors, training)
+            ms = _time_ms(None, "sdpa", tensors, training)
             yield Sample(f"dense {tag}", width, training, ms, dense=pairs)
-            ms = _time_ms(window(length // 8, length // 8), "fused", tensors, training)
+            ms = _time_ms(window(length // 8, length // 8), "sdpa", tensors, training)
             yield Sample(f"masked {tag}", width, training, ms, masked=pairs, leaves=1)
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
             mask = pattern.mask(length)
             mask_plan = _plan(mask, length, device, dtype, width)
             for training in (False, True):
-                ms = _time_ms(mask, "gathered", tensors, training)
+                ms = _time_ms(mask, "sparse", tensors, training)
                 work = mask_plan.work(heads, rates_of(torch.device(device)), training)
                 yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
 
@@ -161,8 +161,8 @@ def from_auto(path: Path) -> Iterator[Sample]:
             mask_plan.fused_work(heads, torch.device("cuda")),
         )
         fused_work = {name: n for name, n in fused_work.items() if name != "remainders"}
-        yield Sample(tag, width, training, row["gathered"], **sparse_work)
-        yield Sample(f"masked {tag}", width, training, row["fused"], **fused_work)
+        yield Sample(tag, width, training, row["sparse"], **sparse_work)
+        yield Sample(f"masked {tag}", width, training, row["sdpa"], **fused_work)
 
 
 def _mask(row: dict[str, Any]) -> Mask:
@@ -198,7 +198,7 @@ def source(rates: Rates) -> str:
 
 
 def report(samples: Sequence[Sample], rates: Rates) -> str:
-    """Return a table of predicted times, and of the time lost by choosing with them between fused and sparse."""
+    """Return a table of predicted times, and of the time lost by choosing with them between sdpa and sparse."""
     lines = [f"{'':58} {'ms':>9} {'predicted':>10}   choice (time lost)"]
     fused = {(s.name.removeprefix("masked "), s.training): s for s in samples if s.name.startswith("masked ")}
     for s in samples:
@@ -208,7 +208,7 @@ def report(samples: Sequence[Sample], rates: Rates) -> str:
         if other is not None and not s.masked and not s.name.startswith("dense T"):
             gathers = predicted < _predict(other, rates)
             loss = (s if gathers else other).ms / min(s.ms, other.ms) - 1
-            choice = f"{'gathered' if gathers else 'fused'} ({100 * loss:.0f} %)"
+            choice = f"{'sparse' if gathers else 'sdpa'} ({100 * loss:.0f} %)"
         name = s.name + ", training" * s.training
         lines.append(f"{name:58} {s.ms:9.2f} {predicted:10.2f}   {choice}")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from clearhead.attention.sparse.kernel import GATHERED
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
 
-Impl = Literal["auto", "reference", "fused", "gathered"]
+Impl = Literal["auto", "reference", "sdpa", "sparse"]
 
 # In the order "auto" asks them: the first that is worth it, runs.
 _IMPLEMENTATIONS: dict[str, Implementation] = {way.name: way for way in (GATHERED, FUSED, REFERENCE)}
@@ -54,12 +54,12 @@ def attend(
     digits are lost in it. `query_offset` is the position of the first query among the keys, needed where T ≠ S and the
     mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
 
-    `impl` is "auto" (the fastest that can run), "gathered", "fused" or "reference"; a name that cannot run the call
+    `impl` is "auto" (the fastest that can run), "sparse", "sdpa" or "reference"; a name that cannot run the call
     raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
     beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
     dtype, as torch's own attention takes them. On a CPU the data are
     looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
-    beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "fused";
+    beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "sdpa";
     derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
     call = checked_call(q, k, v, mask, scores=scores, weights=weights, bias=bias, query_offset=query_offset)
     return choose(call, impl).run(call)

@@ -35,7 +35,7 @@ _DOTS = (Dot, ScaledDot, Bilinear)  # known to be dot products; others are asked
 class Fused(Implementation):
     """torch's `scaled_dot_product_attention`."""
 
-    name = "fused"
+    name = "sdpa"
 
     def why_not(self, call: Call) -> str | None:
         weights = call.weights

@@ -31,7 +31,7 @@ def cost(
         option("Save only the input of each block and recompute the block in backward.", "--activation-checkpointing"),
     ] = False,
     mask: Annotated[str | None, option("A mask, such as 'causal() & window(256, 0)'.")] = None,
-    impl: Annotated[str, option("How attention is computed: auto, fused, gathered or reference.")] = "auto",
+    impl: Annotated[str, option("Attention implementation: auto, sdpa, sparse or reference.")] = "auto",
     device: Annotated[
         str | None, option("cuda, cpu, or a machine whose time is wanted: h200, or a --save-machine file.")
     ] = None,

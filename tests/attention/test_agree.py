@@ -96,7 +96,7 @@ def in_ways(ways, shape, dtype, *, mask=None, bias=None, **kwargs):
 
 
 def compare(shape, dtype, **kwargs):
-    exact, plain, fast = in_ways(("reference", "fused"), shape, dtype, **kwargs)
+    exact, plain, fast = in_ways(("reference", "sdpa"), shape, dtype, **kwargs)
     *_, T, S, D, _ = shape
     assert_errs_at_most_twice(fast, plain, exact, terms=D + max(T, S))
 
@@ -144,17 +144,17 @@ def test_bias(mask, dtype):
     compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias)
 
 
-@pytest.mark.parametrize("impl", ["fused", "gathered"])
+@pytest.mark.parametrize("impl", ["sdpa", "sparse"])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 7), (5, 1), (3, 1, 7), (2, 1, 1, 1)], ids=str)
 def test_a_bias_of_any_shape_that_broadcasts(shape, impl):
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
     bias = torch.randn(shape)
-    for mask in (prefix(6), None) if impl == "fused" else (prefix(6),):
+    for mask in (prefix(6), None) if impl == "sdpa" else (prefix(6),):
         fast, plain = (attend(q, k, v, mask, bias=bias, impl=way) for way in (impl, "reference"))
         torch.testing.assert_close(fast, plain)
 
 
-@pytest.mark.parametrize("impl", ["fused", "gathered"])
+@pytest.mark.parametrize("impl", ["sdpa", "sparse"])
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 def test_the_least_number_as_a_bias_hides_keys_beside_others_only(impl, temperature):
     """As in the reference: a row that has nothing else averages, and −∞ hides for good."""
@@ -179,7 +179,7 @@ def test_a_temperature_divides_the_bias_too(mask, temperature):
 def test_the_gradient_of_the_bias():
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
     grads = []
-    for impl in ("fused", "reference"):
+    for impl in ("sdpa", "reference"):
         bias = torch.ones(3, 7, 7, dtype=torch.float64, requires_grad=True)
         attend(q, k, v, causal(), bias=bias, impl=impl).square().sum().backward()
         grads.append(bias.grad)
@@ -205,7 +205,7 @@ def test_bilinear_runs_fused():
     q, k, v = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 11), torch.randn(2, 3, 5, 13)
     scores = Bilinear(7, 11, n_heads=3)
     torch.testing.assert_close(
-        attend(q, k, v, causal(), scores=scores, impl="fused"),
+        attend(q, k, v, causal(), scores=scores, impl="sdpa"),
         attend(q, k, v, causal(), scores=scores, impl="reference"),
     )
 
@@ -233,7 +233,7 @@ def test_any_leading_batch(lead):
     q, k, v = (torch.randn(*lead, 3, 5, 7) for _ in range(3))
     lengths = torch.randint(0, 6, lead)
     for mask in (causal(), padding(lengths), causal() & padding(lengths)):
-        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("fused", "reference"))
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("sdpa", "reference"))
         assert fast.shape == (*lead, 3, 5, 7)
         torch.testing.assert_close(fast, plain)
 
@@ -242,7 +242,7 @@ def test_any_leading_batch(lead):
 @pytest.mark.parametrize("lead", [(), (0,), (2, 3), (0, 2)], ids=str)
 def test_no_heads_and_no_width_with_any_leading_batch(lead, H, E):
     q, k, v = torch.randn(*lead, H, 5, 7), torch.randn(*lead, 1, 5, 7), torch.randn(*lead, 1, 5, E)
-    for mask, impl in ((None, "fused"), (causal(), "fused"), (window(2, 1), "gathered")):
+    for mask, impl in ((None, "sdpa"), (causal(), "sdpa"), (window(2, 1), "sparse")):
         for bias in (None, torch.randn(5, 5)):
             assert attend(q, k, v, mask, bias=bias, impl=impl).shape == (*lead, H, 5, E)
 
@@ -296,7 +296,7 @@ def test_never_nan_and_the_same_whatever_the_shape(mask, B, heads, T, S, D, E, q
         assert (q.grad[..., empty, :] == 0).all()
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("impl", ["sdpa", "reference"])
 @settings(max_examples=25)
 @given(lengths=st.lists(st.integers(0, 7), min_size=2, max_size=2), seed=st.integers(0, 1000))
 def test_padding_content_never_matters(impl, lengths, seed):
@@ -329,10 +329,10 @@ def test_huge_scores_choose_the_largest():
 def test_a_row_that_the_bias_hides_is_empty_in_every_way(mask, weights):
     bias = torch.zeros(5, 5)
     bias[2], bias[4, 3:] = -math.inf, -math.inf  # row 4 is hidden by window and bias together
-    for impl in ("reference", "fused", "gathered"):
+    for impl in ("reference", "sdpa", "sparse"):
         if impl != "reference" and (not isinstance(weights, Softmax) or weights.temperature == math.inf):
             continue
-        if impl == "gathered" and mask is None:
+        if impl == "sparse" and mask is None:
             continue
         inputs = [torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3)]
         learned = bias.clone().requires_grad_()
@@ -370,20 +370,20 @@ def test_a_kept_row_follows_its_mask():
     q, k, v = (torch.randn(2, 3, 7, 5) for _ in range(3))
     lengths = torch.tensor([3, 7])
     mask = padding(lengths)
-    first = attend(q, k, v, mask, impl="fused")
+    first = attend(q, k, v, mask, impl="sdpa")
     lengths[0] = 5
-    second = attend(q, k, v, mask, impl="fused")
+    second = attend(q, k, v, mask, impl="sdpa")
     torch.testing.assert_close(second, attend(q, k, v, mask, impl="reference"))
     assert not torch.equal(first[0], second[0])
-    short = attend(q, k[:, :, :6], v[:, :, :6], mask, impl="fused")
+    short = attend(q, k[:, :, :6], v[:, :, :6], mask, impl="sdpa")
     torch.testing.assert_close(short, attend(q, k[:, :, :6], v[:, :, :6], mask, impl="reference"))
     with torch.inference_mode():
-        attend(q, k, v, mask, impl="fused")
-    attend(q.requires_grad_(), k, v, mask, impl="fused").sum().backward()  # not the row made in inference mode
+        attend(q, k, v, mask, impl="sdpa")
+    attend(q.requires_grad_(), k, v, mask, impl="sdpa").sum().backward()  # not the row made in inference mode
     assert q.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_autocast_is_the_same_whatever_runs(impl, dtype):
     """Queries, keys and values in its dtype, and everything between them in float32."""

@@ -19,7 +19,7 @@ from clearhead.attention.sparse.plan import plan
 from clearhead.masks import causal, every, padding, prefix, window
 from tests.attention.test_agree import DTYPES, assert_errs_at_most_twice, in_ways
 
-WAYS = ["auto", "fused", "gathered"]
+WAYS = ["auto", "sdpa", "sparse"]
 
 
 def drawn(*shape, size=10.0, seed=3):

@@ -66,20 +66,20 @@ def q(*shape, dtype=torch.float32):
         (
             lambda: attend(q(), q(), q(), impl="flash"),
             ImplementationError,
-            'impl="flash" is unknown.*"fused"',
+            'impl="flash" is unknown.*"sdpa"',
         ),
         (
-            lambda: attend(q(), q(), q(), weights=Hard(), impl="fused"),
+            lambda: attend(q(), q(), q(), weights=Hard(), impl="sdpa"),
             ImplementationError,
             "Hard weights are not a softmax; reference can",
         ),
         (
-            lambda: attend(q(), q(), q(), scores=Additive(7, 7, 3), impl="fused"),
+            lambda: attend(q(), q(), q(), scores=Additive(7, 7, 3), impl="sdpa"),
             ImplementationError,
             "Additive scores are not a dot product; reference can",
         ),
         (
-            lambda: attend(q(), q(), q(), weights=Softmax(0.0), impl="fused"),
+            lambda: attend(q(), q(), q(), weights=Softmax(0.0), impl="sdpa"),
             ImplementationError,
             "temperature 0",
         ),

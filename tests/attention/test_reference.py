@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_function(weights, mask):
     assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs)
 
 
-@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
 def test_a_large_gradient_in_half_precision_stays_finite(impl):
     """Σ grad · v is beyond float16, where the gradients of q, k and v are not."""
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +138,7 @@ class TestScores:
         q, k, v = qkv()
         wanted = torch.softmax(-torch.cdist(q, k).square(), -1) @ v
         torch.testing.assert_close(attend(q, k, v, scores=Distance()), wanted)
-        for impl in ("fused", "gathered"):
+        for impl in ("sdpa", "sparse"):
             with pytest.raises(ImplementationError, match="Distance scores are not a dot product; reference"):
                 attend(q, k, v, window(1, 1), scores=Distance(), impl=impl)
 

@@ -28,7 +28,7 @@ def inputs(*shape):
     return torch.randn(3, *shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
+@pytest.mark.parametrize("impl", ["auto", "sdpa", "reference"])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_vmap_is_a_loop(mask, impl):
     def way(x):
@@ -119,7 +119,7 @@ def test_jacobians_and_hessians():
     torch.testing.assert_close(hessian(lambda x: way(x).square().sum())(x), wanted)
 
 
-@pytest.mark.parametrize("impl", ["gathered", "fused"])
+@pytest.mark.parametrize("impl", ["sparse", "sdpa"])
 def test_a_kernel_without_a_rule_says_so(impl):
     x = inputs(1, 1, 7, 4)[0]
     with pytest.raises(ImplementationError, match="forward mode are taken of the reference alone; reference can"):
@@ -132,7 +132,7 @@ def test_a_kernel_without_a_rule_says_so(impl):
 
 def test_gathering_is_not_transformed():
     with pytest.raises(ImplementationError, match="FakeTensorMode cannot see through it"):
-        vmap(lambda x: attend(x, x, x, window(2, 1), impl="gathered"))(inputs(1, 1, 7, 4))
+        vmap(lambda x: attend(x, x, x, window(2, 1), impl="sparse"))(inputs(1, 1, 7, 4))
 
 
 def test_gradients_of_each_example():
@@ -197,7 +197,7 @@ def test_what_is_exported_runs_in_another_process(strict):
     exported = torch.export.export(model, (ids,), strict=strict)
     assert not [node.name for node in exported.graph.nodes if "clearhead" in str(node.target)]
     torch.testing.assert_close(exported.module()(ids), model(ids))
-    model.blocks[0].attention.impl = "gathered"
+    model.blocks[0].attention.impl = "sparse"
     with pytest.raises(Exception, match="what is exported runs in others; fused or reference can"):
         torch.export.export(model, (ids,), strict=strict)
 

@@ -23,18 +23,18 @@ ROW = auto.Choice(
     width=8,
     dtype="float32",
     backward=False,
-    fused=3.0,
-    gathered=2.0,
-    chosen="fused",
+    sdpa=3.0,
+    sparse=2.0,
+    chosen="sdpa",
 )
 
 
 def test_a_choice_loses_against_the_faster_way():
     assert ROW.lost == pytest.approx(1.5)
-    assert replace(ROW, chosen="gathered").lost == 1.0
+    assert replace(ROW, chosen="sparse").lost == 1.0
     assert auto.line(ROW).endswith("loses")
-    assert not auto.line(replace(ROW, fused=2.09)).endswith("loses")
-    assert auto.summary([ROW, replace(ROW, fused=2.09)]) == "1 of 2 choices lose more than 5%"
+    assert not auto.line(replace(ROW, sdpa=2.09)).endswith("loses")
+    assert auto.summary([ROW, replace(ROW, sdpa=2.09)]) == "1 of 2 choices lose more than 5%"
 
 
 def test_every_mask_both_ways_at_every_length(monkeypatch, tmp_path):
@@ -44,15 +44,15 @@ def test_every_mask_both_ways_at_every_length(monkeypatch, tmp_path):
     assert [(r.name, r.length, r.backward) for r in rows] == [
         (p.name, T, backward) for T in (37, 23) for p in CATALOGUE[1:4] for backward in (False, True)
     ]
-    assert {r.chosen for r in rows} == {"fused"}  # so short that no plan is made
-    assert all(r.fused > 0 and r.gathered > 0 and r.heads == 2 for r in rows)
+    assert {r.chosen for r in rows} == {"sdpa"}  # so short that no plan is made
+    assert all(r.sdpa > 0 and r.sparse > 0 and r.heads == 2 for r in rows)
     assert json.loads(out.read_text())["rows"] == [row.to_dict() for row in rows]
 
 
 def test_the_choice_is_the_one_that_attend_makes(monkeypatch):
     monkeypatch.setattr(auto, "CATALOGUE", [p for p in CATALOGUE if p.name in ("narrow window", "causal")])
     rows = auto.measure(replace(TINY, lengths=(1024,), widths=(64,)))
-    assert {(r.name, r.chosen) for r in rows} == {("narrow window", "gathered"), ("causal", "fused")}
+    assert {(r.name, r.chosen) for r in rows} == {("narrow window", "sparse"), ("causal", "sdpa")}
 
 
 def test_no_time_measures_nothing():

@@ -175,7 +175,7 @@ class DeviceDispatch(TorchFunctionMode):
         """Return the plan if `impl` asks for it, or if `attend` would choose it as faster."""
         impl = options.get("impl", "auto")
         weights = options.get("weights", Softmax())
-        if impl in ("reference", "fused") or not isinstance(weights, Softmax) or weights.dropout:
+        if impl in ("reference", "sdpa") or not isinstance(weights, Softmax) or weights.dropout:
             return None
         if impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
             return None
@@ -184,7 +184,7 @@ class DeviceDispatch(TorchFunctionMode):
             rates = rates_of(torch.device(self.device), q.dtype)
             backward = torch.is_grad_enabled() and q.requires_grad
             heads = record.batch * record.heads
-            is_faster = impl == "gathered" or saves(mask_plan, heads, record.width, backward, rates)
+            is_faster = impl == "sparse" or saves(mask_plan, heads, record.width, backward, rates)
         return mask_plan if is_faster else None
 
 

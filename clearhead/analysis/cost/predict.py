@@ -23,7 +23,7 @@ from clearhead.masks import Mask, as_mask
 from clearhead.models import PRESETS, Config
 from clearhead.nn import MultiHeadAttention
 
-_IMPLEMENTATIONS = ("auto", "fused", "gathered", "reference")
+_IMPLEMENTATIONS = ("auto", "sdpa", "sparse", "reference")
 
 
 @dataclass(frozen=True)

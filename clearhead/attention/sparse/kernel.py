@@ -30,7 +30,7 @@ _WIDEST = 256
 class Gathered(Implementation):
     """Only the pairs that the plan of the mask names."""
 
-    name = "gathered"
+    name = "sparse"
 
     def why_not(self, call: Call) -> str | None:
         if call.mask is None and not sdpa.widens(call):

@@ -159,8 +159,8 @@ def test_cost_padding_mask_counts_pairs_of_the_batch():
 
 def test_cost_sparse_impl_charges_computed_pairs():
     mask = causal() & window(16, 0)
-    prediction = cost("gpt2", tokens=1000, mask=window(16, 0), impl="gathered")
-    dense = cost("gpt2", tokens=1000, mask=window(16, 0), impl="fused")
+    prediction = cost("gpt2", tokens=1000, mask=window(16, 0), impl="sparse")
+    dense = cost("gpt2", tokens=1000, mask=window(16, 0), impl="sdpa")
     assert prediction.pairs is not None
     assert prediction.pairs.mask == mask
     assert prediction.pairs.allowed.value == mask.count(1000) < prediction.pairs.computed.value < 1000 * 1000

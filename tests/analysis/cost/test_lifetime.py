@@ -45,7 +45,7 @@ def test_cost_of_a_module_does_not_keep_the_module_alive():
     [
         ("tiny-decoder", {"tokens": 13, "training": True}),
         ("tiny-decoder", {"tokens": 13, "mask": window(3, 0)}),
-        ("gpt2", {"tokens": 1000, "mask": causal() & window(16, 0), "impl": "gathered"}),
+        ("gpt2", {"tokens": 1000, "mask": causal() & window(16, 0), "impl": "sparse"}),
         (Net(), {"tokens": 13, "inputs": Embeddings(12)}),
     ],
     ids=["training", "mask", "plan", "module"],

@@ -106,13 +106,13 @@ def seconds_of_attention(prediction, forward, backward):
     return prediction.time(slow).seconds - prediction.time(PLAIN).seconds
 
 
-@pytest.mark.parametrize("impl", ["fused", "gathered"])
+@pytest.mark.parametrize("impl", ["sdpa", "sparse"])
 def test_time_fused_attention_uses_its_rates(impl):
     """Two products forward; five backward, or seven if a plan computes scores and their gradients twice."""
     prediction = cost(AttentionSizes(64, 4), tokens=128, batch=3, training=True, mask=window(16, 0), impl=impl)
     assert prediction.pairs is not None
     product = 2 * 64 * prediction.pairs.computed.value
-    back = 7 if impl == "gathered" else 5
+    back = 7 if impl == "sparse" else 5
     assert seconds_of_attention(prediction, 1e5, 1e6) == pytest.approx(2 * product * (1 / 1e5 - 1 / 1e6))
     assert seconds_of_attention(prediction, 1e6, 1e4) == pytest.approx(back * product * (1 / 1e4 - 1 / 1e6))
 

@@ -12,7 +12,7 @@ from clearhead.generation import Greedy, generate
 from clearhead.masks import causal, padding
 from clearhead.nn import MultiHeadAttention
 
-IMPLEMENTATIONS = ("reference", "fused", "gathered")
+IMPLEMENTATIONS = ("reference", "sdpa", "sparse")
 MODELS = ("en-es", "sort-dedup", "digits-vit", "shakespeare")
 
 
@@ -43,7 +43,7 @@ def test_weights_times_values_are_the_fast_paths_output(name, impl):
     def choose(layer, args, kwargs):
         # Gathering needs something to skip: a layer without a mask has none, and is given one that hides nothing.
         layer.impl = impl
-        if impl == "gathered" and kwargs.get("mask") is None:
+        if impl == "sparse" and kwargs.get("mask") is None:
             T, S = args[0].shape[1], args[1 if len(args) > 1 else 0].shape[1]
             kwargs = {**kwargs, "mask": (causal() | ~causal()) if T == S else padding([S] * len(args[0]))}
         used.append(layer)

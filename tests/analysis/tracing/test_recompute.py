@@ -138,7 +138,7 @@ def test_the_difference_notices_a_fast_path_that_is_wrong(monkeypatch):
     assert t.difference("") > 10 * t.tolerance("")
 
 
-@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
 def test_blocks_put_together_are_the_weights(impl, monkeypatch):
     from clearhead.analysis.tracing import recompute
 

@@ -224,7 +224,7 @@ def test_the_report_says_what_ran_and_how_far_off_it_is():
     assert heading.split()[:2] == ["layer", "heads"]
     assert first.split()[:6] == ["blocks.0.attention", "6", "7", "×", "7", "attend,"]
     assert "reference" in first
-    assert "fused" in second
+    assert "sdpa" in second
     assert f"{t.difference('blocks.1.attention'):.1e}" in second
     assert f"{t.tolerance('blocks.1.attention'):.1e}" in second
     assert "recomputed" in last

@@ -66,11 +66,11 @@ class Case:
     bias: str | None = None
     deterministic: bool = False
     temperature: float = 1.0
-    way: Impl = "gathered"
+    way: Impl = "sparse"
 
     def __str__(self) -> str:
         extra = f" + {self.bias}" * (self.bias is not None) + " twice" * self.deterministic
-        extra += f" / {self.temperature}" * (self.temperature != 1.0) + f" {self.way}" * (self.way != "gathered")
+        extra += f" / {self.temperature}" * (self.temperature != 1.0) + f" {self.way}" * (self.way != "sparse")
         return f"{self.mask}{extra} {self.shape} {str(self.dtype).removeprefix('torch.')}"
 
 
@@ -145,14 +145,14 @@ CASES = [
     # A bias that half precision would round: given in float32, or divided by a temperature.
     *(
         Case("padding alone", (2, 2, 2, 1025, 1025, 32, 32), HALF, bias="large row", way=way)
-        for way in ("auto", "fused", "gathered")
+        for way in ("auto", "sdpa", "sparse")
     ),
     *(
         Case(causal() & window(32, 0), square(1024, 32), BRAIN, bias="large", temperature=0.3, way=way)
-        for way in ("auto", "fused", "gathered")
+        for way in ("auto", "sdpa", "sparse")
     ),
     *(Case(mask, (1, 4, 2, 1031, 1031, 64, 64), bias="ALiBi", way="auto") for mask in (causal(), full())),
-    Case(full(), (1, 2, 2, 397, 397, 64, 64), bias="ALiBi", way="gathered"),
+    Case(full(), (1, 2, 2, 397, 397, 64, 64), bias="ALiBi", way="sparse"),
     *(Case(name, (2, 4, 2, 397, 397, 64, 64)) for name in ("padding", "documents", "allow by batch", "forbid by head")),
     Case(window(3, 0) & every(16), square(331), SINGLE),  # most rows see nothing
     Case(~full(), square(331)),
@@ -263,7 +263,7 @@ def test_compiles_as_one_graph_with_its_backward():
     mask = window(9, 5) | every(32)
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attend(q, k, v, mask, impl="gathered").float().square()
+        return attend(q, k, v, mask, impl="sparse").float().square()
 
     compiled = torch.compile(step, fullgraph=True, dynamic=False)
     found = []
@@ -312,7 +312,7 @@ def plan_of(case: Case) -> Plan:
     return kernel.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
 
 
-@pytest.mark.parametrize("impl", ["gathered", "fused"])
+@pytest.mark.parametrize("impl", ["sparse", "sdpa"])
 @pytest.mark.parametrize("size", [1e30, torch.finfo(SINGLE).min], ids=["1e30", "least"])
 def test_a_bias_beyond_any_exponent_leaves_the_largest_its_weight(size, impl):
     """A product and a sum in one rounding step would be off by more than an exponent holds."""

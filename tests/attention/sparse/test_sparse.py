@@ -53,7 +53,7 @@ SMALL = [
 
 def compare(shape, dtype, *, mask, **kwargs):
     # Dense pieces run in torch's fused kernel, whose float32 exponential is a short polynomial.
-    ways = ("gathered", "reference", "fused") if dtype == torch.float32 else ("gathered", "reference")
+    ways = ("sparse", "reference", "sdpa") if dtype == torch.float32 else ("sparse", "reference")
     exact, fast, *plain = in_ways(ways, shape, dtype, mask=mask, **kwargs)
     worst = [max(found, key=lambda x, e=e: (x - e).abs().max()) for e, *found in zip(exact, *plain, strict=True)]
     *_, T, S, D, _ = shape
@@ -118,7 +118,7 @@ def test_the_gradient_of_a_bias(shape, dtype):
         out.backward(cotangent)
         return [learned.grad]
 
-    plain, fast = gradient("reference", dtype), gradient("gathered", dtype)
+    plain, fast = gradient("reference", dtype), gradient("sparse", dtype)
     exact = gradient("reference", torch.float64)
     assert_errs_at_most_twice(fast, plain, exact, terms=2 * 3 * 139)
 
@@ -137,7 +137,7 @@ def test_any_expression_at_any_size(mask, sizes, heads, widths, dtype):
     compare((2, *heads, T, S, *widths), dtype, mask=mask, query_offset=query_offset)
 
 
-@pytest.mark.parametrize("impl", ["auto", "gathered"])
+@pytest.mark.parametrize("impl", ["auto", "sparse"])
 @pytest.mark.parametrize("make", [allow, forbid])
 def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
     """2,048 tokens, so that "auto" plans for them."""
@@ -154,7 +154,7 @@ def test_any_leading_batch(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
     lengths = torch.randint(0, 68, lead)
     for mask in (SMALL[0], causal() & padding(lengths)):
-        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("gathered", "reference"))
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("sparse", "reference"))
         torch.testing.assert_close(fast, plain)
 
 
@@ -164,7 +164,7 @@ def test_a_pattern_for_each_head_with_any_leading_batch(lead):
     generator = torch.Generator().manual_seed(1)
     for heads in (3, 1):
         mask = allow(torch.rand(heads, 67, 67, generator=generator) < 0.2)
-        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("gathered", "reference"))
+        fast, plain = (attend(q, k, v, mask, impl=impl) for impl in ("sparse", "reference"))
         torch.testing.assert_close(fast, plain)
 
 
@@ -173,7 +173,7 @@ def test_a_bias_with_any_leading_batch(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
     for shape in ((67,), (67, 67), (3, 1, 67), (*lead, 3, 67, 67)):
         bias = torch.randn(shape)
-        fast, plain = (attend(q, k, v, SMALL[0], bias=bias, impl=impl) for impl in ("gathered", "reference"))
+        fast, plain = (attend(q, k, v, SMALL[0], bias=bias, impl=impl) for impl in ("sparse", "reference"))
         torch.testing.assert_close(fast, plain)
 
 
@@ -183,7 +183,7 @@ def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_
     narrow = torch.randn(67, 67, generator=generator).requires_grad_()
     wide = narrow.detach().double().requires_grad_()
     for bias in (narrow, wide):
-        attend(q, k, v, SMALL[0], bias=bias, impl="gathered").backward(up)
+        attend(q, k, v, SMALL[0], bias=bias, impl="sparse").backward(up)
     torch.testing.assert_close(narrow.grad, wide.grad.float(), rtol=torch.finfo(torch.float32).eps, atol=0.0)
 
 
@@ -192,7 +192,7 @@ def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_
 )
 def test_scores_and_temperatures(kwargs):
     q, k, v = (torch.randn(2, 3, 67, 7) for _ in range(3))
-    fast, plain = (attend(q, k, v, SMALL[1], impl=impl, **kwargs) for impl in ("gathered", "reference"))
+    fast, plain = (attend(q, k, v, SMALL[1], impl=impl, **kwargs) for impl in ("sparse", "reference"))
     torch.testing.assert_close(fast, plain)
 
 
@@ -201,7 +201,7 @@ def test_tensors_may_lie_in_any_order(mask):
     """Also with a last dimension whose neighbours are not neighbours in memory, which torch's kernels do not take."""
     generator = torch.Generator().manual_seed(5)
     inputs = [torch.randn(1, 2, 8, 139, dtype=torch.float64, generator=generator).mT for _ in range(4)]
-    turned = forward_backward(inputs[:3], inputs[3], "gathered", mask=mask)
+    turned = forward_backward(inputs[:3], inputs[3], "sparse", mask=mask)
     plain = forward_backward(inputs[:3], inputs[3], "reference", mask=mask)
     for mine, wanted in zip(turned, plain, strict=True):
         torch.testing.assert_close(mine, wanted)
@@ -209,7 +209,7 @@ def test_tensors_may_lie_in_any_order(mask):
 
 def test_empty_rows_are_zero_and_pass_no_gradient():
     q, k, v = (torch.randn(1, 2, 67, 7, requires_grad=True) for _ in range(3))
-    out = attend(q, k, v, window(3, 0) & every(16), impl="gathered")
+    out = attend(q, k, v, window(3, 0) & every(16), impl="sparse")
     empty = ~(window(3, 0) & every(16)).dense(67).any(-1)
     assert empty.any()
     out.sum().backward()
@@ -224,13 +224,13 @@ def test_large_scores_in_blocks_that_are_not_full(mask):
     q, k, v = (torch.randn(1, 1, n, 1, generator=generator) * size for n, size in ((251, 30), (1021, 30), (1021, 1)))
     cotangent = torch.randn(1, 1, 251, 1, generator=generator)
     fast, plain = (
-        forward_backward((q, k, v), cotangent, way, mask=mask, query_offset=0) for way in ("gathered", "reference")
+        forward_backward((q, k, v), cotangent, way, mask=mask, query_offset=0) for way in ("sparse", "reference")
     )
     assert all(x.isfinite().all() for x in fast)
     torch.testing.assert_close(fast[3], plain[3], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("impl", ["reference", "fused", "gathered"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
 def test_values_without_a_width_pass_zero_gradients(impl):
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 0)
     out, *gradients = forward_backward((q, k, v), torch.randn(2, 3, 5, 0), impl, mask=causal() & window(1, 0))
@@ -239,7 +239,7 @@ def test_values_without_a_width_pass_zero_gradients(impl):
     assert not any(g.any() for g in gradients)
 
 
-@pytest.mark.parametrize("impl", ["auto", "fused", "gathered"])
+@pytest.mark.parametrize("impl", ["auto", "sdpa", "sparse"])
 @pytest.mark.parametrize("lead", [(0, 2), (2, 0)], ids=str)
 def test_an_empty_batch_of_two_dimensions(lead, impl):
     q, k, v = (torch.randn(*lead, 3, 5, 4) for _ in range(3))
@@ -268,7 +268,7 @@ def test_large_scores_have_the_gradients_of_the_reference(large, dtype):
 
 def test_results_repeat_bit_for_bit():
     q, k, v = (torch.randn(1, 2, 139, 7) for _ in range(3))
-    first, second = (forward_backward([q, k, v], q, "gathered", mask=SMALL[1]) for _ in range(2))
+    first, second = (forward_backward([q, k, v], q, "sparse", mask=SMALL[1]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -284,16 +284,16 @@ def test_results_repeat_bit_for_bit():
 def test_what_cannot_run_says_why(kwargs, reason):
     q = torch.randn(1, 2, 5, 3)
     with pytest.raises(ImplementationError, match=reason):
-        attend(q, q, q, impl="gathered", **kwargs)
+        attend(q, q, q, impl="sparse", **kwargs)
 
 
 @pytest.mark.parametrize(
     ("mask", "chosen"),
     [
-        (window(2, 2) | every(4), "gathered"),
-        (window(64, 64), "gathered"),
-        (causal(), "fused"),  # the fused kernel has a flag for it
-        (~window(1, 1), "fused"),  # nearly everything: nothing to save
+        (window(2, 2) | every(4), "sparse"),
+        (window(64, 64), "sparse"),
+        (causal(), "sdpa"),  # the fused kernel has a flag for it
+        (~window(1, 1), "sdpa"),  # nearly everything: nothing to save
     ],
     ids=str,
 )
@@ -306,7 +306,7 @@ def test_auto_gathers_where_the_plan_promises_to_save(mask, chosen):
 def test_auto_does_not_plan_for_small_calls():
     q = torch.randn(1, 2, 97, 16)
     call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
-    assert choose(call).name == "fused"
+    assert choose(call).name == "sdpa"
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def results_of(run, inputs):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("impl", ["gathered", "auto"])
+@pytest.mark.parametrize("impl", ["sparse", "auto"])
 def test_compiles_as_one_graph_with_its_backward(impl, counted):
     """Also where the mask is put together inside of the graph."""
 
@@ -406,7 +406,7 @@ def test_a_compiled_model_trains_gathered(counted):
     torch.testing.assert_close(found, torch.autograd.grad(model(ids).logsumexp(-1).sum(), weights))
 
 
-@pytest.mark.parametrize("impl", ["gathered", "auto"])
+@pytest.mark.parametrize("impl", ["sparse", "auto"])
 def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
     """`RelativeBias` is learned, so that its gradient must come out of whichever way is chosen."""
     torch.manual_seed(0)
@@ -427,7 +427,7 @@ def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
     bias = torch.zeros(2, 1031, 1031)
     monkeypatch.setattr(kernel, "HAS_TRITON", True)
     monkeypatch.setattr(kernel.Gathered, "why_not", lambda self, call: kernel._why_not_triton(call))
-    for learned, chosen in ((False, "gathered"), (True, "fused")):
+    for learned, chosen in ((False, "sparse"), (True, "sdpa")):
         bias.requires_grad_(learned)
         call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
         assert choose(call).name == chosen
