@@ -25,7 +25,8 @@ from torch import Tensor
 
 from clearhead._core.atomic_io import read_json
 from clearhead.data.tokenizers.base import FILE_NAME
-from clearhead.data.tokenizers.library import FILES, HFTokenizer, load_hf_tokenizer
+from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
+from clearhead.data.tokenizers.sentencepiece import FILES
 from clearhead.errors import DataError, StorageError, needing
 from clearhead.hub.gguf_header import check_header
 from clearhead.hub.weight_map import Shape, WeightMap

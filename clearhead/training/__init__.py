@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
+    from clearhead.training.averaging import EMA as EMA
+    from clearhead.training.averaging import CheckpointAverage as CheckpointAverage
     from clearhead.training.callbacks import Progress as Progress
     from clearhead.training.callbacks import ProgressBar as ProgressBar
     from clearhead.training.callbacks import RunInfo as RunInfo
     from clearhead.training.callbacks import read_log as read_log
-    from clearhead.training.config import EMA as EMA
-    from clearhead.training.config import CheckpointAverage as CheckpointAverage
-    from clearhead.training.config import Constant as Constant
     from clearhead.training.config import EarlyStopping as EarlyStopping
-    from clearhead.training.config import InverseSqrt as InverseSqrt
     from clearhead.training.config import TrainConfig as TrainConfig
-    from clearhead.training.config import WarmupCosine as WarmupCosine
     from clearhead.training.distributed import DDP as DDP
     from clearhead.training.distributed import FSDP as FSDP
     from clearhead.training.launch import Summary as Summary
@@ -27,6 +24,9 @@ if TYPE_CHECKING:
     from clearhead.training.presets import PRESETS as PRESETS
     from clearhead.training.presets import TASKS as TASKS
     from clearhead.training.recipe import Recipe as Recipe
+    from clearhead.training.schedules import Constant as Constant
+    from clearhead.training.schedules import InverseSqrt as InverseSqrt
+    from clearhead.training.schedules import WarmupCosine as WarmupCosine
     from clearhead.training.trainer import DivergedError as DivergedError
     from clearhead.training.trainer import Trainer as Trainer
 

@@ -13,159 +13,18 @@ end in them. The model itself is trained as if there were no average; validation
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from clearhead._core.validation import Count, Fraction, Natural, NotNegative, Positive, Range, Rate, require, whole
+from clearhead._core.validation import Count, NotNegative, Positive, Range, Rate, require
 from clearhead.config import Config, Value
 from clearhead.data.sampler import FixedSize, SequencePacking, TokenBudget
-from clearhead.errors import ConfigError
-from clearhead.training.distributed import DDP, FSDP, local
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """Any function of the step; step 0 is before the first update."""
-
-    def __call__(self, step: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class WarmupCosine(Value):
-    """A straight rise to `lr_max`, then half a cosine down to zero (CENG 403, Transformers and Attention, Q7a).
-
-        lr(step) = lr_max · step / warmup_steps                                                    step ≤ warmup_steps
-        lr(step) = lr_max · ½ (1 + cos(π (step − warmup_steps) / (total_steps − warmup_steps)))    otherwise
-
-    Both lines give `lr_max` at `warmup_steps`, and step `total_steps` gives exactly 0. Beyond it the formula would rise
-    again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where
-    the warm-up is the whole run, the end value is `lr_max`. A `total_steps` of None is the length of the training."""
-
-    lr_max: Positive = 1e-3
-    warmup_steps: Natural = 0
-    total_steps: Count | None = None
-
-    def validate(self) -> None:
-        require(
-            self.total_steps is None or self.warmup_steps <= self.total_steps,
-            f"WarmupCosine: warmup_steps is {self.warmup_steps} and total_steps is {self.total_steps}; expected no "
-            "warm-up beyond the end: shorten it, or lengthen the run",
-        )
-
-    def over(self, total_steps: int) -> WarmupCosine:
-        """The schedule of a run of so many steps."""
-        return replace(self, total_steps=total_steps) if self.total_steps is None else self
-
-    def __call__(self, step: int) -> float:
-        if self.total_steps is None:
-            raise ConfigError(
-                "WarmupCosine: total_steps is None; expected the length of the run: use .over(total_steps)"
-            )
-        step = min(whole(step, "step"), self.total_steps)
-        if step <= self.warmup_steps:
-            return self.lr_max * step / self.warmup_steps if self.warmup_steps else self.lr_max
-        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.lr_max * 0.5 * (1.0 + math.cos(done * math.pi))
-
-
-@dataclass(frozen=True)
-class InverseSqrt(Value):
-    """A straight rise to `lr_max`, then a fall with the inverse square root of the step: the schedule of 2017.
-
-        lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
-
-    It has no end, so nothing happens at the end of a run."""
-
-    lr_max: Positive = 1e-3
-    warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups
-
-    @classmethod
-    def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseSqrt:
-        """The paper's own scaling: lr(step) = d_model^−½ · min(step^−½, step · warmup_steps^−1½)."""
-        return cls((d_model * warmup_steps) ** -0.5, warmup_steps)
-
-    def __call__(self, step: int) -> float:
-        if whole(step, "step") <= self.warmup_steps:
-            return self.lr_max * step / self.warmup_steps
-        return self.lr_max * math.sqrt(self.warmup_steps / step)
-
-
-@dataclass(frozen=True)
-class Constant(Value):
-    """A straight rise to `lr_max` (none by default), and no fall."""
-
-    lr_max: Positive = 1e-3
-    warmup_steps: Natural = 0
-
-    def __call__(self, step: int) -> float:
-        return self.lr_max * step / self.warmup_steps if whole(step, "step") < self.warmup_steps else self.lr_max
-
+from clearhead.training.averaging import EMA, CheckpointAverage
+from clearhead.training.distributed import DDP, FSDP
+from clearhead.training.schedules import Constant, InverseSqrt, Schedule, WarmupCosine
 
 # ---------------------------------------------------------------------- averages
-
-Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class EMA(Value):
-    """The exponential moving average: after each update, average ← d · average + (1 − d) · weights.
-
-    d starts low and grows, d = min(decay, (1 + step) / (10 + step)), so that the first weights are soon forgotten."""
-
-    decay: Fraction = 0.999
-
-    @torch.no_grad()
-    def update(self, kept: Weights, weights: Weights, step: int) -> None:
-        """Take the weights after update number `step`, counted from 1, into what is kept: the average itself."""
-        if not kept:
-            kept.update({name: weight.detach().clone() for name, weight in weights.items()})
-            return
-        decay = min(self.decay, (1 + step) / (10 + step))
-        average = [local(kept[name]) for name in weights]
-        torch._foreach_lerp_(average, [local(weight.detach()) for weight in weights.values()], 1.0 - decay)
-
-    def value(self, kept: Weights) -> Weights | None:
-        """The averaged weights, or None as long as there is nothing to average."""
-        return kept or None
-
-
-@dataclass(frozen=True)
-class CheckpointAverage(Value):
-    """The mean of the last `k` snapshots of the weights, one taken after every `every` updates."""
-
-    k: Count = 5
-    every: Count = 100
-
-    @torch.no_grad()
-    def update(self, kept: Weights, weights: Weights, step: int) -> None:
-        """Keep a snapshot where one is due, numbered by its step: `00000300/encoder.norm.weight`."""
-        if step % self.every == 0:
-            kept.update({f"{step:08d}/{name}": weight.detach().clone() for name, weight in weights.items()})
-            old = _steps(kept)[: -self.k]
-            for name in [name for name in kept if name.partition("/")[0] in old]:
-                del kept[name]
-
-    @torch.no_grad()
-    def value(self, kept: Weights) -> Weights | None:
-        """The averaged weights, or None as long as there is nothing to average."""
-        if not (steps := _steps(kept)):
-            return None
-        names = [name.partition("/")[2] for name in kept if name.startswith(f"{steps[0]}/")]
-        mean = {name: kept[f"{steps[0]}/{name}"].clone() for name in names}
-        for name, weight in mean.items():
-            for step in steps[1:]:
-                local(weight).add_(local(kept[f"{step}/{name}"]))
-            local(weight).div_(len(steps))
-        return mean
-
-
-def _steps(kept: Weights) -> list[str]:
-    return sorted({name.partition("/")[0] for name in kept})
 
 
 # ---------------------------------------------------------------------- the settings

@@ -7,7 +7,7 @@ from pathlib import Path
 from clearhead._core.plotting import new_figure, save_figure
 from clearhead.errors import StorageError
 from clearhead.training.callbacks import read_log
-from clearhead.training.config import Schedule
+from clearhead.training.schedules import Schedule
 
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:

@@ -19,8 +19,10 @@ from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConf
 from clearhead.models import presets as models
 from clearhead.nn import DepthScaled, Xavier
 from clearhead.nn.positions import LearnedPositions, NoPE
-from clearhead.training.config import EMA, TrainConfig, WarmupCosine
+from clearhead.training.averaging import EMA
+from clearhead.training.config import TrainConfig
 from clearhead.training.recipe import Recipe
+from clearhead.training.schedules import WarmupCosine
 from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, TextData, TranslationData
 
 

@@ -28,7 +28,7 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, whole
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
-from clearhead.training.step import StepRunner, widest
+from clearhead.training.step_runner import StepRunner, widest
 
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]

@@ -7,7 +7,7 @@ from torch import nn
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, CheckpointAverage
 from clearhead.training.checkpoint import _empty_like
-from clearhead.training.step import swapped_weights
+from clearhead.training.step_runner import swapped_weights
 
 DECAY = 0.7
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
-from clearhead.training.step import GraphedStep
+from clearhead.training.step_runner import GraphedStep
 from tests.training.test_trainer import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 

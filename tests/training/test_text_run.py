@@ -19,7 +19,7 @@ from clearhead.models import DecoderConfig
 from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
 from clearhead.training.distributed import World
 from clearhead.training.presets import recipe
-from clearhead.training.step import StepRunner
+from clearhead.training.step_runner import StepRunner
 from tests.support.rounding import assert_equal_up_to_rounding
 from tests.training.tiny import rows
 

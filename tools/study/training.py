@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core.shapes import Float, Int
-from clearhead.training.config import WarmupCosine
 from clearhead.training.optimizer import clip_grad_norm, decay_groups
+from clearhead.training.schedules import WarmupCosine
 from tools.study.networks import Size, build
 
 _EVALUATE = 2048  # batch size of evaluation

@@ -16,7 +16,7 @@ from clearhead.course.exercises.starter_code import grade_program, starter_code,
 from clearhead.errors import ClearheadError
 from clearhead.masks import allow
 from clearhead.nn.positions import Sinusoidal
-from clearhead.training.config import WarmupCosine
+from clearhead.training.schedules import WarmupCosine
 
 NAMES = sorted(starters())
 

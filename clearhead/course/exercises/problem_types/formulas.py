@@ -13,7 +13,7 @@ from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.sheet import ExactGrid, WorksheetBuilder
 from clearhead.course.exercises.source import ProblemSource
 from clearhead.nn.positions import Sinusoidal
-from clearhead.training.config import WarmupCosine
+from clearhead.training.schedules import WarmupCosine
 
 
 def layer_norm(source: ProblemSource, sheet: WorksheetBuilder) -> None:

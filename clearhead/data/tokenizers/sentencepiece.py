@@ -1,0 +1,123 @@
+"""Read SentencePiece models (tokenizer.model, spiece.model, source.spm) without the sentencepiece library.
+
+A model is a protocol buffer with a few fields. It is converted to a tokenizer of the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import DataError, StorageError
+
+FILES = ("tokenizer.model", "spiece.model", "source.spm")
+
+
+# What stands around a text, by the class that its maker's folder names. Others give other ids to the pieces.
+_AROUND = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}
+
+
+_CONTROL, _OWN = 3, 4  # types of a piece: special, and one that is never cut
+
+
+def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
+    """The tokenizer in a file of SentencePiece, and its special tokens by their roles."""
+    from tokenizers import AddedToken, processors
+
+    about = path.with_name("tokenizer_config.json")
+    settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if kind not in _AROUND:
+        known = ", ".join(_AROUND)
+        raise DataError(f"{path} is of a {kind}, whose ids are not known here; expected {known}, or a tokenizer.json")
+    try:
+        pieces, trainer, normalizer = _model(path.read_bytes())
+    except (IndexError, KeyError, ValueError, struct.error, TypeError) as error:
+        raise StorageError(f"{path} is not a whole SentencePiece model: get it again") from error
+    if (ids := path.with_name("vocab.json")).is_file():  # pieces of both languages, in one order
+        numbers: dict[str, int] = json.loads(ids.read_text(encoding="utf-8"))
+        least, own = min(score for _, score, _ in pieces) - 100, {piece[0]: piece for piece in pieces}
+        pieces = [own.get(piece, (piece, least, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
+    inner = _tokenizer(pieces, trainer, normalizer)
+    special = [piece for piece, _, form in pieces if form == _CONTROL]
+    inner.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
+    inner.add_tokens([AddedToken(piece, normalized=False) for piece, _, form in pieces if form == _OWN])
+    if kind == "T5Tokenizer":  # the last is the first
+        inner.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(settings.get("extra_ids", 100)))])
+    ends = [(name, inner.token_to_id(name)) for name in _AROUND[kind].split() if name != "$A"]
+    inner.post_processor = processors.TemplateProcessing(single=_AROUND[kind], special_tokens=ends)
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return inner, {role: name for role, name in roles.items() if inner.token_to_id(name) is not None}
+
+
+def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+
+    number = {piece: i for i, (piece, _, _) in enumerate(pieces)}
+    unknown = next(piece for piece, _, form in pieces if form == 2)
+    in_bytes = bool(trainer.get(35))
+    if trainer.get(3, 1) == 1:
+        listed = [(piece, score) for piece, score, _ in pieces]
+        inner: Any = Tokenizer(models.Unigram(listed, number[unknown], byte_fallback=in_bytes))
+    elif trainer[3] == 2:
+        pairs = [
+            (score, piece[:i], piece[i:])
+            for piece, score, form in pieces
+            for i in range(1, len(piece))
+            if form == 1 and piece[:i] in number and piece[i:] in number
+        ]
+        merges = [pair[1:] for pair in sorted(pairs, key=lambda pair: (-pair[0], -len(pair[1]), -len(pair[2])))]
+        inner = Tokenizer(models.BPE(number, merges, unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes))
+    else:
+        raise ValueError("neither unigrams nor pairs")
+    steps: list[Any] = [normalizers.Precompiled(normalizer[2])] if normalizer.get(2) else []
+    if normalizer.get(4, 1):  # blanks at the ends go, and several are one
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if normalizer.get(3, 1):  # a blank before the first word, as before all others
+        steps.append(normalizers.Prepend("▁"))
+        parts.append(decoders.Strip(" ", 1, 0))
+    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(parts)
+    return inner
+
+
+def _model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
+    """Pieces with their scores and types, and the settings of training and of normalisation by their numbers."""
+    pieces, settings = [], {2: {}, 3: {}}  # type: ignore[var-annotated]
+    for field, value in _fields(data):
+        if field == 1:
+            piece = dict(_fields(value))
+            pieces.append((piece[1].decode(), struct.unpack("<f", piece.get(2, bytes(4)))[0], piece.get(3, 1)))
+        elif field in settings:
+            settings[field] = dict(_fields(value))
+    if not pieces:
+        raise ValueError("no pieces")
+    return pieces, settings[2], settings[3]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: their numbers, and what they hold, as a whole number or as bytes."""
+    at = 0
+
+    def whole() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        tag = whole()
+        if tag & 7 == 0:
+            yield tag >> 3, whole()
+            continue
+        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else whole()
+        if at + size > len(data):
+            raise ValueError("cut short")
+        yield tag >> 3, data[at : at + size]
+        at += size
