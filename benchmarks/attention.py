@@ -110,10 +110,10 @@ def _load(place: Path) -> Sides:
     parts = {"norm": RMSNorm(), "activation": SwiGLU(), "positions": Rotary(), "bias": False, "tie_embeddings": True}
     with torch.device("meta"):
         model = DecoderConfig(**sizes, **parts).build()  # type: ignore[arg-type]
-    convert.export(model.to_empty(device="cpu"), place)
+    convert.export_third_party(model.to_empty(device="cpu"), place)
 
     def touch() -> None:
-        for weight in checkpoint.load(place).parameters():
+        for weight in checkpoint.load_third_party(place).parameters():
             weight.view(-1)[::512].sum()
 
     name = "loading a model of 135 million weights / reading its file"

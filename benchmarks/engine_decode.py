@@ -116,7 +116,7 @@ def _translate(setting: Setting, *, how: Strategy, name: str, goal: float) -> It
 
     if setting.data is None:
         return
-    trained = hub.load("en-es", device=setting.device)
+    trained = hub.pipeline("en-es", device=setting.device)
     sentences = read_pairs(setting.data / "train.tsv.xz").sources[: 32 if setting.trial else 10_000]
     (seconds,) = seconds_of(setting, lambda: hub.translate(trained, sentences, strategy=how), repeats=3)
     yield by_time(f"translate {len(sentences):,} sentences, {name}", "s", seconds, "goal", goal, 1.0)
@@ -126,7 +126,7 @@ def translate_cpu(setting: Setting) -> Iterator[Row]:
     """256 sources of 5 to 13 ids, 10 ids written, in batches of 64: the shipped translator's sizes on both sides."""
     from clearhead import hub
 
-    model: Any = hub.load("en-es").model
+    model: Any = hub.pipeline("en-es").model
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(5, 14, (16 if setting.trial else 256,), generator=generator).sort().values.tolist()
     sources = [torch.randint(5, model.config.vocab_size, (n,), generator=generator) for n in lengths]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clearhead.attention import attend
     from clearhead.errors import ClearheadError
     from clearhead.generation import generate
-    from clearhead.hub import load_model as load
+    from clearhead.hub import load, pipeline
     from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
     from clearhead.nn import KVCache, MultiHeadAttention, under
     from clearhead.training import train
@@ -48,6 +48,7 @@ __all__ = [
     "load",
     "masks",
     "nn",
+    "pipeline",
     "save",
     "trace",
     "train",

@@ -14,7 +14,7 @@ from typing import Any
 from clearhead._core.atomic_io import write_atomically
 from clearhead.hub.bundled import CARD, read_card
 from clearhead.hub.evaluate import Evaluation, evaluate
-from clearhead.hub.pipeline import Pipeline, load
+from clearhead.hub.pipeline import Pipeline, pipeline
 from clearhead.hub.translate import DEFAULT
 
 # In the order they are written; those after `measured` come from the model itself.
@@ -75,7 +75,7 @@ def _value(value: Any) -> str:
 
 def main(arguments: list[str]) -> None:
     name, data = arguments[0], arguments[1] if len(arguments) > 1 else None
-    trained = load(name)
+    trained = pipeline(name)
     card = measure(trained, data)
     write_atomically(trained.folder / CARD, to_toml(card).encode())
     print(f"{name}: {card['summary']}")

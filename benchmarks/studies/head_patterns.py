@@ -16,7 +16,7 @@ from clearhead.analysis.reports import attention_report, translation_report
 from clearhead.analysis.views.attention_map import label_from_scores
 from clearhead.analysis.views.report import AttentionReport
 from clearhead.generation import Greedy, Sample
-from clearhead.hub import Pipeline, load
+from clearhead.hub import Pipeline, pipeline
 from clearhead.hub.text_generation import generate
 from clearhead.hub.translate import translations
 
@@ -53,7 +53,7 @@ def albums(sizes: Sizes, trained: Pipeline, reader: Pipeline, seed: int) -> list
 
 def measure(sizes: Sizes, stack: str, weights: str, seed: int) -> tuple[Curve, dict[str, Any]]:
     name, group = STACKS[stack]
-    trained = load(name)
+    trained = pipeline(name)
     config: Any = trained.model.config
     reader = trained if weights == "trained" else replace(trained, model=config.build().eval())
     heads: dict[str, list[dict[str, float]]] = {}  # the scores of each head, one dict a text

@@ -16,7 +16,7 @@ Example:
     look.patch(model, clean, corrupted, look.LogitMetric(17, baseline=4))  # blocks × positions, or heads
     look.ablate(model, ids)                                              # effect of removing each head
 
-    look.attention_report(pretrained.load("en-es"), "How are you?")      # all attention maps of a bundled model
+    look.attention_report(ch.pipeline("en-es"), "How are you?")      # all attention maps of a bundled model
 """
 
 from __future__ import annotations

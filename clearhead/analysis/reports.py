@@ -32,7 +32,7 @@ def attention_report(
     """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
     sound.
 
-        look.attention_report(pretrained.load("en-es"), "How are you?")
+        look.attention_report(ch.pipeline("en-es"), "How are you?")
 
     Args:
         trained: A loaded model.

@@ -26,7 +26,7 @@ def demo(text: Annotated[list[str] | None, argument("Sentences to translate afte
         markup=False,
     )
 
-    trained = ch.hub.load("en-es")
+    trained = ch.pipeline("en-es")
     sizes: Any = trained.model.config
     console.print(
         f"[bold]An encoder-decoder[/bold] of {sum(p.numel() for p in trained.model.parameters()):,} parameters, "

@@ -34,7 +34,7 @@ def embed(
 
     texts = texts_of(["-"], None) if str(file) == "-" else texts_of(None, file)
     with nullcontext() if out is None else writing(out, (".npz", ".safetensors")):
-        vectors = hub.load(model, **load_kwargs(device, dtype)).embed(texts)
+        vectors = hub.pipeline(model, **load_kwargs(device, dtype)).embed(texts)
         if out is not None and out.suffix == ".npz":
             numpy.savez(out, vectors=vectors.numpy(), texts=numpy.array(texts))
         elif out is not None:

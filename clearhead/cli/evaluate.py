@@ -41,7 +41,7 @@ def evaluate(
     recordings, or streams of 3 to 12 digits with their error rate and latency."""
     from clearhead.generation import Greedy
 
-    trained = hub.load(model, **load_kwargs(device, dtype))
+    trained = hub.pipeline(model, **load_kwargs(device, dtype))
     how = decoding_strategy(beam, length_penalty, Greedy())
     with progress("evaluating", hidden=json) as report:
         result = hub.evaluate(trained, data, strategy=how, limit=limit, streams=streams, on_done=report)

@@ -24,7 +24,7 @@ def export(
 
     transformers loads it with from_pretrained and computes the same logits. If no family can represent the model, the
     error names the reason."""
-    trained = hub.load(model, dtype=None)
+    trained = hub.pipeline(model, dtype=None)
     exported_family = hub.export(trained, out, family=family)
     files = sorted(path.name for path in out.iterdir())
     if json:

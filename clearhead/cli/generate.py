@@ -48,7 +48,7 @@ def generate(
     from clearhead.generation import Greedy, Sample
     from clearhead.hub.text_generation import remaining_context, stream_text
 
-    trained = hub.load(model, **load_kwargs(device, dtype))
+    trained = hub.pipeline(model, **load_kwargs(device, dtype))
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
     ids = hub.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)

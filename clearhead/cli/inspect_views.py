@@ -41,7 +41,7 @@ def model_inspection(
     name: str, text: str | None, load_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> Inspection:
     """Return the inspection of a named model, which has a tokenizer or takes images."""
-    trained = hub.load(name, **load_kwargs)
+    trained = hub.pipeline(name, **load_kwargs)
 
     def require_text(text: str | None) -> str:
         if text is None:

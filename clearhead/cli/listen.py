@@ -49,7 +49,7 @@ def listen(
     from clearhead.data.audio import Stream
 
     torch.set_num_threads(1)  # chunks are small, and the real-time factor is that of one core
-    trained = hub.load(model, **load_kwargs(device, dtype))
+    trained = hub.pipeline(model, **load_kwargs(device, dtype))
     source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
     if source is None or (sound == "-" and sys.stdin.isatty()):
         raise DataError(

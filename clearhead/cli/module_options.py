@@ -28,10 +28,10 @@ def load_named(model: str, **load_kwargs: Any) -> Any:
     from torch import nn
 
     from clearhead.analysis.checks import ModuleSpec
-    from clearhead.hub import load_model
+    from clearhead.hub import load
 
     if not is_factory(model):
-        return load_model(model, **load_kwargs)
+        return load(model, **load_kwargs)
     target = import_target(model)
     if not isinstance(target, (nn.Module, ModuleSpec)):
         try:

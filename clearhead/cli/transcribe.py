@@ -24,7 +24,7 @@ def transcribe(
     json: Json = False,
 ) -> None:
     """Transcribe recordings with a model such as Whisper."""
-    trained = hub.load(model, **load_kwargs(device, dtype))
+    trained = hub.pipeline(model, **load_kwargs(device, dtype))
     pairs = list(zip(sound, trained.transcribe(sound, times=timestamps, language=language), strict=True))
     if json:
         return show_json([{"file": str(file), **dataclasses.asdict(transcript)} for file, transcript in pairs])

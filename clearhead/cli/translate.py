@@ -40,7 +40,7 @@ def translate(
     from clearhead.hub.translate import DEFAULT
 
     texts = texts_of(text, file)
-    trained = hub.load(model, **load_kwargs(device, dtype))
+    trained = hub.pipeline(model, **load_kwargs(device, dtype))
     translations = hub.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT))
     if json:
         return show_json([{"source": translation.source, "target": translation.target} for translation in translations])

@@ -32,7 +32,7 @@ def walk(
     from clearhead.analysis.views.page import write_file
 
     walked = ch.analysis.build_walkthrough(
-        ch.hub.load(model, **load_kwargs(device, dtype)), input_, max_new_tokens=max_new_tokens, data=data
+        ch.pipeline(model, **load_kwargs(device, dtype)), input_, max_new_tokens=max_new_tokens, data=data
     )
     # This raises if --layer or --head does not exist, before anything is written.
     text = walked.text(layer=layer, head=head, width=min(console.width, 120), color=use_color())

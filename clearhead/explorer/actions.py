@@ -63,7 +63,7 @@ class ModelRegistry:
     ) -> None:
         self.names = list(models)
         self.limits = ServerLimits(**limits)
-        self._load = cache(partial(hub.load, device=device, dtype=getattr(torch, dtype)))
+        self._load = cache(partial(hub.pipeline, device=device, dtype=getattr(torch, dtype)))
 
     def load_all(self) -> None:
         """Load all models and import all panels, so that the first request does not wait for them."""

@@ -185,10 +185,10 @@ _WARMED = """for layer in layers.values():
 
 def script(given: Changed, now: Reading, then: Reading, other: Reading | None, shown: str) -> str:
     """The Python that makes both runs and prints what moved."""
-    begin = "with torch.no_grad(), look.trace(model, *{0}) as {1}:"
+    begin = "with torch.no_grad(), analysis.trace(model, *{0}) as {1}:"
     call = "    model(source, ids)" if now.source else "    model(ids)"
-    lines = ["import dataclasses", "", "import torch", "", "from clearhead import look, masks, pretrained", ""]
-    lines += [f"model = pretrained.load({given.model!r}).model"]
+    lines = ["import dataclasses", "", "import torch", "", "from clearhead import analysis, hub, masks", ""]
+    lines += [f"model = hub.pipeline({given.model!r}).model"]
     lines += [f"source = torch.tensor([{now.source}])"] if now.source else []
     lines += [f"ids = torch.tensor([{now.ids}])", f"parts = {_parts(shown)!r}", begin.format("parts", "before"), call]
     if other is not None:
@@ -202,10 +202,10 @@ def script(given: Changed, now: Reading, then: Reading, other: Reading | None, s
     lines += [_WARMED.format(given.temperature)] if given.temperature != 1.0 else []
     lines += [begin.format("parts", "after")]
     lines += [f"    after.intervene({edit.path!r}, {_written(edit)})" for edit in given.edits]
-    return "\n".join([*lines, call, "print(look.compare(before, after))", ""])
+    return "\n".join([*lines, call, "print(analysis.compare(before, after))", ""])
 
 
 def _written(edit: Edit) -> str:
     where = [f"{name}={list(value)!r}" for name in ("heads", "positions") if (value := getattr(edit, name))]
     first = {"off": [], "scale": [f"lambda x: {edit.by!r} * x"], "patch": ["other"]}[edit.how]
-    return f"look.{_KINDS[edit.how].__name__}({', '.join([*first, *where])})"
+    return f"analysis.{_KINDS[edit.how].__name__}({', '.join([*first, *where])})"

@@ -1,9 +1,12 @@
-"""Models with their tokenizers: those in the box, any that `clearhead train` has written, and those of other people.
+"""Pretrained models with their tokenizers: bundled models, training runs and third-party checkpoints.
 
-from clearhead import pretrained
+`pipeline` loads a model together with its tokenizer, `load` the model alone:
 
-model = pretrained.load("en-es")          # in the box, a run's folder, a Hugging Face folder, hf:org/name, a .gguf file
-pretrained.translate(model, ["Hello world"])"""
+    import clearhead as ch
+
+    translator = ch.pipeline("en-es")  # or the folder of a run, a Hugging Face folder, hf:org/name, a .gguf file
+    translator.translate(["Hello world"])
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from clearhead._core.lazy import lazy
 if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
     from clearhead.hub.evaluate import Evaluation, evaluate
-    from clearhead.hub.pipeline import Pipeline, export, load, load_model
+    from clearhead.hub.pipeline import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
     from clearhead.hub.text_generation import conversation, nearest
     from clearhead.hub.translate import Translation, translate, translations
@@ -23,6 +26,6 @@ lazy(__name__)
 
 __all__ = [
     "BUNDLED_FOLDER", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "Transcript",
-    "Translation", "cards", "conversation", "evaluate", "export", "load", "load_model", "names", "nearest",
-    "transcribe", "translate", "translations",
+    "Translation", "cards", "conversation", "evaluate", "export", "load", "names", "nearest",
+    "pipeline", "transcribe", "translate", "translations",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Third-party checkpoints, loaded and exported without their original libraries.
 
-`load` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export` writes a folder that
-transformers loads. A family converts configurations both ways and has one table of tensor names (`families/`).
+`load_third_party` reads a Hugging Face or timm folder, a .gguf file or a name on the hub; `export_third_party` writes
+a folder that transformers loads. A family (`families/`) converts configurations in both directions and has one table of
+tensor names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 
 from clearhead.config import Config
 from clearhead.errors import StorageError
-from clearhead.hub.convert import export, family_of, read
+from clearhead.hub.convert import detect_family, export_third_party, load_from_reader
 from clearhead.hub.families import FAMILIES
 from clearhead.hub.family import Keys
 from clearhead.hub.formats import CONFIG, GGUF, HUB, CheckpointReader, HFFolder, fetch, reject_pickle
@@ -31,14 +32,14 @@ __all__ = [
     "CheckpointReader",
     "decoder_start_ids",
     "eos_ids",
-    "export",
+    "export_third_party",
     "generation_constraints",
     "is_third_party",
-    "load",
+    "load_from_reader",
+    "load_third_party",
     "load_tokenizer",
     "open_checkpoint",
     "pooling_mode",
-    "read",
     "read_config",
     "tokenizer_files",
 ]  # fmt: skip
@@ -64,9 +65,11 @@ def open_checkpoint(name: str | Path) -> CheckpointReader:
 def read_config(name: str | Path) -> Config:
     """Return the configuration of a third-party checkpoint; no tensor is read."""
     source = open_checkpoint(name)
-    return family_of(source).config(Keys(source.config, source.shapes))
+    return detect_family(source).config(Keys(source.config, source.shapes))
 
 
-def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+def load_third_party(
+    name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
     """Load a third-party checkpoint in evaluation mode, in its stored dtype unless `dtype` is given."""
-    return read(open_checkpoint(name), device=device, dtype=dtype)
+    return load_from_reader(open_checkpoint(name), device=device, dtype=dtype)

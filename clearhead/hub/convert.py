@@ -30,7 +30,7 @@ from clearhead.hub.weight_map import Shape, WeightMap, fits
 from clearhead.models import storage
 
 
-def read(
+def load_from_reader(
     source: CheckpointReader, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Load the model of a checkpoint in evaluation mode.
@@ -41,7 +41,7 @@ def read(
         dtype: Dtype of the parameters; by default the widest stored one.
     """
     storage.check_target(device, dtype)
-    family = family_of(source)
+    family = detect_family(source)
     config = family.config(Keys(source.config, source.shapes))
     model = storage.build_empty(config, source.path, len(source.shapes))
     weight_maps = _match_tensors(family, config, source, {names[0]: tensor for names, tensor in storage.groups(model)})
@@ -74,7 +74,7 @@ def _check_constants(family: Family, config: Any, source: CheckpointReader, get:
             )
 
 
-def family_of(source: CheckpointReader) -> Family:
+def detect_family(source: CheckpointReader) -> Family:
     """Return the family that a configuration names; raise `StorageError` if it is unknown."""
     name = source.config.get("model_type")
     if name is None and "architecture" in source.config:
@@ -117,7 +117,7 @@ def _match_tensors(
     return result
 
 
-def export(
+def export_third_party(
     model: nn.Module,
     folder: str | Path,
     *,

@@ -113,7 +113,7 @@ class Pipeline:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
 
-def load(
+def pipeline(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
 ) -> Pipeline:
     """A model with its tokenizer, ready to be used, by any name that stands for one."""
@@ -123,21 +123,21 @@ def load(
             pieces = tokenizer_files.load_tokenizer(
                 source
             )  # before the weights: one that does not fit them is refused here
-        model = convert.read(source, device=device, dtype=dtype)
+        model = convert.load_from_reader(source, device=device, dtype=dtype)
         return Pipeline(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
     model = storage.load(folder, device=device, dtype=dtype)
     return Pipeline(str(name), folder, model.eval(), Recipe.of(folder))
 
 
-def load_model(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
     """The model alone, for evaluation, by any name that stands for one: in the box (`"en-es"`), the folder of a run or
     of a model, a Hugging Face folder, `"hf:org/name"`, a .gguf file.
 
     Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
     model it is."""
     if not is_ours(name) and checkpoint.is_third_party(name):
-        return convert.read(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
+        return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
     return storage.load(find(name), device=device, dtype=dtype)
 
 
@@ -148,7 +148,7 @@ def export(trained: Pipeline, folder: str | Path, *, family: str | None = None) 
     known |= json.loads(files.get("generation_config.json", "{}"))
     kept = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
     keys: dict[str, Any] = {key: known[key] for key in kept if key in known}
-    return convert.export(trained.model, folder, family=family, keys=keys, files=files).name
+    return convert.export_third_party(trained.model, folder, family=family, keys=keys, files=files).name
 
 
 def _texts(trained: Pipeline) -> dict[str, str]:

@@ -9,7 +9,7 @@ What a `StreamingRecognizer` gives does not depend on the pieces: the mask under
 far each moment sees, and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A
 mask that looks ahead without end (`full()`) is run once, at the end.
 
-    listener = pretrained.load("spoken-digits").listen()
+    listener = hub.pipeline("spoken-digits").listen()
     for samples in pieces:
         for event in listener.push(samples):
             print(event.text, event.end)

@@ -16,7 +16,7 @@ from clearhead.errors import DataError
 def test_read_image_rejects_a_huge_image_before_decoding_it(tmp_path, monkeypatch, size):
     path = tmp_path / "huge.png"
     Image.new("1", size).save(path)
-    trained = hub.load("digits-vit")
+    trained = hub.pipeline("digits-vit")
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("the image was decoded"))
     with pytest.raises(DataError, match=r"huge.png has [\d,]+ × [\d,]+ pixels; expected at most 33,554,432"):
         read_image(trained, str(path), None)

@@ -22,7 +22,7 @@ RARE = [
 
 @functools.cache
 def translator():
-    return hub.load("en-es")
+    return hub.pipeline("en-es")
 
 
 def searched(source: str, how) -> tuple[list[int], list[int]]:

@@ -33,7 +33,7 @@ class TestText:
         found = cli("inspect", "en-es", SENTENCE, "--layer", 2, "--head", 3, "--json").json
         source, target = found["title"].split(" → ")
         assert source == SENTENCE
-        trained = hub.load("en-es")
+        trained = hub.pipeline("en-es")
         assert target == hub.translate(trained, [SENTENCE])[0]
         tokenizer = trained.tokenizer
         src, _ = encode_sources(tokenizer, [source]).padded(torch.tensor([0]), fill=tokenizer.pad_id)
@@ -133,7 +133,7 @@ class TestDeeper:
 
     def test_lens(self, cli):
         found = cli("inspect", "shakespeare", "To be", "--view", "lens", "--json").json
-        trained = hub.load("shakespeare")
+        trained = hub.pipeline("shakespeare")
         asked = model_inputs(trained, "To be")
         with torch.no_grad():
             said = trained.model(*asked.args)[0].argmax(-1).tolist()

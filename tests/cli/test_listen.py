@@ -44,7 +44,7 @@ def lines(text: str) -> list[dict]:
 
 
 def wanted(folder: Path, samples: torch.Tensor) -> list[str]:
-    listener = hub.load(folder).listen()
+    listener = hub.pipeline(folder).listen()
     return [event.text for event in (*listener.push(samples), *listener.flush())]
 
 

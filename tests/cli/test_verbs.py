@@ -17,7 +17,7 @@ from tests.hub.test_transcribe import folder_of
 def test_embed(cli, reader, tmp_path):  # noqa: F811
     texts = ["the quick brown fox", "dog", "the quick brown fox the", "the lazy dog"]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
-    made = hub.load(reader).embed(texts)
+    made = hub.pipeline(reader).embed(texts)
     unit = torch.nn.functional.normalize(made, dim=1)
     pairs = sorted(((unit[i] @ unit[j]).item(), texts[i], texts[j]) for i in range(4) for j in range(i + 1, 4))[::-1]
     out, other = tmp_path / "sub" / "v.npz", tmp_path / "v.safetensors"
@@ -42,7 +42,7 @@ def test_transcribe(cli, tmp_path):
     _, folder = folder_of(tmp_path / "model", 1)
     sound = np.random.default_rng(5).uniform(-0.5, 0.5, 9_000).astype(np.float32)
     soundfile.write(tmp_path / "talk.flac", sound, 8_000)
-    wanted = hub.load(folder).transcribe(tmp_path / "talk.flac")
+    wanted = hub.pipeline(folder).transcribe(tmp_path / "talk.flac")
     given = ("transcribe", tmp_path / "talk.flac", "--model", folder)
     (found,) = cli(*given, "--json").json
     assert (found["text"], found["seconds"]) == (wanted.text, wanted.seconds)
@@ -56,7 +56,7 @@ def test_transcribe(cli, tmp_path):
 
 def test_chat(cli, talker):  # noqa: F811
     (talker / "chat_template.jinja").write_text(TEMPLATES["im_start"])
-    wanted = hub.load(talker).chat([{"role": "user", "content": "dog"}], max_new_tokens=5)
+    wanted = hub.pipeline(talker).chat([{"role": "user", "content": "dog"}], max_new_tokens=5)
     given = ("generate", "dog", "--chat", "--model", talker, "--max-new-tokens", 5)
     assert cli(*given, "--json").json["text"] == wanted
     assert cli(*given).out == wanted + "\n"

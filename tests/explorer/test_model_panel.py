@@ -20,12 +20,12 @@ PIXELS = base64.b64encode(PICTURE.numpy().tobytes()).decode()
 
 @pytest.fixture(scope="module")
 def sorter():
-    return hub.load("sort-dedup")
+    return hub.pipeline("sort-dedup")
 
 
 @pytest.fixture(scope="module")
 def translator():
-    return hub.load("en-es")
+    return hub.pipeline("en-es")
 
 
 @torch.no_grad()
@@ -179,7 +179,7 @@ def test_a_drawing(page):
     found = page.post("digit", {"pixels": PIXELS})["models"]
     assert [one["name"] for one in found] == ["digits-vit", "digits-conv"]
     for one in found:
-        trained = hub.load(one["name"])
+        trained = hub.pipeline(one["name"])
         direct = trained.model(analysis.trained.prepare(PICTURE[None], trained.recipe.data.normalize))[0]
         assert one["chances"] == pytest.approx(direct.softmax(-1).tolist(), abs=1e-5)
         assert max(map(max, one["counts"])) == 255

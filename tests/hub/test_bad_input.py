@@ -208,13 +208,13 @@ def test_names_that_stand_for_nothing(tmp_path):
 def test_an_export_goes_to_a_new_folder(llama, tmp_path):
     model = ch.load(llama)
     with pytest.raises(StorageError, match="new folder"):
-        convert.export(model, llama)
+        convert.export_third_party(model, llama)
     with pytest.raises(StorageError, match="no family 'lama'"):
-        convert.export(model, tmp_path / "x", family="lama")
+        convert.export_third_party(model, tmp_path / "x", family="lama")
     with pytest.raises(StorageError, match="gpt2: "):
-        convert.export(model, tmp_path / "x", family="gpt2")
+        convert.export_third_party(model, tmp_path / "x", family="gpt2")
     with pytest.raises(StorageError, match=r"no \.config"):
-        convert.export(torch.nn.Linear(2, 3), tmp_path / "x")
+        convert.export_third_party(torch.nn.Linear(2, 3), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

@@ -31,7 +31,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def translator():
-    return hub.load("en-es")
+    return hub.pipeline("en-es")
 
 
 def test_all_of_them_are_small_enough_together():
@@ -41,7 +41,7 @@ def test_all_of_them_are_small_enough_together():
 
 @pytest.mark.parametrize("name", hub.names())
 def test_each_is_whole_and_in_half_precision(name):
-    trained = hub.load(name)
+    trained = hub.pipeline(name)
     assert not trained.model.training
     assert set(trained.card) == FIELDS
     assert trained.card["parameters"] == sum(p.numel() for p in trained.model.parameters())
@@ -57,7 +57,7 @@ def test_a_card_survives_being_written_and_read(tmp_path):
 
 
 def test_sort_dedup_is_what_its_card_says():
-    trained = hub.load("sort-dedup")
+    trained = hub.pipeline("sort-dedup")
     measured = hub.evaluate(trained)
     on_card = trained.card["metrics"]["greedy"]
     assert measured.exact_match == on_card["exact_match"] == 1.0
@@ -139,7 +139,7 @@ class TestRefused:
             read_card(tmp_path)
 
     def test_the_wrong_task(self):
-        trained = hub.load("digits-conv")
+        trained = hub.pipeline("digits-conv")
         with pytest.raises(DataError, match="was trained for digits, and this needs a model for translation"):
             hub.translate(trained, ["Hi"])
         with pytest.raises(DataError, match="it reads no text"):

@@ -80,7 +80,7 @@ def test_the_ids_are_those_of_transformers(folder, name):
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     text = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
-    trained = hub.load(folder)
+    trained = hub.pipeline(folder)
     values = {**trained.tokenizer.specials, "add_generation_prompt": True, "tools": None, "documents": None}
     assert render(trained.source.template(), TALK, values) == text
     assert len(text) > 60
@@ -94,7 +94,7 @@ def test_a_model_answers_by_its_template(folder):
     settings = json.loads(about.read_text())
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATES["im_start"]}]
     about.write_text(json.dumps({**settings, "chat_template": several}))
-    trained = hub.load(folder)
+    trained = hub.pipeline(folder)
     said = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\ndog<|im_end|>\n<|im_start|>assistant\n"
     wanted = trained.generate(said, max_new_tokens=6)
     talk = [{"role": "user", "content": "dog"}]
@@ -103,7 +103,7 @@ def test_a_model_answers_by_its_template(folder):
     assert "".join(trained.stream(talk, max_new_tokens=6)) == wanted
     about.write_text(json.dumps(settings))
     with pytest.raises(DataError, match="has no chat template"):
-        hub.load(folder).chat(talk)
+        hub.pipeline(folder).chat(talk)
 
 
 HOSTILE = {
@@ -141,4 +141,4 @@ def test_a_hostile_template_is_contained(name, monkeypatch, tmp_path):
 def test_a_message_without_a_role_is_refused(folder):
     (folder / "chat_template.jinja").write_text(TEMPLATES["im_start"])
     with pytest.raises(DataError, match="expected a role and a content"):
-        hub.load(folder).chat([{"content": "x"}])
+        hub.pipeline(folder).chat([{"content": "x"}])

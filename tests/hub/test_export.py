@@ -32,7 +32,7 @@ def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):  # noqa: F811
     assert set(ran.json["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    trained = hub.load("shakespeare", dtype=torch.float64)
+    trained = hub.pipeline("shakespeare", dtype=torch.float64)
     ids = trained.tokenizer.encode(TEXT)
     assert tokenizer(TEXT)["input_ids"] == ids
     assert tokenizer.decode(ids) == TEXT
@@ -82,7 +82,7 @@ def test_files_beside_the_weights_go_out_as_they_came(llama, tmp_path):
     settings = {"eos_token_id": [2, 7], "temperature": 0.6}
     (llama / "generation_config.json").write_text(json.dumps(settings))
     (llama / "chat_template.jinja").write_text("{{ messages }}")
-    trained = hub.load(llama)
+    trained = hub.pipeline(llama)
     assert trained.stops == (2, 7)
     hub.export(trained, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
@@ -96,7 +96,7 @@ def test_a_dtype_comes_in_and_goes_out(llama, tmp_path, dtype):
     assert {weight.dtype for weight in model.parameters()} == {dtype}
     from clearhead.hub import convert
 
-    convert.export(model, tmp_path / "out")
+    convert.export_third_party(model, tmp_path / "out")
     again = ch.load(tmp_path / "out")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
@@ -125,9 +125,9 @@ def test_a_family_must_hold_every_field(tmp_path):
     from clearhead.hub import convert
 
     with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which gpt2 can only express as False"):
-        convert.export(config.build(), tmp_path / "out")
+        convert.export_third_party(config.build(), tmp_path / "out")
     plain = config.replace(scaled_embedding=False, dropout=0.25, activation=GELU(tanh=True))
-    assert convert.export(plain.build(), tmp_path / "out").name == "gpt2"
+    assert convert.export_third_party(plain.build(), tmp_path / "out").name == "gpt2"
 
 
 def test_every_family_has_a_peer():

@@ -13,7 +13,7 @@ from clearhead.analysis.checks import Ids, check
 from clearhead.analysis.cost import cost
 from clearhead.generation import generate
 from clearhead.hub import checkpoint, convert
-from clearhead.hub.convert import family_of, tensors
+from clearhead.hub.convert import detect_family, tensors
 from clearhead.hub.family import canonical
 from clearhead.masks import padding
 from clearhead.models import Decoder, EncoderDecoder
@@ -51,7 +51,7 @@ def assert_close(got, wanted, *, in_float32=False):
 
 def test_outputs_and_gradients_are_theirs(peer, saved):
     theirs, folder = saved
-    ours = checkpoint.load(folder)
+    ours = checkpoint.load_third_party(folder)
     assert {weight.dtype for weight in ours.parameters()} == {torch.float64}, "as it is stored"
     inputs = peer.example()
     got, wanted = peer.of_ours(ours)(*inputs), peer.run(theirs, *inputs)
@@ -64,7 +64,7 @@ def test_outputs_and_gradients_are_theirs(peer, saved):
         for weight in ours.parameters():
             assert weight.grad is not None
             weight.copy_(weight.grad)
-    mine = tensors(ours, family_of(checkpoint.open_checkpoint(folder)))
+    mine = tensors(ours, detect_family(checkpoint.open_checkpoint(folder)))
     expected = peer.gradients(theirs)
     expected["final_logits_bias"] = direction.sum((0, 1))[None] if wanted.dim() == 3 else direction  # by hand
     for base in ("bert.", "roberta.", "albert."):  # with a head, the rest has a name of its own
@@ -96,8 +96,8 @@ def _spelling(name, expected):
 
 def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
     theirs, folder = saved
-    ours = checkpoint.load(folder)
-    convert.export(ours, tmp_path / "ours", family=family_of(checkpoint.open_checkpoint(folder)).name)
+    ours = checkpoint.load_third_party(folder)
+    convert.export_third_party(ours, tmp_path / "ours", family=detect_family(checkpoint.open_checkpoint(folder)).name)
     again = peer.reload(tmp_path / "ours")
     state, expected = peer.state(again), peer.state(theirs)
     assert state.keys() == expected.keys()
@@ -106,12 +106,12 @@ def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
     inputs = peer.example()
     with torch.no_grad():
         assert_close(peer.run(again, *inputs), peer.run(theirs, *inputs), in_float32=peer.in_float32)
-    assert canonical(checkpoint.load(tmp_path / "ours").config) == canonical(ours.config)
+    assert canonical(checkpoint.load_third_party(tmp_path / "ours").config) == canonical(ours.config)
 
 
 def test_padding_changes_nothing_for_the_others(peer, saved):
     theirs, folder = saved
-    ours = checkpoint.load(folder)
+    ours = checkpoint.load_third_party(folder)
     if not hasattr(ours.config, "vocab_size"):
         pytest.skip("reads pictures, all of one size, or texts up to their end")
     inputs = peer.example()
@@ -129,7 +129,7 @@ def test_padding_changes_nothing_for_the_others(peer, saved):
 
 
 def test_cached_decoding_is_uncached_decoding(peer, saved):
-    ours = checkpoint.load(saved[1])
+    ours = checkpoint.load_third_party(saved[1])
     if not isinstance(ours, (Decoder, EncoderDecoder)):
         pytest.skip("decodes nothing")
     (*source, ids), cache = peer.example(), KVCache()
@@ -142,7 +142,7 @@ def test_cached_decoding_is_uncached_decoding(peer, saved):
 
 def test_generation_is_the_plain_loop(peer, saved):
     """Generation equals a loop that calls the model with all ids at every step."""
-    ours = checkpoint.load(saved[1])
+    ours = checkpoint.load_third_party(saved[1])
     if not isinstance(ours, (Decoder, EncoderDecoder)):
         pytest.skip("decodes nothing")
     *source, ids = (given[:1] for given in peer.example())
@@ -158,7 +158,7 @@ def test_generation_is_the_plain_loop(peer, saved):
 
 
 def test_check_finds_nothing(peer, saved):
-    ours = checkpoint.load(saved[1])
+    ours = checkpoint.load_third_party(saved[1])
     subject = peer.of_ours(ours)
     report = check(subject) if subject is ours else check(subject, inputs=Ids(V))
     assert report.ok, [str(finding) for finding in report.failures]
@@ -166,7 +166,7 @@ def test_check_finds_nothing(peer, saved):
 
 def test_look_sees_their_attention(peer, saved):
     theirs, folder = saved
-    ours, inputs = checkpoint.load(folder), peer.example()
+    ours, inputs = checkpoint.load_third_party(folder), peer.example()
     with torch.no_grad():
         wanted = peer.weights(theirs, *inputs)
         with trace(ours) as seen:
@@ -180,5 +180,5 @@ def test_look_sees_their_attention(peer, saved):
 
 def test_cost_counts_every_weight(peer, saved):
     theirs, folder = saved
-    ours = checkpoint.load(folder)
+    ours = checkpoint.load_third_party(folder)
     assert cost(ours.config, tokens=peer.tokens()).parameters.value == peer.n_weights(theirs)

@@ -22,7 +22,7 @@ def test_a_full_disk_is_one_sentence(model, tmp_path, small_disk):
         small_disk(3_000),
         pytest.raises(StorageError, match=r"cannot write to .*out: File too large; nothing was written"),
     ):
-        convert.export(model, tmp_path / "out")
+        convert.export_third_party(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -30,7 +30,7 @@ def test_a_full_disk_is_one_sentence(model, tmp_path, small_disk):
 def test_the_folder_and_its_files_follow_the_umask(model, tmp_path):
     before = os.umask(0o027)
     try:
-        convert.export(model, tmp_path / "out")
+        convert.export_third_party(model, tmp_path / "out")
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750

@@ -57,7 +57,7 @@ def both(request, tmp_path_factory):
     theirs = type(peer)(peer.model, peer.config, {**peer.sizes, "max_position_embeddings": 40}).build()
     folder = tmp_path_factory.mktemp("limits") / "model"
     peer.save(theirs, folder)
-    return theirs, checkpoint.load(folder), folder
+    return theirs, checkpoint.load_third_party(folder), folder
 
 
 def written_by(theirs, **settings):
@@ -142,7 +142,7 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
         LogitsProcessors(no_repeat_ngram_size=-1)
     with pytest.raises(ConfigError, match="token id 31 in the logits processors is outside the vocabulary"):
         generate(
-            checkpoint.load(llama),
+            checkpoint.load_third_party(llama),
             PROMPT,
             logits_processors=LogitsProcessors(suppress_tokens=(30, 31)),
             max_new_tokens=2,

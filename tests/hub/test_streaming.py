@@ -114,7 +114,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def test_the_model_in_the_box_hears_the_recording_in_any_pieces():
-    model = hub.load("spoken-digits").model
+    model = hub.pipeline("spoken-digits").model
     samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
     events, logits = heard(model, samples, [1_009, 160, 37, 4_001])
     assert "".join(event.text for event in events) == "314159"
@@ -226,7 +226,7 @@ def test_what_cannot_be_heard_is_refused():
 class TestTheShippedModel:
     @pytest.mark.parametrize("loud", [0.0, 1e-4, 1e-2, 0.1])
     def test_silence_and_noise_say_nothing(self, loud):
-        listener = hub.load("spoken-digits").listen()
+        listener = hub.pipeline("spoken-digits").listen()
         noise = torch.randn(3 * listener.rate, generator=torch.Generator().manual_seed(5))
         assert [*listener.push(loud * noise), *listener.flush()] == []
 

@@ -20,7 +20,7 @@ TEXT = "ROMEO:\nWhat light"
 
 @pytest.fixture(scope="module")
 def bard():
-    return hub.load("shakespeare")
+    return hub.pipeline("shakespeare")
 
 
 def test_a_decoder_goes_on_from_a_text(bard):
@@ -38,7 +38,7 @@ def test_a_decoder_goes_on_from_a_text(bard):
 
 def test_what_was_exported_says_the_same(bard, tmp_path):
     hub.export(bard, tmp_path / "out")
-    again = hub.load(tmp_path / "out")
+    again = hub.pipeline(tmp_path / "out")
     assert again.task == "text"
     assert again.generate(TEXT, max_new_tokens=20) == bard.generate(TEXT, max_new_tokens=20)
 
@@ -59,7 +59,7 @@ TEXTS = ["the quick brown fox", "dog", "the lazy dog the"]
 
 
 def test_an_encoder_gives_a_vector_for_each_text(reader):
-    trained = hub.load(reader, dtype=torch.float64)
+    trained = hub.pipeline(reader, dtype=torch.float64)
     got = trained.embed(TEXTS, batch=2)
     for text, vector in zip(TEXTS, got, strict=True):
         ids = torch.tensor([trained.tokenizer.prompt(text)[: trained.model.config.max_len]])
@@ -75,14 +75,14 @@ def test_a_folder_says_how_a_vector_is_made(reader):
     (reader / "1_Pooling").mkdir()
     (reader / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
     (reader / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
-    trained = hub.load(reader)
+    trained = hub.pipeline(reader)
     got = trained.embed(TEXTS[0])
     ids = trained.tokenizer.prompt(TEXTS[0], 4)
     first = trained.model(torch.tensor([ids]), mask=padding(torch.tensor([4])))[0, 0]
     torch.testing.assert_close(got, first / first.norm(), rtol=1e-5, atol=1e-6)
     (reader / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(StorageError, match="pooling_mode_max_tokens"):
-        hub.load(reader).embed("dog")
+        hub.pipeline(reader).embed("dog")
 
 
 def test_a_text_is_put_into_a_class(reader, tmp_path):
@@ -91,7 +91,7 @@ def test_a_text_is_put_into_a_class(reader, tmp_path):
     config = transformers.BertConfig.from_pretrained(reader, id2label=names, label2id={v: k for k, v in names.items()})
     theirs = transformers.BertForSequenceClassification(config).eval()
     theirs.save_pretrained(reader)
-    trained = hub.load(reader)
+    trained = hub.pipeline(reader)
     got = trained.classify(TEXTS, batch=2)
     for text, found in zip(TEXTS, got, strict=True):
         ids = torch.tensor([trained.tokenizer.prompt(text, 13)])
@@ -100,11 +100,11 @@ def test_a_text_is_put_into_a_class(reader, tmp_path):
         assert list(found.values()) == sorted(wanted, reverse=True) or max(wanted) - min(wanted) < 1e-5
         assert trained.classify(text) == pytest.approx(found, abs=1e-6)
     hub.export(trained, tmp_path / "out")
-    for again, before in zip(hub.load(tmp_path / "out").classify(TEXTS, batch=2), got, strict=True):
+    for again, before in zip(hub.pipeline(tmp_path / "out").classify(TEXTS, batch=2), got, strict=True):
         assert again == pytest.approx(before, abs=1e-6)
     file = reader / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem_type": "multi_label_classification"}))
-    several = hub.load(reader).classify(TEXTS[0])
+    several = hub.pipeline(reader).classify(TEXTS[0])
     logits = theirs(torch.tensor([trained.tokenizer.prompt(TEXTS[0], 13)])).logits[0].sigmoid().tolist()
     assert several == pytest.approx({names[i]: logits[i] for i in range(3)}, abs=1e-5)
 
@@ -121,7 +121,7 @@ def test_an_encoder_decoder_writes_what_its_maker_would(tmp_path):
     peer.save(theirs, tmp_path)
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
-    trained = hub.load(tmp_path, dtype=torch.float64)
+    trained = hub.pipeline(tmp_path, dtype=torch.float64)
     got = trained.translate(TEXTS, strategy=Greedy(), max_new_tokens=7)
     for text, found in zip(TEXTS, got, strict=True):
         made = theirs.generate(torch.tensor([trained.tokenizer.prompt(text)]), max_new_tokens=7, do_sample=False)
@@ -135,7 +135,7 @@ def test_a_picture_is_put_into_a_class(tmp_path):
     PEERS["vit"].save(theirs, folder)
     pictures = PEERS["vit"].inputs()
     wanted = theirs(pictures).logits.softmax(-1)[0].tolist()
-    got = hub.load(folder, dtype=torch.float64).classify(pictures)[0]
+    got = hub.pipeline(folder, dtype=torch.float64).classify(pictures)[0]
     assert got == pytest.approx({f"LABEL_{i}": wanted[i] for i in range(5)}, abs=1e-6)
 
 
@@ -148,9 +148,9 @@ def test_what_cannot_be_said_is_refused(bard, reader):
     with pytest.raises(DataError, match="expected an Encoder"):
         bard.embed("x")
     with pytest.raises(ShapeError, match="knows no classes"):
-        hub.load(reader).classify("dog")
+        hub.pipeline(reader).classify("dog")
     with pytest.raises(DataError, match="was trained for vectors"):
-        hub.load(reader).generate("x")
+        hub.pipeline(reader).generate("x")
 
 
 @pytest.mark.bad_input
@@ -160,4 +160,4 @@ def test_a_tokenizer_that_does_not_fit_its_model_is_refused(reader):
     inner.add_tokens(["one-more-token"])
     inner.save(str(reader / "tokenizer.json"))
     with pytest.raises(StorageError, match=f"vocabulary ends at {config['vocab_size'] - 1}: they do not match"):
-        hub.load(reader)
+        hub.pipeline(reader)

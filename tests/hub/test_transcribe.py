@@ -66,7 +66,7 @@ def generated(theirs, frames, generation=GENERATION, **how):
 def test_windows_ids_and_segments_are_those_of_transformers(tmp_path, seed):
     theirs, folder = folder_of(tmp_path, seed)
     length, frames = 75, 3 * torch.randn(2, 75, FEATURES, dtype=torch.float64)
-    trained = hub.load(folder, dtype=torch.float64)
+    trained = hub.pipeline(folder, dtype=torch.float64)
     speech = _Speech(trained, True, Greedy())
     quiet = torch.zeros(2, speech.window, FEATURES, dtype=torch.float64)  # as transformers fills up a window
     heard = [_RecordingState(x, length, 0.0, ()) for x in torch.cat((frames, quiet), 1)]
@@ -85,7 +85,7 @@ def test_windows_ids_and_segments_are_those_of_transformers(tmp_path, seed):
 def test_without_times(tmp_path):
     theirs, folder = folder_of(tmp_path, 3)
     frames = torch.randn(1, 34, FEATURES, dtype=torch.float64)
-    trained = hub.load(folder, dtype=torch.float64)
+    trained = hub.pipeline(folder, dtype=torch.float64)
     speech = _Speech(trained, False, Greedy())
     (ids,) = speech._written(frames, None)
     wanted = generated(theirs, frames, return_timestamps=False)["sequences"][0].tolist()
@@ -102,7 +102,7 @@ def test_a_model_of_many_languages_hears_which(tmp_path):
     }
     theirs, folder = folder_of(tmp_path, 3, several)
     frames = torch.randn(3, 34, FEATURES, dtype=torch.float64)
-    trained = hub.load(folder, dtype=torch.float64)
+    trained = hub.pipeline(folder, dtype=torch.float64)
     speech = _Speech(trained, True, Greedy())
     heard = [_RecordingState(torch.cat((x, torch.zeros(34, FEATURES))), 34, 0.0, ()) for x in frames]
     speech.hear(heard, None)
@@ -116,7 +116,7 @@ def test_a_model_of_many_languages_hears_which(tmp_path):
 
 def test_a_file_is_heard(tmp_path):
     _, folder = folder_of(tmp_path / "model", 1)
-    trained = hub.load(folder)
+    trained = hub.pipeline(folder)
     sound = np.random.default_rng(5).uniform(-0.5, 0.5, 16_000).astype(np.float32)
     import soundfile
 
@@ -140,7 +140,7 @@ def test_a_file_is_heard(tmp_path):
 @pytest.mark.bad_input
 def test_what_cannot_be_heard_is_refused(tmp_path):
     _, folder = folder_of(tmp_path / "model", 1)
-    trained = hub.load(folder)
+    trained = hub.pipeline(folder)
     with pytest.raises(DataError, match="not empty"):
         trained.transcribe(torch.zeros(0))
     with pytest.raises(DataError, match="knows English alone"):
@@ -148,7 +148,7 @@ def test_what_cannot_be_heard_is_refused(tmp_path):
     with pytest.raises(DataError, match="was trained for transcription"):
         trained.generate("hello")
     with pytest.raises(DataError, match="this needs a model for transcription"):
-        hub.load("shakespeare").transcribe(torch.zeros(100))
+        hub.pipeline("shakespeare").transcribe(torch.zeros(100))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     with pytest.raises(DataError, match="no_timestamps_token_id"):
-        hub.load(folder).transcribe(torch.zeros(100))
+        hub.pipeline(folder).transcribe(torch.zeros(100))

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead import look, masks, pretrained
-from clearhead.analysis.checks import Ids, Report, ModuleSpec
+from clearhead import analysis, hub, masks
+from clearhead.analysis.checks import Ids, ModuleSpec, Report
 from clearhead.models import tiny_decoder
 
 
@@ -34,9 +34,9 @@ def parameters() -> int:
 
 
 def shown(folder: Path) -> list[str]:
-    trained = pretrained.load(folder)
-    album = look.attention_report(trained, "How are you?")
-    return [made.target for made in pretrained.translations(trained, [album.title])]
+    trained = hub.pipeline(folder)
+    album = analysis.attention_report(trained, "How are you?")
+    return [made.target for made in hub.translations(trained, [album.title])]
 
 
 model = ch.Decoder(tiny_decoder())

@@ -29,7 +29,7 @@ def ids_of(folder):
 def compared(folder, kind, output, of_ours):
     transformers = pytest.importorskip("transformers")
     theirs = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager").eval()
-    ours = checkpoint.load(folder)
+    ours = checkpoint.load_third_party(folder)
     ids, lengths = ids_of(folder)
     real = torch.arange(ids.shape[1]) < lengths[:, None]
     with torch.no_grad(), trace(ours) as seen:
@@ -62,7 +62,7 @@ def test_rxnfp_classifies(classes):
     logits = compared(classes, "BertForSequenceClassification", "logits", lambda model, x: model.classified(x))
     best = logits.softmax(-1).max(-1)
     print(f"classes {best.indices.tolist()} of 50 with probabilities {[round(p, 3) for p in best.values.tolist()]}")
-    assert hub.load(classes).model.config.n_classes == 50
+    assert hub.pipeline(classes).model.config.n_classes == 50
 
 
 def test_rxnmapper(mapper):
@@ -73,7 +73,7 @@ def test_both_come_back_to_the_same_bits(fingerprints, mapper, tmp_path):
     from safetensors.torch import load_file
 
     for folder, gone in ((fingerprints, ()), (mapper, ("predictions.",))):
-        convert.export(checkpoint.load(folder), tmp_path / folder.name)
+        convert.export_third_party(checkpoint.load_third_party(folder), tmp_path / folder.name)
         before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / folder.name))
         before = {name.removeprefix("albert."): tensor for name, tensor in before.items() if not name.startswith(gone)}
         assert before.keys() == after.keys()

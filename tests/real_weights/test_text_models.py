@@ -23,7 +23,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def model(smollm):
-    return hub.load(smollm)
+    return hub.pipeline(smollm)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_minilm_gives_the_vectors_of_its_makers(minilm):
         x = theirs(**given).last_hidden_state
     real = given["attention_mask"][..., None]
     wanted = torch.nn.functional.normalize((x * real).sum(1) / real.sum(1), dim=1)  # as sentence-transformers does it
-    got = hub.load(minilm).embed(SENTENCES)
+    got = hub.pipeline(minilm).embed(SENTENCES)
     worst = (got @ got.T - wanted @ wanted.T).abs().max().item()
     kitten, stocks = (got[0] @ got[1]).item(), (got[0] @ got[2]).item()
     print(f"\nsimilarities differ by {worst:.1e} at most; cat and kitten {kitten:.3f}, cat and stocks {stocks:.3f}")
@@ -126,7 +126,7 @@ def test_minilm_gives_the_vectors_of_its_makers(minilm):
 
 
 def test_minilm_leaves_out_what_is_too_long(minilm):
-    trained = hub.load(minilm)
+    trained = hub.pipeline(minilm)
     long = "word " * 1000
     assert len(trained.tokenizer.prompt(long, 256)) == 256
     assert trained.tokenizer.prompt(long, 256)[-1] == trained.tokenizer.prompt("word")[-1]  # [SEP]
@@ -136,8 +136,8 @@ def test_minilm_leaves_out_what_is_too_long(minilm):
 def test_minilm_comes_back_to_the_same_bits(minilm, tmp_path):
     from safetensors.torch import load_file
 
-    trained = hub.load(minilm, dtype=None)
-    convert.export(trained.model, tmp_path / "out")
+    trained = hub.pipeline(minilm, dtype=None)
+    convert.export_third_party(trained.model, tmp_path / "out")
     before, after = load_file(minilm / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     before.pop("embeddings.position_ids", None)  # 0, 1, 2, …
     assert before.keys() == after.keys()

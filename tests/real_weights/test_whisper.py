@@ -22,7 +22,7 @@ STORY = (
 
 @pytest.fixture(scope="module")
 def model(whisper):
-    return hub.load(whisper)
+    return hub.pipeline(whisper)
 
 
 @pytest.fixture(scope="module")

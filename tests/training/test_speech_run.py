@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clearhead.errors import DataError
-from clearhead.hub import evaluate, load
+from clearhead.hub import evaluate, pipeline
 from clearhead.hub.evaluate import Heard
 from clearhead.training import train
 from tests.data.recorded import recorded
@@ -33,7 +33,7 @@ def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
     data = recorded(tmp_path / "data", ("ann",), (9, 10))
     made = train("speech", data=data, out=tmp_path / "run", overrides=SETTINGS)
     assert made.train_loss < 0.3
-    trained = load(tmp_path / "run")
+    trained = pipeline(tmp_path / "run")
     assert trained.task == "speech"
     assert trained.model.config.mel.n_mels == 20
     assert trained.model.config.mean != 0.0  # measured on the training part
@@ -63,4 +63,4 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(DataError, match=r"7_jackson_32\.wav"):
         train("speech", out=tmp_path / "run")
     with pytest.raises(DataError, match="this needs a model for speech"):
-        evaluate(load("sort-dedup"), streams=True)
+        evaluate(pipeline("sort-dedup"), streams=True)

@@ -45,7 +45,7 @@ def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
     assert isinstance(tokenizer, ByteLevelBPE)
     assert tokenizer.vocab_size == 290
     assert tokenizer.to_json() == train_bpe([BOOK[: int(len(BOOK) * 0.9)]], 290).to_json()
-    trained = hub.load(tmp_path / "run")
+    trained = hub.pipeline(tmp_path / "run")
     assert trained.tokenizer.to_json() == tokenizer.to_json()
     assert trained.model.config.vocab_size == 290
     assert 0 <= summary.data_wait < 1
@@ -167,7 +167,7 @@ def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_
         trainer = Trainer(Bag(BagConfig(vocab_size=280)), task, config, tmp_path / "deep/run")
         assert trainer.run() == "finished"
     assert trainer.missing == []
-    trained = hub.load(tmp_path / "deep/run")
+    trained = hub.pipeline(tmp_path / "deep/run")
     assert trained.task == "text"
     ids = torch.tensor([trained.tokenizer.encode("chapter 1: the")])
     assert_equal_up_to_rounding(trained.model(ids), trainer.model.eval()(ids))

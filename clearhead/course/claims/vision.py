@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, jacobian_row, join_numbers, max_abs_diff
-from clearhead.hub import load_model
+from clearhead.hub import load
 from clearhead.models import VisionConfig, VisionTransformer
 from clearhead.nn import PatchEmbedding
 
@@ -69,7 +69,7 @@ def vit_2d_positions(t: Experiment) -> None:
     Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as it was trained,
     and in the same model as it begins (three draws).
     Holds when training has put it there; the table begins without rows or columns."""
-    model = load_model("digits-vit")
+    model = load("digits-vit")
     for draw in range(4):
         table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
         unit = nn.functional.normalize(table, dim=1)

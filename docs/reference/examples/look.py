@@ -2,7 +2,7 @@ import torch
 
 import clearhead as ch
 from clearhead import analysis
-from clearhead.hub import load
+from clearhead.hub import pipeline
 from clearhead.models import tiny_decoder
 
 model, ids = ch.Decoder(tiny_decoder()).eval(), torch.arange(7)[None]
@@ -21,7 +21,7 @@ print(analysis.compare(plain, edited))  # a TraceComparison
 
 changes = (analysis.Intervention, analysis.MeanAblation, analysis.PatchActivation, analysis.ReplaceActivation(lambda x: 2 * x, heads=[0]))
 
-album = analysis.attention_report(load("sort-dedup"), "D A A")  # an AttentionReport
+album = analysis.attention_report(pipeline("sort-dedup"), "D A A")  # an AttentionReport
 page = analysis.render_page(album)
 file = analysis.save_page(album, "page.html")
 
@@ -56,11 +56,11 @@ heads = analysis.induction_scores(model, length=5, batch=1)  # an InductionScore
 plane = analysis.pca(torch.randn(5, 8))  # a PCAProjection
 chart = analysis.logit_lens(model, ids).charts()[0]  # a Chart
 
-walked = analysis.build_walkthrough(load("sort-dedup"), "D A")  # a Walkthrough
+walked = analysis.build_walkthrough(pipeline("sort-dedup"), "D A")  # a Walkthrough
 
-question = analysis.model_inputs(load("sort-dedup"), "D A A")  # a ModelInputs
+question = analysis.model_inputs(pipeline("sort-dedup"), "D A A")  # a ModelInputs
 
 from clearhead.hub import translations
 
-trained = load("en-es")
+trained = pipeline("en-es")
 album = analysis.translation_report(trained, translations(trained, ["Hello world"])[0])

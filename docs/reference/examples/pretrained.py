@@ -2,22 +2,22 @@ import torch
 
 from clearhead import hub
 
-translator = hub.load("en-es")  # a Pipeline: the model, its tokenizer, its card
+translator = hub.pipeline("en-es")  # a Pipeline: the model, its tokenizer, its card
 hub.translate(translator, ["Hello world"])  # → ['Hola mundo.']
 
-made = hub.translations(hub.load("en-es"), ["Good morning."])  # each a Translation
+made = hub.translations(hub.pipeline("en-es"), ["Good morning."])  # each a Translation
 made[0].target.startswith("Buenos")  # → True
 
 hub.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup', 'spoken-digits']
 
 hub.cards()["sort-dedup"]["task"]  # → 'sort-dedup'
 
-found = hub.evaluate(hub.load("sort-dedup"), limit=20)  # an Evaluation
+found = hub.evaluate(hub.pipeline("sort-dedup"), limit=20)  # an Evaluation
 found.exact_match  # → 1.0
 
-model = hub.load_model("sort-dedup")
+model = hub.load("sort-dedup")
 
-family = hub.export(hub.load("shakespeare"), "exported")
+family = hub.export(hub.pipeline("shakespeare"), "exported")
 
 hub.nearest(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), 1)  # → [(1.0, 0, 2)]
 

@@ -18,7 +18,7 @@ MODELS = ("en-es", "sort-dedup", "digits-vit", "shakespeare")
 
 @functools.cache
 def model_of(name):
-    return hub.load(name).model.eval()
+    return hub.pipeline(name).model.eval()
 
 
 def run(name, model):

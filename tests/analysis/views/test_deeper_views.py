@@ -202,5 +202,5 @@ def test_examples_run(thing, tmp_path, monkeypatch):
     assert example
     ids = torch.randint(V, (1, 5))
     names = {"look": analysis, "pretrained": hub, "model": decoder(), "ids": ids, "clean_ids": ids}
-    names |= {"corrupted_ids": ids.roll(1, 1), "trained": hub.load("shakespeare")}
+    names |= {"corrupted_ids": ids.roll(1, 1), "trained": hub.pipeline("shakespeare")}
     exec("\n".join(example), names)

@@ -28,7 +28,7 @@ EPS = torch.finfo(torch.float32).eps
 
 @functools.cache
 def loaded(name):
-    return hub.load(name)
+    return hub.pipeline(name)
 
 
 @functools.cache
@@ -301,14 +301,14 @@ class TestOthersModels:
     def test_a_foreign_folder_walks_as_the_model_it_was_made_of(self, tmp_path):
         hub.export(loaded("shakespeare"), tmp_path / "out")
         ours, theirs = (
-            analysis.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), hub.load(tmp_path / "out"))
+            analysis.build_walkthrough(one, "ROMEO:") for one in (loaded("shakespeare"), hub.pipeline(tmp_path / "out"))
         )
         assert theirs.title == ours.title
         assert [one.role for one in theirs.steps] == [one.role for one in ours.steps]
         assert_equal_up_to_rounding(theirs["", "logits"].values, ours["", "logits"].values)
 
     def test_a_foreign_encoder_with_its_tokenizer(self, reader):  # noqa: F811
-        trained = hub.load(reader)
+        trained = hub.pipeline(reader)
         walk = analysis.build_walkthrough(trained, "the quick brown fox")
         assert "".join(walk.steps[0].rows) == "the quick brown fox"
         assert walk["", "tokens"].values.tolist() == trained.tokenizer.prompt("the quick brown fox")
