@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.attention.decode import Places, Turn
-from clearhead.ops.pdl import counters, early, wait
+from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
 
 __all__ = ["launch"]
 
@@ -56,7 +56,7 @@ def _attend(
     S, scale, kr, kh, ks, vr, vh, vs, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, BLOCK: tl.constexpr,
-    STRETCH: tl.constexpr, STRETCHES: tl.constexpr, EARLY: tl.constexpr,
+    STRETCH: tl.constexpr, STRETCHES: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     pair, part = tl.program_id(0), tl.program_id(1)
     row, head = (pair // H).to(tl.int64), pair % H
@@ -70,7 +70,7 @@ def _attend(
     j = first + tl.arange(0, BLOCK)
     counts = (j < count) & (j < first + STRETCH) & (j != slot)
     keys, values = _kept(k, v, parents, row, kv_head, j, counts, d, inside, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS)
-    wait(EARLY)
+    pdl_wait(USE_PDL)
     q_start = (row * (H + 2 * K) + head) * D
     k_start = (row * (H + 2 * K) + H + kv_head) * D
     q = tl.load(qkv + q_start + d, mask=inside, other=0.0).to(tl.float32)
@@ -147,7 +147,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
     if stretches > 1:
         parts = torch.empty(R * H * stretches, wide, dtype=torch.float32, device=qkv.device)
         sums = torch.empty(R * H * stretches, 2, dtype=torch.float32, device=qkv.device)
-        counted = counters(R * H, qkv.device)
+        counted = zeroed_counters(R * H, qkv.device)
     bias, parents = places.bias, places.parents
     _attend[(R * H, stretches)](
         qkv, k, v, out, places.slot, places.used,
@@ -163,7 +163,7 @@ def launch(qkv: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, turn
         H=H, K=K, D=D, DP=wide, HALF=0 if turn is None else turn.cos.shape[1],
         HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None,
         BLOCK=block, STRETCH=stretch, STRETCHES=stretches,
-        num_warps=warps, **early(qkv),
+        num_warps=warps, **pdl_options(qkv),
     )  # fmt: skip
     return out
 

@@ -46,7 +46,7 @@ class SiLU(Value):
 
 @dataclass(frozen=True)
 class SwiGLU:
-    """A gate beside the way up: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as wide."""
+    """Gated: silu(gate(x)) · up(x). It has three matrices, so d_ff is usually 2/3 as large."""
 
     gated: ClassVar[bool] = True
 
@@ -56,7 +56,7 @@ class SwiGLU:
 
 @dataclass(frozen=True)
 class GeGLU(Value):
-    """A gate beside the way up: gelu(gate(x)) · up(x), as in Gemma and T5 1.1; `tanh` as in `GELU`."""
+    """Gated: gelu(gate(x)) · up(x), as in Gemma and T5 1.1; `tanh` as in `GELU`."""
 
     gated: ClassVar[bool] = True
     tanh: bool = False

@@ -1,9 +1,9 @@
-"""A product of few rows with a weight, and what stands around it in a block: norm before, activation and sum after.
+"""Fused linear layers: norm, product with a weight, activation and residual in one call.
 
-Decoding multiplies a handful of rows by every weight of a model, so that reading the weights is all the time there is,
-and every further kernel is time on top. `few_rows` is one call for `residual + activation(norm(x) Wᵀ + b)`; on a GPU,
-in half precision and for few rows, one Triton kernel does all of it and reads W once. Elsewhere torch's operators do,
-which are the definition.
+Decoding multiplies a handful of rows by every weight of a model, so its time is that of reading the weights, and every
+further kernel adds to it. `fused_linear_decode` is one call for `residual + activation(norm(x) Wᵀ + b)`. On a GPU and
+for few rows, one Triton kernel computes all of it and reads W once. Elsewhere, torch's operators compute it;
+`fused_linear_reference` is the definition.
 
     R rows   M width of x   N width of the result
 """
@@ -20,65 +20,73 @@ from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
-MOST_ROWS = 64
-"""Beyond this many rows a product is no longer limited by reading its weight, and torch's own is better."""
+MAX_DECODE_ROWS = 64
+"""Largest number of rows for the Triton kernels; with more, reading the weight is not the limit and torch is faster."""
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
-    """A weight with its surroundings. With a gated activation the result is activation(x gateᵀ) · (x Wᵀ)."""
+class FusedLinearSpec:
+    """A linear layer with its norm and activation. If gated, the result is activation(x gateᵀ) · (x Wᵀ)."""
 
     weight: Tensor  # (N, M)
     bias: Tensor | None = None  # (N,)
-    norm: nn.LayerNorm | nn.RMSNorm | None = None  # of x, before
+    norm: nn.LayerNorm | nn.RMSNorm | None = None  # applied to x first
     activation: Activation | None = None
     gate: Tensor | None = None  # (N, M)
     gate_bias: Tensor | None = None
 
 
-def few_rows(
-    x: Float[Tensor, "R M"], product: Product, residual: Float[Tensor, "R N"] | None = None
+def fused_linear_decode(
+    x: Float[Tensor, "R M"], spec: FusedLinearSpec, residual: Float[Tensor, "R N"] | None = None
 ) -> Float[Tensor, "R N"]:
-    """residual + activation(norm(x) Wᵀ + b)."""
-    can = len(x) <= MOST_ROWS and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    if can and runs_triton(x) and activation_number(product.activation) is not None:
+    """Return residual + activation(norm(x) Wᵀ + b) for the few rows of a decode step.
+
+    Args:
+        x: Input, shape (R, M).
+        spec: The linear layer with its norm and activation.
+        residual: Added to the result, shape (R, N).
+
+    Returns:
+        The result, shape (R, N)."""
+    is_supported = len(x) <= MAX_DECODE_ROWS and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    if is_supported and runs_triton(x) and activation_code(spec.activation) is not None:
         from clearhead.ops.fused_linear_triton import launch
 
-        return launch(x, product, residual)
-    return few_rows_reference(x, product, residual)
+        return launch(x, spec, residual)
+    return fused_linear_reference(x, spec, residual)
 
 
-def few_rows_reference(x: Tensor, product: Product, residual: Tensor | None = None) -> Tensor:
-    """The definition, in torch's operators."""
-    if product.norm is not None:
-        x = normed(x, product.norm)
-    out = F.linear(x, product.weight, product.bias)
-    if product.gate is not None and product.activation is not None:
-        out = product.activation(F.linear(x, product.gate, product.gate_bias)).mul_(out)
-    elif product.activation is not None:
-        out = product.activation(out)
+def fused_linear_reference(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None = None) -> Tensor:
+    """Compute `fused_linear_decode` with torch's operators: its definition."""
+    if spec.norm is not None:
+        x = apply_norm(x, spec.norm)
+    out = F.linear(x, spec.weight, spec.bias)
+    if spec.gate is not None and spec.activation is not None:
+        out = spec.activation(F.linear(x, spec.gate, spec.gate_bias)).mul_(out)
+    elif spec.activation is not None:
+        out = spec.activation(out)
     return out if residual is None else out.add_(residual)
 
 
-def many_rows(x: Tensor, product: Product, residual: Tensor | None = None) -> Tensor:
-    """The same for as many rows as a prompt has. On a GPU the product itself ends in GPT-2's activation."""
-    activation, bias = product.activation, product.bias
+def fused_linear_prefill(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None = None) -> Tensor:
+    """Compute the same for the many rows of a prompt. On a GPU, GPT-2's activation is fused into the product."""
+    activation, bias = spec.activation, spec.bias
     if not x.is_cuda or bias is None or not (isinstance(activation, GELU) and activation.tanh):
-        return few_rows_reference(x, product, residual)
-    x = x if product.norm is None else normed(x, product.norm)
-    out = torch._addmm_activation(bias, x, product.weight.T, use_gelu=True)
+        return fused_linear_reference(x, spec, residual)
+    x = x if spec.norm is None else apply_norm(x, spec.norm)
+    out = torch._addmm_activation(bias, x, spec.weight.T, use_gelu=True)
     return out if residual is None else out.add_(residual)
 
 
-def normed(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
-    """What the module computes, without calling it."""
+def apply_norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    """Return what the norm computes, without calling the module (and its hooks)."""
     if isinstance(norm, nn.LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return F.rms_norm(x, list(norm.normalized_shape), norm.weight, norm.eps)
 
 
-def activation_number(activation: Activation | None) -> int | None:
-    """Activations as the kernel knows them; None: it does not."""
+def activation_code(activation: Activation | None) -> int | None:
+    """Return the kernel's code of an activation, or None if the kernel does not support it."""
     if activation is None:
         return 0
     if isinstance(activation, (GELU, GeGLU)):

@@ -1,9 +1,9 @@
-"""The Triton kernels behind `few_rows`: every program reads a strip of the weight once, and everything else is small.
+"""Triton kernels of `fused_linear_decode`: each program reads a strip of the weight once; everything else is small.
 
-Up to 8 rows, sums are taken element by element, from loads that are all in flight at once. Beyond, tensor cores
-multiply tiles, with the rows as the short side; where a weight has few columns of long rows, several programs share a
-row, and the last to end adds up their parts, in their order. Norms are computed by every program anew: its input is a
-few kilobytes that every program finds in the cache.
+Up to 8 rows, sums are computed element by element, from loads that are all in flight at once. Beyond, tensor cores
+multiply tiles, with the rows as the short side. If a weight has few columns of long rows, several programs share a
+row, and the last to end adds up their parts, in a fixed order. Every program recomputes the norm: its input is a few
+kilobytes that are in the cache.
 
     R rows, RP rounded up   BN columns of the result   BK features at once   SPAN features of one program
 """
@@ -21,20 +21,21 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from clearhead.ops.fused_linear import Product, activation_number
-from clearhead.ops.pdl import counters, early, prefetch, wait
+from clearhead.ops.fused_linear import FusedLinearSpec, activation_code
+from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, zeroed_counters
 
 __all__ = ["launch"]
 
-_FEW = 8  # rows that are summed element by element
-_STRIP = 8192  # elements of the weight that one program holds at once
-_PROGRAMS, _TILES = 640, 72  # as many are to be there, of the two kinds: measured on an H200
-_AT_ONCE = 512  # programs that are all there from the start: they ask for their weights before they may begin
-_LONG = 1024  # features from which on programs share rows
+_MAX_SMALL_M = 8  # rows that are summed element by element
+_SMALL_M_ELEMENTS = 8192  # weight elements that one program loads at once
+_MIN_PROGRAMS, _MIN_TILES = 640, 72  # programs of the two kernels that occupy an H200; measured
+_MAX_CONCURRENT_PROGRAMS = 512  # programs that are resident at once and can prefetch their weights before the wait
+_MIN_SPLIT_FEATURES = 1024  # above this many features, several programs share a row
 
 
 @triton.jit
-def _activated(h, ACTIVATION: tl.constexpr):
+def _activate(h, ACTIVATION: tl.constexpr):
+    """Apply the activation with this code (see `activation_code`)."""
     if ACTIVATION == 1:
         h = tl.maximum(h, 0.0)
     if ACTIVATION == 2:
@@ -48,93 +49,97 @@ def _activated(h, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _finished(acc, gated, bias, gate_bias, n, there, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr):
-    """activation(acc + bias), the columns of the result in the first dimension."""
+def _activate_with_bias(
+    acc, gated, bias, gate_bias, n, valid, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr
+):
+    """Return activation(acc + bias); the first dimension is the columns of the result."""
     if HAS_BIAS:
-        acc += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
+        acc += tl.load(bias + n, mask=valid, other=0.0).to(tl.float32)[:, None]
     if GATED:
         if HAS_BIAS:
-            gated += tl.load(gate_bias + n, mask=there, other=0.0).to(tl.float32)[:, None]
-        return _activated(gated, ACT) * acc
-    return _activated(acc, ACT)
+            gated += tl.load(gate_bias + n, mask=valid, other=0.0).to(tl.float32)[:, None]
+        return _activate(gated, ACT) * acc
+    return _activate(acc, ACT)
 
 
 @triton.jit
-def _one_norm(x, scale, shift, k, inside, M, eps, NORM: tl.constexpr, HAS_SHIFT: tl.constexpr):
-    """A row x (BK,), all of its M features at once, normed: in float32, rounded by the caller."""
+def _norm_row(x, scale, shift, k, valid_k, M, eps, NORM: tl.constexpr, HAS_SHIFT: tl.constexpr):
+    """Normalize a row x (BK,) of all M features, in float32; the caller rounds."""
     if NORM == 1:
         mean = tl.sum(x, axis=0) / M
-        x = tl.where(inside, x - mean, 0.0)
+        x = tl.where(valid_k, x - mean, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / M + eps)
-    x = x * tl.load(scale + k, mask=inside, other=0.0).to(tl.float32)
+    x = x * tl.load(scale + k, mask=valid_k, other=0.0).to(tl.float32)
     if HAS_SHIFT:
-        x += tl.load(shift + k, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(shift + k, mask=valid_k, other=0.0).to(tl.float32)
     return x
 
 
 @triton.jit
-def _by_element(
+def _small_m_kernel(
     x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
+    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
+    """Compute BN columns of the result for up to 8 rows, by element."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    there = n < N
+    valid = n < N
     r = tl.arange(0, RP)
     acc = tl.zeros((BN, RP), tl.float32)
     gated = tl.zeros((BN, RP), tl.float32)
     k = tl.arange(0, BK)
     at = n.to(tl.int64)[:, None] * M + k[None, :]
-    tile = there[:, None] & (k < M)[None, :]
+    tile = valid[:, None] & (k < M)[None, :]
     w = tl.load(weight + at, mask=tile, other=0.0)
     g = w
     if GATED:
         g = tl.load(gate + at, mask=tile, other=0.0)
-    wait(EARLY)
-    for start in range(0, M, BK):  # one round where there is a norm: it needs a whole row
+    pdl_wait(USE_PDL)
+    for start in range(0, M, BK):  # one iteration if there is a norm, which needs a full row
         k = start + tl.arange(0, BK)
-        inside = k < M
+        valid_k = k < M
         if start > 0:
-            tile = there[:, None] & inside[None, :]
+            tile = valid[:, None] & valid_k[None, :]
             at = n.to(tl.int64)[:, None] * M + k[None, :]
             w = tl.load(weight + at, mask=tile, other=0.0)
             if GATED:
                 g = tl.load(gate + at, mask=tile, other=0.0)
         for row in tl.static_range(R):
-            features = tl.load(x + row * M + k, mask=inside, other=0.0).to(tl.float32)
+            features = tl.load(x + row * M + k, mask=valid_k, other=0.0).to(tl.float32)
             if NORM > 0:
-                features = _one_norm(features, scale, shift, k, inside, M, eps, NORM, HAS_SHIFT)
+                features = _norm_row(features, scale, shift, k, valid_k, M, eps, NORM, HAS_SHIFT)
                 features = features.to(x.dtype.element_ty).to(tl.float32)
-            here = r[None, :] == row
-            acc += tl.where(here, tl.sum(w.to(tl.float32) * features[None, :], axis=1)[:, None], 0.0)
+            is_row = r[None, :] == row
+            acc += tl.where(is_row, tl.sum(w.to(tl.float32) * features[None, :], axis=1)[:, None], 0.0)
             if GATED:
-                gated += tl.where(here, tl.sum(g.to(tl.float32) * features[None, :], axis=1)[:, None], 0.0)
-    acc = _finished(acc, gated, bias, gate_bias, n, there, HAS_BIAS, GATED, ACT)
-    where = r[None, :] * N + n[:, None]
-    stored = there[:, None] & (r[None, :] < R)
+                gated += tl.where(is_row, tl.sum(g.to(tl.float32) * features[None, :], axis=1)[:, None], 0.0)
+    acc = _activate_with_bias(acc, gated, bias, gate_bias, n, valid, HAS_BIAS, GATED, ACT)
+    offset = r[None, :] * N + n[:, None]
+    valid_out = valid[:, None] & (r[None, :] < R)
     if HAS_RESIDUAL:
-        acc += tl.load(residual + where, mask=stored, other=0.0).to(tl.float32)
-    tl.store(out + where, acc.to(out.dtype.element_ty), mask=stored)
+        acc += tl.load(residual + offset, mask=valid_out, other=0.0).to(tl.float32)
+    tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
 @triton.jit
-def _by_tile(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counted, N, M, eps,
+def _tiled_kernel(
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPAN: tl.constexpr, PARTS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
+    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
+    """Compute a tile of the result on tensor cores, or its part over SPAN features."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    there = n < N
+    valid = n < N
     r = tl.arange(0, RP)
-    real = r < R
+    valid_row = r < R
     first = tl.program_id(1) * SPAN
     if LINES > 0:
         line = tl.minimum(first + tl.arange(0, LINES) * LINE, M - 1)
-        prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], EARLY)
-    wait(EARLY)
+        prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], USE_PDL)
+    pdl_wait(USE_PDL)
     mean = tl.zeros((RP,), tl.float32)
     rstd = tl.zeros((RP,), tl.float32)
     if NORM > 0:
@@ -142,7 +147,7 @@ def _by_tile(
         squares = tl.zeros((RP, BK), tl.float32)
         for start in range(0, M, BK):
             k = start + tl.arange(0, BK)
-            part = tl.load(x + r[:, None] * M + k[None, :], mask=real[:, None] & (k < M)[None, :], other=0.0)
+            part = tl.load(x + r[:, None] * M + k[None, :], mask=valid_row[:, None] & (k < M)[None, :], other=0.0)
             part = part.to(tl.float32)
             sums += part
             squares += part * part
@@ -153,16 +158,16 @@ def _by_tile(
     gated = tl.zeros((BN, RP), tl.float32)
     for start in range(first, tl.minimum(first + SPAN, M), BK):
         k = start + tl.arange(0, BK)
-        inside = k < M
-        tile = there[:, None] & inside[None, :]
+        valid_k = k < M
+        tile = valid[:, None] & valid_k[None, :]
         at = n.to(tl.int64)[:, None] * M + k[None, :]
         w = tl.load(weight + at, mask=tile, other=0.0)
-        features = tl.load(x + r[None, :] * M + k[:, None], mask=real[None, :] & inside[:, None], other=0.0)
+        features = tl.load(x + r[None, :] * M + k[:, None], mask=valid_row[None, :] & valid_k[:, None], other=0.0)
         if NORM > 0:
             wide = (features.to(tl.float32) - mean[None, :]) * rstd[None, :]
-            wide = wide * tl.load(scale + k, mask=inside, other=0.0).to(tl.float32)[:, None]
+            wide = wide * tl.load(scale + k, mask=valid_k, other=0.0).to(tl.float32)[:, None]
             if HAS_SHIFT:
-                wide += tl.load(shift + k, mask=inside, other=0.0).to(tl.float32)[:, None]
+                wide += tl.load(shift + k, mask=valid_k, other=0.0).to(tl.float32)[:, None]
             features = wide.to(x.dtype.element_ty)
         acc = tl.dot(w, features, acc, input_precision="ieee")
         if GATED:
@@ -170,36 +175,39 @@ def _by_tile(
             gated = tl.dot(g, features, gated, input_precision="ieee")
     last = True
     if PARTS > 1:
-        spot = n[:, None] * RP + r[None, :]
-        tl.store(parts + tl.program_id(1) * N * RP + spot, acc, mask=there[:, None])
+        part_offset = n[:, None] * RP + r[None, :]
+        tl.store(parts + tl.program_id(1) * N * RP + part_offset, acc, mask=valid[:, None])
         tl.debug_barrier()
-        last = tl.atomic_add(counted + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
+        last = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
         if last:
             acc = tl.zeros((BN, RP), tl.float32)
             for part in tl.static_range(PARTS):
-                acc += tl.load(parts + part * N * RP + spot, mask=there[:, None], other=0.0, cache_modifier=".cg")
-            tl.store(counted + tl.program_id(0), 0)
+                acc += tl.load(
+                    parts + part * N * RP + part_offset, mask=valid[:, None], other=0.0, cache_modifier=".cg"
+                )
+            tl.store(counters + tl.program_id(0), 0)
     if last:
-        acc = _finished(acc, gated, bias, gate_bias, n, there, HAS_BIAS, GATED, ACT)
-        where = r[None, :] * N + n[:, None]
-        stored = there[:, None] & real[None, :]
+        acc = _activate_with_bias(acc, gated, bias, gate_bias, n, valid, HAS_BIAS, GATED, ACT)
+        offset = r[None, :] * N + n[:, None]
+        valid_out = valid[:, None] & valid_row[None, :]
         if HAS_RESIDUAL:
-            acc += tl.load(residual + where, mask=stored, other=0.0).to(tl.float32)
-        tl.store(out + where, acc.to(out.dtype.element_ty), mask=stored)
+            acc += tl.load(residual + offset, mask=valid_out, other=0.0).to(tl.float32)
+        tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
+def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None) -> Tensor:
+    """Return residual + activation(norm(x) Wᵀ + b) for x (R, M)."""
     R, M = x.shape
-    N = product.weight.shape[0]
-    norm = product.norm
+    N = spec.weight.shape[0]
+    norm = spec.norm
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
     shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    number = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
+    norm_code = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
     pointers = (
-        x, product.weight,
-        out if product.gate is None else product.gate,
-        out if product.bias is None else product.bias,
-        out if product.gate_bias is None else product.gate_bias,
+        x, spec.weight,
+        out if spec.gate is None else spec.gate,
+        out if spec.bias is None else spec.bias,
+        out if spec.gate_bias is None else spec.gate_bias,
         out if norm is None else norm.weight,
         out if shift is None else shift,
         out if residual is None else residual,
@@ -207,24 +215,24 @@ def launch(x: Tensor, product: Product, residual: Tensor | None) -> Tensor:
     )  # fmt: skip
     sizes = N, M, 0.0 if norm is None else _eps(norm, x.dtype)
     constants = {
-        "NORM": number, "HAS_SHIFT": shift is not None, "HAS_BIAS": product.bias is not None,
-        "GATED": product.gate is not None, "ACT": activation_number(product.activation),
-        "HAS_RESIDUAL": residual is not None, **early(x),
+        "NORM": norm_code, "HAS_SHIFT": shift is not None, "HAS_BIAS": spec.bias is not None,
+        "GATED": spec.gate is not None, "ACT": activation_code(spec.activation),
+        "HAS_RESIDUAL": residual is not None, **pdl_options(x),
     }  # fmt: skip
-    if R <= _FEW:
-        BN, BK, warps = _strip(N, M, norm is not None)
+    if R <= _MAX_SMALL_M:
+        BN, BK, warps = _small_m_config(N, M, norm is not None)
         constants |= {"R": R, "RP": triton.next_power_of_2(R), "num_warps": warps, "num_stages": 2}
-        _by_element[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
+        _small_m_kernel[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
         return out
-    tile = _tile(R, N, M, norm is not None, product.gate is not None, _shared(x))
-    parts = counted = out
+    tile = _tiled_config(R, N, M, norm is not None, spec.gate is not None, _shared_memory_elements(x))
+    parts = counters = out
     RP, n, line = max(16, triton.next_power_of_2(R)), triton.cdiv(N, tile.BN), 128 // x.element_size()
     if tile.parts > 1:
         parts = torch.empty(tile.parts * N * RP, dtype=torch.float32, device=x.device)
-        counted = counters(n, x.device)
-    lines = triton.next_power_of_2(triton.cdiv(tile.span, line)) if n * tile.parts <= _AT_ONCE else 0
-    _by_tile[(n, tile.parts)](
-        *pointers, parts, counted, *sizes, R=R, RP=RP, BN=tile.BN, BK=tile.BK,
+        counters = zeroed_counters(n, x.device)
+    lines = triton.next_power_of_2(triton.cdiv(tile.span, line)) if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS else 0
+    _tiled_kernel[(n, tile.parts)](
+        *pointers, parts, counters, *sizes, R=R, RP=RP, BN=tile.BN, BK=tile.BK,
         SPAN=tile.span, PARTS=tile.parts, LINE=line, LINES=lines,
         num_warps=4, num_stages=tile.stages, **constants,
     )  # fmt: skip
@@ -235,25 +243,27 @@ def _eps(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if norm.eps is None else norm.eps
 
 
-def _shared(x: Tensor) -> int:
-    """How many numbers of x's dtype fit into a multiprocessor's own memory, with a quarter left over."""
-    room = 232_448  # an H200's
+def _shared_memory_elements(x: Tensor) -> int:
+    """Return how many elements of x's dtype fit into three quarters of a multiprocessor's shared memory."""
+    available = 232_448  # of an H200
     if x.is_cuda:
-        found = torch.cuda.get_device_properties(x.device)
-        room = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    return 3 * room // (4 * x.element_size())
+        properties = torch.cuda.get_device_properties(x.device)
+        available = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return 3 * available // (4 * x.element_size())
 
 
-def _strip(N: int, M: int, whole: bool) -> tuple[int, int, int]:
-    """Columns, features and warps of a program that sums by element: strips so narrow that there are enough."""
-    BK = triton.next_power_of_2(M) if whole else min(triton.next_power_of_2(M), 4096)
+def _small_m_config(N: int, M: int, full_rows: bool) -> tuple[int, int, int]:
+    """Return columns, features and warps per program of the small-M kernel: narrow enough for enough programs."""
+    BK = triton.next_power_of_2(M) if full_rows else min(triton.next_power_of_2(M), 4096)
     BN = 8
-    while BN > 1 and (BN * BK > _STRIP or triton.cdiv(N, BN) < _PROGRAMS):
+    while BN > 1 and (BN * BK > _SMALL_M_ELEMENTS or triton.cdiv(N, BN) < _MIN_PROGRAMS):
         BN //= 2
     return BN, BK, 4 if BK <= 1024 else 8
 
 
-class _Tile(NamedTuple):
+class _TileConfig(NamedTuple):
+    """Tile sizes, pipeline stages, and how many programs share a row, of SPAN features each."""
+
     BN: int
     BK: int
     stages: int
@@ -261,19 +271,20 @@ class _Tile(NamedTuple):
     span: int
 
 
-def _tile(R: int, N: int, M: int, whole: bool, gated: bool, shared: int) -> _Tile:
-    """How a product is cut into tiles: so narrow that there are enough of them for every multiprocessor, and where
-    that is too narrow, with rows cut too. Measured on an H200."""
-    share = M > _LONG and not whole and not gated
+def _tiled_config(R: int, N: int, M: int, full_rows: bool, gated: bool, shared: int) -> _TileConfig:
+    """Return tiles narrow enough to occupy every multiprocessor; rows are split if columns do not suffice.
+
+    Measured on an H200."""
+    split_rows = M > _MIN_SPLIT_FEATURES and not full_rows and not gated
     BN = 64
-    while BN > (32 if share else 16) and triton.cdiv(N, BN) < _TILES:
+    while BN > (32 if split_rows else 16) and triton.cdiv(N, BN) < _MIN_TILES:
         BN //= 2
-    BK = 256 if gated or (whole and BN < 64) else 64 if BN == 64 else 128
+    BK = 256 if gated or (full_rows and BN < 64) else 64 if BN == 64 else 128
     BK = min(BK, max(16, triton.next_power_of_2(M)))
     parts = 1
-    while share and M > parts * _LONG and triton.cdiv(N, BN) * parts < _TILES:
+    while split_rows and M > parts * _MIN_SPLIT_FEATURES and triton.cdiv(N, BN) * parts < _MIN_TILES:
         parts *= 2
     stages = 3 if BN == 64 or gated else 4
     while BK > 16 and stages * BK * (BN * (2 if gated else 1) + triton.next_power_of_2(R)) > shared:
         BK //= 2
-    return _Tile(BN, BK, stages, parts, triton.cdiv(triton.cdiv(M, parts), BK) * BK)
+    return _TileConfig(BN, BK, stages, parts, triton.cdiv(triton.cdiv(M, parts), BK) * BK)

@@ -1,5 +1,4 @@
-"""Triton kernels of `topk_logprobs`: one finds the k largest and Σ exp of each chunk of a row, one merges the
-chunks."""
+"""Triton kernels of `topk_logprobs`: one computes the k largest and Σ exp per chunk of a row, one merges chunks."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
@@ -12,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops.pdl import early, wait
+from clearhead.ops.pdl import pdl_options, pdl_wait
 
 __all__ = ["launch"]
 
@@ -20,8 +19,8 @@ _CHUNK = 4096
 
 
 @triton.jit
-def _chunk_topk(logits, values, indices, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+def _chunk_topk(logits, values, indices, sums, V, n, K: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
+    pdl_wait(USE_PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * V + j, mask=j < V, other=-float("inf")).to(tl.float32)
@@ -39,9 +38,9 @@ def _chunk_topk(logits, values, indices, sums, V, n, K: tl.constexpr, BLOCK: tl.
 @triton.jit
 def _merge_chunks(
     values, indices, sums, ids, log_probs, n,
-    K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, EARLY: tl.constexpr,
+    K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
+    pdl_wait(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, NP)
     valid = part < n
@@ -71,9 +70,9 @@ def launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     sums = torch.empty(R, n, 2, dtype=torch.float32, device=device)
     ids = torch.empty(R, k, dtype=torch.int64, device=device)
     log_probs = torch.empty(R, k, dtype=torch.float32, device=device)
-    _chunk_topk[(R, n)](logits, values, indices, sums, V, n, K=k, BLOCK=block, num_warps=4, **early(logits))
+    _chunk_topk[(R, n)](logits, values, indices, sums, V, n, K=k, BLOCK=block, num_warps=4, **pdl_options(logits))
     _merge_chunks[(R,)](
         values, indices, sums, ids, log_probs, n,
-        K=k, NP=triton.next_power_of_2(n), CP=triton.next_power_of_2(n * k), num_warps=1, **early(logits),
+        K=k, NP=triton.next_power_of_2(n), CP=triton.next_power_of_2(n * k), num_warps=1, **pdl_options(logits),
     )  # fmt: skip
     return ids, log_probs

@@ -11,7 +11,7 @@ from clearhead.attention.decode import Places, Turn, attend_newest, attend_newes
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.generation.sampling import log_probs_at, topk_logprobs
 from clearhead.nn import GELU, ReLU, SwiGLU
-from clearhead.ops.fused_linear import Product, few_rows, few_rows_reference
+from clearhead.ops.fused_linear import FusedLinearSpec, fused_linear_decode, fused_linear_reference
 
 
 def random_norm(kind, width):
@@ -22,7 +22,7 @@ def random_norm(kind, width):
     return norm
 
 
-def products():
+def fused_linears():
     for rows, M, norm, activation in (
         (1, 71, nn.LayerNorm, GELU(tanh=True)),
         (3, 71, nn.RMSNorm, SwiGLU()),
@@ -34,7 +34,7 @@ def products():
     ):
         N = 38
         gated = isinstance(activation, SwiGLU)
-        product = Product(
+        spec = FusedLinearSpec(
             torch.randn(N, M) * (71 / M) ** 0.5,
             None if activation is None else torch.randn(N),
             None if norm is None else random_norm(norm, M),
@@ -44,8 +44,8 @@ def products():
         )
         x = torch.randn(rows, M)
         residual = torch.randn(rows, N) if rows != 3 else None
-        expected = few_rows_reference(x, product, residual)
-        torch.testing.assert_close(few_rows(x, product, residual), expected, rtol=1e-4, atol=1e-4)
+        expected = fused_linear_reference(x, spec, residual)
+        torch.testing.assert_close(fused_linear_decode(x, spec, residual), expected, rtol=1e-4, atol=1e-4)
 
 
 def attention():
@@ -110,7 +110,7 @@ def models():
 if __name__ == "__main__":
     torch.manual_seed(0)
     with torch.no_grad():
-        products()
+        fused_linears()
         attention()
         sampling()
         models()

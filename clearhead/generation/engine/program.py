@@ -39,7 +39,7 @@ from clearhead.nn import (
 from clearhead.nn.modes import iter_modules
 from clearhead.nn.norms import UnitOffsetRMSNorm
 from clearhead.nn.positions import ALiBiBias, LearnedPositionEmbedding, Rotary, SinusoidalPositions, T5Bias
-from clearhead.ops.fused_linear import Product, few_rows, many_rows, normed
+from clearhead.ops.fused_linear import FusedLinearSpec, apply_norm, fused_linear_decode, fused_linear_prefill
 
 _SUPPORTED_MODULES = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, TokenEmbedding),
@@ -131,7 +131,7 @@ class FusedAttention:
             return qkv
         n_keys = 0 if self.memory is not None else self.n_kv_heads
         q, k, v = qkv.split((self.n_heads, n_keys, n_keys), dim=-2)
-        q, k = (x if norm is None else normed(x, norm) for x, norm in zip((q, k), self.norms, strict=True))
+        q, k = (x if norm is None else apply_norm(x, norm) for x, norm in zip((q, k), self.norms, strict=True))
         return torch.cat((q, k, v), dim=-2)
 
 
@@ -150,7 +150,7 @@ class _FusedLayer:
         ff = block.feed_forward
         assert isinstance(ff, FeedForward), "unsupported_reason excludes other types"
         gate = () if ff.gate is None else (ff.gate.weight.detach(), _detach(ff.gate.bias))
-        self.up = Product(ff.up.weight.detach(), _detach(ff.up.bias), norm2, ff.activation, *gate)
+        self.up = FusedLinearSpec(ff.up.weight.detach(), _detach(ff.up.bias), norm2, ff.activation, *gate)
         self.down = _joined_linear(ff.down)
         self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
@@ -168,7 +168,7 @@ class DecoderProgram:
         weight = decoder.lm_head_weight()
         self.device = weight.device
         self.dtype = weight.dtype
-        self.logits = Product(weight.detach(), norm=_torch_norm(decoder.norm))
+        self.logits = FusedLinearSpec(weight.detach(), norm=_torch_norm(decoder.norm))
         self.embedding_norm = _torch_norm(decoder.embedding_norm)
         self.rotary = config.positions if isinstance(config.positions, Rotary) else None
         self.layers = [_FusedLayer(block) for block in decoder.blocks if isinstance(block, Block)]
@@ -179,15 +179,15 @@ class DecoderProgram:
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
     def decode_step(
-        self, x: Tensor, self_attend: AttendFn, cross_attend: AttendFn, linear: LinearFn = few_rows
+        self, x: Tensor, self_attend: AttendFn, cross_attend: AttendFn, linear: LinearFn = fused_linear_decode
     ) -> Tensor:
         """Return the next logits (R, V) for one embedded token per row (R, M).
 
         `self_attend` and `cross_attend` compute attention from the layer's index, its `FusedAttention` and its heads:
-        (R, H + 2K, D), or (R, H, D) for cross-attention. `linear` is `few_rows`, or `few_rows_reference` if compiling
-        its kernels does not pay off.
+        (R, H + 2K, D), or (R, H, D) for cross-attention. `linear` is `fused_linear_decode`, or
+        `fused_linear_reference` if compiling its kernels does not pay off.
         """
-        x = x if self.embedding_norm is None else normed(x, self.embedding_norm)
+        x = x if self.embedding_norm is None else apply_norm(x, self.embedding_norm)
         return self._postprocess(linear(self._run_layers(x, linear, self_attend, cross_attend), self.logits))
 
     def prefill(
@@ -233,10 +233,10 @@ class DecoderProgram:
             return out.transpose(1, 2).reshape(B * T, -1, layer.d_head)
 
         x = decoder.add_positions(self.embedding(ids), positions).flatten(0, 1)  # (B·T, M)
-        x = self._run_layers(x, many_rows, self_attend, cross_attend)
+        x = self._run_layers(x, fused_linear_prefill, self_attend, cross_attend)
         x = x.view(B, T, -1)
         x = x[:, -1].contiguous() if last is None else x.index_select(1, last).squeeze(1)
-        return self._postprocess(many_rows(x, self.logits)), keys_values
+        return self._postprocess(fused_linear_prefill(x, self.logits)), keys_values
 
     def _run_layers(self, x: Tensor, linear: LinearFn, self_attend: AttendFn, cross_attend: AttendFn) -> Tensor:
         """Apply all layers to x (N, M)."""
@@ -252,9 +252,9 @@ class DecoderProgram:
                 heads = linear(block_input if layer.is_parallel else x, attention.q)
                 heads = attention.normalize_heads(heads.view(len(x), -1, attention.d_head))
                 x = linear(attend_fn(i, attention, heads).flatten(1), attention.out, x)
-                x = x if norm is None else normed(x, norm)
+                x = x if norm is None else apply_norm(x, norm)
             x = linear(linear(block_input if layer.is_parallel else x, layer.up), layer.down, x)
-            x = x if layer.norms[2] is None else normed(x, layer.norms[2])
+            x = x if layer.norms[2] is None else apply_norm(x, layer.norms[2])
         return x
 
     def cross_memory(self, memory: Tensor, mask: Mask | None, bias: Tensor | None) -> CrossMemory:
@@ -265,10 +265,12 @@ class DecoderProgram:
             cross = layer.cross_attention
             assert cross is not None
             assert cross.memory is not None
-            heads = many_rows(memory.flatten(0, 1), cross.memory).view(B, S, 2, cross.n_kv_heads, cross.d_head)
+            heads = fused_linear_prefill(memory.flatten(0, 1), cross.memory).view(
+                B, S, 2, cross.n_kv_heads, cross.d_head
+            )
             k, v = heads.unbind(2)
             norm = cross.norms[1]
-            k = k if norm is None else normed(k, norm)
+            k = k if norm is None else apply_norm(k, norm)
             keys_values.append((k.transpose(1, 2), v.transpose(1, 2)))
         return CrossMemory(keys_values, mask, bias)
 
@@ -297,15 +299,15 @@ class DecoderProgram:
         return x, length + 1
 
 
-def _joined_linear(*linears: nn.Linear, norm: TorchNorm | None = None) -> Product:
+def _joined_linear(*linears: nn.Linear, norm: TorchNorm | None = None) -> FusedLinearSpec:
     """Join linear maps of the same (normalized) input into one; a single one shares its memory."""
     if len(linears) == 1:
-        return Product(linears[0].weight.detach(), _detach(linears[0].bias), norm)
+        return FusedLinearSpec(linears[0].weight.detach(), _detach(linears[0].bias), norm)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     if all(linear.bias is None for linear in linears):
-        return Product(weight, None, norm)
+        return FusedLinearSpec(weight, None, norm)
     biases = [weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears]
-    return Product(weight, torch.cat(biases), norm)
+    return FusedLinearSpec(weight, torch.cat(biases), norm)
 
 
 def _torch_norm(norm: nn.Module | None) -> TorchNorm | None:

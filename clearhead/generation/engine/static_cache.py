@@ -24,7 +24,7 @@ from clearhead.attention.decode import Places, Turn, attend_memory, attend_newes
 from clearhead.generation.engine.program import CrossMemory, DecoderProgram, FusedAttention
 from clearhead.masks import Causal, lookback
 from clearhead.masks.regions import Region
-from clearhead.ops.fused_linear import few_rows, few_rows_reference
+from clearhead.ops.fused_linear import fused_linear_decode, fused_linear_reference
 
 _MIN_LENGTH_FOR_KERNELS = 128  # below, generation ends before compiling the small-batch kernels pays off
 
@@ -56,7 +56,7 @@ class StaticKVCache:
         self.memory: list[tuple[Tensor, Tensor]] = []
         self.memory_bias: Tensor | None = None  # (B, 1, S)
         self._precompute_positions(program, max_length)
-        self._linear = few_rows if max_length >= _MIN_LENGTH_FOR_KERNELS else few_rows_reference
+        self._linear = fused_linear_decode if max_length >= _MIN_LENGTH_FOR_KERNELS else fused_linear_reference
         self._attends_to_self = program.mask.classify(Region.nearest(0, max_length - 1, max_length)) is True
 
     def _empty(self, rows: int) -> Tensor:

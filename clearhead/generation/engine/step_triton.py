@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops.pdl import early, wait
+from clearhead.ops.pdl import pdl_options, pdl_wait
 
 __all__ = ["append_token", "embed_token"]
 
@@ -22,9 +22,9 @@ __all__ = ["append_token", "embed_token"]
 @triton.jit
 def _append_token(
     ids, log_probs, is_active, newest, index, all_ids, all_log_probs, was_active, stops, R, pad_id,
-    STOPS: tl.constexpr, RP: tl.constexpr, EARLY: tl.constexpr,
+    STOPS: tl.constexpr, RP: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
+    pdl_wait(USE_PDL)
     r = tl.arange(0, RP)
     valid = r < R
     step = tl.load(index)
@@ -49,16 +49,16 @@ def append_token(ids: Tensor, log_probs: Tensor, state: tuple[Tensor, ...], stop
     _append_token[(1,)](
         ids.contiguous(), log_probs.contiguous(), is_active.view(torch.uint8), newest, index,
         all_ids, all_log_probs, was_active.view(torch.uint8), stops, R, pad_id,
-        STOPS=len(stops), RP=triton.next_power_of_2(R), num_warps=1 if R <= 128 else 4, **early(ids),
+        STOPS=len(stops), RP=triton.next_power_of_2(R), num_warps=1 if R <= 128 else 4, **pdl_options(ids),
     )  # fmt: skip
 
 
 @triton.jit
 def _embed_token(
     ids, weight, table, length, left_pad, x, new_length, M, scale,
-    SCALED: tl.constexpr, ADDED: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, ADDED: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
+    pdl_wait(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
     valid = m < M
@@ -85,6 +85,6 @@ def embed_token(
         ids, weight, weight if table is None else table, length, length if left_pad is None else left_pad,
         x, new_length, M, 1.0 if scale is None else scale,
         SCALED=scale is not None, ADDED=table is not None, PADDED=left_pad is not None,
-        BM=triton.next_power_of_2(M), num_warps=4, **early(ids),
+        BM=triton.next_power_of_2(M), num_warps=4, **pdl_options(ids),
     )  # fmt: skip
     return x, new_length
