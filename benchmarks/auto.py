@@ -17,7 +17,7 @@ import torch
 from benchmarks.results import Row, gather
 from benchmarks.sparse import ON_CPU, Inputs, Options, our_way, tensors_for, time_both, time_forward
 from clearhead.attention.attend import Impl, choose
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
@@ -77,7 +77,7 @@ def measure(
 
 def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
-    call = Call(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
+    call = AttentionInputs(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
     chosen = choose(call).name
     clock = time_both if backward else time_forward
     took = {way: clock(our_way(mask, way), tensors) for way in WAYS}
@@ -100,7 +100,7 @@ def again(row: Choice) -> Choice:
         return replace(row, chosen="sdpa")  # which has a kernel for it
     gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
     made = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
-    gathers = kernel.saves(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
+    gathers = kernel.beats_sdpa(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
     return replace(row, chosen="sparse" if gathers else "sdpa")
 
 

@@ -30,7 +30,7 @@ from benchmarks.sparse_flex import Key, compile_ahead, flex_way
 from clearhead._core.plotting import new_figure, save_figure
 from clearhead.analysis.cost.timing import milliseconds, seconds
 from clearhead.attention.attend import Impl, attend
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
@@ -192,7 +192,7 @@ def _measure_row(pattern: Pattern, tensors: Inputs, dense: tuple[float, float]) 
     row = Masked(pattern.name, str(mask), T, D, B, H, dense=dense[0], dense_both=dense[1])
     if D == 64 and T == 16384:
         row.wanted, row.wanted_both = pattern.forward, pattern.both
-    made = _plan(Call(q, k, v, mask, ScaledDot(), Softmax(), None, 0), row)
+    made = _plan(AttentionInputs(q, k, v, mask, ScaledDot(), Softmax(), None, 0), row)
     row.density, row.computed = mask.density(T), made.density
     try:
         row.ours, row.ours_both, row.host, row.peak_bytes = _ours(mask, tensors)
@@ -209,7 +209,7 @@ def _add_flex(row: Masked, pattern: Pattern, tensors: Inputs) -> None:
         row.notes += f" flex: {type(error).__name__} {str(error)[:120]}"
 
 
-def _plan(call: Call, row: Masked, repeats: int = 3) -> Plan:
+def _plan(call: AttentionInputs, row: Masked, repeats: int = 3) -> Plan:
     """The plan of both sides; the least of a few times, because whatever else runs on the host only adds."""
     made: list[Plan] = []
 

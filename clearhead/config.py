@@ -28,6 +28,7 @@ RENAMED_TYPES = {
     "Affine": "RandomAffine",
     "ByCount": "FixedSize",
     "ByTokens": "TokenBudget",
+    "Capped": "SoftCapped",
     "Cls": "ClsPooling",
     "ClsAndMean": "ClsMeanPooling",
     "Contrast": "RandomContrast",

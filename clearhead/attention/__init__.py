@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from clearhead.attention.attend import attend
-from clearhead.attention.normalizers import Gumbel, Hard, Softmax, StraightThrough
-from clearhead.attention.scores import Additive, Bilinear, Capped, Dot, Scaled, ScaledDot
+from clearhead.attention.normalizers import GumbelSoftmax, HardMax, Softmax, StraightThrough
+from clearhead.attention.scores import Additive, Bilinear, Dot, Scaled, ScaledDot, SoftCapped
 
 __all__ = [
     "Additive",
     "Bilinear",
-    "Capped",
     "Dot",
-    "Gumbel",
-    "Hard",
+    "GumbelSoftmax",
+    "HardMax",
     "Scaled",
     "ScaledDot",
+    "SoftCapped",
     "Softmax",
     "StraightThrough",
     "attend",

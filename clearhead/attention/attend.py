@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead.attention.inputs import Call, Implementation
-from clearhead.attention.normalizers import Softmax, Weights
+from clearhead.attention.inputs import AttentionInputs, Implementation
+from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.reference import REFERENCE
 from clearhead.attention.scores import ScaledDot, Scores
-from clearhead.attention.sdpa import FUSED
-from clearhead.attention.sparse.kernel import GATHERED
+from clearhead.attention.sdpa import SDPA
+from clearhead.attention.sparse.kernel import SPARSE
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
 
 Impl = Literal["auto", "reference", "sdpa", "sparse"]
 
 # In the order "auto" asks them: the first that is worth it, runs.
-_IMPLEMENTATIONS: dict[str, Implementation] = {way.name: way for way in (GATHERED, FUSED, REFERENCE)}
+_IMPLEMENTATIONS: dict[str, Implementation] = {way.name: way for way in (SPARSE, SDPA, REFERENCE)}
 
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
@@ -40,14 +40,14 @@ def attend(
     mask: Mask | None = None,
     *,
     scores: Scores = _SCALED_DOT,
-    weights: Weights = _SOFTMAX,
+    normalizer: Normalizer = _SOFTMAX,
     bias: Tensor | None = None,
     query_offset: int | None = None,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*B H T E"]:
     """Each query's average of the values, weighted by how well it matches their keys.
 
-        out[i] = Σ_j w[i, j] v[j]        w[i] = weights(scores(q[i], k) + bias[i]) over the keys j that mask allows
+        out[i] = Σ_j w[i, j] v[j]        w[i] = normalizer(scores(q[i], k) + bias[i]) over the keys j that mask allows
 
     H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
     to (B, H, T, S); −∞ in it hides a key. Gradients beside a bias beyond about 1e7 may be off, because the scores' own
@@ -61,43 +61,43 @@ def attend(
     looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
     beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "sdpa";
     derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
-    call = checked_call(q, k, v, mask, scores=scores, weights=weights, bias=bias, query_offset=query_offset)
+    call = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)
     return choose(call, impl).run(call)
 
 
-def checked_call(
+def validate_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Mask | None = None,
     *,
     scores: Scores = _SCALED_DOT,
-    weights: Weights = _SOFTMAX,
+    normalizer: Normalizer = _SOFTMAX,
     bias: Tensor | None = None,
     query_offset: int | None = None,
-) -> Call:
+) -> AttentionInputs:
     """Return the validated arguments of one `attend`."""
     q, k, v = _autocast(q, k, v)
-    _check(q, k, v, scores, weights)
+    _check(q, k, v, scores, normalizer)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
         bias = _narrowed(bias, q.dtype)
     mask, position = _resolve(mask, query_offset, q, k)
-    return Call(q, k, v, mask, scores, weights, bias, position)
+    return AttentionInputs(q, k, v, mask, scores, normalizer, bias, position)
 
 
-def choose(call: Call, impl: str = "auto") -> Implementation:
+def choose(call: AttentionInputs, impl: str = "auto") -> Implementation:
     """The implementation that will run this call."""
     if impl == "auto":
         for way in _IMPLEMENTATIONS.values():
-            if way.worth(call):
+            if way.is_preferred(call):
                 return way
     if impl not in _IMPLEMENTATIONS:
         known = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
         raise ImplementationError(f'impl="{impl}" is unknown; choose one of {known}')
-    reason = _IMPLEMENTATIONS[impl].why_not(call)
+    reason = _IMPLEMENTATIONS[impl].unsupported_reason(call)
     if reason is not None:
-        able = [name for name, way in _IMPLEMENTATIONS.items() if way.why_not(call) is None]
+        able = [name for name, way in _IMPLEMENTATIONS.items() if way.unsupported_reason(call) is None]
         raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
     return _IMPLEMENTATIONS[impl]
 
@@ -134,7 +134,7 @@ def _resolve(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) 
     return mask, position
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normalizer) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
@@ -158,8 +158,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, weights: Weights) ->
         )
     if not hasattr(scores, "as_dot"):
         raise DtypeError(f"scores is {scores!r}; expected a score function such as ScaledDot() or Dot()")
-    if isinstance(weights, (str, type)) or not callable(weights):
-        raise DtypeError(f"weights is {weights!r}; expected a way to weigh such as Softmax() or Hard()")
+    if isinstance(normalizer, (str, type)) or not callable(normalizer):
+        raise DtypeError(f"normalizer is {normalizer!r}; expected a normalizer such as Softmax() or HardMax()")
 
 
 def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:

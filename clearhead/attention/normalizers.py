@@ -23,7 +23,7 @@ Allowed: TypeAlias = Bool[Tensor, "..."] | None
 
 
 @runtime_checkable
-class Weights(Protocol):
+class Normalizer(Protocol):
     """What `attend` asks of a way to weigh."""
 
     def __call__(self, scores: Tensor, allowed: Tensor | None) -> Tensor: ...
@@ -33,20 +33,20 @@ class Weights(Protocol):
 class Softmax(Value):
     """w = softmax(scores / temperature), over the keys that are allowed.
 
-    Both limits are exact: temperature 0 is `Hard()`, infinity is uniform over what is allowed. In between, scores are
-    taken relative to their row's largest before they are divided, so that no temperature overflows. `dropout` drops
-    weights after the softmax (and scales the rest up): for training."""
+    Both limits are exact: temperature 0 equals `HardMax()`, and infinity is uniform over the allowed keys. In between,
+    the largest score of each row is subtracted before the division, so that no temperature overflows. `dropout` drops
+    weights after the softmax and scales the remaining ones up, for training."""
 
     temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
     dropout: Rate = 0.0
 
     def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
-        weights = Hard()(scores, allowed) if self.temperature == 0 else _softmax(scores, allowed, self.temperature)
+        weights = HardMax()(scores, allowed) if self.temperature == 0 else _softmax(scores, allowed, self.temperature)
         return F.dropout(weights, self.dropout) if self.dropout else weights
 
 
 @dataclass(frozen=True)
-class Hard:
+class HardMax:
     """All the weight on the largest score; ties share it equally, as the limit of temperature → 0 does.
 
     The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values."""
@@ -63,7 +63,7 @@ class Hard:
 
 @dataclass(frozen=True)
 class StraightThrough(Value):
-    """`Hard` going forward, the gradient of `Softmax(temperature)` coming back."""
+    """`HardMax` going forward, the gradient of `Softmax(temperature)` coming back."""
 
     temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
 
@@ -72,7 +72,7 @@ class StraightThrough(Value):
 
 
 @dataclass(frozen=True)
-class Gumbel(Value):
+class GumbelSoftmax(Value):
     """softmax((scores + g) / temperature) with Gumbel noise g: a sample that gradients pass through.
 
     The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
@@ -91,7 +91,7 @@ class Gumbel(Value):
 
 
 def _straight_through(soft: Tensor, scores: Tensor, allowed: Tensor | None) -> Tensor:
-    return Hard()(scores.detach(), allowed) + (soft - soft.detach())
+    return HardMax()(scores.detach(), allowed) + (soft - soft.detach())
 
 
 def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tensor:

@@ -1,6 +1,6 @@
 """Attention as the equation says it, in plain tensor operations: the specification of every faster way.
 
-    out = weights(scores(q, k) + bias, mask) · v          softmax(QKᵀ/√D)V with the defaults
+    out = normalizer(scores(q, k) + bias, mask) · v          softmax(QKᵀ/√D)V with the defaults
 
 It builds the (B, H, T, S) scores and accepts every choice of scores, weights, bias and mask."""
 
@@ -12,36 +12,36 @@ import torch
 from torch import Tensor
 
 from clearhead._core.tensor_state import has_numbers, is_wrapped, outside_transforms, read_in_transform
-from clearhead.attention.inputs import Call, Implementation
+from clearhead.attention.inputs import AttentionInputs, Implementation
 from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
 
 
-class Reference(Implementation):
+class ReferenceImplementation(Implementation):
     """The equation; it runs everything."""
 
     name = "reference"
 
-    def why_not(self, call: Call) -> str | None:
+    def unsupported_reason(self, call: AttentionInputs) -> str | None:
         return None
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: AttentionInputs) -> Tensor:
         wide = statistics_dtype(call)
         # Wide before they are shared out, so that what the heads of a group pass back is added up in wide numbers.
-        q, k, v = call.q.to(wide), *(one_for_each_query_head(x.to(wide), call.groups) for x in (call.k, call.v))
+        q, k, v = call.q.to(wide), *(repeat_kv_heads(x.to(wide), call.groups) for x in (call.k, call.v))
         bias = None if call.bias is None else call.bias.to(wide)
-        with call.uncast():
+        with call.no_autocast():
             scores = call.scores(q, k)  # (B, H, T, S)
             if bias is not None:
                 scores = scores + bias
-            weights = call.weights(scores, _allowed(call, bias))  # (B, H, T, S)
+            weights = call.normalizer(scores, _allowed(call, bias))  # (B, H, T, S)
             return (weights @ v).to(call.v.dtype)  # (B, H, T, E)
 
 
-REFERENCE = Reference()
+REFERENCE = ReferenceImplementation()
 
 
-def _allowed(call: Call, bias: Tensor | None) -> Tensor | None:
+def _allowed(call: AttentionInputs, bias: Tensor | None) -> Tensor | None:
     """What the mask allows, but for the keys that a bias of −∞ hides: a row of nothing else is an empty one, too."""
     allowed = call.allowed()
     if bias is None or not call.reads_bias:
@@ -52,7 +52,7 @@ def _allowed(call: Call, bias: Tensor | None) -> Tensor | None:
     return seen if allowed is None else allowed & seen
 
 
-def statistics_dtype(call: Call) -> torch.dtype:
+def statistics_dtype(call: AttentionInputs) -> torch.dtype:
     """float32, or wider where the inputs are, or where finite inputs would give scores beyond float32."""
     if call.q.dtype == torch.float64:
         if scores_overflow(call, torch.float64):
@@ -64,7 +64,9 @@ def statistics_dtype(call: Call) -> torch.dtype:
     return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
 
 
-def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *, again: bool = False) -> bool:
+def scores_overflow(
+    call: AttentionInputs, dtype: torch.dtype, temperature: float = 1.0, *, again: bool = False
+) -> bool:
     """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
     finite. `Bilinear` scores are |W| times as large.
 
@@ -82,7 +84,7 @@ def scores_overflow(call: Call, dtype: torch.dtype, temperature: float = 1.0, *,
     return _scores_overflow(call, dtype, temperature, again=again)
 
 
-def _scores_overflow(call: Call, dtype: torch.dtype, temperature: float, *, again: bool) -> bool:
+def _scores_overflow(call: AttentionInputs, dtype: torch.dtype, temperature: float, *, again: bool) -> bool:
     """Compute `scores_overflow` on the tensors without their transforms."""
     q = read_in_transform(call.q)
     k = read_in_transform(call.k)
@@ -120,5 +122,5 @@ def _largest(x: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def one_for_each_query_head(x: Tensor, groups: int) -> Tensor:
+def repeat_kv_heads(x: Tensor, groups: int) -> Tensor:
     return x if groups == 1 else x.repeat_interleave(groups, dim=-3)

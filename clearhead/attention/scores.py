@@ -69,7 +69,7 @@ class Scaled(Value):
 
 
 @dataclass(frozen=True)
-class Capped(Value):
+class SoftCapped(Value):
     """score(q, k) = cap · tanh(scale · qᵀk / cap), so that no score is beyond ±cap, as in Gemma 2.
 
     `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory."""
@@ -86,7 +86,7 @@ class Capped(Value):
         return None
 
 
-DotScores: TypeAlias = ScaledDot | Dot | Scaled | Capped
+DotScores: TypeAlias = ScaledDot | Dot | Scaled | SoftCapped
 """The score functions without parameters, which a configuration can name."""
 
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core.tensor_state import has_numbers, has_tangent
-from clearhead.attention.inputs import Call, Implementation, four, four_mask
+from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.reference import one_for_each_query_head, scores_overflow
+from clearhead.attention.reference import repeat_kv_heads, scores_overflow
 from clearhead.attention.scores import Bilinear, Dot, ScaledDot
 from clearhead.masks import Causal, Mask
 
@@ -32,22 +32,22 @@ _LARGE = 1e4  # of a bias; up to here nothing is taken off, and nothing rounded
 _DOTS = (Dot, ScaledDot, Bilinear)  # known to be dot products; others are asked
 
 
-class Fused(Implementation):
+class SDPAImplementation(Implementation):
     """torch's `scaled_dot_product_attention`."""
 
     name = "sdpa"
 
-    def why_not(self, call: Call) -> str | None:
-        weights = call.weights
+    def unsupported_reason(self, call: AttentionInputs) -> str | None:
+        normalizer = call.normalizer
         if type(call.scores) not in _DOTS and call.scores.as_dot(call.q) is None:
             return f"{type(call.scores).__name__} scores are not a dot product"
         if isinstance(call.scores, Bilinear) and call.q.dtype in (torch.float16, torch.bfloat16):
             return f"Bilinear scores multiply the queries by W first, and {call.q.dtype} would round that product"
-        if not isinstance(weights, Softmax):
-            return f"{type(weights).__name__} weights are not a softmax"
-        if not _COOLEST <= weights.temperature <= _HOTTEST:
-            return f"temperature {weights.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
-        if has_tangent(call.q, call.k, call.v, call.bias, *call.learned):
+        if not isinstance(normalizer, Softmax):
+            return f"{type(normalizer).__name__} is not a softmax"
+        if not _COOLEST <= normalizer.temperature <= _HOTTEST:
+            return f"temperature {normalizer.temperature:g} is outside of {_COOLEST:g} to {_HOTTEST:g}"
+        if has_tangent(call.q, call.k, call.v, call.bias, *call.score_parameters):
             return "derivatives in forward mode are taken of the reference alone"
         if call.q.is_cuda and _bias_alone_learns(call):
             return "CUDA's kernels keep nothing for the backward pass where nothing but the bias learns"
@@ -58,36 +58,36 @@ class Fused(Implementation):
         if call.q.device.type != "cpu":
             return None
         if torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)]):
-            if scores_overflow(call, call.wide, weights.temperature, again=True):
+            if scores_overflow(call, call.acc_dtype, normalizer.temperature, again=True):
                 return "queries times keys are so large that the kernel's backward pass could find other scores"
-        elif scores_overflow(call, torch.float32, weights.temperature):
+        elif scores_overflow(call, torch.float32, normalizer.temperature):
             return "queries times keys are beyond the range of float32"
         return None
 
-    def run(self, call: Call) -> Tensor:
-        assert isinstance(call.weights, Softmax)  # why_not has said so
+    def run(self, call: AttentionInputs) -> Tensor:
+        assert isinstance(call.normalizer, Softmax)  # unsupported_reason has said so
         dot = call.scores.as_dot(call.q)
         assert dot is not None
         q, scale = dot
-        k, v, grouped, widened = call.k, call.v, False, widens(call)
+        k, v, grouped, widened = call.k, call.v, False, needs_fp32_upcast(call)
         if widened:
             # The one CUDA kernel for float32 with a bias does not share keys among heads.
-            q, k, v = (x.to(call.wide) for x in (q, *(one_for_each_query_head(x, call.groups) for x in (k, v))))
+            q, k, v = (x.to(call.acc_dtype) for x in (q, *(repeat_kv_heads(x, call.groups) for x in (k, v))))
         elif call.groups != 1:  # a plain bool, as in `_is_plain_causal`
             grouped = True
         is_causal = _is_plain_causal(call)
         attn_mask, seen = (None, None) if is_causal else _mask_and_seen(call)
         lead = q.shape[:-3]
         # Autocast would round the bias with the rest, which is in its dtype already.
-        with nullcontext() if call.bias is None else call.uncast():
+        with nullcontext() if call.bias is None else call.no_autocast():
             out = F.scaled_dot_product_attention(
-                four(q),
-                four(k),
-                four(v),
-                attn_mask=None if attn_mask is None else four_mask(attn_mask, lead),
-                dropout_p=call.weights.dropout,
+                to_bhtd(q),
+                to_bhtd(k),
+                to_bhtd(v),
+                attn_mask=None if attn_mask is None else mask_to_bhts(attn_mask, lead),
+                dropout_p=call.normalizer.dropout,
                 is_causal=is_causal,
-                scale=scale / call.weights.temperature,
+                scale=scale / call.normalizer.temperature,
                 enable_gqa=grouped,
             )
         out = out.to(call.q.dtype) if widened else out
@@ -95,24 +95,24 @@ class Fused(Implementation):
         return out if seen is None else out.masked_fill(~seen, 0.0)
 
 
-FUSED = Fused()
+SDPA = SDPAImplementation()
 
 
-def widens(call: Call) -> bool:
+def needs_fp32_upcast(call: AttentionInputs) -> bool:
     """Whether the kernel is given queries, keys and values in float32, for a bias that half precision would round."""
-    if call.bias is None or not call.q.is_cuda or call.q.dtype == call.wide:
+    if call.bias is None or not call.q.is_cuda or call.q.dtype == call.acc_dtype:
         return False
-    as_given = isinstance(call.weights, Softmax) and call.weights.temperature == 1.0
+    as_given = isinstance(call.normalizer, Softmax) and call.normalizer.temperature == 1.0
     return not as_given or torch.promote_types(call.bias.dtype, call.q.dtype) != call.q.dtype
 
 
-def _bias_alone_learns(call: Call) -> bool:
+def _bias_alone_learns(call: AttentionInputs) -> bool:
     if call.bias is None or not call.bias.requires_grad or not torch.is_grad_enabled():
         return False
-    return not any([x.requires_grad for x in (call.q, call.k, call.v, *call.learned)])
+    return not any([x.requires_grad for x in (call.q, call.k, call.v, *call.score_parameters)])
 
 
-def _is_plain_causal(call: Call) -> bool:
+def _is_plain_causal(call: AttentionInputs) -> bool:
     if not isinstance(call.mask, Causal) or call.bias is not None:
         return False
     # Sizes are symbols under torch.compile, and only a branch makes a plain bool of a comparison between them.
@@ -121,7 +121,7 @@ def _is_plain_causal(call: Call) -> bool:
     return False
 
 
-def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
+def _mask_and_seen(call: AttentionInputs) -> tuple[Tensor | None, Tensor | None]:
     """What the kernel gets as its mask, and which queries see anything (None: all of them)."""
     if call.mask is None or _sees_everything(call):
         return _as_bias(call, None), None
@@ -141,7 +141,7 @@ def _mask_and_seen(call: Call) -> tuple[Tensor | None, Tensor | None]:
 _ROWS: WeakKeyDictionary[Mask, tuple[object, tuple[Tensor | None, Tensor | None]]] = WeakKeyDictionary()
 
 
-def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
+def _build(call: AttentionInputs, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
     allowed = call.allowed()
     assert allowed is not None
     if not mask.may_be_empty(call.T, call.S, query_offset=call.query_offset):
@@ -153,27 +153,27 @@ def _build(call: Call, mask: Mask) -> tuple[Tensor | None, Tensor | None]:
     return _as_bias(call, allowed | ~seen), seen
 
 
-def _sees_everything(call: Call) -> bool:
+def _sees_everything(call: AttentionInputs) -> bool:
     """Decoding one token at a time: the newest query may see every key that is there."""
     return isinstance(call.mask, Causal) and call.T == 1 and call.query_offset >= call.S - 1
 
 
-def _as_bias(call: Call, allowed: Tensor | None) -> Tensor | None:
+def _as_bias(call: AttentionInputs, allowed: Tensor | None) -> Tensor | None:
     if call.bias is None:
-        if allowed is None or not call.q.is_cuda or call.q.dtype == call.wide:
+        if allowed is None or not call.q.is_cuda or call.q.dtype == call.acc_dtype:
             return allowed
         # Given a mask of bools, cuDNN's attention hides by −65,504, which a score may be below.
         return torch.zeros_like(allowed, dtype=call.q.dtype).masked_fill_(~allowed, -math.inf)
     # A temperature divides scores and bias together. CPU kernels add a float32 bias to half-precision scores; CUDA's
     # want the dtype of the queries.
-    bias = call.cooled().to(call.q.dtype if call.q.is_cuda and not widens(call) else call.wide)
+    bias = call.scaled_bias().to(call.q.dtype if call.q.is_cuda and not needs_fp32_upcast(call) else call.acc_dtype)
     if call.q.is_cuda and (bias.stride()[-1:], bias.shape[-1:]) != ((1,), (call.S,)):  # CUDA's kernels read rows
         bias = bias.expand(*bias.shape[:-1], call.S).contiguous()
     bias = bias if allowed is None else bias.masked_fill(~allowed, -math.inf)
-    return levelled(bias) if call.q.is_cuda and torch.is_grad_enabled() else bias
+    return subtract_row_max(bias) if call.q.is_cuda and torch.is_grad_enabled() else bias
 
 
-def levelled(bias: Tensor) -> Tensor:
+def subtract_row_max(bias: Tensor) -> Tensor:
     """The same weights by a bias whose rows have no large number for their largest: CUDA's backward pass raises e to a
     score less the sum of its row, and where both are 1e30 their last digits differ by more than any exponent holds."""
     most = bias.detach().amax(-1, keepdim=True)

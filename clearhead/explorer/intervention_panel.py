@@ -150,10 +150,10 @@ def _other(layers: dict[str, MultiHeadAttention], mask: str, temperature: float)
                 other = layer.register_forward_pre_hook(lambda _, args, named: (args, named | given), with_kwargs=True)
                 stack.callback(other.remove)
             if temperature != 1.0:
-                if not isinstance(layer.weights, Softmax):
+                if not isinstance(layer.normalizer, Softmax):
                     raise ConfigError("the temperature is that of a softmax, and this model weighs in another way")
-                stack.callback(setattr, layer, "weights", layer.weights)
-                layer.weights = replace(layer.weights, temperature=temperature)
+                stack.callback(setattr, layer, "normalizer", layer.normalizer)
+                layer.normalizer = replace(layer.normalizer, temperature=temperature)
         yield
 
 
@@ -180,7 +180,7 @@ for path, layer in layers.items():
         other_mask = lambda _, args, named: (args, named | {{"mask": mask}})
         layer.register_forward_pre_hook(other_mask, with_kwargs=True)"""
 _WARMED = """for layer in layers.values():
-    layer.weights = dataclasses.replace(layer.weights, temperature={0!r})"""
+    layer.normalizer = dataclasses.replace(layer.normalizer, temperature={0!r})"""
 
 
 def script(given: Changed, now: Reading, then: Reading, other: Reading | None, shown: str) -> str:

@@ -54,7 +54,7 @@ def attention(
     elif mask is None and T > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         mask = causal()
     scores = ScaledDot() if scaling is None else Scaled(float(scaling))
-    how: dict[str, Any] = {"scores": scores, "weights": Softmax(dropout=dropout), "bias": bias}
+    how: dict[str, Any] = {"scores": scores, "normalizer": Softmax(dropout=dropout), "bias": bias}
     out = attend_under(query, key, value, mask, **how, query_offset=offset)
     return out.transpose(1, 2).contiguous(), None
 

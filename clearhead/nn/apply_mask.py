@@ -110,7 +110,7 @@ def from_sdpa(
     scores: Scores = ScaledDot() if scale is None else Scaled(scale)
     how = {
         "scores": scores,
-        "weights": Softmax(dropout=dropout_p),
+        "normalizer": Softmax(dropout=dropout_p),
         "bias": bias,
         "query_offset": 0 if is_causal else None,
     }

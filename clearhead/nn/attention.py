@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float
 from clearhead._core.validation import Count, Rate, checked, require, whole
 from clearhead.attention.attend import Impl, attend
-from clearhead.attention.normalizers import Softmax, Weights
+from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
 from clearhead.config import Config, Value
 from clearhead.errors import ConfigError, MaskError, ShapeError
@@ -102,7 +102,7 @@ class MultiHeadAttention(nn.Module):
     `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
     `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
     weights in training. `bias` may also say which of the maps add one. `qk_norm` normalises the queries and the keys of
-    every head before they are turned. `scores` and `weights` are any of the attention room's choices."""
+    every head before they are turned. `scores` and `normalizer` are any of the attention room's choices."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotation | None = None,
         qk_norm: Normalisation | None = None,
         scores: Scores | None = None,
-        weights: Weights | None = None,
+        normalizer: Normalizer | None = None,
         d_key: int | None = None,
         d_value: int | None = None,
         impl: Impl = "auto",
@@ -129,7 +129,9 @@ class MultiHeadAttention(nn.Module):
         self.impl: Impl = impl
         self.rotary = rotary
         self.scores: Scores = scores if scores is not None else ScaledDot()
-        self.weights, self.training_weights = _weights(weights, checked(dropout, "MultiHeadAttention: dropout", Rate))
+        self.normalizer, self.training_normalizer = _normalizers(
+            normalizer, checked(dropout, "MultiHeadAttention: dropout", Rate)
+        )
         d_key = d_model if d_key is None else whole(d_key, "MultiHeadAttention: d_key", least=1)
         d_value = d_key if d_value is None else whole(d_value, "MultiHeadAttention: d_value", least=1)
         self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=biases.q)  # W_Q
@@ -169,9 +171,17 @@ class MultiHeadAttention(nn.Module):
             if query_offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
                 # Backward wants them as they are, and the cache will write on beside them.
                 k, v = k.clone(), v.clone()
-            weigh = self.training_weights if self.training else self.weights
+            normalizer = self.training_normalizer if self.training else self.normalizer
             out = attend(
-                q, k, v, mask, scores=self.scores, weights=weigh, bias=bias, query_offset=query_offset, impl=self.impl
+                q,
+                k,
+                v,
+                mask,
+                scores=self.scores,
+                normalizer=normalizer,
+                bias=bias,
+                query_offset=query_offset,
+                impl=self.impl,
             )
         return self.o_proj(out.transpose(-2, -3).flatten(-2))  # of (B, H, T, D)
 
@@ -225,11 +235,11 @@ class MultiHeadAttention(nn.Module):
         return f"d_model={self.d_model}, n_heads={self.n_heads}{kv}, d_head={self.d_head}"
 
 
-def _weights(weights: Weights | None, dropout: float) -> tuple[Weights, Weights]:
+def _normalizers(normalizer: Normalizer | None, dropout: float) -> tuple[Normalizer, Normalizer]:
     """How to weigh when evaluating, and when training."""
-    weights = Softmax() if weights is None else weights
-    if isinstance(weights, Softmax):
-        return replace(weights, dropout=0.0), replace(weights, dropout=dropout or weights.dropout)
+    normalizer = Softmax() if normalizer is None else normalizer
+    if isinstance(normalizer, Softmax):
+        return replace(normalizer, dropout=0.0), replace(normalizer, dropout=dropout or normalizer.dropout)
     if dropout:
-        raise ConfigError(f"dropout {dropout} needs Softmax weights; {type(weights).__name__} has none")
-    return weights, weights
+        raise ConfigError(f"dropout {dropout} needs a Softmax normalizer; {type(normalizer).__name__} has none")
+    return normalizer, normalizer

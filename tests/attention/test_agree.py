@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.attention import Bilinear, Dot, Gumbel, Hard, ScaledDot, Softmax, StraightThrough, attend
+from clearhead.attention import Bilinear, Dot, GumbelSoftmax, HardMax, ScaledDot, Softmax, StraightThrough, attend
 from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
@@ -162,7 +162,7 @@ def test_the_least_number_as_a_bias_hides_keys_beside_others_only(impl, temperat
     bias = torch.zeros(6, 6)
     bias[2] = bias[3, :4] = torch.finfo(torch.float32).min
     bias[4], bias[4, 1] = -math.inf, torch.finfo(torch.float32).min
-    how = {"bias": bias, "weights": Softmax(temperature)}
+    how = {"bias": bias, "normalizer": Softmax(temperature)}
     wanted = attend(q, k, v, window(9, 9), impl="reference", **how)
     torch.testing.assert_close(attend(q, k, v, window(9, 9), impl=impl, **how), wanted)
     torch.testing.assert_close(wanted[..., 4, :], v[..., 1, :])
@@ -173,7 +173,7 @@ def test_the_least_number_as_a_bias_hides_keys_beside_others_only(impl, temperat
 def test_a_temperature_divides_the_bias_too(mask, temperature):
     bias = torch.randn(3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for dtype in DTYPES[:2]:
-        compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias, weights=Softmax(temperature))
+        compare((2, 3, 3, 7, 7, 5, 5), dtype, mask=mask, bias=bias, normalizer=Softmax(temperature))
 
 
 def test_the_gradient_of_the_bias():
@@ -191,8 +191,8 @@ def test_the_gradient_of_the_bias():
     "kwargs",
     [
         {"scores": Dot()},
-        {"scores": ScaledDot(), "weights": Softmax(0.25)},
-        {"weights": Softmax(100.0)},
+        {"scores": ScaledDot(), "normalizer": Softmax(0.25)},
+        {"normalizer": Softmax(100.0)},
     ],
     ids=str,
 )
@@ -323,20 +323,20 @@ def test_huge_scores_choose_the_largest():
 
 
 @pytest.mark.parametrize(
-    "weights", [Softmax(), Softmax(0.5), Softmax(math.inf), Hard(), StraightThrough(), Gumbel()], ids=str
+    "normalizer", [Softmax(), Softmax(0.5), Softmax(math.inf), HardMax(), StraightThrough(), GumbelSoftmax()], ids=str
 )
 @pytest.mark.parametrize("mask", [None, causal(), window(1, 0)], ids=str)
-def test_a_row_that_the_bias_hides_is_empty_in_every_way(mask, weights):
+def test_a_row_that_the_bias_hides_is_empty_in_every_way(mask, normalizer):
     bias = torch.zeros(5, 5)
     bias[2], bias[4, 3:] = -math.inf, -math.inf  # row 4 is hidden by window and bias together
     for impl in ("reference", "sdpa", "sparse"):
-        if impl != "reference" and (not isinstance(weights, Softmax) or weights.temperature == math.inf):
+        if impl != "reference" and (not isinstance(normalizer, Softmax) or normalizer.temperature == math.inf):
             continue
         if impl == "sparse" and mask is None:
             continue
         inputs = [torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3)]
         learned = bias.clone().requires_grad_()
-        out = attend(*inputs, mask, bias=learned, weights=weights, impl=impl)
+        out = attend(*inputs, mask, bias=learned, normalizer=normalizer, impl=impl)
         empty = [2, 4] if mask == window(1, 0) else [2]
         assert out.isfinite().all()
         assert (out[..., empty, :] == 0).all()
@@ -361,7 +361,7 @@ def test_a_low_temperature_does_not_overflow(temperature):
     q = torch.tensor([1e18, -1e18]).view(1, 1, 2, 1)
     k, v = (torch.tensor(x).view(1, 1, 3, 1) for x in ([1e18, -1e18, 9e17], [1.0, 2.0, 3.0]))
     for mask in (None, prefix(3)):
-        assert attend(q, k, v, mask, weights=Softmax(temperature)).flatten().tolist() == [1.0, 2.0]
+        assert attend(q, k, v, mask, normalizer=Softmax(temperature)).flatten().tolist() == [1.0, 2.0]
 
 
 def test_a_kept_row_follows_its_mask():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead.attention import Softmax, attend, sdpa
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel as gathered
 from clearhead.attention.sparse.plan import plan
@@ -37,7 +37,7 @@ def largest_score(bias, temperature):
 def test_a_temperature_divides_it_in_wide_numbers(way, dtype, narrow):
     """1,024 tokens, so that "auto" gathers; float64 has a bias of fewer digits than its own."""
     bias = drawn(2, 1024, 1024).to(dtype if narrow and dtype != torch.float64 else torch.float32)
-    how = {"mask": causal() & window(32, 0), "bias": bias, "weights": Softmax(0.3)}
+    how = {"mask": causal() & window(32, 0), "bias": bias, "normalizer": Softmax(0.3)}
     exact, plain, fast = in_ways(("reference", way), (1, 2, 2, 1024, 1024, 16, 16), dtype, **how)
     assert_errs_at_most_twice(fast, plain, exact, terms=48, largest_score=largest_score(bias, 0.3))
 
@@ -46,7 +46,7 @@ def test_a_temperature_divides_it_in_wide_numbers(way, dtype, narrow):
 def test_a_quotient_beyond_half_precision_still_decides(way):
     q, v = torch.zeros(1, 1, 2, 4).half(), torch.tensor([0.0, 1.0]).half().view(1, 1, 2, 1)
     bias = torch.tensor([400.0, 500.0]).half()
-    out = attend(q, q, v, window(5, 5), bias=bias, weights=Softmax(0.01), impl=way)
+    out = attend(q, q, v, window(5, 5), bias=bias, normalizer=Softmax(0.01), impl=way)
     assert out.flatten().tolist() == [1.0, 1.0]
 
 
@@ -58,7 +58,7 @@ def test_the_least_number_beside_scores_that_are_huge_hides_no_row(way, temperat
     q, v = torch.full((1, 1, 2, 1), 1e18).to(dtype), torch.tensor([1.0, 3.0]).to(dtype).view(1, 1, 2, 1)
     bias = torch.full((2, 2), torch.finfo(torch.float32).min)
     bias[1, 1] = 0.0
-    out = attend(q, -q, v, window(3, 3), bias=bias, weights=Softmax(temperature), impl=way)
+    out = attend(q, -q, v, window(3, 3), bias=bias, normalizer=Softmax(temperature), impl=way)
     assert out.flatten().tolist() == [2.0, 3.0]
 
 
@@ -72,9 +72,11 @@ def test_the_least_number_beside_scores_that_are_huge_hides_no_row(way, temperat
     temperature=st.sampled_from([0.003, 0.3, 1.0, 7.0, 1e4]),
     way=st.sampled_from(WAYS),
 )
-def test_any_dtype_size_and_temperature(mask, shape, dtype, bias_dtype, size, temperature, way):
+def test_attend_with_bias_and_temperature_errs_at_most_twice_the_reference(
+    mask, shape, dtype, bias_dtype, size, temperature, way
+):
     bias = drawn(*shape, size=size).clamp(-65504, 65504).to(bias_dtype)
-    how = {"mask": mask, "bias": bias, "weights": Softmax(temperature), "query_offset": 4}
+    how = {"mask": mask, "bias": bias, "normalizer": Softmax(temperature), "query_offset": 4}
     exact, plain, fast = in_ways(("reference", way), (2, 4, 2, 19, 23, 5, 7), dtype, **how)
     cooled = largest_score(bias, temperature)
     assert_errs_at_most_twice(fast, plain, exact, terms=28 * max(1.0, cooled), largest_score=cooled)
@@ -86,7 +88,7 @@ def test_a_number_that_only_float64_holds_hides_no_last_key(impl, temperature):
     q, k, v = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)
     least = torch.finfo(torch.float64).min
     bias = torch.tensor([[least, least, -math.inf], [0.0, least, least]], dtype=torch.float64)
-    out = attend(q, k, v, bias=bias, weights=Softmax(temperature=temperature), impl=impl)
+    out = attend(q, k, v, bias=bias, normalizer=Softmax(temperature=temperature), impl=impl)
     torch.testing.assert_close(out[0, 0, 0], v[0, 0, :2].mean(0))
     torch.testing.assert_close(out[0, 0, 1], v[0, 0, 0])
 
@@ -135,7 +137,7 @@ def test_what_the_kernels_of_a_gpu_are_given(monkeypatch, dtype, bias_dtype, tem
     with FakeTensorMode():
         q, k = (torch.empty(1, n, 8, 16, dtype=dtype, device="cuda") for n in (4, 2))
         bias = torch.empty(4, 8, 8, dtype=bias_dtype, device="cuda")
-        out = attend(q, k, k, bias=bias, weights=Softmax(temperature))
+        out = attend(q, k, k, bias=bias, normalizer=Softmax(temperature))
     assert out.dtype == dtype
     shared = given_in == dtype  # the kernel for float32 shares no keys
     assert seen == [(*[given_in] * 4, 2 if shared else 4, shared)]
@@ -151,10 +153,13 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
     with FakeTensorMode():
         q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")
         bias = torch.empty(8, 2048, 2048, device="cuda")
-    calls = {dtype: Call(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0) for dtype in (q.dtype, bias.dtype)}
-    assert sdpa.widens(calls[torch.float32])
-    assert gathered.GATHERED.worth(calls[torch.float32])
-    assert not gathered.GATHERED.worth(calls[torch.bfloat16])
+    calls = {
+        dtype: AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0)
+        for dtype in (q.dtype, bias.dtype)
+    }
+    assert sdpa.needs_fp32_upcast(calls[torch.float32])
+    assert gathered.SPARSE.is_preferred(calls[torch.float32])
+    assert not gathered.SPARSE.is_preferred(calls[torch.bfloat16])
 
 
 def test_what_is_taken_off_a_row_changes_no_weight():
@@ -162,7 +167,7 @@ def test_what_is_taken_off_a_row_changes_no_weight():
     ordinary, hidden, huge = drawn(4), torch.full((4,), -math.inf), torch.tensor([3e30, 3e30, -1e30, -math.inf])
     least = torch.full((4,), torch.finfo(torch.float32).min)
     rows = torch.stack((ordinary, hidden, huge, least, least.masked_fill(ordinary > 0, 2.0)))
-    level = sdpa.levelled(rows)
+    level = sdpa.subtract_row_max(rows)
     torch.testing.assert_close(level[[0, 1, 4]], rows[[0, 1, 4]], rtol=0, atol=0)
     torch.testing.assert_close(level[[2, 3]].amax(-1), torch.zeros(2), rtol=0, atol=0)
     seen = [0, 2, 3, 4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.attention import Additive, Bilinear, Gumbel, Hard, Softmax, StraightThrough, attend
+from clearhead.attention import Additive, Bilinear, GumbelSoftmax, HardMax, Softmax, StraightThrough, attend
 from clearhead.errors import (
     ClearheadError,
     ConfigError,
@@ -61,17 +61,17 @@ def q(*shape, dtype=torch.float32):
         ),
         (lambda: attend(q(), q(), q(), scores="dot"), DtypeError, r"scores is 'dot'.*ScaledDot\(\)"),
         (lambda: attend(q(), q(), q(), scores=Softmax()), DtypeError, r"scores is Softmax\(.*ScaledDot\(\)"),
-        (lambda: attend(q(), q(), q(), weights=None), DtypeError, r"weights is None.*Softmax\(\)"),
-        (lambda: attend(q(), q(), q(), weights=Hard), DtypeError, r"weights is <class .*Hard.*Softmax\(\)"),
+        (lambda: attend(q(), q(), q(), normalizer=None), DtypeError, r"normalizer is None.*Softmax\(\)"),
+        (lambda: attend(q(), q(), q(), normalizer=HardMax), DtypeError, r"normalizer is <class .*HardMax.*Softmax\(\)"),
         (
             lambda: attend(q(), q(), q(), impl="flash"),
             ImplementationError,
             'impl="flash" is unknown.*"sdpa"',
         ),
         (
-            lambda: attend(q(), q(), q(), weights=Hard(), impl="sdpa"),
+            lambda: attend(q(), q(), q(), normalizer=HardMax(), impl="sdpa"),
             ImplementationError,
-            "Hard weights are not a softmax; reference can",
+            "HardMax is not a softmax; reference can",
         ),
         (
             lambda: attend(q(), q(), q(), scores=Additive(7, 7, 3), impl="sdpa"),
@@ -79,7 +79,7 @@ def q(*shape, dtype=torch.float32):
             "Additive scores are not a dot product; reference can",
         ),
         (
-            lambda: attend(q(), q(), q(), weights=Softmax(0.0), impl="sdpa"),
+            lambda: attend(q(), q(), q(), normalizer=Softmax(0.0), impl="sdpa"),
             ImplementationError,
             "temperature 0",
         ),
@@ -99,13 +99,13 @@ def q(*shape, dtype=torch.float32):
         ),
         (lambda: Softmax("1"), ConfigError, "Softmax: temperature is '1'; expected a number of at least 0"),
         (lambda: StraightThrough(0.0), ConfigError, "expected a number above 0"),
-        (lambda: Gumbel(0.0), ConfigError, "expected a number above 0"),
+        (lambda: GumbelSoftmax(0.0), ConfigError, "expected a number above 0"),
         (lambda: Bilinear(0, 7), ConfigError, "d_query is 0"),
         (lambda: MultiHeadAttention("12", 3), ConfigError, "d_model is '12'; expected a whole number of at least 1"),
         (lambda: MultiHeadAttention(10, 3), ConfigError, "d_model is 10 and n_heads is 3; expected a width that"),
         (lambda: MultiHeadAttention(12, 6, n_kv_heads=4), ConfigError, "multiple of n_kv_heads"),
         (lambda: MultiHeadAttention(0, 1), ConfigError, "d_model is 0; expected a whole number of at least 1"),
-        (lambda: MultiHeadAttention(6, 2, weights=Hard(), dropout=0.1), ConfigError, "Hard has none"),
+        (lambda: MultiHeadAttention(6, 2, normalizer=HardMax(), dropout=0.1), ConfigError, "HardMax has none"),
         (lambda: MultiHeadAttention(6, 2)(q(2, 5, 7)), ShapeError, "query is 7 wide.*made for 6"),
         (lambda: MultiHeadAttention(6, 2)(q(6)), ShapeError, "query has 1 dimension"),
         (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from clearhead.attention import Additive, Bilinear, Dot, Gumbel, Hard, Softmax, StraightThrough, attend
+from clearhead.attention import Additive, Bilinear, Dot, GumbelSoftmax, HardMax, Softmax, StraightThrough, attend
 from clearhead.errors import ImplementationError
 from clearhead.masks import allow, causal, every, padding, window
 from tests.support.attention_oracle import attention_by_hand
@@ -36,7 +36,7 @@ def test_equals_the_definition(H, K, mask):
 def test_bias_temperature_and_unequal_lengths():
     q, k, v = qkv(T=3, S=5)
     bias = torch.randn(3, 3, 5, dtype=F64)
-    out = attend(q, k, v, causal(), query_offset=2, bias=bias, weights=Softmax(0.3), scores=Dot(), impl="reference")
+    out = attend(q, k, v, causal(), query_offset=2, bias=bias, normalizer=Softmax(0.3), scores=Dot(), impl="reference")
     allowed = causal().dense(3, 5, query_offset=2)
     for b in range(2):
         expected = attention_by_hand(q[b], k[b], v[b], allowed, scale=1.0, temperature=0.3, bias=bias)
@@ -44,18 +44,20 @@ def test_bias_temperature_and_unequal_lengths():
 
 
 @pytest.mark.parametrize(
-    "weights", [Softmax(), Softmax(0.5), Softmax(math.inf), StraightThrough(0.7)], ids=lambda w: str(w)
+    "normalizer", [Softmax(), Softmax(0.5), Softmax(math.inf), StraightThrough(0.7)], ids=lambda w: str(w)
 )
 @pytest.mark.parametrize("mask", [None, causal(), padding([2, 0])], ids=str)
-def test_gradients_are_those_of_the_function(weights, mask):
+def test_gradients_are_those_of_the_function(normalizer, mask):
     inputs = tuple(x.requires_grad_() for x in qkv(H=2, K=1, T=3, S=3, D=2, E=2))
-    if isinstance(weights, StraightThrough):
+    if isinstance(normalizer, StraightThrough):
         # Its forward is a step function: the gradient that it claims is the softmax's, through the weights.
-        grads = torch.autograd.grad(attend(*inputs, mask, weights=weights).square().sum(), inputs[2])
-        hard = torch.autograd.grad(attend(*inputs, mask, weights=Hard()).square().sum(), inputs[2])
+        grads = torch.autograd.grad(attend(*inputs, mask, normalizer=normalizer).square().sum(), inputs[2])
+        hard = torch.autograd.grad(attend(*inputs, mask, normalizer=HardMax()).square().sum(), inputs[2])
         torch.testing.assert_close(grads, hard)
         return
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask, weights=weights, impl="reference"), inputs)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: attend(q, k, v, mask, normalizer=normalizer, impl="reference"), inputs
+    )
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
@@ -78,7 +80,7 @@ def test_the_deduplicating_decoder_of_the_final_exam():
     W = torch.tensor([[0, 3], [1, 2], [2, 1], [3, 0]], dtype=F64)
     x = E[torch.tensor([3, 0, 0, 4, 0, 3, 5])] @ W
     eye = torch.eye(7, dtype=F64)
-    P = attend(x[None], x[None], eye[None], causal(), weights=Hard(), scores=Dot())[0]
+    P = attend(x[None], x[None], eye[None], causal(), normalizer=HardMax(), scores=Dot())[0]
     third = 1 / 3
     expected = torch.tensor(
         [
@@ -93,7 +95,7 @@ def test_the_deduplicating_decoder_of_the_final_exam():
         dtype=F64,
     )
     torch.testing.assert_close(P, expected, rtol=0, atol=1e-15)
-    Z = attend(x[None], x[None], x[None], causal(), weights=Softmax(0.0), scores=Dot())[0]
+    Z = attend(x[None], x[None], x[None], causal(), normalizer=Softmax(0.0), scores=Dot())[0]
     logits = Z @ torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]], dtype=F64) @ E.T
     targets = torch.tensor([0, 3, 5])
     loss = torch.nn.functional.cross_entropy(logits[4:], targets, reduction="sum")
@@ -148,7 +150,7 @@ class TestWeights:
 
     def test_hard_shares_ties_equally(self):
         expected = torch.tensor([[0.5, 0, 0.5, 0], [0, 0, 1, 0]], dtype=F64)
-        torch.testing.assert_close(Hard()(self.scores, None), expected, rtol=0, atol=0)
+        torch.testing.assert_close(HardMax()(self.scores, None), expected, rtol=0, atol=0)
         torch.testing.assert_close(Softmax(0.0)(self.scores, None), expected, rtol=0, atol=0)
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 5e-324])
@@ -156,8 +158,8 @@ class TestWeights:
     def test_small_temperatures_go_to_hard_without_overflow(self, temperature, dtype):
         scores = self.scores.to(dtype)
         for soft in (Softmax(temperature), StraightThrough(temperature)):
-            torch.testing.assert_close(soft(scores), Hard()(scores), rtol=0, atol=0)
-        assert Gumbel(temperature)(scores).isfinite().all()
+            torch.testing.assert_close(soft(scores), HardMax()(scores), rtol=0, atol=0)
+        assert GumbelSoftmax(temperature)(scores).isfinite().all()
 
     def test_infinite_temperature_is_uniform_over_what_is_allowed(self):
         allowed = torch.tensor([[True, True, False, True], [False] * 4])
@@ -167,29 +169,29 @@ class TestWeights:
     def test_hidden_scores_never_win(self):
         allowed = torch.tensor([[False, True, False, True], [True, True, False, True]])
         expected = torch.tensor([[0, 0, 0, 1.0], [1.0, 0, 0, 0]], dtype=F64)
-        assert torch.equal(Hard()(self.scores, allowed), expected)
+        assert torch.equal(HardMax()(self.scores, allowed), expected)
 
     def test_hard_has_no_gradient_and_straight_through_has_the_softmaxs(self):
         inputs = [x.requires_grad_() for x in qkv()]
-        out = attend(*inputs, causal(), weights=Hard()).square().sum()
+        out = attend(*inputs, causal(), normalizer=HardMax()).square().sum()
         assert torch.autograd.grad(out, inputs[:2], allow_unused=True, retain_graph=True) == (None, None)
         scores = self.scores.clone().requires_grad_()
         target = torch.randn(2, 4, dtype=F64)
         soft = torch.autograd.grad((Softmax(0.7)(scores) * target).sum(), scores)
         through = torch.autograd.grad((StraightThrough(0.7)(scores) * target).sum(), scores)
         torch.testing.assert_close(through, soft)
-        assert torch.equal(StraightThrough(0.7)(scores), Hard()(scores))
+        assert torch.equal(StraightThrough(0.7)(scores), HardMax()(scores))
 
-    @pytest.mark.parametrize("weights", [StraightThrough(), Gumbel(), Gumbel(0.5, hard=True)], ids=str)
-    def test_gradients_pass_where_hard_has_none(self, weights):
+    @pytest.mark.parametrize("normalizer", [StraightThrough(), GumbelSoftmax(), GumbelSoftmax(0.5, hard=True)], ids=str)
+    def test_gradients_pass_where_hard_has_none(self, normalizer):
         inputs = [x.requires_grad_() for x in qkv()]
-        attend(*inputs, causal(), weights=weights).square().sum().backward()
+        attend(*inputs, causal(), normalizer=normalizer).square().sum().backward()
         assert all(x.grad is not None and x.grad.abs().max() > 0 for x in inputs)
 
     def test_gumbel_samples_the_softmax(self):
         scores = torch.tensor([1.0, 0.0, -1.0, 3.0]).expand(20_000, 4)
         allowed = torch.tensor([True, True, True, False])
-        picks = Gumbel(hard=True)(scores, allowed)
+        picks = GumbelSoftmax(hard=True)(scores, allowed)
         assert torch.equal(picks.sum(-1), torch.ones(20_000))
         expected = torch.softmax(scores[0, :3], -1)
         # 20,000 draws: five standard deviations of a frequency are at most 0.018.
@@ -219,23 +221,23 @@ def test_a_bias_of_minus_infinity_hides_at_any_temperature(temperature):
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~causal().dense(3), -math.inf)
     hidden, masked = (
-        attend(q, k, v, mask, bias=bias, weights=Softmax(temperature), impl="reference") for mask in (None, causal())
+        attend(q, k, v, mask, bias=bias, normalizer=Softmax(temperature), impl="reference") for mask in (None, causal())
     )
     torch.testing.assert_close(hidden, masked)
     hidden.sum().backward()
     assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v))
 
 
-@pytest.mark.parametrize("weights", [Softmax(), Softmax(0.0), Hard(), Gumbel()], ids=str)
+@pytest.mark.parametrize("normalizer", [Softmax(), Softmax(0.0), HardMax(), GumbelSoftmax()], ids=str)
 @pytest.mark.parametrize("mask", [None, causal(), padding([3, 5])], ids=str)
-def test_sizes_alone_are_enough_on_the_meta_device(mask, weights):
+def test_sizes_alone_are_enough_on_the_meta_device(mask, normalizer):
     q, v = torch.empty(2, 3, 5, 7, device="meta"), torch.empty(2, 3, 5, 11, device="meta")
     bias = torch.empty(3, 5, 5, device="meta")
     for scores in (Dot(), Additive(7, 7, 2).to("meta"), Bilinear(7, 7).to("meta")):
-        out = attend(q, q, v, mask, bias=bias, scores=scores, weights=weights)
+        out = attend(q, q, v, mask, bias=bias, scores=scores, normalizer=normalizer)
         assert out.is_meta
         assert out.shape == (2, 3, 5, 11)
-        assert attend(q, q, v, mask, scores=scores, weights=weights, impl="reference").shape == out.shape
+        assert attend(q, q, v, mask, scores=scores, normalizer=normalizer, impl="reference").shape == out.shape
 
 
 def test_heads_of_a_group_may_cancel_in_half_precision():

@@ -198,7 +198,7 @@ def test_what_is_exported_runs_in_another_process(strict):
     assert not [node.name for node in exported.graph.nodes if "clearhead" in str(node.target)]
     torch.testing.assert_close(exported.module()(ids), model(ids))
     model.blocks[0].attention.impl = "sparse"
-    with pytest.raises(Exception, match="what is exported runs in others; fused or reference can"):
+    with pytest.raises(Exception, match="what is exported runs in others; sdpa or reference can"):
         torch.export.export(model, (ids,), strict=strict)
 
 

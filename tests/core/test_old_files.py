@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from clearhead.attention import SoftCapped
 from clearhead.config import Config
 from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, SequencePacking, TokenBudget
 from clearhead.errors import ConfigError
@@ -240,6 +241,12 @@ def test_from_dict_of_earlier_norm_field_returns_the_same_norm():
     sizes = {"type": "DecoderConfig", "vocab_size": 11, "d_model": 32, "n_heads": 2, "n_layers": 1}
     config = Config.from_dict(sizes | {"norm": {"type": "RMSNorm", "eps": 1e-6, "plus_one": True}})
     assert config.norm == RMSNorm(1e-6, unit_offset=True)
+
+
+def test_from_dict_of_earlier_score_name_returns_the_same_scores():
+    sizes = {"type": "DecoderConfig", "vocab_size": 11, "d_model": 32, "n_heads": 2, "n_layers": 1}
+    config = Config.from_dict(sizes | {"scores": {"type": "Capped", "cap": 50.0}})
+    assert config.scores == SoftCapped(50.0)
 
 
 def test_load_reads_parameters_that_version_0_2_named_differently(tmp_path):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from clearhead.analysis import attribute, trace
 from clearhead.analysis.checks import check
 from clearhead.analysis.cost import cost
-from clearhead.attention import Capped, Dot, Scaled, attend
+from clearhead.attention import Dot, Scaled, SoftCapped, attend
 from clearhead.config import Config
 from clearhead.data.batch import TokenBatch
 from clearhead.errors import ConfigError, ShapeError
@@ -86,12 +86,12 @@ def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
     assert generate(model, IDS[:1], max_new_tokens=9, sliding_context=True).ids.shape[-1] == 9
 
 
-@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5), Capped(1.5, scale=0.7)])
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5), SoftCapped(1.5, scale=0.7)])
 def test_attention_scores_are_those_of_the_configuration(scores):
     model = built(scores=scores)
     q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (5, 11, 11))
-    s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, Capped(1.5): 7**-0.5}.get(scores, 0.7)
-    s = 1.5 * torch.tanh(s / 1.5) if isinstance(scores, Capped) else s
+    s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, SoftCapped(1.5): 7**-0.5}.get(scores, 0.7)
+    s = 1.5 * torch.tanh(s / 1.5) if isinstance(scores, SoftCapped) else s
     torch.testing.assert_close(attend(q, k, v, scores=scores), s.softmax(-1) @ v)
     with trace(model) as seen:
         model(IDS)
@@ -103,10 +103,10 @@ def test_attention_scores_are_those_of_the_configuration(scores):
     assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), Capped(1.5)])
+@pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5)])
 def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
     model = built(scores=scores)
-    assert (unsupported_reason(model) is None) == (not isinstance(scores, Capped))
+    assert (unsupported_reason(model) is None) == (not isinstance(scores, SoftCapped))
     fast, plain = (generate(model, IDS, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert fast.ids.tolist() == plain.ids.tolist()
     torch.testing.assert_close(fast.scores, plain.scores)
@@ -197,7 +197,7 @@ def test_what_words_of_encoders_cannot_be_is_refused(words):
 
 STORED = [
     LOGITS,
-    {"scores": Capped(1.5, scale=0.7)},
+    {"scores": SoftCapped(1.5, scale=0.7)},
     {"scores": Dot()},
     {"residual": Sandwich(), "layer_scale": 0.1},
     {"layer_masks": (window(2, 0), full())},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.attention import Additive, Hard, Softmax, attend
+from clearhead.attention import Additive, HardMax, Softmax, attend
 from clearhead.errors import ClearheadError, ShapeError
 from clearhead.masks import allow, causal, documents, every, forbid, padding, scattered, window
 from clearhead.nn import Biases, KVCache, LayerNorm, MultiHeadAttention, RMSNorm
@@ -115,12 +115,12 @@ def test_dropout_only_in_training():
 
 
 def test_takes_any_scores_and_weights():
-    layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 3, n_heads=2), weights=Hard())
+    layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 3, n_heads=2), normalizer=HardMax())
     x = torch.randn(3, 5, 14)
     layer(x, mask=causal()).sum().backward()
     assert any(name.startswith("scores.") for name, _ in layer.named_parameters())
     assert layer.v_proj.weight.grad.abs().max() > 0
-    assert MultiHeadAttention(14, 2, weights=Softmax(0.5))(x).shape == x.shape
+    assert MultiHeadAttention(14, 2, normalizer=Softmax(0.5))(x).shape == x.shape
 
 
 class TestCache:

@@ -142,7 +142,7 @@ def _run(case: Case, inputs: dict[str, Tensor], sizes: Sizes, impl: str) -> dict
         leaves["v"],
         None if case["mask"] is None else expressions.build(case["mask"], sizes, case["device"]),
         scores=ScaledDot() if case["scores"] == "ScaledDot" else Dot(),
-        weights=Softmax(temperature=case["temperature"]),
+        normalizer=Softmax(temperature=case["temperature"]),
         bias=leaves.get("bias"),
         query_offset=sizes.offset,
         impl=typing.cast(Any, impl),

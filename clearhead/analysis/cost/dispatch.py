@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.attention import attend
-from clearhead.attention.attend import checked_call, choose
+from clearhead.attention.attend import choose, validate_inputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_of
-from clearhead.attention.sparse.kernel import blocking_on, saves
+from clearhead.attention.sparse.kernel import beats_sdpa, blocking_on
 from clearhead.attention.sparse.op import gathered
 from clearhead.attention.sparse.plan import Plan, plan
 from clearhead.masks import Causal, Full, Mask, as_mask
@@ -148,12 +148,12 @@ class DeviceDispatch(TorchFunctionMode):
         if record.plan is not None and dot is not None:
             self.plans[record.plan.handle] = record.computed or 0
             bhtd = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (dot[0], k, v)]
-            scale = dot[1] / options.get("weights", Softmax()).temperature
+            scale = dot[1] / options.get("normalizer", Softmax()).temperature
             out = gathered(*bhtd, options.get("bias"), record.plan.handle, scale)[0]
             return out.reshape(*q.shape[:-1], v.shape[-1])
         impl = options.pop("impl", "auto")
         self._in_attend = True
-        call = replace(checked_call(q, k, v, mask, **options), reads_bias=False)
+        call = replace(validate_inputs(q, k, v, mask, **options), reads_bias=False)
         out = choose(call, impl).run(call)
         self._in_attend = False
         return out
@@ -174,8 +174,8 @@ class DeviceDispatch(TorchFunctionMode):
     def _plan(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> Plan | None:
         """Return the plan if `impl` asks for it, or if `attend` would choose it as faster."""
         impl = options.get("impl", "auto")
-        weights = options.get("weights", Softmax())
-        if impl in ("reference", "sdpa") or not isinstance(weights, Softmax) or weights.dropout:
+        normalizer = options.get("normalizer", Softmax())
+        if impl in ("reference", "sdpa") or not isinstance(normalizer, Softmax) or normalizer.dropout:
             return None
         if impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
             return None
@@ -184,7 +184,7 @@ class DeviceDispatch(TorchFunctionMode):
             rates = rates_of(torch.device(self.device), q.dtype)
             backward = torch.is_grad_enabled() and q.requires_grad
             heads = record.batch * record.heads
-            is_faster = impl == "sparse" or saves(mask_plan, heads, record.width, backward, rates)
+            is_faster = impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)
         return mask_plan if is_faster else None
 
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import Gumbel, ScaledDot, Softmax
+from clearhead.attention import GumbelSoftmax, ScaledDot, Softmax
 from clearhead.attention.attend import choose
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.reference import statistics_dtype
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import Full, Mask
@@ -26,7 +26,7 @@ from clearhead.masks import Full, Mask
 Indices = int | Sequence[int] | slice | range | None
 """Indices of heads or rows: one, several, a slice, or None for all."""
 
-_DEFAULTS: dict[str, Any] = {"scores": ScaledDot(), "weights": Softmax(), "bias": None}
+_DEFAULTS: dict[str, Any] = {"scores": ScaledDot(), "normalizer": Softmax(), "bias": None}
 _WEIGHTS_PER_BLOCK = 1 << 24  # bounds the memory of iterating over a layer
 
 
@@ -67,14 +67,14 @@ class AttentionCall:
     heads_merged: ClassVar[bool] = False
     """Whether the heads are already merged in the recorded output, so that only all of them can be compared."""
 
-    def __init__(self, call: Call, impl: str | None, out: Tensor, edited: Tensor) -> None:
+    def __init__(self, call: AttentionInputs, impl: str | None, out: Tensor, edited: Tensor) -> None:
         self._call, self._impl, self._out, self._edited = call, impl, out, edited
         # Keys and values may be in a cache, which grows in place without changing existing entries.
-        self._inputs_ref = VersionedRef("an input of this attention", call.q, call.bias, *call.learned)
+        self._inputs_ref = VersionedRef("an input of this attention", call.q, call.bias, *call.score_parameters)
         self._outputs_ref = VersionedRef("the output of this attention", out, edited)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> AttentionInputs:
         """The inputs in the form of an `attend` call."""
         self._inputs_ref.check()
         return self._call
@@ -109,12 +109,14 @@ class AttentionCall:
 
 def attend_inputs(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **options: Any
-) -> tuple[Call, str]:
+) -> tuple[AttentionInputs, str]:
     """Return the arguments of an `attend` call, with references to its tensors, and the requested implementation."""
     arguments = {**_DEFAULTS, **options, "query_offset": options.get("query_offset") or 0}
     if arguments["bias"] is not None:
         arguments["bias"] = arguments["bias"].detach()
-    return Call(q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **arguments), impl
+    return AttentionInputs(
+        q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **arguments
+    ), impl
 
 
 def resolve_indices(choice: Indices, size: int, name: str) -> list[int]:
@@ -140,20 +142,20 @@ def select_indices(x: Tensor, dim: int, index: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def recompute_weights(call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
+def recompute_weights(call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
     """Return the weights (B, h, r, S) before dropout for these heads and rows, computed in `acc_dtype`."""
-    if isinstance(call.weights, Gumbel):
+    if isinstance(call.normalizer, GumbelSoftmax):
         raise ConfigError(
-            "Gumbel weights are sampled in every call and this sample was not stored; trace it with Softmax weights"
+            "GumbelSoftmax samples new weights in every call and this one was not stored; trace the layer with Softmax"
         )
-    weights = replace(call.weights, dropout=0.0) if isinstance(call.weights, Softmax) else call.weights
-    with call.uncast():
+    weights = replace(call.normalizer, dropout=0.0) if isinstance(call.normalizer, Softmax) else call.normalizer
+    with call.no_autocast():
         return weights(*recompute_scores(call, heads, rows, acc_dtype))
 
 
 @torch.no_grad()
 def recompute_scores(
-    call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype
+    call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Return scores with their bias (B, h, r, S), and a broadcastable bool mask of the visible pairs, None for all."""
     scores, allowed = _scores(call, heads, rows, acc_dtype), None
@@ -170,11 +172,11 @@ def recompute_scores(
     return scores, allowed
 
 
-def dropout_of(call: Call) -> float:
-    return call.weights.dropout if isinstance(call.weights, Softmax) else 0.0
+def dropout_of(call: AttentionInputs) -> float:
+    return call.normalizer.dropout if isinstance(call.normalizer, Softmax) else 0.0
 
 
-def row_blocks(call: Call, heads: int, rows: list[int]) -> Iterator[list[int]]:
+def row_blocks(call: AttentionInputs, heads: int, rows: list[int]) -> Iterator[list[int]]:
     """Split the rows into blocks with a bounded number of weights."""
     size = max(1, _WEIGHTS_PER_BLOCK // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
     for start in range(0, len(rows), size):
@@ -215,7 +217,7 @@ def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[i
 
 
 def _weighted_values(
-    call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype, dtype: torch.dtype
+    call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype, dtype: torch.dtype
 ) -> Tensor:
     """Return weights computed in `acc_dtype`, times values in `dtype`, (B, h, r, E)."""
     return recompute_weights(call, heads, rows, acc_dtype).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
@@ -228,7 +230,7 @@ def _max_abs_diff(a: Tensor, b: Tensor) -> float:
 # ---------------------------------------------------------------------- terms of the equation
 
 
-def _scores(call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
+def _scores(call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
     """Return the scores (B, h, r, S). Score functions with parameters, possibly per head, are evaluated for
     all heads."""
     has_parameters = isinstance(call.scores, nn.Module)
@@ -243,7 +245,7 @@ def _scores(call: Call, heads: list[int], rows: list[int], acc_dtype: torch.dtyp
     ).to(acc_dtype).mT
 
 
-def expand_kv_heads(call: Call, x: Tensor, heads: list[int]) -> Tensor:
+def expand_kv_heads(call: AttentionInputs, x: Tensor, heads: list[int]) -> Tensor:
     """Return the keys or values of these query heads, (B, h, S, ·)."""
     return select_indices(x, -3, [head // call.groups for head in heads])
 

@@ -36,12 +36,13 @@ from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attend_inputs
 from clearhead.analysis.tracing.torch_layers import TorchLayerCall, sdpa_inputs, to_padded
 from clearhead.attention import attend
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.errors import ConfigError
 from clearhead.nn import KVCache
 
-InputsReader = Callable[..., tuple[Call, str | None]]
-"""Converts the arguments of an attention function to a `Call`, and returns the requested implementation, if any."""
+InputsReader = Callable[..., tuple[AttentionInputs, str | None]]
+"""Converts the arguments of an attention function to `AttentionInputs` and returns them with the requested
+implementation, if any."""
 
 
 class ThreadState(threading.local):
@@ -201,7 +202,7 @@ class AttentionRecorder:
         return None if output is before else output
 
     def _on_attention(
-        self, context: CallContext, call: Callable[[], tuple[Call, str | None]], output: Tensor
+        self, context: CallContext, call: Callable[[], tuple[AttentionInputs, str | None]], output: Tensor
     ) -> Tensor:
         """Return the replacement for the output of an attention function; `call` reads its arguments."""
         if isinstance(self._modules[context.path], nn.MultiheadAttention):

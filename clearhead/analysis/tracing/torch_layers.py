@@ -2,7 +2,7 @@
 
 `F.scaled_dot_product_attention` takes a bool mask in which True may attend, or a float mask that is added; its causal
 flag aligns the first query with the first key. `nn.MultiheadAttention` takes bool masks in which True is hidden. Both
-become the mask and bias of a `Call`, from which weights are recomputed as for clearhead's layers.
+become the mask and bias of `AttentionInputs`, from which weights are recomputed as for clearhead's layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, dropout_of
 from clearhead.attention import ScaledDot, Softmax
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.masks import Mask, forbid
 from clearhead.nn.apply_mask import from_sdpa
 
@@ -35,11 +35,11 @@ def nested_padding(x: Tensor) -> Tensor:
     return torch.arange(int(lengths.max()), device=x.device) >= lengths[:, None]
 
 
-def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[Call, None]:
+def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[AttentionInputs, None]:
     """Convert the arguments of `F.scaled_dot_product_attention`; tensors without heads get one."""
     arguments: dict[str, Any] = from_sdpa(*args, **kwargs)
     arguments |= {name: x.detach() for name, x in arguments.items() if isinstance(x, Tensor)}
-    return Call(**arguments | {"query_offset": 0}), None
+    return AttentionInputs(**arguments | {"query_offset": 0}), None
 
 
 class TorchLayerCall(AttentionCall):
@@ -105,14 +105,16 @@ class TorchLayerCall(AttentionCall):
         return self._batch_first(self._out)
 
     @cached_property
-    def call(self) -> Call:
+    def call(self) -> AttentionInputs:
         layer = self._layer
         self._parameters_ref.check()
         self._inputs_ref.check()
         with torch.set_grad_enabled(self._keeps_graph and torch.is_grad_enabled()):
             q, k, v, n_appended = self._projected()  # (B, H, T, D)
         mask, bias = self._mask_and_bias(n_appended)
-        return Call(q, k, v, mask, ScaledDot(), Softmax(dropout=layer.dropout if layer.training else 0.0), bias, 0)
+        return AttentionInputs(
+            q, k, v, mask, ScaledDot(), Softmax(dropout=layer.dropout if layer.training else 0.0), bias, 0
+        )
 
     def heads(self) -> Tensor:
         """Return the head outputs (B, H, T, D), recomputed by torch's function because the layer returns only

@@ -32,7 +32,7 @@ from clearhead.analysis.tracing.activation_store import (
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, Indices, VersionedRef, resolve_indices, select_indices
 from clearhead.analysis.tracing.recorder import AttentionRecorder
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 _MAX_THUMBNAIL_POSITIONS = 48
@@ -192,7 +192,7 @@ class Trace:
         record, _, head_ids, _ = self._select(path, run, heads)
         return concat_steps(record, lambda attended: select_indices(attended.heads(), -3, head_ids))
 
-    def attention_inputs(self, path: str, *, run: int = -1) -> Call:
+    def attention_inputs(self, path: str, *, run: int = -1) -> AttentionInputs:
         """Return q, k, v, mask and bias of this attention layer; of a run with a cache, those of its last step."""
         return self._run(path, run).steps[-1].value.call
 

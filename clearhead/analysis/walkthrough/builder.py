@@ -24,7 +24,7 @@ from clearhead.analysis.tracing.recorder import first_tensor
 from clearhead.analysis.tracing.trace import Trace
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, texts
 from clearhead.attention import ScaledDot
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 
 NamedTensors = list[tuple[Tensor, int]]
 """What has been computed so far in one module, and by which station."""
@@ -276,7 +276,11 @@ class WalkthroughBuilder:
         return self._vectors("out", part.gave, line, formula=formula, **common)
 
     def _projections(
-        self, part: ModuleCall, call: Call, read: Sequence[tuple[TokenAxis, int | None]], common: dict[str, Any]
+        self,
+        part: ModuleCall,
+        call: AttentionInputs,
+        read: Sequence[tuple[TokenAxis, int | None]],
+        common: dict[str, Any],
     ) -> list[int]:
         """Add queries, keys and values, from their projections if these are modules."""
         cross, projections = common["branch"] == "cross-attention", []
@@ -389,7 +393,7 @@ def _rotary_note(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
     return f"{begin} by an angle proportional to the position ({rotary}), so that q · k depends on relative positions."
 
 
-def _mask_texts(call: Call, visible: Tensor, kind: str) -> dict[str, str]:
+def _mask_texts(call: AttentionInputs, visible: Tensor, kind: str) -> dict[str, str]:
     """Return explanation and note of a mask."""
     T, S = visible.shape[-2:]
     allowed = int(visible[0].sum())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead._core.tensor_state import HAS_TRITON, has_numbers
 from clearhead.attention import sdpa
-from clearhead.attention.inputs import Call, Implementation, four, four_mask
+from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_of
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
@@ -27,19 +27,19 @@ from clearhead.masks import structural as kinds
 _WIDEST = 256
 
 
-class Gathered(Implementation):
+class SparseImplementation(Implementation):
     """Only the pairs that the plan of the mask names."""
 
     name = "sparse"
 
-    def why_not(self, call: Call) -> str | None:
-        if call.mask is None and not sdpa.widens(call):
+    def unsupported_reason(self, call: AttentionInputs) -> str | None:
+        if call.mask is None and not sdpa.needs_fp32_upcast(call):
             return "there is no mask, so nothing to skip"
-        reason = sdpa.FUSED.why_not(call)
+        reason = sdpa.SDPA.unsupported_reason(call)
         if reason is not None:
             return reason
-        assert isinstance(call.weights, Softmax)
-        if call.weights.dropout:
+        assert isinstance(call.normalizer, Softmax)
+        if call.normalizer.dropout:
             return "dropout of weights is not gathered"
         if not torch.compiler.is_compiling() and not _is_real(call):
             return "torch.func and FakeTensorMode cannot see through it"
@@ -48,15 +48,15 @@ class Gathered(Implementation):
         if torch.compiler.is_compiling() and _recipe(call) is None:
             return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
         if call.q.is_cuda:
-            return _why_not_triton(call)
+            return _triton_unsupported_reason(call)
         if call.q.device.type != "cpu":
             return f"there is no gathered kernel for {call.q.device.type}"
         return None
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: AttentionInputs) -> Tensor:
         from clearhead.attention.sparse.op import constant_handle, gathered
 
-        assert isinstance(call.weights, Softmax)
+        assert isinstance(call.normalizer, Softmax)
         dot = call.scores.as_dot(call.q)
         assert dot is not None
         q, scale = dot
@@ -65,38 +65,46 @@ class Gathered(Implementation):
         mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
         if torch.compiler.is_compiling():
             recipe = _recipe(call)
-            assert recipe is not None  # why_not has said so
+            assert recipe is not None  # unsupported_reason has said so
             handle = constant_handle(recipe)
         else:
             made = plan(
                 mask, call.T, call.S, query_offset=call.query_offset, device=q.device, blocking=blocking_for(call)
             )
             handle = made.handle
-        bias = None if call.bias is None else call.cooled()
+        bias = None if call.bias is None else call.scaled_bias()
         if bias is not None and len(lead) != 1 and bias.requires_grad:
-            bias = bias.to(call.wide)  # before it is shared out, so that what comes back is added up in wide numbers
-        bias = None if bias is None else four_mask(bias, lead)
-        out, _ = gathered(four(q), four(call.k), four(call.v), bias, handle, scale / call.weights.temperature)
+            bias = bias.to(
+                call.acc_dtype
+            )  # before it is shared out, so that what comes back is added up in wide numbers
+        bias = None if bias is None else mask_to_bhts(bias, lead)
+        out, _ = gathered(
+            to_bhtd(q), to_bhtd(call.k), to_bhtd(call.v), bias, handle, scale / call.normalizer.temperature
+        )
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
-    def worth(self, call: Call) -> bool:
+    def is_preferred(self, call: AttentionInputs) -> bool:
         """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
         if call.T * call.S < WORTH_PLANNING:
             return False
-        if (call.mask is None or isinstance(call.mask, Causal)) and not sdpa.widens(call):
+        if (call.mask is None or isinstance(call.mask, Causal)) and not sdpa.needs_fp32_upcast(call):
             return False  # the fused kernel skips what there is to skip
-        if not isinstance(call.weights, Softmax) or call.weights.dropout or call.q.device.type not in ("cpu", "cuda"):
+        if (
+            not isinstance(call.normalizer, Softmax)
+            or call.normalizer.dropout
+            or call.q.device.type not in ("cpu", "cuda")
+        ):
             return False  # not worth a plan: it could not be followed
         if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
             return False
         # Last, because it may look at the data.
-        return _promises(call) and self.why_not(call) is None
+        return is_predicted_faster(call) and self.unsupported_reason(call) is None
 
 
-GATHERED = Gathered()
+SPARSE = SparseImplementation()
 
 
-def _why_not_triton(call: Call) -> str | None:
+def _triton_unsupported_reason(call: AttentionInputs) -> str | None:
     if not HAS_TRITON:
         return "Triton is not installed"
     if call.bias is not None and call.bias.requires_grad:
@@ -112,36 +120,36 @@ def _is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def _is_real(call: Call) -> bool:
+def _is_real(call: AttentionInputs) -> bool:
     """Whether the call is computed as it comes, and is not transformed or only sized."""
     bias = [] if call.bias is None else [call.bias]
     held = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
-    return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.learned, *held)])
+    return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *held)])
 
 
-def _promises(call: Call) -> bool:
+def is_predicted_faster(call: AttentionInputs) -> bool:
     """Whether the plan is predicted to be faster than the fused kernel."""
     heads = 1
     for n in call.q.shape[:-2]:
         heads = heads * n
     width = max(call.q.shape[-1], call.v.shape[-1])
     backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
-    instead = call.wide if sdpa.widens(call) else call.q.dtype
+    instead = call.acc_dtype if sdpa.needs_fp32_upcast(call) else call.q.dtype
     if not torch.compiler.is_compiling():
         # Without a count of their changes, tensors in a mask would have to be planned for in every call.
         if as_mask(call.mask).versions is None:
             return False
         ours, theirs = (rates_of(call.q.device, dtype) for dtype in (call.q.dtype, instead))
-        return saves(plan_for(call), heads, width, backward, ours, instead=theirs)
-    from clearhead.attention.sparse.op import constant_saves
+        return beats_sdpa(plan_for(call), heads, width, backward, ours, instead=theirs)
+    from clearhead.attention.sparse.op import constant_beats_sdpa
 
     recipe = _recipe(call)
     if recipe is None or not _is_static(heads) or not _is_static(width):
         return False
-    return constant_saves(recipe, (call.q.dtype, instead), (heads, width, backward))
+    return constant_beats_sdpa(recipe, (call.q.dtype, instead), (heads, width, backward))
 
 
-def saves(
+def beats_sdpa(
     made: Plan,
     heads: int,
     width: int,
@@ -160,14 +168,14 @@ def saves(
     return ours < theirs.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
 
 
-def plan_for(call: Call) -> Plan:
+def plan_for(call: AttentionInputs) -> Plan:
     """The plan that `run` would follow."""
     return plan(
         call.mask, call.T, call.S, query_offset=call.query_offset, device=call.q.device, blocking=blocking_for(call)
     )
 
 
-def blocking_for(call: Call) -> Blocking:
+def blocking_for(call: AttentionInputs) -> Blocking:
     """Rows of a block as the kernels want them, and dense calls only where there is a dense kernel."""
     return blocking_on(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None)
 
@@ -193,9 +201,9 @@ def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool
     return dtype in (torch.float16, torch.bfloat16) and D % 8 == 0 and E % 8 == 0 and max(D, E) <= 128
 
 
-def _folded(mask: Mask, call: Call, lead: torch.Size) -> Mask:
+def _folded(mask: Mask, call: AttentionInputs, lead: torch.Size) -> Mask:
     """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
-    return allow(four_mask(mask.dense(call.T, call.S, query_offset=call.query_offset, device=call.q.device), lead))
+    return allow(mask_to_bhts(mask.dense(call.T, call.S, query_offset=call.query_offset, device=call.q.device), lead))
 
 
 # -- plans of a graph that is being compiled --------------------------------------------------------------------------
@@ -217,7 +225,7 @@ _FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _OU
 _Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
 
 
-def _recipe(call: Call) -> tuple[Any, ...] | None:
+def _recipe(call: AttentionInputs) -> tuple[Any, ...] | None:
     """What a plan is made of (see `gathered_ops.Recipe`), where mask and sizes are constants of the graph."""
     text = spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.query_offset)]) else None
     if text is None:

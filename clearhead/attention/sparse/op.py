@@ -31,14 +31,14 @@ def constant_handle(recipe: Recipe) -> int:
 
 
 @torch.compiler.assume_constant_result
-def constant_saves(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
+def constant_beats_sdpa(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
     """Whether gathering promises to be faster, answered while a graph is compiled.
 
     `dtypes` are that in which it would gather, and that of the fused kernel instead."""
-    from clearhead.attention.sparse.kernel import saves
+    from clearhead.attention.sparse.kernel import beats_sdpa
 
     ours, theirs = (rates_of(recipe[0], dtype) for dtype in dtypes)
-    return saves(_follow(recipe), *work, ours, instead=theirs)
+    return beats_sdpa(_follow(recipe), *work, ours, instead=theirs)
 
 
 def _follow(recipe: Recipe) -> Plan:

@@ -8,7 +8,7 @@ import sympy as sp
 import torch
 from torch import Tensor
 
-from clearhead.attention import Hard, ScaledDot, Softmax
+from clearhead.attention import HardMax, ScaledDot, Softmax
 from clearhead.course.claims import exact
 from clearhead.course.claims.figure import Grid
 from clearhead.course.claims.registry import FINAL, Experiment, claim, max_abs_diff, single_head_attention
@@ -76,15 +76,17 @@ def dedup_attention_printed(t: Experiment) -> None:
 def dedup_attention(t: Experiment) -> None:
     """The attention matrix is the 7 × 7 one of the note.
 
-    Causal argmax with shared ties, in fractions, and `attend` with Hard() under causal()."""
+    Causal argmax with shared ties, in fractions, and `attend` with HardMax() under causal()."""
     expected = exact.matrix(
         "1 0 0 0 0 0 0;0 1 0 0 0 0 0;0 1/2 1/2 0 0 0 0;1/4 1/4 1/4 1/4 0 0 0;0 1/3 1/3 0 1/3 0 0;1/2 0 0 0 0 1/2 "
         "0;1/7 1/7 1/7 1/7 1/7 1/7 1/7"
     )
     t.assert_equal("rows that agree", sum(a == b for a, b in zip(expected, P, strict=True)), 7, "{} of 7")
-    weights_of_attend = single_head_attention(exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), weights=Hard())
+    weights_of_attend = single_head_attention(
+        exact.to_tensor(Q), exact.to_tensor(Q), mask=causal(), normalizer=HardMax()
+    )
     t.assert_below(
-        "attend with Hard()",
+        "attend with HardMax()",
         max_abs_diff(weights_of_attend, exact.to_tensor(expected)),
         1e-15,
         "largest difference {:.1e}",
@@ -171,12 +173,12 @@ def dedup_two_heads(t: Experiment) -> None:
     t.correction(correct, logits(swap, heads=2) == one_head_logits)
 
 
-def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
+def gradients(normalizer: HardMax | Softmax, first: int) -> dict[str, Tensor]:
     """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
     x, e, w_o = (exact.to_tensor(m) for m in (X, E, W_O))
     parts = {name: exact.to_tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = (x @ w for w in parts.values())
-    out = single_head_attention(q, k, v, mask=causal(), scores=ScaledDot(), weights=weights) @ w_o @ e.T
+    out = single_head_attention(q, k, v, mask=causal(), scores=ScaledDot(), normalizer=normalizer) @ w_o @ e.T
     labels = torch.tensor([NAMES.index(s) for s in ("A", "D", "<STOP>")])
     value = torch.nn.functional.cross_entropy(out[first - 1 : first + 2], labels, reduction="sum")
     results = torch.autograd.grad(value, list(parts.values()), materialize_grads=True)
@@ -187,8 +189,8 @@ def gradients(weights: Hard | Softmax, first: int) -> dict[str, Tensor]:
 def argmax_no_gradient(t: Experiment) -> None:
     """Argmax attention passes no gradient to the query and key projections.
 
-    Autograd through `attend` with Hard() on the exam's example."""
-    results = gradients(Hard(), 5)
+    Autograd through `attend` with HardMax() on the exam's example."""
+    results = gradients(HardMax(), 5)
     for name in ("W_Q", "W_K"):
         t.assert_equal(f"gradient of {name}", results[name].norm(), 0, "norm {:g}")
 
@@ -197,11 +199,11 @@ def argmax_no_gradient(t: Experiment) -> None:
 def argmax_nothing_changes(t: Experiment) -> None:
     """With argmax attention none of W_Q, W_K, W_V is ever updated, because its gradient is zero.
 
-    Autograd through `attend` with Hard() on the exam's example, both readings of the loss."""
+    Autograd through `attend` with HardMax() on the exam's example, both readings of the loss."""
     for first in (5, 4):
-        size = gradients(Hard(), first)["W_V"].norm().item()
+        size = gradients(HardMax(), first)["W_V"].norm().item()
         t.assert_equal(f"gradient of W_V (loss from rows {first}-{first + 2})", size, 0, "norm {:.4f}")
-    q, k, v = (gradient.norm() for gradient in gradients(Hard(), 5).values())
+    q, k, v = (gradient.norm() for gradient in gradients(HardMax(), 5).values())
     correct = "Only W_Q and W_K stand still; the values are averaged with fixed weights, so W_V does learn."
     t.correction(correct, q == k == 0 < v)
 

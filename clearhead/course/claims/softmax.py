@@ -8,7 +8,7 @@ from itertools import pairwise
 import sympy as sp
 import torch
 
-from clearhead.attention import Gumbel, StraightThrough, attend
+from clearhead.attention import GumbelSoftmax, StraightThrough, attend
 from clearhead.course.claims import exact
 from clearhead.course.claims.figure import Lines
 from clearhead.course.claims.registry import (
@@ -142,12 +142,12 @@ def straight_through(t: Experiment) -> None:
     q = torch.tensor([[1.0, 0.5]], dtype=torch.float64, requires_grad=True)
     k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     v = torch.tensor([[5.0], [2.0], [-1.0]], dtype=torch.float64)
-    hard = single_head_attention(q, k, v, weights=StraightThrough())
+    hard = single_head_attention(q, k, v, normalizer=StraightThrough())
     t.assert_equal("forward selects the first value, 5", hard.item(), 5.0, "{:g}")
     results, soft = jacobian_row(hard.sum(), q), jacobian_row(single_head_attention(q, k, v).sum(), q)
     result_text = [round(x, 4) for x in results.flatten().tolist()]
     t.record_case("gradient of the query", result_text, torch.allclose(results, soft) and results.abs().max() > 0)
-    draws = [single_head_attention(q, k, v, weights=Gumbel(hard=True)) for _ in range(30)]
+    draws = [single_head_attention(q, k, v, normalizer=GumbelSoftmax(hard=True)) for _ in range(30)]
     picked = sorted({round(out.item(), 9) for out in draws})
     t.record_case("Gumbel, 30 draws: each is one of the values", picked, set(picked) <= {5.0, 2.0, -1.0})
     t.assert_above(

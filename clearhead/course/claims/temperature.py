@@ -8,7 +8,7 @@ from typing import Any
 import sympy as sp
 import torch
 
-from clearhead.attention import Hard, ScaledDot
+from clearhead.attention import HardMax, ScaledDot
 from clearhead.course.claims import exact
 from clearhead.course.claims.figure import Lines
 from clearhead.course.claims.registry import FINAL, HOMEWORK, Experiment, claim, join_numbers, single_head_attention
@@ -99,13 +99,13 @@ def no_zero_weights(t: Experiment) -> None:
 def zero_temperature_examples(t: Experiment) -> None:
     """T → 0⁺ gives (0, 0, 1, 0) for (1, −2, 5, 0) and (½, 0, ½, 0) for (5, −2, 5, 0).
 
-    Exact limits, and `attend` with Hard()."""
+    Exact limits, and `attend` with HardMax()."""
     half = sp.Rational(1, 2)
     for z, expected in (((1, -2, 5, 0), [0, 0, 1, 0]), ((5, -2, 5, 0), [half, 0, half, 0])):
         t.assert_equal(f"{z}", to_limit(z, 0), expected, exact.show)
         keys = torch.tensor(z, dtype=torch.float64)[:, None]
-        outputs = single_head_attention(torch.ones_like(keys[:1]), keys, weights=Hard()).flatten().tolist()
-        t.assert_equal(f"{z} by Hard()", outputs, [float(x) for x in expected])
+        outputs = single_head_attention(torch.ones_like(keys[:1]), keys, normalizer=HardMax()).flatten().tolist()
+        t.assert_equal(f"{z} by HardMax()", outputs, [float(x) for x in expected])
 
 
 @claim(FINAL, "Part 3, Problem 2.2")

@@ -90,7 +90,7 @@ def _unsupported_attention_reason(attention: MultiHeadAttention) -> str | None:
     """Return why the program does not support an attention layer."""
     if type(attention.scores) not in (Dot, ScaledDot, Scaled):
         return f"has {type(attention.scores).__name__} scores"
-    if not isinstance(attention.weights, Softmax) or attention.weights.temperature != 1.0:
+    if not isinstance(attention.normalizer, Softmax) or attention.normalizer.temperature != 1.0:
         return "does not normalize by a softmax of temperature 1"
     if attention.impl != "auto":
         return f"has impl={attention.impl!r}"

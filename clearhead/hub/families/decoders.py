@@ -9,7 +9,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.attention import Capped, Scaled
+from clearhead.attention import Scaled, SoftCapped
 from clearhead.hub.families import words
 from clearhead.hub.families.words import FULL, SLIDING
 from clearhead.hub.family import Converter, Family, Field, Keys
@@ -293,7 +293,7 @@ def _read_gemma2(keys: Keys) -> dict[str, Any]:
     kinds = words.read_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
     seen = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
     scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
-    scores = Scaled(scale) if cap is None else Capped(cap, scale)
+    scores = Scaled(scale) if cap is None else SoftCapped(cap, scale)
     return {"scores": scores, "layer_masks": tuple(seen[kind] for kind in kinds)}
 
 

@@ -22,7 +22,7 @@ with under(theirs, window(1, 1)):
     theirs(torch.randn(2, 5, 12))
 
 q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
-for scores in (attention.Dot(), attention.ScaledDot(), attention.Scaled(0.3), attention.Capped(50.0)):
+for scores in (attention.Dot(), attention.ScaledDot(), attention.Scaled(0.3), attention.SoftCapped(50.0)):
     attend(q, k, v, scores=scores)
 
 q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 6)
@@ -30,7 +30,7 @@ attend(q, k, k, scores=attention.Bilinear(4, 6)).shape  # → torch.Size([1, 1, 
 attend(q, k, k, scores=attention.Additive(4, 6, 5), impl="reference").shape  # → torch.Size([1, 1, 3, 6])
 
 q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
-for weights in (attention.Softmax(temperature=0.5), attention.Hard(), attention.StraightThrough(), attention.Gumbel()):
-    attend(q, k, v, weights=weights)
+for normalizer in (attention.Softmax(temperature=0.5), attention.HardMax(), attention.StraightThrough(), attention.GumbelSoftmax()):
+    attend(q, k, v, normalizer=normalizer)
 
 attention_nn.AttentionConfig(d_model=12, n_heads=4, n_kv_heads=2, bias=attention_nn.Biases(q=True, k=False))

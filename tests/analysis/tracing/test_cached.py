@@ -186,10 +186,12 @@ def test_a_mask_by_rows_counts_from_its_own_first_row():
 
 
 def test_the_difference_is_that_of_the_worst_step(monkeypatch):
-    from clearhead.attention.sdpa import Fused
+    from clearhead.attention.sdpa import SDPAImplementation
 
-    model, ids, real = decoder(), torch.randint(31, (2, 9)), Fused.run
-    monkeypatch.setattr(Fused, "run", lambda self, call: real(self, call) * (1.001 if call.S == 7 else 1.0))
+    model, ids, real = decoder(), torch.randint(31, (2, 9)), SDPAImplementation.run
+    monkeypatch.setattr(
+        SDPAImplementation, "run", lambda self, call: real(self, call) * (1.001 if call.S == 7 else 1.0)
+    )
     t = in_steps(model, ids, [5, 1, 1, 2])
     path = "blocks.0.attention"
     assert t.difference(path) == t.difference(path, rows=6) > 10 * t.tolerance(path)

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import analysis
-from clearhead.attention import Additive, Bilinear, Dot, Gumbel, Hard, ScaledDot, Softmax, StraightThrough
+from clearhead.attention import Additive, Bilinear, Dot, GumbelSoftmax, HardMax, ScaledDot, Softmax, StraightThrough
 from clearhead.errors import ConfigError
 from clearhead.masks import (
     allow,
@@ -102,12 +102,12 @@ def test_ways_to_choose(heads, rows, picked):
     "kwargs",
     [
         lambda: {"scores": Dot()},
-        lambda: {"scores": ScaledDot(), "weights": Softmax(0.25)},
+        lambda: {"scores": ScaledDot(), "normalizer": Softmax(0.25)},
         lambda: {"scores": Bilinear(5, 5, n_heads=6)},
         lambda: {"scores": Additive(5, 5, 7, n_heads=6)},
         lambda: {"scores": Additive(5, 5, 7)},
-        lambda: {"weights": Hard()},
-        lambda: {"weights": StraightThrough()},
+        lambda: {"normalizer": HardMax()},
+        lambda: {"normalizer": StraightThrough()},
     ],
     ids=["dot", "temperature", "bilinear", "additive", "additive shared", "hard", "straight-through"],
 )
@@ -130,10 +130,10 @@ def test_every_dtype_stays_within_its_tolerance(dtype):
 
 
 def test_the_difference_notices_a_fast_path_that_is_wrong(monkeypatch):
-    from clearhead.attention.sdpa import Fused
+    from clearhead.attention.sdpa import SDPAImplementation
 
-    real = Fused.run
-    monkeypatch.setattr(Fused, "run", lambda self, call: real(self, call) * 1.001)
+    real = SDPAImplementation.run
+    monkeypatch.setattr(SDPAImplementation, "run", lambda self, call: real(self, call) * 1.001)
     t = traced(MultiHeadAttention(30, 6), torch.randn(2, 11, 30), mask=causal())
     assert t.difference("") > 10 * t.tolerance("")
 
@@ -185,8 +185,8 @@ def test_one_head_and_a_few_rows_never_build_the_square(mask):
 
 @pytest.mark.bad_input
 def test_a_draw_cannot_be_repeated():
-    t = traced(MultiHeadAttention(30, 6, weights=Gumbel()), torch.randn(2, 11, 30))
-    with pytest.raises(ConfigError, match="Gumbel weights are sampled in every call"):
+    t = traced(MultiHeadAttention(30, 6, normalizer=GumbelSoftmax()), torch.randn(2, 11, 30))
+    with pytest.raises(ConfigError, match="GumbelSoftmax samples new weights in every call"):
         t.weights("")
 
 

@@ -97,5 +97,5 @@ def test_float32_on_a_gpu_gathers_only_what_is_sparse_enough():
         blocking = kernel.blocking_on(gpu, dtype, 64, 64)
         plans = {mask: plan(mask, 4096, blocking=blocking) for mask in (window(64, 64), ~window(2, 2))}
         rates = rates_of(gpu, dtype)
-        found[dtype] = [kernel.saves(made, 32, 64, True, rates) for made in plans.values()]
+        found[dtype] = [kernel.beats_sdpa(made, 32, 64, True, rates) for made in plans.values()]
     assert found == {torch.float32: [True, False], torch.bfloat16: [True, True]}

@@ -20,7 +20,7 @@ import torch
 
 from clearhead.attention import attend
 from clearhead.attention.attend import Impl
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
@@ -207,7 +207,7 @@ def errors(case: Case, device: str) -> list[dict[str, float]]:
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
     bias = bias_of(case, device)
-    arguments = {"mask": mask_of(case), "query_offset": case.query_offset, "weights": Softmax(case.temperature)}
+    arguments = {"mask": mask_of(case), "query_offset": case.query_offset, "normalizer": Softmax(case.temperature)}
     wide = None if bias is None else bias.double()
     exact = forward_backward([x.double() for x in inputs], cotangent, "reference", bias=wide, **arguments)
     plain = forward_backward(inputs, cotangent, "reference", bias=bias, **arguments)
@@ -309,7 +309,7 @@ def plan_of(case: Case) -> Plan:
     q, k, v = (
         torch.empty(size, dtype=case.dtype, device="cuda") for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
     )
-    return kernel.plan_for(Call(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
+    return kernel.plan_for(AttentionInputs(q, k, v, mask_of(case), ScaledDot(), Softmax(), None, 0))
 
 
 @pytest.mark.parametrize("impl", ["sparse", "sdpa"])
@@ -353,7 +353,7 @@ def test_a_mask_hides_whatever_the_scores_are(dtype):
     q = torch.full((1, 1, 1, 16), 30.0, device="cuda", dtype=dtype)
     k = torch.cat((q, -q), dim=-2)
     v = torch.arange(16.0, device="cuda", dtype=dtype).view(1, 1, 2, 8)
-    out = attend(q, k, v, every(1, start=1), weights=Softmax(temperature=0.01))
+    out = attend(q, k, v, every(1, start=1), normalizer=Softmax(temperature=0.01))
     torch.testing.assert_close(out, v[:, :, 1:])
 
 

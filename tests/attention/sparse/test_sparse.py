@@ -12,9 +12,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clearhead.attention import Bilinear, Dot, Hard, Softmax, attend
+from clearhead.attention import Bilinear, Dot, HardMax, Softmax, attend
 from clearhead.attention.attend import choose
-from clearhead.attention.inputs import Call
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel, op
 from clearhead.attention.sparse import plan as plan_module
@@ -114,7 +114,7 @@ def test_the_gradient_of_a_bias(shape, dtype):
     def gradient(impl, dtype):
         q, k, v, cotangent = (x.to(dtype) for x in inputs)
         learned = bias.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
-        out = attend(q, k, v, SMALL[1], bias=learned, weights=Softmax(0.5), impl=impl)
+        out = attend(q, k, v, SMALL[1], bias=learned, normalizer=Softmax(0.5), impl=impl)
         out.backward(cotangent)
         return [learned.grad]
 
@@ -188,7 +188,7 @@ def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"scores": Dot()}, {"weights": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
+    "kwargs", [{"scores": Dot()}, {"normalizer": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
 )
 def test_scores_and_temperatures(kwargs):
     q, k, v = (torch.randn(2, 3, 67, 7) for _ in range(3))
@@ -260,7 +260,7 @@ def test_large_scores_have_the_gradients_of_the_reference(large, dtype):
         v, up = (torch.randn(1, 2, n, 3, generator=generator, dtype=torch.float64).to(dtype) for n in (S, T))
         bias = torch.randn(T, S, generator=generator) * large**1.5
         options = {"mask": allow(torch.rand(T, S, generator=generator) < 0.5), "bias": bias}
-        options |= {"weights": Softmax(temperature=0.3)}
+        options |= {"normalizer": Softmax(temperature=0.3)}
         plain, fast = (forward_backward((q, k, v), up, impl, **options) for impl in ("reference", "auto"))
         for p, f in zip(plain, fast, strict=True):
             assert (p - f).abs().max() <= 1e-2 * p.abs().max().clamp(min=1)
@@ -276,9 +276,9 @@ def test_results_repeat_bit_for_bit():
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [
-        ({"mask": None}, "nothing to skip.*fused"),
-        ({"mask": causal(), "weights": Softmax(dropout=0.5)}, "dropout"),
-        ({"mask": causal(), "weights": Hard()}, "not a softmax.*reference"),
+        ({"mask": None}, "nothing to skip.*sdpa"),
+        ({"mask": causal(), "normalizer": Softmax(dropout=0.5)}, "dropout"),
+        ({"mask": causal(), "normalizer": HardMax()}, "not a softmax.*reference"),
     ],
 )
 def test_what_cannot_run_says_why(kwargs, reason):
@@ -299,13 +299,13 @@ def test_what_cannot_run_says_why(kwargs, reason):
 )
 def test_auto_gathers_where_the_plan_promises_to_save(mask, chosen):
     q = torch.randn(1, 2, 2048, 16)
-    call = Call(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
+    call = AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
     assert choose(call).name == chosen
 
 
 def test_auto_does_not_plan_for_small_calls():
     q = torch.randn(1, 2, 97, 16)
-    call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
+    call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
     assert choose(call).name == "sdpa"
 
 
@@ -426,8 +426,10 @@ def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
     q = torch.randn(1, 2, 1031, 8)
     bias = torch.zeros(2, 1031, 1031)
     monkeypatch.setattr(kernel, "HAS_TRITON", True)
-    monkeypatch.setattr(kernel.Gathered, "why_not", lambda self, call: kernel._why_not_triton(call))
+    monkeypatch.setattr(
+        kernel.SparseImplementation, "unsupported_reason", lambda self, call: kernel._triton_unsupported_reason(call)
+    )
     for learned, chosen in ((False, "sparse"), (True, "sdpa")):
         bias.requires_grad_(learned)
-        call = Call(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
+        call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
         assert choose(call).name == chosen

@@ -21,7 +21,7 @@ def test_exact_attention_equals_attention_with_beta_ln_2():
         ours = exact.attention(*(exact.matrix(x.tolist()) for x in (q, k, v)), causal=masked)
         a, b, c = (x.double()[None, None] for x in (q, k, v))
         other = attend(
-            a, b, c, causal() if masked else None, scores=Dot(), weights=Softmax(temperature=1 / math.log(2))
+            a, b, c, causal() if masked else None, scores=Dot(), normalizer=Softmax(temperature=1 / math.log(2))
         )
         mine = torch.tensor([[float(x) for x in row] for row in ours], dtype=torch.float64)
         torch.testing.assert_close(mine, other[0, 0], rtol=1e-12, atol=1e-12)

@@ -309,7 +309,7 @@ def _in_float64(problem: AttentionProblem) -> dict[str, Tensor]:
     normalizer = Softmax(temperature=as_float(problem.temperature))
     # With the identity as values, attend returns the weights.
     eye = torch.eye(source.shape[0], dtype=x.dtype).expand(1, problem.heads, -1, -1)
-    p, z = (attend(q, k, values, problem.mask, scores=Dot(), weights=normalizer)[0] for values in (eye, v))
+    p, z = (attend(q, k, values, problem.mask, scores=Dot(), normalizer=normalizer)[0] for values in (eye, v))
     joined = z.transpose(0, 1).flatten(1)
     r = joined @ weights["O"] if "O" in weights else joined
     results = {"concat": joined, "r": r}
