@@ -13,7 +13,8 @@ from __future__ import annotations
 from clearhead.generation.decoder import IncrementalDecoder, LogitsError, UncachedDecoder
 from clearhead.generation.generate import generate, search, stream
 from clearhead.generation.logits_processors import LogitsProcessors, WhisperTimestampRules
-from clearhead.generation.options import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
+from clearhead.generation.results import Generated, GenerationStep
 
 __all__ = [
     "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder", "LogitsError", "LogitsProcessors",

@@ -1,7 +1,7 @@
 """Beam search over fixed-shape tensors.
 
 Each `advance` extends every live hypothesis by every id, keeps the best, and moves finished ones into the pool.
-`choices.BeamSearch` defines scores and the end of a search. The state has fixed shapes and `advance` never syncs with
+`options.BeamSearch` defines scores and the end of a search. The state has fixed shapes and `advance` never syncs with
 the host, so that a step can be captured as a CUDA graph. The pool of a prompt that is done no longer changes; without
 CUDA graphs, the host drops such prompts when it syncs.
 
@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ConfigError
-from clearhead.generation.decoder import IncrementalDecoder
-from clearhead.generation.engine.graph_decoder import FusedDecoder
-from clearhead.generation.options import BeamSearch, Generated
+from clearhead.generation.decoder import CapturableDecoder, IncrementalDecoder
+from clearhead.generation.options import BeamSearch
+from clearhead.generation.results import Generated
 from clearhead.generation.sampling import to_float32, topk_logprobs
 from clearhead.generation.token_loop import GenerationLoop, logits_error
 
@@ -99,7 +99,7 @@ class BeamLoop(GenerationLoop):
         self.divisors = torch.tensor([1.0, *powers], dtype=torch.float64, device=device)
         self.first_row = torch.arange(P, device=device)[:, None] * W
         self._extend(logits, torch.zeros(P, 1, dtype=torch.float64, device=device))
-        if isinstance(self.decoder, FusedDecoder):
+        if isinstance(self.decoder, CapturableDecoder):
             self.decoder.expand_beams(W)
         else:
             self.decoder.reorder_cache(self.prompt_of_row.repeat_interleave(W))

@@ -1,8 +1,9 @@
 """The interface between a search and a model, and decoders composed of other decoders.
 
-`IncrementalDecoder` has three methods and hides attention, caches and text. `adapters.py` implements it for the models
-of this package. To search any other source of next-token logits, pass an object with these methods to `search`, or wrap
-a function from ids to logits in `UncachedDecoder`.
+`IncrementalDecoder` has three methods and hides attention, caches and text. `model_decoders.py` implements it for the
+models of this package. To search any other source of next-token logits, pass an object with these methods to `search`,
+or wrap a function from ids to logits in `UncachedDecoder`. `CapturableDecoder` adds the methods by which a search lets
+the decoder capture its steps as a CUDA graph; searches use them only through this protocol.
 
     B prompts   R active rows (prompts times beams, without finished ones)   V vocabulary
 """
@@ -10,7 +11,7 @@ a function from ids to logits in `UncachedDecoder`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,6 +42,35 @@ class IncrementalDecoder(Protocol):
     def reorder_cache(self, rows: Tensor) -> None:
         """Replace row i by a copy of row `rows[i]`. Rows may be repeated or dropped."""
         ...
+
+
+@runtime_checkable
+class CapturableDecoder(IncrementalDecoder, Protocol):
+    """An `IncrementalDecoder` whose steps, together with those of the search, can be captured as a CUDA graph.
+
+    Attributes:
+        n_prompts: Number of prompts. If graphs are enabled, further rows pad the batch to a common size.
+    """
+
+    n_prompts: int
+
+    def enable_graphs(self) -> bool:
+        """Use static shapes if CUDA graphs are available, and return whether they are. Called before `prefill`."""
+        ...
+
+    def expand_beams(self, width: int) -> None:
+        """Repeat each prompt `width` times, after `prefill`; `reorder_cache` must not move rows between prompts."""
+        ...
+
+    def start_session(self, search: Any) -> tuple[Any, Callable[[], None], Callable[[], None]]:
+        """Return the search (a `GenerationLoop`) to continue with, a function to advance it, and one to end with."""
+        ...
+
+
+def size_bucket(n: int) -> int:
+    """Round `n` up to a power of two or 1.5 times one, so that few sizes are captured."""
+    power = 1 << max(0, n - 1).bit_length()
+    return 3 * power // 4 if power >= 16 and n <= 3 * power // 4 else power
 
 
 class UncachedDecoder:

@@ -16,8 +16,9 @@ from clearhead.generation.beam import beam_search
 from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.logits_processors import LogitsProcessors
 from clearhead.generation.model_decoders import incremental_decoder
-from clearhead.generation.options import BeamSearch, Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
+from clearhead.generation.results import Generated, GenerationStep
 from clearhead.generation.token_loop import run, stream_tokens
 
 _GREEDY = Greedy()

@@ -21,9 +21,9 @@ from torch import Tensor
 from clearhead._core import counter_rng
 from clearhead._core.tensor_state import runs_triton
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.decoder import IncrementalDecoder, LogitsError
-from clearhead.generation.engine.graph_decoder import FusedDecoder, bucket
-from clearhead.generation.options import Generated, GenerationStep, Greedy, Sample, Strategy
+from clearhead.generation.decoder import CapturableDecoder, IncrementalDecoder, LogitsError, size_bucket
+from clearhead.generation.options import Greedy, Sample, Strategy
+from clearhead.generation.results import Generated, GenerationStep
 from clearhead.generation.sampling import log_probs_at, probabilities, sample_inverse_cdf, to_float32, topk_logprobs
 
 _SAMPLING_STREAM = 601  # separates these random numbers from those of data
@@ -60,9 +60,9 @@ class GenerationLoop(ABC):
         self.decoder = decoder
         self.stops = stops
         self.max_new_tokens = max_new_tokens
-        self.is_async = isinstance(decoder, FusedDecoder) and decoder.enable_graphs()
+        self.is_async = isinstance(decoder, CapturableDecoder) and decoder.enable_graphs()
         self.pad_id = stops[0] if stops else 0
-        self.capacity = bucket(max_new_tokens) if self.is_async else max_new_tokens  # ids per sequence
+        self.capacity = size_bucket(max_new_tokens) if self.is_async else max_new_tokens  # ids per sequence
         self.n_steps = 0
         self.n_synced = 0
         self.is_over = False
@@ -100,7 +100,7 @@ class GenerationLoop(ABC):
         self.n_steps = 1
         self.sync()
         search, advance, end = self, self.advance, lambda: None
-        if isinstance(self.decoder, FusedDecoder):
+        if isinstance(self.decoder, CapturableDecoder):
             search, advance, end = self.decoder.start_session(self)
         try:
             yield search
@@ -198,7 +198,7 @@ class TokenLoop(GenerationLoop):
         """Append a step to the results and update which rows are active."""
         is_fused = self.prompt_of_row is None and self.is_async and runs_triton(ids)
         if is_fused and log_probs.dtype == torch.float32:
-            from clearhead.generation.engine.step_triton import append_token
+            from clearhead.generation.append_token_triton import append_token
 
             state = self.is_active, self.newest, self.index, self.ids, self.log_probs, self.was_active
             append_token(ids, log_probs, state, self.stop_ids, self.pad_id)

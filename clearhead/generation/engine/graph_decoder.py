@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead._core.shapes import Float, Int
+from clearhead.generation.decoder import size_bucket
 from clearhead.generation.engine.program import CrossMemory, DecoderProgram
 from clearhead.generation.engine.static_cache import StaticKVCache
 from clearhead.generation.prompts import UNBOUNDED_LENGTH, left_padding_kwargs, pad_rows
@@ -41,12 +42,6 @@ _MAX_GRAPHED_PREFILL = 1 << 30  # bytes of keys and values; beyond, launches cos
 def uses_cuda_graphs(device: torch.device) -> bool:
     """Return whether decode steps on this device have fixed shapes, so that CUDA graphs can be captured."""
     return device.type == "cuda"
-
-
-def bucket(n: int) -> int:
-    """Round `n` up to a power of two or 1.5 times one, so that few sizes are captured."""
-    power = 1 << max(0, n - 1).bit_length()
-    return 3 * power // 4 if power >= 16 and n <= 3 * power // 4 else power
 
 
 def _sdpa_without_cudnn(enabled: bool) -> AbstractContextManager[None]:
@@ -143,7 +138,7 @@ def compiled_decoder(decoder: Decoder) -> CompiledDecoder:
 
 
 class FusedDecoder:
-    """An `IncrementalDecoder` for a decoder (`rows` are its prompts), or, with `source`, for an encoder-decoder."""
+    """A `CapturableDecoder` for a decoder (`rows` are its prompts), or, with `source`, for an encoder-decoder."""
 
     def __init__(
         self,
@@ -175,7 +170,7 @@ class FusedDecoder:
         """
         self.has_static_shapes = uses_cuda_graphs(self.program.device)
         if self.has_static_shapes:
-            extra = bucket(self.n_prompts) - self.n_prompts
+            extra = size_bucket(self.n_prompts) - self.n_prompts
             self._rows = [*self._rows, *[self._rows[0]] * extra]
             self._source = self._source and [*self._source, *[self._source[0]] * extra]
         return self.has_static_shapes
@@ -222,14 +217,14 @@ class FusedDecoder:
         """
         B, T = self._ids.shape
         decoder = self.program.decoder
-        width = min(max(16, bucket(T)), self._max_positions)
+        width = min(max(16, size_bucket(T)), self._max_positions)
         is_plain = self._source is None and self._left_pad is None and isinstance(self.program.mask, Causal)
         is_plain = is_plain and (decoder.positions is None or decoder.adds_positions)  # a bias is planned per call
         fits = self.program.bytes_per_token * B * width <= _MAX_GRAPHED_PREFILL
         return width if self.has_static_shapes and is_plain and T and fits else None
 
     def start_session(self, search: Any) -> tuple[Any, Callable[[], None], Callable[[], None]]:
-        """Return the search (a `GenerationLoop`) to continue with, a function to advance it, and one to end with.
+        """Return the search to continue with, a function to advance it, and one to end with.
 
         If a graph of such a search is available, the result is the captured search with the state of `search`.
         """
@@ -250,7 +245,7 @@ class FusedDecoder:
         """Return the number of rows of a cache, and its largest number of tokens."""
         max_length = self._max_length
         if self.has_static_shapes:
-            max_length = max(max_length, min(max(64, bucket(max_length)), self._max_positions))
+            max_length = max(max_length, min(max(64, size_bucket(max_length)), self._max_positions))
         return len(self._ids) * (self._n_beams or 1), max_length
 
     def _load_cache(self, cache: StaticKVCache | None = None) -> StaticKVCache:
@@ -276,7 +271,7 @@ class FusedDecoder:
         model: Any = self._model
         memory = model.encode(source, mask=mask)
         S = memory.shape[1]
-        width = max(16, bucket(S)) if self.has_static_shapes and source.dim() == 2 else S
+        width = max(16, size_bucket(S)) if self.has_static_shapes and source.dim() == 2 else S
         if width > S:
             mask = padding(lengths)
             memory = torch.nn.functional.pad(memory, (0, 0, 0, width - S))

@@ -289,7 +289,7 @@ class DecoderProgram:
         weight = self.embedding.weight
         scale = self.embedding.scale if self.embedding.scaled else None
         if runs_triton(ids) and self.dtype != torch.float64:
-            from clearhead.generation.engine.step_triton import embed_token
+            from clearhead.generation.engine.embed_token_triton import embed_token
 
             return embed_token(ids, weight, scale, table, length, left_pad)
         x = F.embedding(ids, weight)

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from clearhead.generation import BeamSearch, generate, model_decoders, stream
+from clearhead.generation.decoder import size_bucket
 from clearhead.generation.engine import graph_decoder
-from clearhead.generation.engine.graph_decoder import FusedDecoder, bucket, compiled_decoder
+from clearhead.generation.engine.graph_decoder import FusedDecoder, compiled_decoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
 from clearhead.nn import GELU, Biases, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
@@ -194,8 +195,8 @@ def test_reach_returns_lookback_of_mask(mask, expected):
     assert lookback(mask) == expected
 
 
-def test_bucket_rounds_up_to_captured_sizes():
-    assert [bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
+def test_size_bucket_rounds_up_to_captured_sizes():
+    assert [size_bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
         *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
     ]
 
