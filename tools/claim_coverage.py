@@ -1,8 +1,8 @@
 """Check that every sentence of a document is accounted for: `python tools/claim_coverage.py DOCUMENT.txt`.
 
 The documents are not in the repository, and their sentences are not copied into it. The lists in
-`clearhead/claims/assertions/` reference a sentence by its line and a hash of its text, and paraphrase it. This prints
-the sentences without a reference, and the references without a sentence."""
+`clearhead/course/claims/assertions/` reference a sentence by its line and a hash of its text, and paraphrase it. This
+prints the sentences without a reference, and the references without a sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sentences_of(text: str) -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("document", type=Path)
-    parser.add_argument("--name", help="list to read; default: the first three characters of the file name")
+    parser.add_argument("--name", help="slug of the course document; default: the file name without its extension")
     parser.add_argument("--all", action="store_true", help="print every sentence with its pointer")
     options = parser.parse_args(arguments)
     try:
@@ -71,17 +71,19 @@ def main(arguments: list[str] | None = None) -> int:
         if options.all:
             print("\n".join(f"{at}  {sentence}" for at, sentence in sentences_by_pointer.items()))
             return 0
-        pointers = ledger_of(options.name or options.document.name[:3]).pointers
+        pointers = ledger_of(options.name or options.document.stem).pointers
     except (OSError, UnicodeError, ClaimError) as error:
-        print(f"assertions: {error}", file=sys.stderr)
+        print(f"claim_coverage: {error}", file=sys.stderr)
         return 1
     unreferenced = {at: sentence for at, sentence in sentences_by_pointer.items() if at not in pointers}
     stale = sorted(pointers - set(sentences_by_pointer))
     for at, sentence in unreferenced.items():
-        print(f"nothing points at {at}  {sentence}")
+        print(f"no reference to {at}  {sentence}")
     for at in stale:
-        print(f"no sentence is at {at}")
-    print(f"{len(sentences_by_pointer)} sentences, {len(unreferenced)} left over, {len(stale)} pointers astray")
+        print(f"no sentence at {at}")
+    print(
+        f"{len(sentences_by_pointer)} sentences, {len(unreferenced)} without a reference, {len(stale)} stale references"
+    )
     return 1 if unreferenced or stale else 0
 
 

@@ -1,4 +1,4 @@
-"""`clearhead claims`: the ledger of textbook statements, each tried by code."""
+"""`clearhead claims`: statements of textbooks and exams, each tested by code."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, table, writing
 
-claims = typer.Typer(help="Statements of courses and exams about attention, each tried by code, with a verdict.")
+claims = typer.Typer(help="Statements of courses and exams about attention, each tested by code, with a verdict.")
 app.add_typer(claims, name="claims")
 
-Seed = Annotated[int, option("Where chance begins; the same seed gives the same outcome.", min=0)]
+Seed = Annotated[int, option("Random seed.", min=0)]
 
 _COLOUR = {"holds": "green", "holds conditionally": "yellow", "does not hold": "red", "misprint": "magenta"}
 
 
-# What typer hands over is a parent class of the one that it wants to see in the signature.
+# typer passes an instance of a parent class of the annotated class.
 @claims.callback(invoke_without_command=True)
 @no_type_check
 def overview(context: typer.Context) -> None:
-    """All statements by document, with verdict and the figure that decides. Trying them all takes about 15 seconds."""
+    """Test all statements (about 15 seconds) and print them by document, with verdict and summary."""
     if context.invoked_subcommand is None:
         _print_tables(_run([], 0))
 
 
 @claims.command()
 def run(
-    ids: Annotated[list[str] | None, argument("Which claims; all if none is named.", metavar="ID")] = None,
+    ids: Annotated[list[str] | None, argument("IDs of claims. Default: all.", metavar="ID")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Try claims and print their verdicts."""
+    """Test claims and print their verdicts."""
     outcomes = _run(ids or [], seed)
     if json:
         return show_json({"claims": [o.to_dict() for o in outcomes]})
@@ -47,16 +47,16 @@ def run(
 
 @claims.command()
 def show(
-    id: Annotated[str, argument("The claim.", metavar="ID")],
+    id: Annotated[str, argument("ID of the claim.", metavar="ID")],
     seed: Seed = 0,
-    svg: Annotated[Path | None, option("Also write its drawing to this SVG file.")] = None,
+    svg: Annotated[Path | None, option("Also write its figure to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
-    """One claim: the statement, how it was tried, the evidence and its drawing."""
+    """Test one claim and print its statement, method, evidence and figure."""
     (o,) = _run([id], seed)
     if svg is not None:
         if o.figure is None:
-            raise ch.course.claims.ClaimError(f"the claim {id!r} has no drawing to write to {svg}: leave out --svg")
+            raise ch.course.claims.ClaimError(f"the claim {id!r} has no figure; leave out --svg")
         with writing(svg):
             svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
@@ -65,7 +65,7 @@ def show(
 
 
 @claims.command()
-def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed = 0) -> None:
+def report(out: Annotated[Path, argument("Output file (.html).")], seed: Seed = 0) -> None:
     """Write all claims as one HTML page that needs no network."""
     with writing(out):
         outcomes = _run([], seed)
@@ -75,22 +75,25 @@ def report(out: Annotated[Path, argument("The HTML file to write.")], seed: Seed
 
 @claims.command()
 def coverage(
-    document: Annotated[str | None, argument("One document, 000 to 004; all if none is named.")] = None,
+    document: Annotated[str | None, argument("Name of a course document, such as ceng403-exam. Default: all.")] = None,
     json: Json = False,
 ) -> None:
-    """What the documents assert, sentence by sentence, and how much of it is tried."""
+    """Count the assertions of the course documents, and how many of them are tested."""
     from clearhead.course.claims.coverage import REASONS
 
     lists = [ch.course.claims.ledger_of(document)] if document else ch.course.claims.coverage()
     if json:
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
-        return show_json({"documents": [one.to_dict() for one in lists]} | detail)
+        return show_json({"documents": [ledger.to_dict() for ledger in lists]} | detail)
     for a in lists[0].assertions if document else ():
         print_wrapped(f"{a.location}. {a.statement}")
-        print_wrapped(", ".join(a.claims) or f"not tried: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
-    rows_of_source = [one.to_dict() for one in lists]
+        print_wrapped(", ".join(a.claims) or f"not tested: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
+    rows_of_source = [ledger.to_dict() for ledger in lists]
     names = [name for name in rows_of_source[0] if name not in ("document", "source", "share")]
-    rows = [[name, *(d[name] for d in rows_of_source), sum(d[name] for d in rows_of_source)] for name in names]
+    rows = [
+        [name.replace("_", ": "), *(d[name] for d in rows_of_source), sum(d[name] for d in rows_of_source)]
+        for name in names
+    ]
     total = sum(d["assertions"] for d in rows_of_source)
     shares = [*(d["share"] for d in rows_of_source), 1 - sum(d["unaccounted"] for d in rows_of_source) / total]
     rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
@@ -101,16 +104,16 @@ def coverage(
 
 @claims.command()
 def quiz(
-    n: Annotated[int, option("How many statements.", "-n", "--questions", min=1)] = 10,
-    document: Annotated[str | None, option("From one document only, 000 to 004.", "--from")] = None,
+    n: Annotated[int, option("Number of statements.", "-n", "--questions", min=1)] = 10,
+    document: Annotated[str | None, option("Name of a course document. Default: all.", "--from")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Decide for yourself: each statement holds, holds conditionally, does not hold, or is a misprint."""
-    from clearhead.course.claims.coverage import NAMES
+    """Ask for the verdict of random statements, and compare it with the result of the test."""
     from clearhead.course.claims.quiz import QuizAnswer, parse_verdict, sample_claims
+    from clearhead.course.sources import SLUGS
 
-    questions = sample_claims(n, seed, NAMES.index(ch.course.claims.ledger_of(document).name) if document else None)
+    questions = sample_claims(n, seed, SLUGS.index(ch.course.claims.ledger_of(document).name) if document else None)
     write = (lambda *_, **__: None) if json else console.print
 
     def ask(number: int, c: ch.course.claims.Claim) -> str | None:
@@ -121,16 +124,19 @@ def quiz(
             line = sys.stdin.readline()
             if not line or line.strip().lower() in ("q", "quit"):
                 return None
-            if verdict_of_reader := parse_verdict(line):
-                return verdict_of_reader
-            write(f"{line.strip() or 'nothing'!r} is no answer; give a number from 1 to 4, or the words", markup=False)
+            if reader_verdict := parse_verdict(line):
+                return reader_verdict
+            write(
+                f"{line.strip() or 'nothing'!r} is not an answer; enter a number from 1 to 4, or a verdict",
+                markup=False,
+            )
 
     answers: list[QuizAnswer] = []
     try:
         for number, claim in enumerate(questions, 1):
-            if (verdict_of_reader := ask(number, claim)) is None:
+            if (reader_verdict := ask(number, claim)) is None:
                 break
-            answers.append(answer := QuizAnswer(claim.run(seed), verdict_of_reader))
+            answers.append(answer := QuizAnswer(claim.run(seed), reader_verdict))
             if answer.right:
                 write(Text("Right.", style="green"))
                 continue
@@ -151,9 +157,9 @@ def _run(ids: list[str], seed: int) -> list[ch.course.claims.Outcome]:
     from rich.console import Console
     from rich.progress import track
 
-    errors = Console(stderr=True)  # progress is not part of the answer
+    errors = Console(stderr=True)  # progress is not part of the output
     questions = track(
-        ch.course.claims.find(ids), "trying", console=errors, transient=True, disable=not errors.is_terminal
+        ch.course.claims.find(ids), "testing", console=errors, transient=True, disable=not errors.is_terminal
     )
     return [claim.run(seed) for claim in questions]
 

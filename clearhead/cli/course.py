@@ -23,18 +23,19 @@ def list_documents(json: Json = False) -> None:
     from clearhead.course.sources import documents
 
     known = documents().values()
-    rows = [(entry.number, entry.name, len(entry.questions), entry.description) for entry in known]
-    emit(json, [entry.to_dict() for entry in known], table(("number", "document", "questions", "description"), rows))
+    rows = [(entry.slug, entry.name, len(entry.questions), entry.description) for entry in known]
+    emit(json, [entry.to_dict() for entry in known], table(("name", "document", "questions", "description"), rows))
 
 
 @course.command("show")
 def show_document(
-    number: Annotated[str, argument("Number of a course document, 000 to 004.", metavar="NUMBER")], json: Json = False
+    name: Annotated[str, argument("Name of a course document, as in `course list`.", metavar="NAME")],
+    json: Json = False,
 ) -> None:
     """Print every question of a course document and the commands that answer it."""
     from clearhead.course.sources import document
 
-    entry = document(number)
+    entry = document(name)
     if json:
         return show_json(entry.to_dict())
     console.print(f"{entry.name}. {entry.description}", markup=False, style="bold")

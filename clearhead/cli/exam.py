@@ -12,7 +12,9 @@ from clearhead.cli.output import emit, writing
 
 @app.command()
 def exam(
-    questions: Annotated[str, option("Number of a course document (000 to 004), or an exam file (.toml).", "--from")],
+    questions: Annotated[
+        str, option("Name of a course document, such as ceng403-exam, or an exam file (.toml).", "--from")
+    ],
     out: Annotated[
         Path,
         option(

@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "inspect": ["sort-dedup", "D A A"],
     "walk": ["sort-dedup", "D A A"],
     "exercise solve": ["attention-by-hand"],
-    "exam": ["--from", "000", "--out", "{out}.md"],
+    "exam": ["--from", "ceng403-exam", "--out", "{out}.md"],
     "mask": ["causal() & window(3, 0)", "--n", "7"],
     "cost": ["sort-dedup", "--tokens", "7"],
     "check": ["sort-dedup"],

@@ -1,7 +1,7 @@
 """Assertions of each course document, the claims that test them, or the reason why an assertion is not tested.
 
-The lists are paraphrased data (`assertions/000.toml` …). A sentence is referenced by its line and a hash of its text,
-so that no text is copied; `python tools/claim_coverage.py` compares a list with the document."""
+The lists are paraphrased data (`assertions/ceng403-exam.toml` …). A sentence is referenced by its line and a hash of
+its text, so that no text is copied; `python tools/claim_coverage.py` compares a list with the document."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 
 from clearhead._core.validation import require_known
 from clearhead.course.claims.registry import DOCUMENTS, ClaimError, claims
-
-NAMES = tuple(f"{i:03}" for i in range(len(DOCUMENTS)))
+from clearhead.course.sources import SLUGS
 
 # Reasons why an assertion is not tested.
 REASONS = {
@@ -65,19 +64,19 @@ class Ledger:
         """Return the numbers of sentences and assertions, and how many are tested."""
         n, accounted = len(self.assertions), sum(a.accounted for a in self.assertions)
         reasons = Counter(a.reason for a in self.assertions if not a.claims)
-        about = {"document": self.name, "source": self.source, "sentences": len(self.pointers), "assertions": n}
-        tried = {"tried": sum(bool(a.claims) for a in self.assertions)}
-        tried |= {f"not tried: {name}": reasons[name] for name in REASONS}
-        return about | tried | {"unaccounted": n - accounted, "share": round(accounted / n, 4)}
+        counts = {"document": self.name, "source": self.source, "sentences": len(self.pointers), "assertions": n}
+        counts |= {"tested": sum(bool(a.claims) for a in self.assertions)}
+        counts |= {f"untested_{name}": reasons[name] for name in REASONS}
+        return counts | {"unaccounted": n - accounted, "share": round(accounted / n, 4)}
 
 
 def ledger_of(name: str) -> Ledger:
-    """Return the list of one document by its number, such as "002"."""
-    require_known(name, NAMES, "no document is called", ClaimError, otherwise=f"they are {', '.join(NAMES)}")
+    """Return the list of one document by its slug, such as "csci2572-homework"."""
+    require_known(name, SLUGS, "no document is called", ClaimError, otherwise=f"they are {', '.join(SLUGS)}")
     path = resources.files("clearhead.course.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = tuple(Assertion(**_frozen(row)) for row in data["assertion"])
-    return Ledger(name, DOCUMENTS[NAMES.index(name)], rows, _frozen(data["silent"]))
+    return Ledger(name, DOCUMENTS[SLUGS.index(name)], rows, _frozen(data["silent"]))
 
 
 def _frozen(row: dict[str, Any]) -> dict[str, Any]:
@@ -86,4 +85,4 @@ def _frozen(row: dict[str, Any]) -> dict[str, Any]:
 
 def coverage() -> list[Ledger]:
     """Return the lists of all course documents."""
-    return [ledger_of(name) for name in NAMES]
+    return [ledger_of(name) for name in SLUGS]

@@ -57,12 +57,12 @@ class Exam:
     about: str = ""
 
 
-def exam_from_document(number: str) -> Exam:
+def exam_from_document(slug: str) -> Exam:
     """Return an exam of the questions of a course document whose first answer is an exercise.
 
     Questions about the same exercise are merged.
     """
-    known = document(number)
+    known = document(slug)
     tasks: dict[str, ExamTask] = {}
     for question in known.questions:
         if question.answers[0].kind == "exercise":

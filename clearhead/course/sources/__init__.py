@@ -12,6 +12,17 @@ from typing import Any
 
 from clearhead.errors import ConfigError
 
+__all__ = ["SLUGS", "CourseDocument", "DocumentAnswer", "DocumentQuestion", "document", "documents"]
+
+# The documents' names on the command line, in the order of the course.
+SLUGS = (
+    "ceng403-exam",
+    "ceng403-answered",
+    "csci2572-homework",
+    "transformer-exercises",
+    "deep-learning-final",
+)
+
 
 @dataclass(frozen=True)
 class DocumentAnswer:
@@ -56,39 +67,47 @@ class DocumentQuestion:
 
 @dataclass(frozen=True)
 class CourseDocument:
-    """A course document: an exam, a homework or an exercise sheet."""
+    """A course document: an exam, a homework or an exercise sheet.
 
-    number: str
+    Attributes:
+        slug: Name on the command line, such as "ceng403-exam".
+        name: Title of the document.
+        description: What the document contains, in one sentence.
+        questions: Its questions, in order.
+    """
+
+    slug: str
     name: str
     description: str
     questions: tuple[DocumentQuestion, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document printed by `clearhead course show NUMBER --json`."""
+        """Return the document printed by `clearhead course show NAME --json`."""
         questions = [question.to_dict() for question in self.questions]
-        return {"number": self.number, "name": self.name, "description": self.description, "questions": questions}
+        return {"slug": self.slug, "name": self.name, "description": self.description, "questions": questions}
 
 
 def documents() -> dict[str, CourseDocument]:
-    """Return the five course documents by number, from 000 to 004."""
-    by_number = {}
-    for entry in sorted(resources.files("clearhead.course.sources").iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".toml"):
-            values = tomllib.loads(entry.read_text(encoding="utf-8"))
-            number = entry.name.removesuffix(".toml")
-            for question in values["question"]:
-                question["answers"] = tuple(DocumentAnswer(*answer) for answer in question["answers"])
-                question["steps"] = tuple(question.get("steps", ()))
-            questions = tuple(DocumentQuestion(**question) for question in values["question"])
-            by_number[number] = CourseDocument(number, values["name"], values["description"], questions)
-    return by_number
+    """Return the five course documents by slug, in the order of `SLUGS`."""
+    return {slug: _read_document(slug) for slug in SLUGS}
 
 
-def document(number: str) -> CourseDocument:
-    """Return a course document by its number.
+def _read_document(slug: str) -> CourseDocument:
+    """Read the TOML file of a course document."""
+    path = resources.files("clearhead.course.sources") / f"{slug}.toml"
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    for question in values["question"]:
+        question["answers"] = tuple(DocumentAnswer(*answer) for answer in question["answers"])
+        question["steps"] = tuple(question.get("steps", ()))
+    questions = tuple(DocumentQuestion(**question) for question in values["question"])
+    return CourseDocument(slug, values["name"], values["description"], questions)
+
+
+def document(slug: str) -> CourseDocument:
+    """Return a course document by its slug.
 
     Args:
-        number: Number of the document, such as "000".
+        slug: One of `SLUGS`, such as "ceng403-exam".
 
     Returns:
         The document with its questions.
@@ -97,10 +116,9 @@ def document(number: str) -> CourseDocument:
         ConfigError: If there is no such document.
 
     Example:
-        >>> document("000").questions[0].location
+        >>> document("ceng403-exam").questions[0].location
         'Q1a'
     """
-    known_documents = documents()
-    if number not in known_documents:
-        raise ConfigError(f"no course document {number!r}; expected one of {', '.join(known_documents)}")
-    return known_documents[number]
+    if slug not in SLUGS:
+        raise ConfigError(f"no course document {slug!r}; expected one of {', '.join(SLUGS)}")
+    return _read_document(slug)

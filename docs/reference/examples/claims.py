@@ -9,7 +9,7 @@ claims.find(["scale-key-weight"])[0].location  # → '1.1g, summary'
 
 page = claims.report(claims.run(["scale-key-weight"]))
 
-claims.ledger_of("000").to_dict()["unaccounted"]  # → 0
+claims.ledger_of("ceng403-exam").to_dict()["unaccounted"]  # → 0
 len(claims.coverage())  # → 5
 
 claims.ClaimError  # names the nearest claim where one does not exist

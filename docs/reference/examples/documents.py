@@ -1,6 +1,6 @@
 from clearhead.course.sources import document, documents
 
-list(documents())  # → ['000', '001', '002', '003', '004']
+list(documents())  # → ['ceng403-exam', 'ceng403-answered', 'csci2572-homework', 'transformer-exercises', 'deep-learning-final']
 
-first = document("000").questions[0]  # a CourseDocument of DocumentQuestion, each with DocumentAnswer
+first = document("ceng403-exam").questions[0]  # a CourseDocument of DocumentQuestion, each with DocumentAnswer
 first.answers[0].command

@@ -77,7 +77,7 @@ def test_overview_does_not_truncate_ids(run, tried, monkeypatch, width):
     ("arguments", "message"),
     [
         (("run", "rnn-updat"), "clearhead: no claim is called 'rnn-updat'; did you mean 'rnn-update'?\n"),
-        (("show", "rnn-update", "--svg", "a.svg"), "clearhead: the claim 'rnn-update' has no drawing"),
+        (("show", "rnn-update", "--svg", "a.svg"), "clearhead: the claim 'rnn-update' has no figure"),
         (("coverage", "005"), "clearhead: no document is called '005'"),
         (("quiz", "--from", "2"), "clearhead: no document is called '2'"),
     ],

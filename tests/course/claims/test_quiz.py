@@ -42,7 +42,7 @@ def test_quiz_reads_answers_from_pipe(run, three, monkeypatch):
     status, out, error = run("quiz")
     assert status == 0, error
     assert out.count("Right.") == 2
-    assert "'perhaps' is no answer" in out
+    assert "'perhaps' is not an answer" in out
     assert "No: does not hold." in out
     assert "query -1: weight: 1/3 → 1/5" in out
     assert "clearhead claims show scale-key-weight" in out

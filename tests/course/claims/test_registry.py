@@ -142,5 +142,5 @@ def test_claim_parses_docstring(monkeypatch):
     entry = found["more-is-more"]
     assert (entry.statement, entry.method) == ("More is more.", "Up to 1,000, and no further.")
     assert entry.condition == "there is x_{any}"
-    assert (entry.source, entry.location, entry.theme) == ("a source", "a place", "test_ledger")
+    assert (entry.source, entry.location, entry.theme) == ("a source", "a place", "test_registry")
     assert entry.function is more_is_more

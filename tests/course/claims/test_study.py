@@ -74,7 +74,7 @@ def test_tiny_study_writes_rows(pictures, tmp_path):
     assert {"machine", "versions", "recipe", "networks", "data"} <= set(read.about)
     assert read.about["data"] == {"training": 30, "held_out": 11, "validation": 13, "picture": [32, 32]}
     assert {r.lr for r in made.rows} <= set(TINY.rates)
-    assert any("ms an update" in line for line in said)
+    assert any("ms per update" in line for line in said)
 
 
 def test_study_resumes_from_file(pictures, tmp_path):
@@ -83,7 +83,7 @@ def test_study_resumes_from_file(pictures, tmp_path):
     out = tmp_path / "half.json"
     said: list[str] = []
     done = run(pictures, out, TINY, begun=half, device="cpu", say=said.append)
-    assert not any("ms an update" in line for line in said)  # nothing is tuned again
+    assert not any("ms per update" in line for line in said)  # nothing is tuned again
     same = [replace(row, seconds=0.0) for row in done.rows]
     assert same == [replace(row, seconds=0.0) for row in whole.rows]
     assert done.rows[:3] == whole.rows[:3]  # with their seconds: they were not trained again
@@ -102,7 +102,7 @@ def test_study_with_time_limit_reports_omitted_trainings(pictures, tmp_path):
     said: list[str] = []
     made = run(pictures, tmp_path / "s.json", replace(TINY, seconds=1e-6), device="cpu", say=said.append)
     assert not made.rows
-    assert any(line.startswith("left out for lack of time") for line in said)
+    assert any(line.startswith("skipped because of the time limit") for line in said)
     assert json.loads((tmp_path / "s.json").read_text())["rows"] == []
 
 

@@ -16,34 +16,34 @@ from clearhead.course.sources import document, documents
 from clearhead.errors import ClearheadError
 from tests.cli.conftest import cli as cli  # the fixture
 
-DOCUMENTS_BY_NUMBER = documents()
-COMMANDS = sorted({a.command for d in DOCUMENTS_BY_NUMBER.values() for q in d.questions for a in q.answers})
+DOCUMENTS_BY_SLUG = documents()
+COMMANDS = sorted({a.command for d in DOCUMENTS_BY_SLUG.values() for q in d.questions for a in q.answers})
 
 # Questions of each document, counted by hand.
 QUESTIONS = {
-    "000": "Q1a Q1b Q2a Q2b Q3a Q3b Q4a Q4b Q4c Q5a Q5b Q5c Q6a Q6b Q7a Q7b",
-    "001": "Q1a Q1b Q1c Q1d Q2a Q2b Q2c",
-    "002": "1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e "
-    "1.5a 1.5b 1.5c 1.5d",
-    "003": "1(a) 2(a) 2(b) 2(c) 2(d) 3(a) 3(b)",
-    "004": "Part1,Q1 Part1,Q2 Part1,Q3 Part1,Q4 Part1,Q5 Part1,Q6 Part1,Q7 Part1,Q8 Part2,Q1 Part2,Q2 Part2,Q3 "
-    "Part3,1.1 Part3,1.2 Part3,1.3 Part3,1.4 Part3,2.1 Part3,2.2 Part3,2.3 Part3,2.4 Part3,2.5",
+    "ceng403-exam": "Q1a Q1b Q2a Q2b Q3a Q3b Q4a Q4b Q4c Q5a Q5b Q5c Q6a Q6b Q7a Q7b",
+    "ceng403-answered": "Q1a Q1b Q1c Q1d Q2a Q2b Q2c",
+    "csci2572-homework": "1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d "
+    "1.4e 1.5a 1.5b 1.5c 1.5d",
+    "transformer-exercises": "1(a) 2(a) 2(b) 2(c) 2(d) 3(a) 3(b)",
+    "deep-learning-final": "Part1,Q1 Part1,Q2 Part1,Q3 Part1,Q4 Part1,Q5 Part1,Q6 Part1,Q7 Part1,Q8 Part2,Q1 Part2,Q2 "
+    "Part2,Q3 Part3,1.1 Part3,1.2 Part3,1.3 Part3,1.4 Part3,2.1 Part3,2.2 Part3,2.3 Part3,2.4 Part3,2.5",
 }
-POINTS = {"000": 150, "001": 55, "002": 0, "003": 0, "004": 100}
+POINTS = dict.fromkeys(QUESTIONS, 0) | {"ceng403-exam": 150, "ceng403-answered": 55, "deep-learning-final": 100}
 
 
 def test_documents_contain_every_question_with_answers():
-    assert tuple(d.name for d in DOCUMENTS_BY_NUMBER.values()) == DOCUMENTS
-    for number, places in QUESTIONS.items():
-        assert [q.location.replace(" ", "") for q in DOCUMENTS_BY_NUMBER[number].questions] == places.split()
-        assert sum(q.points for q in DOCUMENTS_BY_NUMBER[number].questions) == POINTS[number]
-        for question in DOCUMENTS_BY_NUMBER[number].questions:
+    assert tuple(d.name for d in DOCUMENTS_BY_SLUG.values()) == DOCUMENTS
+    for slug, locations in QUESTIONS.items():
+        assert [q.location.replace(" ", "") for q in DOCUMENTS_BY_SLUG[slug].questions] == locations.split()
+        assert sum(q.points for q in DOCUMENTS_BY_SLUG[slug].questions) == POINTS[slug]
+        for question in DOCUMENTS_BY_SLUG[slug].questions:
             assert question.answers, question.location
             assert question.text.endswith(".")
 
 
 # Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make documents`).
-KIND_OF_COMMAND = {a.command: a.kind for d in DOCUMENTS_BY_NUMBER.values() for q in d.questions for a in q.answers}
+KIND_OF_COMMAND = {a.command: a.kind for d in DOCUMENTS_BY_SLUG.values() for q in d.questions for a in q.answers}
 WHOLE = "WHOLE" in os.environ
 
 
@@ -65,7 +65,7 @@ def test_answers_name_registered_claims_and_every_exercise():
 
 
 def test_exam_steps_exist_in_exercise():
-    for document_ in DOCUMENTS_BY_NUMBER.values():
+    for document_ in DOCUMENTS_BY_SLUG.values():
         for question in document_.questions:
             if question.steps:
                 sheet = next(a.command.split()[2] for a in question.answers if a.kind == "exercise")
@@ -74,23 +74,24 @@ def test_exam_steps_exist_in_exercise():
 
 def test_course_list_and_show_print_documents(cli):
     listing = cli("course", "list").out
-    assert all(number in listing for number in DOCUMENTS_BY_NUMBER)
-    output = cli("course", "show", "002").out
+    assert all(slug in listing for slug in DOCUMENTS_BY_SLUG)
+    output = cli("course", "show", "csci2572-homework").out
     assert "   clearhead claims show attention-as-convolution\n" in output
-    assert all(question.location in output for question in DOCUMENTS_BY_NUMBER["002"].questions)
-    assert [d["number"] for d in cli("course", "list", "--json").json] == list(DOCUMENTS_BY_NUMBER)
-    question = cli("course", "show", "004", "--json").json["questions"][3]
+    assert all(question.location in output for question in DOCUMENTS_BY_SLUG["csci2572-homework"].questions)
+    assert [d["slug"] for d in cli("course", "list", "--json").json] == list(DOCUMENTS_BY_SLUG)
+    question = cli("course", "show", "deep-learning-final", "--json").json["questions"][3]
     assert question["answers"][0]["kind"] == "exercise"
     assert question["answers"][0]["command"] == "clearhead exercise solve convolution-128"
     assert (
         cli("course", "show", "005").err
-        == "clearhead: no course document '005'; expected one of 000, 001, 002, 003, 004\n"
+        == "clearhead: no course document '005'; expected one of ceng403-exam, ceng403-answered, csci2572-homework, "
+        "transformer-exercises, deep-learning-final\n"
     )
     with pytest.raises(ClearheadError):
         document("5")
 
 
-@pytest.mark.parametrize("line", ["course list", "course show 002 --json", "--help"])
+@pytest.mark.parametrize("line", ["course list", "course show csci2572-homework --json", "--help"])
 def test_course_command_does_not_import_torch_or_sympy(line):
     code = (
         "import sys, atexit\n"
