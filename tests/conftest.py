@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.support.command_line import runner
 from tests.support.misalign import misalign
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
@@ -148,3 +149,19 @@ def small_disk(monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
     return limited
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run `clearhead` with the given arguments."""
+    from clearhead.cli import main
+
+    return runner(main, "clearhead", monkeypatch, capsys)
+
+
+@pytest.fixture
+def benchmarks_cli(monkeypatch, capsys):
+    """Run `python -m benchmarks` with the given arguments."""
+    from benchmarks.cli import main
+
+    return runner(main, "benchmarks", monkeypatch, capsys)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
-import pytest
 import torch
 
 from benchmarks.tracing import Options, measure
-from clearhead.cli import main
 
 SMALL = Options(length=307, layers=2, width=24, heads=3, device="cpu", dtype=torch.float32, rows=7, repeats=2)
 
@@ -37,11 +34,8 @@ def test_a_row_holds_only_within_its_bounds():
     assert not dataclasses.replace(good, difference=2 * good.tolerance).holds
 
 
-def test_the_command_speaks_json(tmp_path, monkeypatch, capsys):
+def test_command_with_json_prints_the_results_file(benchmarks_cli, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.tracing.options_for", lambda device: SMALL)
-    monkeypatch.setattr(sys, "argv", ["clearhead", "bench", "look", "--out", str(tmp_path / "look.json"), "--json"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code in (0, None)
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((tmp_path / "look.json").read_text())
+    result = benchmarks_cli("tracing", "--out", tmp_path / "tracing.json", "--json")
+    assert result.code == 0
+    assert result.json == json.loads((tmp_path / "tracing.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -71,8 +70,6 @@ def test_a_length_penalty_counts_in_every_beam_search(default):
         ("claims", "report"),
         ("plot", "schedule", "--out"),
         ("plot", "positions", "--out"),
-        ("plot", "growth", "--out"),
-        ("plot", "sparse", "--out"),
     ],
     ids=" ".join,
 )
@@ -368,47 +365,6 @@ class TestPlot:
         assert cli("plot", name, "-o", path).code == 0
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
-
-    def test_masks_are_drawn_from_results(self, cli, tmp_path):
-        row = {"length": 11, "width": 4, "density": 0.25, "fraction": 0.4, "fraction_both": 0.5}
-        row |= {"flex": 3.0, "dense": 2.0}
-        (tmp_path / "sparse.json").write_text(json.dumps({"rows": [row, row | {"length": 13}]}))
-        assert cli("plot", "sparse", tmp_path / "sparse.json", "-o", tmp_path / "sparse.svg").code == 0
-        drawn = (tmp_path / "sparse.svg").read_text()
-        assert "11 tokens" in drawn
-        assert "13 tokens" in drawn
-        assert "FlexAttention" in drawn
-
-    @pytest.mark.bad_input
-    @pytest.mark.parametrize("text", ["", "{}", '{"rows": []}', '{"rows": [3]}'])
-    def test_a_file_that_has_no_results(self, cli, tmp_path, text):
-        (tmp_path / "sparse.json").write_text(text)
-        ran = cli("plot", "sparse", tmp_path / "sparse.json")
-        assert ran.code == 1
-        assert "python -m benchmarks sparse --out" in ran.err
-
-
-@pytest.mark.parametrize(
-    "command", [("bench", "sparse"), ("bench", "auto"), ("bench", "look"), ("plot", "growth")], ids=" ".join
-)
-def test_a_device_that_is_not_here_is_refused_in_one_line(cli, monkeypatch, tmp_path, command):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, told in (("tpu", "expected cpu or cuda"), ("cuda", "no GPU is available")):
-        ran = cli(*command, "--device", device, "--out", tmp_path / "x.png")
-        assert ran.code == 1
-        assert ran.err.startswith("clearhead: device is ")
-        assert told in ran.err
-        assert len(ran.err.splitlines()) == 1
-
-
-def test_masks_are_measured_at_the_sizes_asked_for(cli, tmp_path):
-    out = tmp_path / "sparse.json"
-    ran = cli("bench", "sparse", "--length", 23, "--length", 37, "--width", 8, "--device", "cpu", "--out", out)
-    assert ran.code == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert {(row["length"], row["width"]) for row in rows} == {(23, 8), (37, 8)}
-    assert len(rows) == 2 * len({row["name"] for row in rows})
-    assert str(out) in ran.out
 
 
 def test_demo(cli):

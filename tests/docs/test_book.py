@@ -12,7 +12,6 @@ import matplotlib as mpl
 import pytest
 import typer
 
-from benchmarks.studies import STUDIES
 from clearhead.cli.app import _COMMANDS, app
 from clearhead.course.claims import claims
 from clearhead.course.exercises import bundled_problems
@@ -71,8 +70,6 @@ def test_page_names_only_what_exists(page, command_line):
             assert arguments[0] in starters(), line
         elif called in (["exercise", "solve"], ["exercise", "grade"]) and not arguments[0].endswith(".toml"):
             assert arguments[0] in bundled_problems(), line
-        elif called == ["bench", "study"]:
-            assert arguments[0] in STUDIES, line
         elif called in (["walk"], ["inspect"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:
             assert arguments[0] in names(), line
 

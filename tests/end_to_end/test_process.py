@@ -46,10 +46,20 @@ def test_translates_from_a_cold_start():
     took = json.loads(found)
     assert took["calls"] < 4_000_000
     assert len(took["modules"]) < 1_500
-    rooms = {name.split(".")[1] for name in took["modules"] if name.startswith("clearhead.")}
-    assert not rooms & {"look", "work", "costs", "checks", "claims", "bench"}
+    packages = {name.split(".")[1] for name in took["modules"] if name.startswith("clearhead.")}
+    assert "hub" in packages
+    assert not packages & {"analysis", "course", "explorer"}
     others = {name.split(".")[0] for name in took["modules"]}
-    assert not others & {"matplotlib", "scipy", "sklearn", "sacrebleu", "transformers", "tensorboard", "IPython"}
+    assert not others & {
+        "benchmarks",
+        "matplotlib",
+        "scipy",
+        "sklearn",
+        "sacrebleu",
+        "transformers",
+        "tensorboard",
+        "IPython",
+    }
 
 
 LIGHT = """

@@ -14,7 +14,6 @@ from clearhead.hub.pipeline import tokenizer_json
 from clearhead.models import DecoderConfig
 from clearhead.nn import GELU
 from clearhead.nn.positions import LearnedPositions
-from tests.cli.conftest import cli  # noqa: F401
 from tests.support.third_party_models import PEERS
 
 TEXT = "ROMEO: What, shall I speak?\n\nJULIET:"
@@ -25,7 +24,7 @@ def transformers():
     return pytest.importorskip("transformers", reason="transformers, which loads what is written, is not installed")
 
 
-def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):  # noqa: F811
+def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):
     ran = cli("export", "shakespeare", "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["family"] == "gpt2"
@@ -45,7 +44,7 @@ def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):  # noqa: F811
     assert made[: len(ours)] == ours
 
 
-def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):  # noqa: F811
+def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):
     assert cli("export", "shakespeare", "--out", tmp_path / "out").code == 0
     for command in (
         ["generate", TEXT, "--max-new-tokens", 20, "--model"],
@@ -136,7 +135,7 @@ def test_every_family_has_a_peer():
     assert {name.split()[0] for name in PEERS} == set(families.FAMILIES)
 
 
-def test_cost_takes_the_same_names(llama, cli):  # noqa: F811
+def test_cost_takes_the_same_names(llama, cli):
     parameters = sum(weight.numel() for weight in ch.load(llama).parameters())
     ran = cli("cost", llama, "--tokens", 7, "--json")
     assert ran.code == 0, ran.err

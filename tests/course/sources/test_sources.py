@@ -14,7 +14,6 @@ from clearhead.course.claims import DOCUMENTS, claims
 from clearhead.course.exercises import bundled_problems, solve
 from clearhead.course.sources import document, documents
 from clearhead.errors import ClearheadError
-from tests.cli.conftest import cli as cli  # the fixture
 
 DOCUMENTS_BY_SLUG = documents()
 COMMANDS = sorted({a.command for d in DOCUMENTS_BY_SLUG.values() for q in d.questions for a in q.answers})
