@@ -74,6 +74,12 @@ def test_page_names_only_what_exists(page, command_line):
             assert arguments[0] in names(), line
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_page_names_only_existing_studies(page):
+    named = re.findall(r"python -m benchmarks study ([\w-]+)", page.text)
+    assert set(named) <= set(STUDIES)
+
+
 def test_parse_command_with_unknown_names_raises(command_line):
     with pytest.raises(Exception, match="No such option: --sead"):
         parse_command(command_line, ["exercise", "solve", "sort-dedup", "--sead", "7"])
