@@ -26,7 +26,7 @@ author = "the clearhead authors"
 copyright = "the clearhead authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_nb", "mathml", "notebooks", "library"]
+extensions = ["myst_nb", "mathml", "notebooks", "api_reference"]
 exclude_patterns = ["_build", "results", "pictures", "README.md", "**/README.md"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]

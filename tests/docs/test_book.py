@@ -12,6 +12,7 @@ import matplotlib as mpl
 import pytest
 import typer
 
+from benchmarks.studies import STUDIES
 from clearhead.cli.app import _COMMANDS, app
 from clearhead.course.claims import claims
 from clearhead.course.exercises import bundled_problems

@@ -1,10 +1,7 @@
 from pathlib import Path
-
 import torch
-
 from clearhead import data
 from clearhead.data import Batches, CharTokenizer, FixedSize, SortDedup, Symbols, TokenBudget
-
 book = Path("book.txt")
 size = book.write_text("To be, or not to be, that is the question.\n" * 40)
 pairs = Path("pairs.tsv")

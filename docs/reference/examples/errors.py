@@ -1,5 +1,6 @@
 from clearhead import errors, masks
 
+
 try:
     masks.parse("causl()")
 except errors.ParseError as error:  # a MaskError, a ClearheadError and a ValueError

@@ -1,5 +1,4 @@
 import torch
-
 from clearhead import masks
 from clearhead.masks import (
     allow,
@@ -15,6 +14,7 @@ from clearhead.masks import (
     scattered,
     window,
 )
+
 
 (causal() & (window(3, 0) | every(4))).count(16)  # → 82
 
@@ -50,8 +50,8 @@ masks.fold(causal() | full(), leaf=lambda atom: 1, both=min, either=max, inverse
 kinds = (masks.Mask, masks.Leaf, masks.Atom, masks.And, masks.Or, masks.Not, masks.Transposed)
 isinstance(causal() & full().T, masks.Mask)  # → True
 
-(masks.Full(), masks.Causal(), masks.Window(1, 1), masks.Every(2, 0), masks.Stride(2), masks.Prefix(2), masks.Blocks(2))
+(masks.Full(), masks.Causal(), masks.Window(1, 1), masks.Every(2, 0), masks.Dilated(2), masks.Prefix(2), masks.Blocks(2))
 
-(masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Block)
+(masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Forbid)
 
 masks.lookback(causal() & window(3, 0))  # → 4

@@ -1,5 +1,4 @@
 import torch
-
 from clearhead import models
 from clearhead.models import (
     Decoder,
@@ -11,6 +10,7 @@ from clearhead.models import (
     save,
     tiny_decoder,
 )
+
 
 model = Decoder(DecoderConfig(vocab_size=50, max_len=16, d_model=12, n_layers=2, n_heads=3))
 model(torch.tensor([[3, 1, 4]])).shape  # → torch.Size([1, 3, 50])
@@ -54,7 +54,6 @@ models.LogisticRegression(models.LogisticRegressionConfig(n_features=4))(torch.z
 models.Autoencoder(models.AutoencoderConfig(n_features=6, d_latent=2))(torch.zeros(3, 6)).shape  # → torch.Size([3, 6])
 
 from clearhead.masks import causal, window
-
 models.StreamingSpec.of(causal() & window(3, 0)).left_context  # → 3
 
 fields = sorted(set(models.CTCEncoderConfig.__dataclass_fields__) - set(models.EncoderConfig.__dataclass_fields__))

@@ -2,6 +2,7 @@ from clearhead import training
 from clearhead.training import Constant, InverseSqrt, Recipe, TrainConfig, WarmupCosine, read_log, train
 from clearhead.training.presets import recipe
 
+
 settings = {"steps": 2, "warmup_steps": 0, "device": "cpu", "n_train": 64, "n_validation": 16}
 summary = train("sort-dedup", preset="small", out="run", overrides=settings)  # a Summary
 len(read_log("run")) > 0  # → True

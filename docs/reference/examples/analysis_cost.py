@@ -1,6 +1,7 @@
 import clearhead as ch
 from clearhead.analysis import cost
 
+
 found = cost.cost("tiny-decoder", tokens=7)  # a Cost
 found.parameters.value == sum(p.numel() for p in ch.Decoder(cost.preset("tiny-decoder")).parameters())  # → True
 

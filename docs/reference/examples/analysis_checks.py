@@ -1,11 +1,11 @@
 import torch
 from torch import nn
-
 import clearhead as ch
 from clearhead.analysis import checks
 from clearhead.analysis.checks import Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import causal
 from clearhead.models import tiny_decoder
+
 
 report = checks.check(ch.Decoder(tiny_decoder()), only="causality")  # a Report, of each property a Finding with its Verdict
 report.ok  # → True

@@ -1,8 +1,8 @@
-"""The reference, made from the code when the site is built: every public name, field, command, file and JSON document.
+"""Generate the reference when the site is built: public names, fields, commands, files and JSON documents.
 
-`rooms()` reads the packages themselves, `files()` the schemas by which TOML is read, `commands()` the help and what
-each command really prints. An example is a block of `reference/examples/ROOM.py`, shown under every name that it uses;
-`tests/docs/test_reference.py` runs them, and holds that no public name is without a docstring.
+`packages()` reads the packages, `files()` the schemas of the TOML files, `commands()` the help and the output of each
+command. Examples are blocks of `reference/examples/PACKAGE.py`; each is shown under every name that it uses.
+`tests/docs/test_reference.py` runs them and checks that every public name has a docstring.
 """
 
 from __future__ import annotations
@@ -32,24 +32,30 @@ if typing.TYPE_CHECKING:
 HERE = Path(__file__).parent
 OUT = HERE / "reference"
 EXAMPLES = OUT / "examples"
-RESULTS = HERE / "results"
 
-ROOMS = (
+PACKAGES = (
     "errors",
-    "audio",
     "masks",
-    "positions",
     "attention",
-    "layers",
+    "nn",
+    "nn.positions",
+    "nn.mel",
     "models",
     "data",
+    "data.audio",
     "training",
     "generation",
-    "interop",
+    "hub",
+    "hub.checkpoint",
+    "analysis",
+    "analysis.cost",
+    "analysis.checks",
+    "course.exercises",
+    "course.claims",
+    "course.sources",
 )
-ROOMS += ("pretrained", "look", "work", "costs", "checks", "claims", "documents")
 
-# Each command once as a person would type it, in this order; it is run, and again with --json where that is known.
+# An example call of each command, in this order. It is run as it is, and with --json if the command has that option.
 COMMANDS = {
     "translate": "translate 'Hello world'",
     "train": "train --list",
@@ -77,53 +83,63 @@ COMMANDS = {
     "train-tokenizer": "train-tokenizer {folder}/book.txt --out {folder}/tokenizer --vocab-size 300",
     "data tokenize": "data tokenize {folder}/book.txt --tokenizer {folder}/tokenizer --out {folder}/shards",
     "export": "export shakespeare --out {folder}/exported",
-    "plot growth": "plot growth --out {folder}/growth.svg",
 }
 
 # ---------------------------------------------------------------------- names
 
 
-def public(room: str) -> dict[str, Any]:
-    """The public names of a room."""
-    module = importlib.import_module(f"clearhead.{room}")
-    own = [n for n, v in vars(module).items() if not n.startswith("_") and _home(v) == module.__name__]
-    return {name: getattr(module, name) for name in getattr(module, "__all__", own)}
+def public(package: str) -> dict[str, Any]:
+    """Return the public names of a package and their values."""
+    module = importlib.import_module(f"clearhead.{package}")
+    names = [n for n, v in vars(module).items() if not n.startswith("_") and _module_of(v) == module.__name__]
+    return {name: getattr(module, name) for name in getattr(module, "__all__", names)}
 
 
-def _home(value: Any) -> str | None:
+def _module_of(value: Any) -> str | None:
     return getattr(value, "__module__", None)
 
 
 def members(kind: type, elsewhere: dict[str, Any]) -> dict[str, Any]:
-    """The public methods and properties of a class: its own, and those of bases that are not shown `elsewhere`."""
-    found: dict[str, Any] = {}
-    ours = [one for one in kind.__mro__ if (_home(one) or "").startswith("clearhead")]
-    for base in reversed([one for one in ours if one is kind or elsewhere.get(one.__name__) is not one]):
+    """Return the public methods and properties of a class and of its bases, except bases in `elsewhere`."""
+    members_by_name: dict[str, Any] = {}
+    bases = [base_class for base_class in kind.__mro__ if (_module_of(base_class) or "").startswith("clearhead")]
+    for base in reversed(
+        [
+            base_class
+            for base_class in bases
+            if base_class is kind or elsewhere.get(base_class.__name__) is not base_class
+        ]
+    ):
         for name, value in vars(base).items():
             inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
             if not name.startswith("_") and name != "extra_repr" and inspect.isfunction(inner):
-                found[name] = value
-    return found
+                members_by_name[name] = value
+    return members_by_name
 
 
 def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
-    """Of each field of a dataclass: its name, what it takes, its default, and what its source says of it."""
+    """Yield name, accepted values, default and description of each field of a dataclass."""
     from clearhead._core.validation import words
 
-    said = _comments(kind)
+    descriptions = _comments(kind)
     hints = typing.get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
         default = "" if field.default is dataclasses.MISSING else repr(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = repr(field.default_factory())
         if not field.name.startswith("_"):
-            takes = words(hints[field.name])
-            yield field.name, takes if len(takes) < 90 else str(field.type), default, said.get(field.name, "")
+            accepted = words(hints[field.name])
+            yield (
+                field.name,
+                accepted if len(accepted) < 90 else str(field.type),
+                default,
+                descriptions.get(field.name, ""),
+            )
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """What stands behind a field as a comment, or under it as a string."""
-    said: dict[str, str] = {}
+    """Return the description of each field: the comment behind it or the string below it."""
+    descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         try:
             lines = textwrap.dedent(inspect.getsource(base)).splitlines()
@@ -137,23 +153,23 @@ def _comments(kind: type) -> dict[str, str]:
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     sign, words = "#", str(after.value.value)
                 if sign:
-                    said[node.target.id] = words.strip()
-    return said
+                    descriptions[node.target.id] = words.strip()
+    return descriptions
 
 
 def doc_of(kind: type, name: str) -> str:
-    """The docstring of a method or property, its own or that of one of our bases; empty where there is none."""
+    """Return the docstring of a method or property, or that of a base class of clearhead; empty if there is none."""
     for base in kind.__mro__:
-        if (_home(base) or "").startswith("clearhead") and name in vars(base):
+        if (_module_of(base) or "").startswith("clearhead") and name in vars(base):
             value = vars(base)[name]
-            said = getattr(getattr(value, "__func__", value), "__doc__", None)
-            if said and said is not getattr(type(value), "__doc__", None):
-                return inspect.cleandoc(said)
+            docstring = getattr(getattr(value, "__func__", value), "__doc__", None)
+            if docstring and docstring is not getattr(type(value), "__doc__", None):
+                return inspect.cleandoc(docstring)
     return ""
 
 
 class _Raw:
-    """An annotation as it is written."""
+    """An annotation that prints as its source text."""
 
     def __init__(self, annotation: Any) -> None:
         self.text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -163,85 +179,84 @@ class _Raw:
 
 
 def signature(name: str, value: Any) -> str:
-    """How something is called, with its shapes; in a line for each argument where it is long."""
+    """Return a signature with shapes; long signatures have part line per argument."""
     if isinstance(value, property | cached_property):
         value = value.fget if isinstance(value, property) else value.func
         returned = inspect.signature(value).return_annotation
         return f"{name}: {_Raw(returned)}" if returned is not inspect.Signature.empty else name
     try:
-        found = inspect.signature(getattr(value, "__func__", value))
+        call = inspect.signature(getattr(value, "__func__", value))
     except (TypeError, ValueError):
         return name
     empty = inspect.Parameter.empty
-    parts = [
-        p if p.annotation is empty else p.replace(annotation=_Raw(p.annotation)) for p in found.parameters.values()
-    ]
-    found = found.replace(parameters=[p for p in parts if p.name not in ("self", "cls")])
-    returned = found.return_annotation
+    parts = [p if p.annotation is empty else p.replace(annotation=_Raw(p.annotation)) for p in call.parameters.values()]
+    call = call.replace(parameters=[p for p in parts if p.name not in ("self", "cls")])
+    returned = call.return_annotation
     silent = returned in (empty, None, "None")
-    found = found.replace(return_annotation=empty if silent else _Raw(returned))
-    line = f"{name}{found}"
+    call = call.replace(return_annotation=empty if silent else _Raw(returned))
+    line = f"{name}{call}"
     if len(line) <= 100:
         return line
-    inner = [str(p) for p in found.parameters.values()]
-    if any(p.kind is p.KEYWORD_ONLY for p in parts) and not any(one.startswith("*") for one in inner):
-        inner.insert(next(i for i, p in enumerate(found.parameters.values()) if p.kind is p.KEYWORD_ONLY), "*")
-    end = "" if found.return_annotation is empty else f" -> {found.return_annotation!r}"
-    return "\n".join([f"{name}(", *[f"    {one}," for one in inner], f"){end}"])
+    inner = [str(p) for p in call.parameters.values()]
+    if any(p.kind is p.KEYWORD_ONLY for p in parts) and not any(part.startswith("*") for part in inner):
+        inner.insert(next(i for i, p in enumerate(call.parameters.values()) if p.kind is p.KEYWORD_ONLY), "*")
+    end = "" if call.return_annotation is empty else f" -> {call.return_annotation!r}"
+    return "\n".join([f"{name}(", *[f"    {part}," for part in inner], f"){end}"])
 
 
 @cache
-def examples(room: str) -> tuple[str, list[str]]:
-    """What the examples of a room begin with, and the examples: a few lines of Python each, apart by empty lines."""
-    path = EXAMPLES / f"{room}.py"
+def examples(package: str) -> tuple[str, list[str]]:
+    """Return the imports of a package's examples, and the examples, which are separated by empty lines."""
+    path = EXAMPLES / f"{package.replace('.', '_')}.py"
     opening, _, rest = path.read_text(encoding="utf-8").strip().partition("\n\n\n")
     return opening, rest.split("\n\n")
 
 
-def example_of(room: str, name: str) -> str:
-    """The shortest example that uses a name; empty where there is none."""
-    using = [block for block in examples(room)[1] if re.search(rf"\b{name}\b", block)]
+def example_of(package: str, name: str) -> str:
+    """Return the shortest example that uses a name; empty if there is none."""
+    using = [block for block in examples(package)[1] if re.search(rf"\b{name}\b", block)]
     return min(using, key=len, default="")
 
 
-def rooms() -> Iterator[tuple[str, str]]:
-    """A page for each room: its names with signatures, fields, members and an example."""
-    for room in ROOMS:
-        module = importlib.import_module(f"clearhead.{room}")
-        parts = [f"# `clearhead.{room}`", prose(inspect.getdoc(module) or "")]
-        parts += ["The examples below begin with:", fence(examples(room)[0], "python")]
-        for name, value in public(room).items():
+def packages() -> Iterator[tuple[str, str]]:
+    """Yield one page per package: its names with signatures, fields, members and an example."""
+    for package in PACKAGES:
+        module = importlib.import_module(f"clearhead.{package}")
+        parts = [f"# `clearhead.{package}`", prose(inspect.getdoc(module) or "")]
+        parts += ["The examples below begin with:", fence(examples(package)[0], "python")]
+        for name, value in public(package).items():
             if not inspect.ismodule(value):
-                parts += _entry(room, name, value)
-        yield f"api-{room}", "\n\n".join(part for part in parts if part)
+                parts += _entry(package, name, value)
+        yield f"api-{package.replace('.', '-')}", "\n\n".join(part for part in parts if part)
 
 
-def _entry(room: str, name: str, value: Any) -> Iterator[str]:
+def _entry(package: str, name: str, value: Any) -> Iterator[str]:
     yield f"## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
-        shown = list(value) if isinstance(value, dict | tuple) else value
-        yield textwrap.fill(f"`{str(getattr(shown, '__name__', shown))[:600]}`".replace("clearhead.", ""), 110)
+        example = list(value) if isinstance(value, dict | tuple) else value
+        yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
         return
     is_class = inspect.isclass(value)
     yield fence(signature(name, value), "python")
     yield prose(inspect.getdoc(value) or "")
-    if is_class and (rows := [row for row in fields(value) if (_home(value) or "").startswith("clearhead")]):
+    if is_class and (rows := [row for row in fields(value) if (_module_of(value) or "").startswith("clearhead")]):
         yield table(
-            ("field", "takes", "default", ""), [(f"`{n}`", takes, f"`{d}`" if d else "", s) for n, takes, d, s in rows]
+            ("field", "takes", "default", ""),
+            [(f"`{n}`", accepted, f"`{d}`" if d else "", s) for n, accepted, d, s in rows],
         )
-    for member, held in members(value, public(room)).items() if is_class else ():
-        said = doc_of(value, member)
-        line = " ".join(signature(member, held).split()).replace("( ", "(").replace(", )", ")")
-        yield f"`{line}`\n: " + prose(said).replace("\n", "\n  ")
-    if shown := example_of(room, name):
-        yield "Example:\n\n" + fence(shown, "python")
+    for member, value_of_member in members(value, public(package)).items() if is_class else ():
+        docstring = doc_of(value, member)
+        line = " ".join(signature(member, value_of_member).split()).replace("( ", "(").replace(", )", ")")
+        yield f"`{line}`\n: " + prose(docstring).replace("\n", "\n  ")
+    if example := example_of(package, name):
+        yield "Example:\n\n" + fence(example, "python")
 
 
 # ---------------------------------------------------------------------- files
 
 
 def files() -> tuple[str, str]:
-    """The TOML of models, recipes and sheets, from the very schemas by which it is read."""
+    """Return the page of TOML files: models, recipes and worksheets, from the schemas that read them."""
     from clearhead import models, training
     from clearhead.config import Config
     from clearhead.course.exercises import schema
@@ -250,35 +265,43 @@ def files() -> tuple[str, str]:
 
     parts = [
         "# Files",
-        "Every file is TOML that is read by the fields listed here; an unknown key is refused by name. A choice is a "
+        "Every file is TOML with the fields listed here; an unknown key is rejected by name. A choice is a "
         'table with its `type`, such as `positions = {type = "LearnedPositions", max_len = 512}`.',
         "## Models: `config.toml`",
-        "Beside the weights (`model.safetensors`); `type` is the name of the configuration.",
+        "Stored next to the parameters (`model.safetensors`); `type` is the name of the configuration.",
     ]
     kinds = [v for v in vars(models).values() if inspect.isclass(v) and issubclass(v, Config) and v is not Config]
     for kind in dict.fromkeys(kinds):
         parts += [f"### `{kind.__name__}`", prose(inspect.getdoc(kind) or ""), _field_table(kind)]
-    parts += ["## Recipes: `train.toml`", "What `clearhead train` writes into a run's folder: three tables."]
-    parts += ["The first preset as it is written:", fence(presets.recipe(training.TASKS[-1]).to_toml(), "toml")]
+    parts += [
+        "## Recipes: `train.toml`",
+        "`clearhead train` writes this file into the folder of a run. It has three tables.",
+    ]
+    parts += ["The first preset:", fence(presets.recipe(training.TASKS[-1]).to_toml(), "toml")]
     for kind in (training.TrainConfig, *_subclasses(DataConfig)):
         parts += [f"### `{kind.__name__}`", prose(inspect.getdoc(kind) or ""), _field_table(kind)]
-    parts += ["## Sheets: `problem.toml`", "`clearhead exercise new my.toml KIND` writes a commented template."]
-    for one in (None, *schema.PROBLEM_TYPES):
-        says, keys = schema.schema(one)
+    parts += ["## Worksheets: `problem.toml`", "`clearhead exercise new my.toml KIND` writes a commented template."]
+    for problem_type in (None, *schema.PROBLEM_TYPES):
+        description, keys = schema.schema(problem_type)
         rows = [(f"`{k.name}`", "optional" if k.optional else "", prose(k.description), f"`{k.example}`") for k in keys]
-        parts += [f"### {one or 'every kind'}", prose(says), table(("key", "", "what it is", "example"), rows)]
+        parts += [
+            f"### {problem_type or 'every kind'}",
+            prose(description),
+            table(("key", "", "what it is", "example"), rows),
+        ]
     return "files", "\n\n".join(parts)
 
 
 def _subclasses(kind: type) -> Iterator[type]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _field_table(kind: type) -> str:
     rows = [
-        (f"`{name}`", takes, f"`{default}`" if default else "", said) for name, takes, default, said in fields(kind)
+        (f"`{name}`", accepted, f"`{default}`" if default else "", description)
+        for name, accepted, default, description in fields(kind)
     ]
     return table(("field", "takes", "default", ""), rows)
 
@@ -287,44 +310,40 @@ def _field_table(kind: type) -> str:
 
 
 def commands() -> tuple[str, str]:
-    """Every command: its help, what it prints, and the JSON of it; of a measurement, that of the committed results."""
+    """Return the page of commands: the help of each, its output and the shape of its JSON."""
     from clearhead.cli.app import every_command
 
     parts = [
         "# Commands",
-        "Each prints for people, and with `--json` one JSON document for programs. The status is 0, 1 with one line "
-        "that says what is wrong, or 2 for wrong usage.",
+        "Commands print text; with `--json` they print one JSON document. The exit status is 0, 1 with an error "
+        "message of one line, or 2 for wrong usage.",
     ]
-    helps = {" ".join(words): ran(*words, "--help") for words in every_command()}
-    found = {}
+    helps = {" ".join(words): run(*words, "--help") for words in every_command()}
+    outputs = {}
     with tempfile.TemporaryDirectory() as people, tempfile.TemporaryDirectory() as programs:
         for folder in (people, programs):
             Path(folder, "book.txt").write_text("To be, or not to be, that is the question.\n" * 40, encoding="utf-8")
             Path(folder, "answers.toml").write_text('mean = 3.5\nvariance = "21/4"\n', encoding="utf-8")
         for name, line in COMMANDS.items():
-            document = ran(*shlex.split(line.format(folder=programs)), "--json") if "--json" in helps[name] else "null"
-            told = ran(*shlex.split(line.format(folder=people))).replace(f"{people}/", "")
-            found[name] = _cut(told), shape(json.loads(document))
-    for name, told in helps.items():
-        parts += [f"## `clearhead {name}`", fence(told, "text")]
+            document = run(*shlex.split(line.format(folder=programs)), "--json") if "--json" in helps[name] else "null"
+            output = run(*shlex.split(line.format(folder=people))).replace(f"{people}/", "")
+            outputs[name] = _cut(output), shape(json.loads(document))
+    for name, output in helps.items():
+        parts += [f"## `clearhead {name}`", fence(output, "text")]
         if name in COMMANDS:
             line = "clearhead " + COMMANDS[name].replace("{folder}/", "")
-            parts += [fence(line, "sh"), fence(found[name][0], "text"), "Its JSON:", fence(found[name][1], "text")]
-        results = RESULTS / f"{name.partition(' ')[2]}.json"
-        if name.startswith("bench ") and results.exists():
-            document = shape(json.loads(results.read_text(encoding="utf-8")))
-            parts += ["Its JSON, as in the committed results:", fence(document, "text")]
+            parts += [fence(line, "sh"), fence(outputs[name][0], "text"), "JSON:", fence(outputs[name][1], "text")]
     return "commands", "\n\n".join(parts)
 
 
-def ran(*words: str) -> str:
-    """What a command prints in 80 columns, in this process; an error of its own stops the build."""
+def run(*words: str) -> str:
+    """Run a command in this process and return its output at 80 columns; an error stops the build."""
     from clearhead.cli import main
 
-    told, before = io.StringIO(), (sys.argv, sys.stdin, dict(os.environ))
+    output, before = io.StringIO(), (sys.argv, sys.stdin, dict(os.environ))
     sys.argv, sys.stdin, os.environ["COLUMNS"] = ["clearhead", *words], io.StringIO("1\n"), "80"
     try:
-        with contextlib.redirect_stdout(told):
+        with contextlib.redirect_stdout(output):
             main()
     except SystemExit as stop:
         if stop.code:
@@ -333,17 +352,17 @@ def ran(*words: str) -> str:
         sys.argv, sys.stdin, environment = before
         os.environ.clear()
         os.environ.update(environment)
-    return "\n".join(line.rstrip() for line in told.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
 def shape(value: Any, depth: int = 0) -> str:
-    """The shape of a JSON document: its keys with the type of each, of a list its first item."""
+    """Return the shape of a JSON document: its keys and their types; of a list its first item."""
     pad = "  " * (depth + 1)
     if isinstance(value, dict) and value:
-        inner = [f"{pad}{key}: {shape(one, depth + 1)}" for key, one in value.items()]
+        inner = [f"{pad}{key}: {shape(item, depth + 1)}" for key, item in value.items()]
         if (
             len(value) > 6
-            and len({type(one) for one in value.values()}) == 1
+            and len({type(item) for item in value.values()}) == 1
             and isinstance(next(iter(value.values())), dict)
         ):
             inner = [inner[0], f"{pad}…: the same for each of {len(value)} names"]
@@ -361,24 +380,30 @@ def _cut(text: str, most: int = 40) -> str:
 
 # ---------------------------------------------------------------------- Markdown
 
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:", "Raises:")
+
 
 def fence(text: str, language: str) -> str:
-    """Text as it is."""
+    """Return a fenced block."""
     return f"````{language}\n{text}\n````"
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table of Markdown; empty without rows."""
+    """Return a Markdown table, without empty columns; empty without rows."""
     cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in rows]
-    kept = [i for i in range(len(head)) if any(row[i] for row in cells)]
-    lines = [[head[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in cells)]
+    columns = [i for i in range(len(head)) if any(row[i] for row in cells)]
+    lines = [[head[i] for i in columns], ["---"] * len(columns), *([row[i] for i in columns] for row in cells)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) if rows else ""
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: what is indented is code, and what only looks like markup is not."""
+    """Return a docstring as Markdown: indented blocks are code, sections are lists, and other markup is escaped."""
     blocks = []
     for block in re.split(r"\n\s*\n", text):
+        title, _, items = block.partition("\n")
+        if title in SECTIONS and items.startswith("    "):
+            blocks += [f"**{title[:-1]}**", _items(textwrap.dedent(items))]
+            continue
         if all(line.startswith("    ") or not line for line in block.split("\n")) or block.lstrip().startswith(">>>"):
             code = textwrap.dedent(block)
             blocks.append(fence(code, "python" if _is_python(code) else "text"))
@@ -386,6 +411,13 @@ def prose(text: str) -> str:
             pieces = re.split(r"(`[^`]*`)", block)
             blocks.append("".join(p if p.startswith("`") else re.sub(r"([<>*$_\[\]#|~])", r"\\\1", p) for p in pieces))
     return "\n\n".join(blocks).strip()
+
+
+def _items(text: str) -> str:
+    """Return the entries of a docstring section as a Markdown list; continuation lines are indented."""
+    entries = re.split(r"\n(?=\S)", text.strip())
+    lines = [" ".join(entry.split()) for entry in entries]
+    return "\n".join("- " + re.sub(r"^(\*{0,2}\w+(?: \([^)]*\))?):", r"`\1`:", line) for line in lines)
 
 
 def _is_python(code: str) -> bool:
@@ -396,8 +428,8 @@ def _is_python(code: str) -> bool:
 
 
 def write(app: Sphinx | None = None) -> None:
-    """Write every page, where it is not there as it should be."""
-    for name, text in [*rooms(), files(), commands()]:
+    """Write every page that changed."""
+    for name, text in [*packages(), files(), commands()]:
         path = OUT / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text + "\n":
             path.write_text(text + "\n", encoding="utf-8")

@@ -1,10 +1,8 @@
 import torch
-
 import clearhead as ch
 from clearhead import analysis
 from clearhead.hub import pipeline
 from clearhead.models import tiny_decoder
-
 model, ids = ch.Decoder(tiny_decoder()).eval(), torch.arange(7)[None]
 
 
@@ -21,13 +19,13 @@ print(analysis.compare(plain, edited))  # a TraceComparison
 
 changes = (analysis.Intervention, analysis.MeanAblation, analysis.PatchActivation, analysis.ReplaceActivation(lambda x: 2 * x, heads=[0]))
 
-album = analysis.attention_report(pipeline("sort-dedup"), "D A A")  # an AttentionReport
-page = analysis.render_page(album)
-file = analysis.save_page(album, "page.html")
+report = analysis.attention_report(pipeline("sort-dedup"), "D A A")  # an AttentionReport
+page = analysis.render_page(report)
+file = analysis.save_page(report, "page.html")
 
 with analysis.trace(model) as t:
     model(ids)
-album = analysis.build_report(t, [str(i) for i in range(7)], title="seven tokens")
+report = analysis.build_report(t, [str(i) for i in range(7)], title="seven tokens")
 shown = analysis.attention_maps(t)  # one AttentionMap per layer
 
 weights = torch.full((2, 3, 3), 1 / 3)  # (H, T, S)
@@ -56,11 +54,10 @@ heads = analysis.induction_scores(model, length=5, batch=1)  # an InductionScore
 plane = analysis.pca(torch.randn(5, 8))  # a PCAProjection
 chart = analysis.logit_lens(model, ids).charts()[0]  # a Chart
 
-walked = analysis.build_walkthrough(pipeline("sort-dedup"), "D A")  # a Walkthrough
+walkthrough = analysis.build_walkthrough(pipeline("sort-dedup"), "D A")  # a Walkthrough
 
-question = analysis.model_inputs(pipeline("sort-dedup"), "D A A")  # a ModelInputs
+inputs = analysis.model_inputs(pipeline("sort-dedup"), "D A A")  # a ModelInputs
 
 from clearhead.hub import translations
-
 trained = pipeline("en-es")
-album = analysis.translation_report(trained, translations(trained, ["Hello world"])[0])
+report = analysis.translation_report(trained, translations(trained, ["Hello world"])[0])

@@ -1,6 +1,6 @@
 from pathlib import Path
-
 from clearhead.course import exercises
+
 
 worksheet = exercises.solve("attention-by-hand")  # a Worksheet of WorksheetStep with an ExactGrid, NumericCheck, DocumentComparison
 worksheet.agrees  # → True

@@ -1,12 +1,12 @@
 import torch
-
 from clearhead import hub
+
 
 translator = hub.pipeline("en-es")  # a Pipeline: the model, its tokenizer, its card
 hub.translate(translator, ["Hello world"])  # → ['Hola mundo.']
 
-made = hub.translations(hub.pipeline("en-es"), ["Good morning."])  # each a Translation
-made[0].target.startswith("Buenos")  # → True
+result = hub.translations(hub.pipeline("en-es"), ["Good morning."])  # each a Translation
+result[0].target.startswith("Buenos")  # → True
 
 hub.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-dedup', 'spoken-digits']
 
@@ -29,8 +29,6 @@ callable(hub.transcribe)  # → True
 callable(hub.conversation)  # → True
 
 import torch
-
 from clearhead.models import CTCEncoder, tiny_speech
-
-ears = hub.StreamingRecognizer(CTCEncoder(tiny_speech()).eval())
-events = ears.push(torch.zeros(4000))  # a RecognizedSymbol each
+recognizer = hub.StreamingRecognizer(CTCEncoder(tiny_speech()).eval())
+events = recognizer.push(torch.zeros(4000))  # a RecognizedSymbol each

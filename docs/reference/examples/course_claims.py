@@ -1,5 +1,6 @@
 from clearhead.course import claims
 
+
 (outcome,) = claims.run(["scale-key-weight"])  # an Outcome of a Claim, run in an Experiment
 outcome.verdict  # → 'does not hold'
 

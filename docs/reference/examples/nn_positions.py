@@ -1,7 +1,7 @@
 import torch
-
 from clearhead.nn import positions
 from clearhead.nn.positions import LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
+
 
 table = positions.SinusoidalPositions(Sinusoidal(), d_model=8)
 table(torch.zeros(1, 5, 8)).shape  # → torch.Size([1, 5, 8])
