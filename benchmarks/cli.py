@@ -244,7 +244,7 @@ def cost(
     import torch
 
     from benchmarks.cost import FOREIGN, cases, document_of, line, missing, worst, write
-    from clearhead.analysis.cost.measure import machine_here
+    from clearhead.analysis.cost.measure import measure_this_machine
 
     device = resolve_device(device)
     which = cases("full" if device == "cuda" else "small")
@@ -252,7 +252,7 @@ def cost(
         console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
         for name in filter(missing, FOREIGN):
             console.print(f"not measured: {name}, whose library is not installed here", markup=False)
-    machine = machine_here(device, (getattr(torch, case.dtype) for case in which))
+    machine = measure_this_machine(device, (getattr(torch, case.dtype) for case in which))
 
     def keep(document: dict[str, Any]) -> None:
         if not json:

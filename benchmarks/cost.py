@@ -25,7 +25,7 @@ import torch
 from benchmarks.results import reading, versions
 from clearhead._core.atomic_io import write_atomically
 from clearhead.analysis.cost import Machine, cost, preset
-from clearhead.analysis.cost.measure import beside, measure
+from clearhead.analysis.cost.measure import compare_with_measured, measure
 from clearhead.analysis.cost.predict import ModelBuilder
 from clearhead.errors import StorageError
 from clearhead.models import VisionConfig
@@ -116,7 +116,7 @@ def row_of(
     records = predicted.log.attention
     sums = {"parameters": predicted.parameters.value, "flops": predicted.flops.value}
     tokens = predicted.sizes.get("T") or (records[0].queries if records else 0)
-    return {**asdict(case), "tokens": tokens, **sums, **beside(predicted, machine, measured)}
+    return {**asdict(case), "tokens": tokens, **sums, **compare_with_measured(predicted, machine, measured)}
 
 
 def document_of(

@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from benchmarks import results
-from clearhead.analysis.cost.timing import in_turn
+from clearhead.analysis.cost.timing import time_alternately
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def by_time(work: str, unit: str, ours: float, peer: str, peer_value: float, wan
 
 def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3) -> list[float]:
     """The median time of each call."""
-    rounds = in_turn(*calls, repeats=1 if setting.trial else repeats, before=setting.settle)
+    rounds = time_alternately(*calls, repeats=1 if setting.trial else repeats, before=setting.settle)
     return [median(own) for own in rounds]
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from clearhead._core.atomic_io import write_atomically
-from clearhead.analysis.cost.timing import in_turn
+from clearhead.analysis.cost.timing import time_alternately
 from clearhead.errors import StorageError
 
 
@@ -56,7 +56,7 @@ def compare(
     on_round: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Times both in turn."""
-    mine, theirs = in_turn(ours, peer, repeats=repeats, on_round=on_round)
+    mine, theirs = time_alternately(ours, peer, repeats=repeats, on_round=on_round)
     ratio = median(a / b for a, b in zip(mine, theirs, strict=True))
     return Comparison(name, 1e3 * median(mine), 1e3 * median(theirs), ratio, bound)
 

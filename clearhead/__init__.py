@@ -15,7 +15,7 @@ from clearhead._version import __version__
 
 if TYPE_CHECKING:
     from clearhead import analysis, attention, course, hub, masks, nn
-    from clearhead.analysis import trace
+    from clearhead.analysis import MeanAblation, PatchActivation, ReplaceActivation, ZeroAblation, trace
     from clearhead.analysis.checks import check
     from clearhead.analysis.cost import cost
     from clearhead.attention import attend
@@ -34,8 +34,12 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "KVCache",
+    "MeanAblation",
     "MultiHeadAttention",
+    "PatchActivation",
+    "ReplaceActivation",
     "VisionTransformer",
+    "ZeroAblation",
     "__version__",
     "analysis",
     "attend",

@@ -12,7 +12,7 @@ from clearhead.cli.options import Device, Dtype, Factory, Json, load_kwargs, opt
 from clearhead.cli.output import console, print_wrapped, progress, show_json, table
 
 if TYPE_CHECKING:
-    from clearhead.analysis.checks import Report
+    from clearhead.analysis.checks import CheckReport
 
 
 @app.command()
@@ -51,7 +51,7 @@ def check(
     raise typer.Exit(0 if report.ok and not report.undecided else 1)
 
 
-def _show(model: str, report: Report) -> None:
+def _show(model: str, report: CheckReport) -> None:
     from clearhead.analysis.checks import Verdict
     from clearhead.analysis.checks.report import number
 

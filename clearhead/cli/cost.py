@@ -92,9 +92,9 @@ def cost(
 def _measure_machine(device: str | None, path: Path, json: bool) -> None:
     import torch
 
-    from clearhead.analysis.cost.measure import machine_here
+    from clearhead.analysis.cost.measure import measure_this_machine
 
     where = resolve_device(device)
-    machine = machine_here(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
+    machine = measure_this_machine(where, (torch.float32, torch.bfloat16) if where == "cuda" else (torch.float32,))
     machine.write(path)
     emit(json, machine.to_dict(), f"{machine.name}: written to {path}; predict for it with --device {path}")

@@ -262,11 +262,11 @@ def show_fit(found: dict[str, Any]) -> None:
 
 
 def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    from clearhead.analysis.cost.measure import beside, machine_here, measure
+    from clearhead.analysis.cost.measure import compare_with_measured, measure, measure_this_machine
 
-    machine = machine_here(how["device"], (how["dtype"],))
+    machine = measure_this_machine(how["device"], (how["dtype"],))
     real = measure(subject, tokens=tokens, batch=batch, **how)
-    return {"machine": machine.to_dict(), **beside(found, machine, asdict(real))}
+    return {"machine": machine.to_dict(), **compare_with_measured(found, machine, asdict(real))}
 
 
 def show_measured(found: dict[str, Any]) -> None:

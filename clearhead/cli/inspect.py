@@ -214,7 +214,7 @@ def _drawings(
             image_weights = weights.mean(0) if head is None else weights[head]
             patch = None if query is None else query - (len(p.rows) - grid[0] * grid[1])
             drawn = partial(terminal.patch_map, grey, image_weights, grid, color=use_color())
-            return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, chosen=patch, title=layer)
+            return name_of(p, head), drawn, partial(figures.patches, grey, weights, grid, query=patch, title=layer)
 
 
 def _measures(attention_map: AttentionMap) -> Table:

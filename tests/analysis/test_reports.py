@@ -60,7 +60,7 @@ def test_what_is_shown_is_what_was_written(source):
 def test_the_weights_are_those_of_the_run_itself(source):
     """Greedily, the run can be watched as it happens, step by step over its cache."""
     trained = translator()
-    report = analysis.attention_report(trained, source, how=Greedy())
+    report = analysis.attention_report(trained, source, strategy=Greedy())
     with torch.no_grad(), analysis.trace(trained.model) as t:
         searched(source, Greedy())
     for attention_map in report.maps:

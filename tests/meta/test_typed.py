@@ -21,11 +21,11 @@ from torch import nn
 
 import clearhead as ch
 from clearhead import analysis, hub, masks
-from clearhead.analysis.checks import Ids, ModuleSpec, Report
+from clearhead.analysis.checks import CheckReport, Ids, ModuleSpec
 from clearhead.models import tiny_decoder
 
 
-def report(model: nn.Module) -> Report:
+def report(model: nn.Module) -> CheckReport:
     return ch.check(ModuleSpec(model, inputs=Ids(50)), causal=True, only=["causality"])
 
 
@@ -66,7 +66,7 @@ def test_strict_mypy_accepts_a_typed_user_package(tmp_path):
     assert re.search(r'own\.py:\d+: error: Argument "seed" to "check" has incompatible type', errors[0])
     kinds = re.findall(r'Revealed type is "([\w.]+)"', process.stdout)
     assert kinds == [
-        "clearhead.analysis.checks.report.Report",
+        "clearhead.analysis.checks.report.CheckReport",
         "clearhead.analysis.cost.result.Cost",
         "torch._tensor.Tensor",
     ]

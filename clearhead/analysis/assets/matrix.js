@@ -95,14 +95,14 @@ class MatrixView {
     const picture = painted(level, [top, left, rows, wide], high, this.palette);
     pen.drawImage(picture, this.atColumn(left * sizeX), this.atRow(top * sizeY),
       wide * sizeX * this.perColumn, rows * sizeY * this.perRow);
-    if (isClose) this.kept(pen, high);
+    if (isClose) this.drawStoredCells(pen, high);
   }
 
   // Cells of a long layer that are known one by one, over the mean of their tiles.
-  kept(pen, high) {
+  drawStoredCells(pen, high) {
     const last = Math.min(this.rows.length, Math.ceil(this.y + this.rows.length / this.zoom));
     for (let i = Math.max(0, Math.floor(this.y)); i < last; i++) {
-      for (const { key, weight } of this.matrix.best(i, this.matrix.kept)) {
+      for (const { key, weight } of this.matrix.best(i, this.matrix.keysPerRow)) {
         const color = this.palette[Math.min(255, Math.round((Math.sqrt(weight) * 255 * 255) / high))];
         pen.fillStyle = `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
         pen.fillRect(this.atColumn(key), this.atRow(i), this.perColumn, this.perRow);

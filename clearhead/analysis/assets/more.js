@@ -82,7 +82,7 @@ function rolloutBox() {
   const select = async (number) => {
     const { rows, data: text } = data.rollouts[number], labels = tokens(rows);
     [...choices.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
-    const whole = new Whole(labels.length, labels.length, 8, await unpack(text, 8));
+    const whole = new FullMatrix(labels.length, labels.length, 8, await unpack(text, 8));
     box.said = make("p", { className: "note", textContent: " " });
     view.replaceChildren(make("div"), box.said);
     new MatrixView(view.firstChild, {

@@ -28,7 +28,7 @@ function halved({ codes, rows, columns }, pool) {
 }
 
 // Every weight is at hand.
-class Whole {
+class FullMatrix {
   constructor(rows, columns, bits, codes) {
     Object.assign(this, { rows, columns, codes, top: 2 ** bits - 1 });
     this.pyramids = { largest: [this], mean: [this] };
@@ -63,13 +63,13 @@ class Whole {
 // Tiles, and for each query the keys that matter most; what is not among those is known by its tile's mean.
 class Overview {
   constructor(rows, columns, pack, [largest, mean, keys, weights]) {
-    Object.assign(this, { rows, columns, keys, weights, kept: pack.kept, tile: pack.tile, tiles: pack.tiles });
+    Object.assign(this, { rows, columns, keys, weights, keysPerRow: pack.keys_per_row, tile: pack.tile, tiles: pack.tiles });
     this.pooled = { largest, mean };
     this.top = 255;
   }
 
   weight(i, j) {
-    for (let k = i * this.kept; k < (i + 1) * this.kept; k++) {
+    for (let k = i * this.keysPerRow; k < (i + 1) * this.keysPerRow; k++) {
       if (this.keys[k] === j) return (this.weights[k] / 255) ** 2;
     }
     const [tall, wide] = this.tile;
@@ -78,7 +78,7 @@ class Overview {
 
   best(i, n) {
     const found = [];
-    for (let k = i * this.kept; k < i * this.kept + Math.min(n, this.kept); k++) {
+    for (let k = i * this.keysPerRow; k < i * this.keysPerRow + Math.min(n, this.keysPerRow); k++) {
       if (this.weights[k]) found.push({ key: this.keys[k], weight: (this.weights[k] / 255) ** 2 });
     }
     return found;
@@ -98,7 +98,7 @@ function matrix(number, head) {
 
 async function open(picture, head) {
   const { pack } = picture, T = tokens(picture.rows).length, S = tokens(picture.columns).length;
-  if (pack.whole) return new Whole(T, S, pack.bits, await unpack(pack.whole[head], pack.bits));
+  if (pack.matrices) return new FullMatrix(T, S, pack.bits, await unpack(pack.matrices[head], pack.bits));
   const parts = [[pack.largest, 8], [pack.mean, 8], [pack.keys, 16], [pack.weights, 8]];
   return new Overview(T, S, pack, await Promise.all(parts.map(([part, bits]) => unpack(part[head], bits))));
 }

@@ -30,8 +30,8 @@ from clearhead.analysis.checks.reference_modules import (
     Language,
     M,
     Pair,
+    PooledReader,
     Reader,
-    Summary,
     V,
     Windowed,
 )
@@ -100,7 +100,7 @@ CORRECT: dict[str, Make] = {
     "language model": _language(),
     "windowed language model": _language(Windowed, lookback=3),
     "reader": _reader(),
-    "summary": _reader(Summary),
+    "summary": _reader(PooledReader),
     "encoder-decoder": _pair(),
 }
 
@@ -246,7 +246,7 @@ GALLERY: dict[str, Bug] = {
         "mask polarity", "inverted",
     ),
     "mean over the padding": Bug(
-        _reader(Summary, mean=lambda self, y, keep: (y * keep[..., None]).sum(1) / y.shape[1]),
+        _reader(PooledReader, mean=lambda self, y, keep: (y * keep[..., None]).sum(1) / y.shape[1]),
         "padding invariance", "a mean",
     ),
     "cache positions restart": Bug(

@@ -112,7 +112,7 @@ class Reader(nn.Module):
         return x + self.attention(self.norm(x), self.norm(x), hidden)
 
 
-class Summary(Reader):
+class PooledReader(Reader):
     """Returns one vector per sequence: the mean over the real tokens."""
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:

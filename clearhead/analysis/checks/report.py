@@ -77,7 +77,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """Findings of one `check`.
 
     Example:

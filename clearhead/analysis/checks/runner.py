@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from clearhead._core.validation import checked, whole
 from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
 from clearhead.analysis.checks.properties import Property, causality, invariance, numbers, padding, worst
-from clearhead.analysis.checks.report import Finding, Report, Verdict
+from clearhead.analysis.checks.report import CheckReport, Finding, Verdict
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.errors import ConfigError
@@ -48,7 +48,7 @@ def check(
     length: int = LENGTH,
     on_start: Callable[[str, int, int], None] | None = None,
     **options: Any,
-) -> Report:
+) -> CheckReport:
     """Test a module for causality, padding, cache, batch, numerics and gradient errors.
 
     The module is not changed: a copy in float64 is tested, which takes eight bytes per parameter.
@@ -90,7 +90,7 @@ def check(
                 if on_start is not None:
                     on_start(prop.name, len(findings), len(properties))
                 findings.append(_finding(prop, harness))
-        return Report(harness.spec.name, tuple(findings))
+        return CheckReport(harness.spec.name, tuple(findings))
 
 
 @contextmanager

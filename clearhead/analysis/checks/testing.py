@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clearhead.analysis.checks.report import Report, Verdict
+from clearhead.analysis.checks.report import CheckReport, Verdict
 from clearhead.analysis.checks.runner import check
 
 
@@ -25,7 +25,7 @@ def assert_property(module: Any, name: str, **options: Any) -> None:
         raise AssertionError(str(finding))
 
 
-def assert_valid(module: Any, **options: Any) -> Report:
+def assert_valid(module: Any, **options: Any) -> CheckReport:
     """Raise AssertionError if any property fails, and return the report. Properties that do not apply are ignored."""
     report = check(module, **options)
     if not report.ok:

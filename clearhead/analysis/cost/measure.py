@@ -1,9 +1,9 @@
-"""A machine's numbers, measured, and a run of a model beside what they predict for it.
+"""Measure a machine, and compare measured runs of a model with the prediction.
 
-Each rate of a `Machine` is measured at one general shape that belongs to no model. A run is one
-training step or one forward pass with random inputs. On a GPU its peak is the allocator's own. On a CPU every tensor's
-storage is watched from its making to its end, which sees what torch returns from its operations and not what a kernel
-needs while it runs."""
+Each rate of a `Machine` is measured at one general shape that is not taken from a model. A run is one training step or
+one forward pass with random inputs. On a GPU, its peak memory is that of the allocator. On a CPU, it is the sum of the
+live storages of tensors, which excludes the temporary buffers of kernels.
+"""
 
 from __future__ import annotations
 
@@ -25,48 +25,60 @@ from clearhead.analysis.inputs.example import Example, Tokens, example
 from clearhead.masks import Mask
 from clearhead.models import DecoderConfig
 
-_DEEPER = 8  # times as many layers, where the host's part is told from the rest
+_DEPTH_FACTOR = 8  # ratio of the depths whose difference is the host time per launch
 
 
 def measure_machine(device: torch.device | str, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Machine:
-    """Measure large products, copies and sums, a long attention and many tiny additions on a device.
+    """Measure large matrix products, copies and sums, a long attention and many tiny additions on a device.
 
-    Host times need a model; see `with_issue`."""
-    where = torch.device(device)
-    is_gpu = where.type == "cuda"
-    named = {dtype_name(dtype): dtype for dtype in dtypes}
-    own = named if is_gpu else {}  # on a CPU they change little
+    Host times need a model; see `add_host_times`.
+
+    Args:
+        device: The device.
+        dtypes: Dtypes of the matrix products and, on a GPU, of the other kernels.
+
+    Returns:
+        The machine, without host times.
+    """
+    device_ = torch.device(device)
+    is_gpu = device_.type == "cuda"
+    dtypes_by_name = {dtype_name(dtype): dtype for dtype in dtypes}
+    kernel_dtypes = dtypes_by_name if is_gpu else {}  # on a CPU these rates matter little
     rates: dict[str, dict[str, float]] = {}
     with one_thread(device):
-        for kind, measured in _BOTH_WAYS.items():
+        for kind, measure_rates in _KERNEL_RATES.items():
             # There is no fused kernel in float64.
-            both = {n: measured(where, d) for n, d in own.items() if kind != "attention" or d.itemsize < 8}
-            rates[f"{kind}_flops"] = {name: forward for name, (forward, _) in both.items()}
-            rates[f"{kind}_backward_flops"] = {name: backward for name, (_, backward) in both.items()}
+            rates_by_dtype = {
+                n: measure_rates(device_, d) for n, d in kernel_dtypes.items() if kind != "attention" or d.itemsize < 8
+            }
+            rates[f"{kind}_flops"] = {name: forward for name, (forward, _) in rates_by_dtype.items()}
+            rates[f"{kind}_backward_flops"] = {name: backward for name, (_, backward) in rates_by_dtype.items()}
         return Machine(
-            name=torch.cuda.get_device_name(where) if is_gpu else "CPU, one thread",
-            device=where.type,
-            gemm_flops={n: _matrix_rate(where, dtype, 8192 if is_gpu else 1024) for n, dtype in named.items()},
-            bandwidth=_bandwidth(where, 2**30 if is_gpu else 2**27),
-            kernel_launch_s=_launch(where),
-            workspace_bytes=_workspace(where, dtypes) if is_gpu else 0,
-            reduction_bandwidth={name: _row_sum_rate(where, dtype) for name, dtype in own.items()},
+            name=torch.cuda.get_device_name(device_) if is_gpu else "CPU, one thread",
+            device=device_.type,
+            gemm_flops={
+                n: _matrix_rate(device_, dtype, 8192 if is_gpu else 1024) for n, dtype in dtypes_by_name.items()
+            },
+            bandwidth=_bandwidth(device_, 2**30 if is_gpu else 2**27),
+            kernel_launch_s=_launch(device_),
+            workspace_bytes=_workspace(device_, dtypes) if is_gpu else 0,
+            reduction_bandwidth={name: _row_sum_rate(device_, dtype) for name, dtype in kernel_dtypes.items()},
             **rates,
         )
 
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
-    # Random numbers: a GPU is faster on zeros than it will ever be on data.
+    # Random values, because a GPU is faster on zeros than on data.
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty(n, n, device=device, dtype=dtype)
-    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), busy=0.5)
+    return 2 * n**3 / time_of(lambda: torch.mm(a, b, out=out), warm_up_seconds=0.5)
 
 
 def _odd_rates(
     device: torch.device, dtype: torch.dtype, rows: int = 8192, d_in: int = 1024, d_out: int = 32767
 ) -> tuple[float, float]:
-    """Of a linear map to an odd width, and of the gradients of its input and weights. A large square product of odd
-    width is no measure of them: it is much faster."""
+    """Return the FLOP/s of a linear map to an odd width, forward and backward. A large square product of odd width is
+    much faster and therefore not representative."""
     x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out)))
 
     def gradients() -> None:
@@ -81,13 +93,13 @@ def _odd_rates(
 def _convolution_rates(
     device: torch.device, dtype: torch.dtype, batch: int = 128, filters: int = 320, side: int = 18, patch: int = 12
 ) -> tuple[float, float]:
-    """Of pictures with three channels cut into patches, and of the gradient of the filters."""
+    """Return the FLOP/s of a patch convolution over images of three channels, and of its filter gradient."""
     pictures, kernels, maps = (batch, 3, *[side * patch] * 2), (filters, 3, patch, patch), (batch, filters, side, side)
     x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in (pictures, kernels, maps))
-    how = ((patch, patch), (0, 0), (1, 1), False, (0, 0), 1)
+    convolution_args = ((patch, patch), (0, 0), (1, 1), False, (0, 0), 1)
 
     def gradient() -> None:
-        torch.ops.aten.convolution_backward(y, x, w, None, *how, (False, True, False))
+        torch.ops.aten.convolution_backward(y, x, w, None, *convolution_args, (False, True, False))
 
     operations = 2 * y.numel() * w[0].numel()
     forward = operations / time_of(lambda: F.conv2d(x, w, stride=patch))
@@ -97,29 +109,29 @@ def _convolution_rates(
 def _attention_rates(
     device: torch.device, dtype: torch.dtype, batch: int = 4, heads: int = 16, tokens: int = 4096, width: int = 64
 ) -> tuple[float, float]:
-    """Forward and backward of one long fused attention, by the products it is charged for: two, and five."""
-    # (B, T, H, D) seen as (B, H, T, D), as the heads of a projection lie.
+    """Return the FLOP/s of one long fused attention: two products forward, five backward."""
+    # (B, T, H, D) viewed as (B, H, T, D), the memory layout of projected heads.
     shape = (4, batch, tokens, heads, width)
     q, k, v, gradient = torch.randn(shape, device=device).to(dtype).transpose(2, 3)
     product, n = 2 * batch * heads * tokens**2 * width, 4
 
-    def ahead() -> None:
-        for _ in range(n):  # in a row, so that what the host takes to begin is not counted for each
+    def run_forward() -> None:
+        for _ in range(n):  # several calls, so that the host's launch time is not counted for each
             F.scaled_dot_product_attention(q, k, v)
 
-    forward = 2 * product * n / time_of(ahead, busy=0.5)
+    forward = 2 * product * n / time_of(run_forward, warm_up_seconds=0.5)
     for x in (q, k, v):
         x.requires_grad_()
     out = F.scaled_dot_product_attention(q, k, v)
 
-    def back() -> None:
+    def run_backward() -> None:
         for _ in range(n):
             torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
-    return forward, 5 * product * n / time_of(back, busy=0.5)
+    return forward, 5 * product * n / time_of(run_backward, warm_up_seconds=0.5)
 
 
-_BOTH_WAYS: dict[str, Callable[[torch.device, torch.dtype], tuple[float, float]]] = {
+_KERNEL_RATES: dict[str, Callable[[torch.device, torch.dtype], tuple[float, float]]] = {
     "unaligned_gemm": _odd_rates, "unaligned_convolution": _convolution_rates, "attention": _attention_rates,
 }  # fmt: skip
 
@@ -136,21 +148,21 @@ def _row_sum_rate(device: torch.device, dtype: torch.dtype, rows: int = 2**15, w
 
 
 def _launch(device: torch.device, n: int = 500) -> float:
-    """Time an operation takes when there is nothing to compute: what running one costs the device."""
+    """Return the device time of an operation on a tiny tensor: the cost of a kernel launch."""
     x = torch.ones(8, device=device)
 
-    def many() -> None:
+    def run_additions() -> None:
         for _ in range(n):
             torch.add(x, 1.0)
 
     if device.type != "cuda":
-        return time_of(many, seconds=0.2) / n
-    return median(on_device(many)[0] for _ in range(5)) / 1e3 / n
+        return time_of(run_additions, seconds=0.2) / n
+    return median(on_device(run_additions)[0] for _ in range(5)) / 1e3 / n
 
 
 def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
-    """Bytes that stay allocated after a small product whose tensors are gone: the library's own."""
-    torch._C._cuda_clearCublasWorkspaces()  # those of earlier products, so that they are seen being made
+    """Return the bytes that cuBLAS keeps allocated after a small product whose tensors were freed."""
+    torch._C._cuda_clearCublasWorkspaces()  # free earlier workspaces, so that their allocation is measured
     before = torch.cuda.memory_allocated(device)
     for dtype in dtypes:
         layer = torch.nn.Linear(64, 64, device=device, dtype=dtype)
@@ -160,29 +172,37 @@ def _workspace(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
     return max(0, torch.cuda.memory_allocated(device) - before)
 
 
-# ---------------------------------------------------------------------- the machine, with its host
+# ---------------------------------------------------------------------- the machine and its host
 
 
-def machine_here(device: str, dtypes: Iterable[torch.dtype]) -> Machine:
-    """All numbers of this machine that predictions for these dtypes ask for."""
-    return with_issue(measure_machine(device, tuple(dict.fromkeys(dtypes))))
+def measure_this_machine(device: str, dtypes: Iterable[torch.dtype]) -> Machine:
+    """Measure everything that predictions for these dtypes need on this machine."""
+    return add_host_times(measure_machine(device, tuple(dict.fromkeys(dtypes))))
 
 
-def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
-    """The machine's numbers and what its host takes to issue a kernel, and to begin a pass, in a quiet moment.
+def add_host_times(machine: Machine, *, rounds: int = 10) -> Machine:
+    """Add the host time per kernel launch and per pass to a machine.
 
-    Both come from a model too small to compute anything, at two depths: what the deeper one takes longer is
-    issued. A host has slow moments that outlast one timing, so all are timed in turn, `rounds` times over, and the
-    fastest count."""
+    Both are measured with a model so small that its time is the host's, at two depths: the difference is caused by the
+    additional launches. A shared host has slow periods longer than one timing, so all cases are timed alternately,
+    `rounds` times, and the minimum is used.
+
+    Args:
+        machine: A measured machine. A CPU is returned unchanged, because it launches nothing.
+        rounds: Number of timings per case.
+
+    Returns:
+        The machine with `host_launch_s` and `host_pass_s`.
+    """
     if machine.device == "cpu":
-        return machine  # it issues nothing: it computes
+        return machine
     tiny = preset("tiny-decoder")
     assert isinstance(tiny, DecoderConfig)
-    depths = [tiny, tiny.replace(n_layers=_DEEPER * tiny.n_layers)]
-    how: dict[str, Any] = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
-    cases = [(config, how | {"training": training}) for training in (False, True) for config in depths]
-    took = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
-    fastest = [min(times) for times in zip(*took, strict=True)]
+    depths = [tiny, tiny.replace(n_layers=_DEPTH_FACTOR * tiny.n_layers)]
+    sizes_: dict[str, Any] = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
+    cases = [(config, sizes_ | {"training": training}) for training in (False, True) for config in depths]
+    durations = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
+    fastest = [min(times) for times in zip(*durations, strict=True)]
     launches = [cost(config, **sizes).kernel_launches for config, sizes in cases]
     issue, begin = {}, {}
     for name, (small, deep) in (("forward", (0, 1)), ("training", (2, 3))):
@@ -191,23 +211,28 @@ def with_issue(machine: Machine, *, rounds: int = 10) -> Machine:
     return replace(machine, host_launch_s=issue, host_pass_s=begin)
 
 
-# ---------------------------------------------------------------------- what was predicted, run here
+# ---------------------------------------------------------------------- measured and predicted cost
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one run took."""
+class MeasuredCost:
+    """Measured duration and peak memory of one run."""
 
     seconds: float
     peak_bytes: int
 
 
-def beside(predicted: Cost, machine: Machine, measured: dict[str, float]) -> dict[str, Any]:
-    """A prediction for this machine beside what was measured on it, what limits it, and predicted over measured."""
-    took = predicted.time(machine)
-    told = {"peak_bytes": predicted.memory.peak.value + machine.workspace_bytes, "seconds": took.seconds}
-    ratio = {name: told[what] / measured[what] for name, what in (("memory", "peak_bytes"), ("time", "seconds"))}
-    return {"predicted": told, "measured": measured, "bottleneck": took.bottleneck, "ratio": ratio}
+def compare_with_measured(predicted: Cost, machine: Machine, measured: dict[str, float]) -> dict[str, Any]:
+    """Return prediction and measurement as JSON data, with the bottleneck and the ratios predicted / measured."""
+    prediction = predicted.time(machine)
+    predicted_values = {
+        "peak_bytes": predicted.memory.peak.value + machine.workspace_bytes,
+        "seconds": prediction.seconds,
+    }
+    ratio = {
+        name: predicted_values[key] / measured[key] for name, key in (("memory", "peak_bytes"), ("time", "seconds"))
+    }
+    return {"predicted": predicted_values, "measured": measured, "bottleneck": prediction.bottleneck, "ratio": ratio}
 
 
 def measure(
@@ -221,48 +246,62 @@ def measure(
     impl: str = "auto",
     device: torch.device | str = "cpu",
     seconds: float = 0.5,
-) -> Measured:
-    """Builds the model, runs it until it is steady, then takes the peak of one run and, unless `seconds` is 0, the time
-    of several."""
+) -> MeasuredCost:
+    """Build a model, warm it up, and measure the peak memory of one run and the duration of several.
+
+    Args:
+        subject: A model, a configuration, a name or a factory, as for `cost`.
+        tokens: Number of tokens, or (target, source) for an encoder-decoder.
+        batch: Batch size.
+        dtype: Dtype of the parameters.
+        training: Measure a training step instead of a forward pass.
+        mask: Mask of the attention layers.
+        impl: Implementation of attention.
+        device: The device.
+        seconds: Time limit of the timing; 0 measures memory only.
+
+    Returns:
+        Duration in seconds (0 if not measured) and peak memory.
+    """
     model = model_builder(subject)
-    made = set_impl(build_module(model.build, str(device) if model.is_fresh else "cpu"), impl).to(
+    module = set_impl(build_module(model.build, str(device) if model.is_fresh else "cpu"), impl).to(
         device=device, dtype=dtype
     )
-    how: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
-    given = example(made, model.label, **how, inputs=model.inputs)
+    options: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
+    inputs = example(module, model.label, **options, inputs=model.inputs)
     with one_thread(device):
-        step = _step(made, given, training)
+        step = _step(module, inputs, training)
         step()
-        peak = _peak(step, made, given, device)
-        return Measured(time_of(step, seconds=seconds) if seconds else 0.0, peak)
+        peak = _peak(step, module, inputs, device)
+        return MeasuredCost(time_of(step, seconds=seconds) if seconds else 0.0, peak)
 
 
-def _step(model: nn.Module, given: Example, training: bool) -> Callable[[], None]:
-    """One training step, or one forward pass without gradients."""
+def _step(model: nn.Module, inputs: Example, training: bool) -> Callable[[], None]:
+    """Return a function that runs one training step, or one forward pass without gradients."""
     model.train(training)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
 
     def step() -> None:
-        if optimiser is None:
+        if optimizer is None:
             with torch.inference_mode():
-                given.run(model)
+                inputs.run(model)
             return
-        optimiser.zero_grad(set_to_none=True)
-        given.loss(model).backward()
-        optimiser.step()
+        optimizer.zero_grad(set_to_none=True)
+        inputs.loss(model).backward()
+        optimizer.step()
 
     return step
 
 
-def _peak(step: Callable[[], None], model: nn.Module, given: Example, device: torch.device | str) -> int:
+def _peak(step: Callable[[], None], model: nn.Module, inputs: Example, device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         step()
         return peak_of(step)
-    with OpRecorder() as watch:
-        for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *given.tensors):
+    with OpRecorder() as recorder:
+        for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *inputs.tensors):
             if tensor is not None:
-                watch.track(tensor)
-        step()  # the optimiser's state is seen when it is touched, so the peak of a second run is the one that counts
-        began = watch.events
+                recorder.track(tensor)
+        step()  # tracks the optimizer's state, which the peak of the second run includes
+        first_event = recorder.events
         step()
-    return watch.log.peak_bytes(since=began, until=watch.events)
+    return recorder.log.peak_bytes(since=first_event, until=recorder.events)

@@ -1,4 +1,4 @@
-"""How long a call takes and how much memory, measured one way by all that measures. No test reads these numbers."""
+"""Measure the duration and peak memory of calls. Tests never depend on these values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statistics import median
 
 import torch
 
-HEAD_START = 60_000_000  # cycles, about 30 ms, for which a GPU is kept busy while calls are issued
+HEAD_START = 60_000_000  # GPU cycles, about 30 ms, for which a GPU is kept busy while calls are queued
 Call = Callable[[], object]
 
 
 def seconds(call: Call) -> float:
-    """One call, until its device has done the work."""
+    """Return the duration of one call, including the work it queued on the GPU."""
     start = time.perf_counter()
     call()
     if torch.cuda.is_initialized():
@@ -24,9 +24,9 @@ def seconds(call: Call) -> float:
 
 
 def milliseconds(call: Call, cuda: bool, *, pick: Callable[[Iterable[float]], float] = median) -> float:
-    """A few calls after the first ones, by the device's own clock where there is one; of their times the median."""
+    """Return the median (or another `pick`) of the durations of a few calls after a warm-up; CUDA events if `cuda`."""
     call()
-    # A call that takes long needs fewer repetitions: what disturbs it is short.
+    # Long calls need fewer repetitions, because interference is short.
     repeats = max(3, min(11, int(1.0 / max(seconds(call), 1e-9))))
     if not cuda:
         return 1e3 * pick(seconds(call) for _ in range(repeats))
@@ -35,7 +35,7 @@ def milliseconds(call: Call, cuda: bool, *, pick: Callable[[Iterable[float]], fl
 
 
 def on_device(call: Call, repeats: int = 1) -> list[float]:
-    """Milliseconds of calls by a GPU's own clock. It has work until all are issued, and runs them without waiting."""
+    """Return the milliseconds of calls by CUDA events. The GPU is kept busy until all calls are queued."""
     torch.cuda._sleep(HEAD_START)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for first, last in events:
@@ -46,43 +46,52 @@ def on_device(call: Call, repeats: int = 1) -> list[float]:
     return [first.elapsed_time(last) for first, last in events]
 
 
-def in_turn(
+def time_alternately(
     *calls: Call, repeats: int, before: Call = lambda: None, on_round: Call = lambda: None
 ) -> list[list[float]]:
-    """Seconds of each call in each round, after one that is not counted. Who begins changes by the round, so that a
-    slow spell of the machine hits all of them alike."""
-    turns: list[tuple[Call, list[float]]] = [(call, []) for call in calls]
-    times = [own for _, own in turns]
+    """Time calls alternately, after one warm-up each, and return the seconds of each call in each round.
+
+    The order is reversed after each round, so that slow periods of the machine affect all calls equally.
+
+    Args:
+        *calls: The calls.
+        repeats: Number of rounds.
+        before: Called before each timed call.
+        on_round: Called after each round.
+    """
+    timed_calls: list[tuple[Call, list[float]]] = [(call, []) for call in calls]
+    times = [call_times for _, call_times in timed_calls]
     for call in calls:
         call()
     for _ in range(repeats):
-        for call, own in turns:
+        for call, call_times in timed_calls:
             before()
-            own.append(seconds(call))
-        turns.reverse()
+            call_times.append(seconds(call))
+        timed_calls.reverse()
         on_round()
     return times
 
 
-def time_of(call: Call, *, seconds: float = 0.5, busy: float = 0.0) -> float:
-    """What a call takes in a quiet moment: one in ten is faster. As many as fit into `seconds`, but three, after two.
+def time_of(call: Call, *, seconds: float = 0.5, warm_up_seconds: float = 0.0) -> float:
+    """Return the 10th percentile of the durations of a call: at least 3 runs after 2 warm-ups, within `seconds`.
 
-    A shared host has slow moments, which are its neighbours' and not the machine's. A GPU multiplies faster in the
-    first moments than it can for long: `busy` seconds of the same go before, where the lasting rate is wanted."""
-    _times(call, busy, least=2)
+    A low percentile excludes interference on shared hosts. A GPU is faster at first than under sustained load; pass
+    `warm_up_seconds` to measure the sustained rate.
+    """
+    _times(call, warm_up_seconds, least=2)
     times = _times(call, seconds, least=3, most=100)
     return sorted(times)[len(times) // 10]
 
 
-def _times(call: Call, long: float, *, least: int, most: float = math.inf) -> list[float]:
-    began, times = time.perf_counter(), list[float]()
-    while len(times) < least or (time.perf_counter() - began < long and len(times) < most):
+def _times(call: Call, duration: float, *, least: int, most: float = math.inf) -> list[float]:
+    start, times = time.perf_counter(), list[float]()
+    while len(times) < least or (time.perf_counter() - start < duration and len(times) < most):
         times.append(seconds(call))
     return times
 
 
 def peak_of(call: Call) -> int:
-    """The most bytes that a GPU's allocator has given away at once during a call."""
+    """Return the peak of allocated GPU memory during a call, in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     call()
@@ -92,11 +101,11 @@ def peak_of(call: Call) -> int:
 
 @contextmanager
 def one_thread(device: torch.device | str) -> Iterator[None]:
-    """On a CPU, one thread: threads that wait for each other on a shared machine measure the neighbours."""
-    before = torch.get_num_threads()
+    """Use one thread on a CPU, because multi-threaded timings on a shared machine depend on other processes."""
+    previous_threads = torch.get_num_threads()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)

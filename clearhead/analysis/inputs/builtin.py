@@ -1,4 +1,4 @@
-"""How the models of clearhead are called."""
+"""Specs that describe how the models of clearhead are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.nn import Block, KVCache, MultiHeadAttention
 from clearhead.nn.positions import LearnedPositions, NoPE
 
 
-def guess(module: Any) -> ModuleSpec | None:
+def infer_builtin(module: Any) -> ModuleSpec | None:
     """Return the spec of a clearhead model, or None."""
     kind = getattr(module, "_orig_mod", module)  # the module wrapped by torch.compile
     for model_type, make in _SPECS.items():
@@ -107,7 +107,7 @@ def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
 
 
 def _speech(model: models.CTCEncoder) -> ModuleSpec:
-    """Concatenated frames are a token; its left frames count as one more layer."""
+    """Return a spec in which stacked frames are one token and the left frames count as one more layer."""
     config = model.config
     left_context = window(-(-config.left_frames // config.frame_stacking), 0)
 
@@ -128,10 +128,10 @@ def _dual(model: models.DualEncoder) -> ModuleSpec:
 
 
 def _recurrent(model: models.Recurrent) -> ModuleSpec:
-    read = ModuleSpec(model, inputs=Ids(model.config.vocab_size), run=_run_masked, positions=True, takes_padding=True)
+    spec = ModuleSpec(model, inputs=Ids(model.config.vocab_size), run=_run_masked, positions=True, takes_padding=True)
     if not isinstance(model.config.task, NextToken):
-        return read
-    return replace(read, mask=causal(), caching=Caching(new=RecurrentCache, truncate=None))
+        return spec
+    return replace(spec, mask=causal(), caching=Caching(new=RecurrentCache, truncate=None))
 
 
 def _recurrent_pair(model: models.RecurrentSeq2Seq) -> ModuleSpec:
@@ -145,9 +145,9 @@ def _recurrent_pair(model: models.RecurrentSeq2Seq) -> ModuleSpec:
 
 def _values(model: Any) -> ModuleSpec:
     config = model.config
-    pictures = hasattr(config, "image_size")
+    is_image = hasattr(config, "image_size")
     return ModuleSpec(
-        model, inputs=Values((config.n_channels, *config.image_size) if pictures else (config.n_features,))
+        model, inputs=Values((config.n_channels, *config.image_size) if is_image else (config.n_features,))
     )
 
 

@@ -1,6 +1,8 @@
 """Random inputs for one call of any module, and a loss for one training step.
 
-`guess.py` infers how modules are called; this file draws their inputs. Values are never read, so fake tensors work."""
+`infer_spec.py` infers how modules are called; this file draws their inputs. Values are never read, so that
+fake tensors work.
+"""
 
 from __future__ import annotations
 

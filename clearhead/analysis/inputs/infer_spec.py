@@ -70,7 +70,7 @@ def spec_for(module: Any, **options: Any) -> ModuleSpec:
         return _with_options(module, options)
     if not callable(module):
         raise DtypeError(f"got a {type(module).__name__}; expected a PyTorch module or a function of tensors")
-    spec = builtin.guess(module) or third_party.guess(module)
+    spec = builtin.infer_builtin(module) or third_party.infer_third_party(module)
     if spec is None:
         if options.get("inputs") is None:
             label = options.get("name") or getattr(module, "__name__", type(module).__name__)

@@ -1,8 +1,8 @@
 """Describe how a module is called: inputs, masks, padding and cache.
 
 The properties do not depend on any library: they pass `CallInputs` to a `ModuleSpec`, which calls its module. The
-`ModuleSpec` of models of this project, transformers, torch.nn and timm is inferred (`guess.py`); for other modules the
-caller provides it.
+`ModuleSpec` of models of this project, transformers, torch.nn and timm is inferred (`infer_spec.py`); for other modules
+the caller provides it.
 
     B batch   T tokens   S source tokens   M model width
 """

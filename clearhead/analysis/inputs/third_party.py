@@ -1,5 +1,5 @@
 """How the models of transformers, torch.nn, timm and x-transformers are called. None of them is imported: they are
-known by their names.
+identified by their names.
 
 B batch   T tokens   S source tokens   M model width
 """
@@ -17,17 +17,17 @@ from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embedding
 from clearhead.masks import Mask, causal, full, window
 
 
-def guess(module: Any) -> ModuleSpec | None:
+def infer_third_party(module: Any) -> ModuleSpec | None:
     """Return the spec of a model of a known library, or None."""
     if not isinstance(module, nn.Module):
         return None
     if any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return _transformers(module)
-    if isinstance(module, (*_READERS, *_WRITERS)):
+    if isinstance(module, (*_ENCODERS, *_DECODERS)):
         return _torch(module)
-    picture = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
-    if type(module).__module__.startswith("timm.") and (picture or hasattr(module, "patch_embed")):
-        return _timm(module, picture)
+    timm_config = getattr(module, "default_cfg", None) or getattr(module, "pretrained_cfg", None)
+    if type(module).__module__.startswith("timm.") and (timm_config or hasattr(module, "patch_embed")):
+        return _timm(module, timm_config)
     return _x_transformers(module) if type(module).__module__.startswith("x_transformers.") else None
 
 
@@ -45,12 +45,12 @@ def _transformers(model: Any) -> ModuleSpec | None:
     if vocab is None or "input_ids" not in names:
         return None
     max_len = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    reads: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
+    common: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
     if config.is_encoder_decoder:
         # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
         is_relative = hasattr(config, "relative_attention_num_buckets")
         return ModuleSpec(
-            model, **reads, source=Ids(vocab), run=_run_pair, mask=causal(), takes_padding=True,
+            model, **common, source=Ids(vocab), run=_run_pair, mask=causal(), takes_padding=True,
             left_padding=is_relative, left_target_padding=is_relative,
             takes_target_padding="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
         )  # fmt: skip
@@ -60,7 +60,7 @@ def _transformers(model: Any) -> ModuleSpec | None:
     # Declared factor of the scores: 1/√scalar in Gemma 2, or the multiplier of Granite.
     scalar = getattr(config, "query_pre_attn_scalar", None)
     return ModuleSpec(
-        model, **reads, run=partial(_run_ids, first=_first_place(model) if "position_ids" in names else None),
+        model, **common, run=partial(_run_ids, first=_first_position(model) if "position_ids" in names else None),
         mask=_pattern(config) if is_causal else full(), layers=getattr(config, "num_hidden_layers", None),
         scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
         takes_padding="attention_mask" in names, left_padding="position_ids" in names,
@@ -68,7 +68,7 @@ def _transformers(model: Any) -> ModuleSpec | None:
     )  # fmt: skip
 
 
-def _first_place(model: nn.Module) -> int:
+def _first_position(model: nn.Module) -> int:
     """Return the position of the first token: 0, or the one after the padding row of the position table."""
     for part in model.modules():
         table = getattr(part, "position_embeddings", None)
@@ -127,24 +127,24 @@ def _transformers_cache(*, pair: bool) -> Caching:
 # ---------------------------------------------------------------------- torch.nn
 
 
-_READERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-_WRITERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+_ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+_DECODERS = (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
 def _torch(module: nn.Module) -> ModuleSpec:
     width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
     batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
 
-    def turn(x: Any) -> Any:
+    def to_batch_first(x: Any) -> Any:
         return x if batch_first else x.transpose(0, 1)
 
-    def read(model: Any, batch: CallInputs) -> Any:
-        hidden, x = None if batch.keep is None else ~batch.keep, turn(batch.x)
+    def run_encoder(model: Any, batch: CallInputs) -> Any:
+        hidden, x = None if batch.keep is None else ~batch.keep, to_batch_first(batch.x)
         if isinstance(module, nn.MultiheadAttention):
-            return turn(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
-        return turn(model(x, src_key_padding_mask=hidden))
+            return to_batch_first(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
+        return to_batch_first(model(x, src_key_padding_mask=hidden))
 
-    def write(model: Any, batch: CallInputs) -> Any:
+    def run_decoder(model: Any, batch: CallInputs) -> Any:
         # Padding as floats, because torch requires one dtype for both masks of a call.
         target_padding, source_padding = (
             None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
@@ -152,25 +152,25 @@ def _torch(module: nn.Module) -> ModuleSpec:
         )
         future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
         masks = {"tgt_mask": future, "tgt_key_padding_mask": target_padding, "memory_key_padding_mask": source_padding}
-        x, source = turn(batch.x), turn(batch.source)
+        x, source = to_batch_first(batch.x), to_batch_first(batch.source)
         if isinstance(module, nn.Transformer):
-            return turn(model(source, x, src_key_padding_mask=source_padding, **masks))
-        return turn(model(x, source, **masks))
+            return to_batch_first(model(source, x, src_key_padding_mask=source_padding, **masks))
+        return to_batch_first(model(x, source, **masks))
 
     name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
-    about: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
-    if isinstance(module, _WRITERS):
-        return ModuleSpec(module, **about, run=write, source=vectors, mask=causal(), takes_target_padding=True)
-    return ModuleSpec(module, **about, run=read, mask=full())
+    common: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
+    if isinstance(module, _DECODERS):
+        return ModuleSpec(module, **common, run=run_decoder, source=vectors, mask=causal(), takes_target_padding=True)
+    return ModuleSpec(module, **common, run=run_encoder, mask=full())
 
 
 # ---------------------------------------------------------------------- timm
 
 
-def _timm(module: nn.Module, picture: Any) -> ModuleSpec:
+def _timm(module: nn.Module, timm_config: Any) -> ModuleSpec:
     size = (3, 224, 224)
-    if picture:
-        size = picture["input_size"] if isinstance(picture, dict) else picture.input_size
+    if timm_config:
+        size = timm_config["input_size"] if isinstance(timm_config, dict) else timm_config.input_size
     patches: Any = getattr(module, "patch_embed", None)
     img_size = getattr(patches, "img_size", None)  # the actual size
     if img_size is not None:
@@ -188,13 +188,15 @@ def _x_transformers(model: Any) -> ModuleSpec | None:
     """Return the spec of a wrapper (a full model), or None for its parts."""
     kind = type(model).__name__
     if kind == "ViTransformerWrapper":
-        places, values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
-        side = model.patch_size * round(places**0.5)
-        return ModuleSpec(model, name="x-transformers ViT", inputs=Values((values // model.patch_size**2, side, side)))
+        n_patches, n_values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
+        side = model.patch_size * round(n_patches**0.5)
+        return ModuleSpec(
+            model, name="x-transformers ViT", inputs=Values((n_values // model.patch_size**2, side, side))
+        )
     if kind == "XTransformer":
         net = model.decoder.net
         return ModuleSpec(
-            model, name="x-transformers XTransformer", inputs=_words(net), source=_words(model.encoder),
+            model, name="x-transformers XTransformer", inputs=_token_ids(net), source=_token_ids(model.encoder),
             run=_run_x_pair, mask=_x_mask(net.attn_layers), positions=True, takes_padding=True,
             takes_target_padding=True, max_len=min(net.max_seq_len, model.encoder.max_seq_len),
         )  # fmt: skip
@@ -202,8 +204,9 @@ def _x_transformers(model: Any) -> ModuleSpec | None:
         return None
     layers = model.attn_layers
     return ModuleSpec(
-        model, name=f"x-transformers {type(layers).__name__}", inputs=_words(model), run=_run_x, mask=_x_mask(layers),
-        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()), positions=True, takes_padding=True,
+        model, name=f"x-transformers {type(layers).__name__}", inputs=_token_ids(model), run=_run_x,
+        mask=_x_mask(layers), layers=sum(type(part).__name__ == "Attention" for part in layers.modules()),
+        positions=True, takes_padding=True,
         caching=Caching(new=_XTransformersCache) if layers.causal else None, max_len=model.max_seq_len,
     )  # fmt: skip
 
@@ -226,7 +229,7 @@ class _XTransformersCache:
         self.last.cache_length = length
 
 
-def _words(model: Any) -> Ids:
+def _token_ids(model: Any) -> Ids:
     return Ids(model.token_emb.emb.num_embeddings)
 
 

@@ -65,10 +65,16 @@ class PatchingResult(HasCharts):
         columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
         if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
             columns = list(tokens)
-        way = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
-        note = f"1 restores the metric fully, {way}." if is_patch else f"Change of the metric from {self.baseline:.4g}."
-        what = {"position": "each module and position", "head": "each head", "module": "each module"}[self.granularity]
-        title = f"Patching {what} from the clean run" if self.method == "patched" else f"Ablation of {what}"
+        values_text = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
+        note = (
+            f"1 restores the metric fully, {values_text}."
+            if is_patch
+            else f"Change of the metric from {self.baseline:.4g}."
+        )
+        target = {"position": "each module and position", "head": "each head", "module": "each module"}[
+            self.granularity
+        ]
+        title = f"Patching {target} from the clean run" if self.method == "patched" else f"Ablation of {target}"
         values = self.restored if is_patch else self.change
         return [
             Chart(
@@ -200,7 +206,7 @@ class PerRowEdit(Intervention):
     """Change each copy of the input in a batch differently: one index along `dim`, or all, of `value`."""
 
     copies: int
-    positions: list[tuple[int, int]]  # (copy, index)
+    changes: list[tuple[int, int]]  # (copy, index)
     value: Tensor
     dim: int | None
 
@@ -209,7 +215,7 @@ class PerRowEdit(Intervention):
 
     def apply(self, x: Tensor, context: CallContext) -> Tensor:
         changed = x.clone().unflatten(0, (self.copies, -1))
-        for copy, i in self.positions:
+        for copy, i in self.changes:
             target, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
             target.copy_(new)
         return changed.flatten(0, 1)
@@ -241,10 +247,10 @@ def _sweep(
         chunk = cells[start : start + chunk_size]
         with trace(model, "output") as t:
             for path in dict.fromkeys(path for path, _ in chunk):
-                positions = [(copy, i) for copy, (cell_path, i) in enumerate(chunk) if cell_path == path]
+                changes = [(copy, i) for copy, (cell_path, i) in enumerate(chunk) if cell_path == path]
                 t.intervene(
                     path,
-                    PerRowEdit(copies=len(chunk), positions=positions, value=change(read(path)), dim=dim, heads=heads),
+                    PerRowEdit(copies=len(chunk), changes=changes, value=change(read(path)), dim=dim, heads=heads),
                 )
             logits = run_logits(model, repeat_batch(args, len(chunk)))
         for (path, _), rows in zip(chunk, logits.chunk(len(chunk)), strict=True):

@@ -47,7 +47,7 @@ _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|pow)__|__setitem__")
 
 
 @dataclass(frozen=True, eq=False)
-class OpRecord:
+class ResidualOp:
     """One operation: how to repeat it, the module that ran it, and which of its results is meant."""
 
     number: int
@@ -88,14 +88,14 @@ class Term:
     path: str
     value: Tensor
     gradient: Tensor
-    step: OpRecord | None  # None: a constant, such as a bias or a position table
+    step: ResidualOp | None  # None: a constant, such as a bias or a position table
 
     @property
     def shares(self) -> Tensor:
         return self.gradient.double() * self.value.detach().double()
 
 
-class OpRecorder(TorchFunctionMode):
+class ResidualOpRecorder(TorchFunctionMode):
     """Record every operation whose result depends on the given tensors; records are freed with their tensors."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
@@ -105,7 +105,7 @@ class OpRecorder(TorchFunctionMode):
         self.running: list[str] = []
         self.count = itertools.count(1)
         for x in inputs:
-            self.steps[x] = OpRecord(0, "input")
+            self.steps[x] = ResidualOp(0, "input")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
@@ -125,7 +125,7 @@ class OpRecorder(TorchFunctionMode):
             for index, result in enumerate(results if several else [results]):
                 # Dropout in evaluation mode returns its input.
                 if isinstance(result, Tensor) and not any(result is x for x in read):
-                    self.steps[result] = OpRecord(next(self.count), name, path, index if several else None, *again)
+                    self.steps[result] = ResidualOp(next(self.count), name, path, index if several else None, *again)
         return out
 
 
@@ -150,7 +150,9 @@ class ResidualStream:
     `contributors` are the modules in them that add to it: attention and feed-forward layers.
     """
 
-    def __init__(self, model: nn.Module, notes: OpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]) -> None:
+    def __init__(
+        self, model: nn.Module, notes: ResidualOpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]
+    ) -> None:
         self.logits, self.ran = logits, ran  # by path, in order of completion
         self._notes = notes
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
@@ -172,7 +174,7 @@ class ResidualStream:
         """Return the summands, with the gradient of (gradient · logits).sum() at each."""
         return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
-    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, OpRecord | None], bool, bool]]:
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, ResidualOp | None], bool, bool]]:
         """Iterate over the tensors backward: each as a term, whether it is one, and whether it is on the stream. In
         reverse order of computation, so that each tensor is visited once with its complete gradient.
         """
@@ -203,7 +205,7 @@ class ResidualStream:
                 # Operations that only move or scale data get the name of their result.
                 push(source, part, path if len(sources) == 1 and path else step.path, reading and not on_stream)
 
-    def _sources(self, step: OpRecord, reading: bool) -> list[Tensor] | None:
+    def _sources(self, step: ResidualOp, reading: bool) -> list[Tensor] | None:
         """Return the tensors in which an operation is linear, with its factors fixed; None if it is not linear."""
         name, args, steps = step.name, step.args, self._notes.steps
         if _CAST.fullmatch(name):
@@ -231,7 +233,7 @@ class ResidualStream:
 def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     """Run the model once and record its operations."""
     check_model(model)
-    notes, thread = OpRecorder(input_tensors(args)), threading.get_ident()
+    notes, thread = ResidualOpRecorder(input_tensors(args)), threading.get_ident()
     ran: dict[str, BlockCall] = {}
     block_input: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
@@ -264,7 +266,7 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     return ResidualStream(model, notes, logits, ran)
 
 
-def _gradients(step: OpRecord, sources: list[Tensor], g: Tensor) -> list[Tensor]:
+def _gradients(step: ResidualOp, sources: list[Tensor], g: Tensor) -> list[Tensor]:
     """Return the gradient at each source, in float64, from the gradient at the result."""
     if _CAST.fullmatch(step.name):
         return [g]

@@ -63,7 +63,7 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
-class Layout:
+class AxisLayout:
     """Positions of queries and keys, to which patterns refer.
 
     In self-attention, queries and keys are on one axis (after a cache, queries are at its end), or on one grid of
@@ -126,7 +126,7 @@ class HeadStats:
     gives it weight, because a zero in all heads is a mask.
     """
 
-    layout: Layout
+    layout: AxisLayout
     rows: TokenNames = None
     columns: TokenNames = None
     _sums: dict[str, Tensor] = field(default_factory=dict)  # each (2, H): of what is counted, and how often
@@ -188,7 +188,7 @@ class AttentionMap:
     columns: tuple[str, ...]
     n_heads: int
     compute_rows: Callable[[int, int], Tensor]  # (start, stop) → (H, r, S)
-    layout: Layout
+    layout: AxisLayout
     value_norms: Tensor | None = None  # (H, S): ‖v W_O‖ of each key, if the values are known
     difference: float | None = None  # between recomputed and recorded output
     tolerance: float | None = None
@@ -215,7 +215,7 @@ class AttentionMap:
             columns=tuple(columns),
             n_heads=H,
             compute_rows=lambda start, stop: weights[:, start:stop],
-            layout=Layout(T, S, cross=cross, grid=grid),
+            layout=AxisLayout(T, S, cross=cross, grid=grid),
             value_norms=value_norms,
         )
 
@@ -289,7 +289,7 @@ def classify_head(
     *,
     rows: TokenNames = None,
     columns: TokenNames = None,
-    layout: Layout | None = None,
+    layout: AxisLayout | None = None,
 ) -> list[HeadLabel]:
     """Label each head of one layer by the pattern of its weights.
 
@@ -306,7 +306,7 @@ def classify_head(
     columns = rows if columns is None else columns
     if rows is not None and columns is not None:
         check_labels(weights, rows, columns)
-    stats = HeadStats(Layout(T, S) if layout is None else layout, rows, columns)
+    stats = HeadStats(AxisLayout(T, S) if layout is None else layout, rows, columns)
     stats.add(weights, 0)
     return stats.result().labels
 

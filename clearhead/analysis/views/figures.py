@@ -21,7 +21,7 @@ from clearhead.errors import ConfigError, ShapeError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LABELLED = 64  # tokens, up to which each is written at its row or column
+_LABELLED = 64  # maximum number of tokens with a label each
 _INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 
 
@@ -29,10 +29,10 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     """Draw a heat map: queries down, keys across, darker for more weight."""
     check_labels(weights, rows, columns)
     T, S = weights.shape
-    wide, high = 7.0, 6.2
+    width, height = 7.0, 6.2
     if max(T, S) <= _LABELLED:
-        wide, high = max(3.2, min(11.0, 1.6 + 0.32 * S)), max(2.4, min(11.0, 1.3 + 0.32 * T))
-    figure, axes = _plot(wide, high, title)
+        width, height = max(3.2, min(11.0, 1.6 + 0.32 * S)), max(2.4, min(11.0, 1.3 + 0.32 * T))
+    figure, axes = _plot(width, height, title)
     aspect = "equal" if max(T, S) <= 3 * min(T, S) else "auto"
     image = axes.imshow(weights.detach().float().cpu().numpy(), cmap=_shades(), vmin=0, aspect=aspect)
     axes.tick_params(length=0, labelsize=9, colors=_INK)
@@ -52,15 +52,15 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
 
 def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Draw small heat maps: one row per layer, one column per head, each with its label."""
-    most = max(attention_map.n_heads for attention_map in maps)
-    figure = _figure(1.3 * most + 0.5, 1.5 * len(maps) + 0.3, title)
-    for line, attention_map in zip(figure.subplots(len(maps), most, squeeze=False), maps, strict=True):
-        everything = attention_map.all_heads()
-        for head, axes in enumerate(line):
+    n_columns = max(attention_map.n_heads for attention_map in maps)
+    figure = _figure(1.3 * n_columns + 0.5, 1.5 * len(maps) + 0.3, title)
+    for row_axes, attention_map in zip(figure.subplots(len(maps), n_columns, squeeze=False), maps, strict=True):
+        head_maps = attention_map.all_heads()
+        for head, axes in enumerate(row_axes):
             axes.set_axis_off()
             if head >= attention_map.n_heads:
                 continue
-            axes.imshow(everything[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
+            axes.imshow(head_maps[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
             axes.set_title(
                 f"{attention_map.layer}.{head} {attention_map.summary.labels[head].name}", fontsize=6, color=_SOFT
             )
@@ -72,92 +72,92 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     if max(len(rows), len(columns)) > _LABELLED:
         raise ShapeError(
             f"there are {len(rows)} queries and {len(columns)} keys; lines are readable up to {_LABELLED}: "
-            "draw a heat map, or give a part of the rows and columns"
+            "draw a heat map, or select some rows and columns"
         )
     from colorsys import hls_to_rgb
 
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    high = max(len(rows), len(columns))
-    figure, axes = _plot(4.2, max(2.0, 0.27 * high + 0.5), title)
+    n_rows = max(len(rows), len(columns))
+    figure, axes = _plot(4.2, max(2.0, 0.27 * n_rows + 0.5), title)
     axes.set_axis_off()
-    left, right = ([i + (high - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
+    query_y, key_y = ([i + (n_rows - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
     colors: list[Any] = [_HEAT]
-    if weights.dim() > 2:  # a color for each head, as far apart as may be and alike in lightness
+    if weights.dim() > 2:  # one hue per head, of similar lightness
         colors = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
     for head, i, j in (weights >= 0.03).nonzero().tolist():
         weight = float(weights[head, i, j])
-        with_margin = 0.5 * (head - (len(colors) - 1) / 2) / len(colors)  # so that no head hides another
-        start, end = left[i] + with_margin, right[j] + with_margin
-        points = [(0.0, start), (0.45, start), (0.55, end), (1.0, end)]
+        offset = 0.5 * (head - (len(colors) - 1) / 2) / len(colors)  # so that heads do not overlap
+        y_start, y_end = query_y[i] + offset, key_y[j] + offset
+        points = [(0.0, y_start), (0.45, y_start), (0.55, y_end), (1.0, y_end)]
         curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
-        thick = 0.4 + (2.6 if len(colors) == 1 else 1.4) * weight
-        patch = PathPatch(curve, fill=False, edgecolor=colors[head], alpha=min(1.0, weight), linewidth=thick)
+        linewidth = 0.4 + (2.6 if len(colors) == 1 else 1.4) * weight
+        patch = PathPatch(curve, fill=False, edgecolor=colors[head], alpha=min(1.0, weight), linewidth=linewidth)
         axes.add_patch(patch)
     if len(colors) > 1:
         for head, color in enumerate(colors):
             axes.plot([], [], color=color, label=f"head {head}", linewidth=2)
         figure.legend(loc="outside lower center", ncols=min(4, len(colors)), fontsize=7, frameon=False)
-    for x, side, places, labels in ((-0.03, "right", left, rows), (1.03, "left", right, columns)):
-        for place, label in zip(places, labels, strict=True):
-            axes.text(x, place, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
-    axes.set(xlim=(-0.5, 1.5), ylim=(high - 0.4, -0.6))
+    for x, side, ys, labels in ((-0.03, "right", query_y, rows), (1.03, "left", key_y, columns)):
+        for y, label in zip(ys, labels, strict=True):
+            axes.text(x, y, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
+    axes.set(xlim=(-0.5, 1.5), ylim=(n_rows - 0.4, -0.6))
     return figure
 
 
-def chart(found: Chart | PCAProjection) -> Figure:
+def chart(chart: Chart | PCAProjection) -> Figure:
     """Draw a chart as colored cells or bars, or a projection as labeled points. More than 32 columns have no
     cell texts.
     """
-    if isinstance(found, PCAProjection):
-        return _plane(found)
-    if found.is_bars:
-        return _bars(found)
-    has_labels = len(found.columns) <= 32
-    wide, high = 1.8 + (0.72 if has_labels else 0.12) * len(found.columns), 1.3 + 0.33 * len(found.rows)
-    figure, axes = _plot(max(4.2, min(24.0, wide)), max(2.0, min(14.0, high)), _plain(found.title))
-    shades = found.shades()
-    colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if found.signed else _shades()
-    axes.imshow(shades.numpy(), cmap=colors, vmin=-1 if found.signed else 0, vmax=1, aspect="auto")
-    for i, (row, values) in enumerate(zip(found.cells(), shades.tolist(), strict=True)):
+    if isinstance(chart, PCAProjection):
+        return _scatter(chart)
+    if chart.is_bars:
+        return _bars(chart)
+    has_labels = len(chart.columns) <= 32
+    width, height = 1.8 + (0.72 if has_labels else 0.12) * len(chart.columns), 1.3 + 0.33 * len(chart.rows)
+    figure, axes = _plot(max(4.2, min(24.0, width)), max(2.0, min(14.0, height)), _plain(chart.title))
+    shades = chart.shades()
+    colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if chart.signed else _shades()
+    axes.imshow(shades.numpy(), cmap=colors, vmin=-1 if chart.signed else 0, vmax=1, aspect="auto")
+    for i, (row, values) in enumerate(zip(chart.cells(), shades.tolist(), strict=True)):
         for j, (word, value) in enumerate(zip(row, values, strict=True) if has_labels else ()):
-            shown = word if len(word) <= 9 else word[:8] + "…"
+            text = word if len(word) <= 9 else word[:8] + "…"
             color = "white" if abs(value) > 0.6 else _INK
-            axes.text(j, i, _plain(shown), ha="center", va="center", fontsize=8, color=color)
+            axes.text(j, i, _plain(text), ha="center", va="center", fontsize=8, color=color)
     axes.tick_params(length=0, labelsize=8, colors=_INK)
     axes.spines[:].set_visible(False)
-    if len(found.columns) <= _LABELLED:
-        names = [_plain(column) for column in found.columns]
+    if len(chart.columns) <= _LABELLED:
+        names = [_plain(column) for column in chart.columns]
         axes.set_xticks(range(len(names)), names, rotation=45 if any(len(n) > 3 for n in names) else 0, ha="right")
-    axes.set_yticks(range(len(found.rows)), [_plain(row) for row in found.rows])
-    axes.set_xlabel(found.note, fontsize=7, color=_SOFT)
+    axes.set_yticks(range(len(chart.rows)), [_plain(row) for row in chart.rows])
+    axes.set_xlabel(chart.note, fontsize=7, color=_SOFT)
     return figure
 
 
-def _bars(found: Chart) -> Figure:
+def _bars(chart: Chart) -> Figure:
     """Draw a horizontal bar chart."""
-    figure, axes = _plot(5.6, max(1.8, 0.26 * len(found.rows) + 0.9), _plain(found.title), size=9)
-    values = found.values[:, 0].tolist()
+    figure, axes = _plot(5.6, max(1.8, 0.26 * len(chart.rows) + 0.9), _plain(chart.title), size=9)
+    values = chart.values[:, 0].tolist()
     axes.barh(range(len(values)), values, color=[_HEAT if value > 0 else _LOW for value in values], height=0.65)
     axes.axvline(0, color=_SOFT, linewidth=0.6)
-    axes.set_yticks(range(len(values)), [_plain(name) for name in found.rows], fontsize=8)
+    axes.set_yticks(range(len(values)), [_plain(name) for name in chart.rows], fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.01)
-    axes.set_xlabel(found.note or found.columns[0], fontsize=7, color=_SOFT)
+    axes.set_xlabel(chart.note or chart.columns[0], fontsize=7, color=_SOFT)
     axes.tick_params(labelsize=8, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
 
-def _plane(found: PCAProjection) -> Figure:
+def _scatter(projection: PCAProjection) -> Figure:
     """Draw labeled points in two dimensions."""
-    figure, axes = _plot(6.4, 5.6, found.title, size=9)
-    x, y = found.points.T.tolist()
+    figure, axes = _plot(6.4, 5.6, projection.title, size=9)
+    x, y = projection.points.T.tolist()
     axes.scatter(x, y, s=8, color=_HEAT, alpha=0.6, linewidth=0)
-    for left, top, label in zip(x, y, found.names, strict=True):
-        axes.annotate(_plain(label), (left, top), (2, 2), textcoords="offset points", fontsize=7, color=_INK)
+    for px, py, label in zip(x, y, projection.names, strict=True):
+        axes.annotate(_plain(label), (px, py), (2, 2), textcoords="offset points", fontsize=7, color=_INK)
     axes.tick_params(labelsize=7, colors=_SOFT, length=0)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -166,56 +166,67 @@ def _plane(found: PCAProjection) -> Figure:
 def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Draw entropy and distance of every head by layer; colors are the labels."""
     figure = _figure(8.4, 3.6, title)
-    left, right = figure.subplots(1, 2)
+    entropy_axes, distance_axes = figure.subplots(1, 2)
     names = list(dict.fromkeys(name.name for p in maps for name in p.summary.labels))
-    words = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
-    places = [f"{words.get(p.title, '')} {p.layer}".strip() for p in maps]
-    for axes, attribute, what in ((left, "entropy", "entropy, nats"), (right, "distance", "distance")):
+    stack_names = {"Encoder self-attention": "enc", "Decoder self-attention": "dec", "Cross-attention": "cross"}
+    map_names = [f"{stack_names.get(p.title, '')} {p.layer}".strip() for p in maps]
+    for axes, attribute, axis_label in (
+        (entropy_axes, "entropy", "entropy, nats"),
+        (distance_axes, "distance", "distance"),
+    ):
         for number, name in enumerate(names):
             points = [
-                (place + (head - p.n_heads / 2) * 0.06, getattr(p.summary, attribute)[head])
-                for place, p in enumerate(maps)
+                (index + (head - p.n_heads / 2) * 0.06, getattr(p.summary, attribute)[head])
+                for index, p in enumerate(maps)
                 for head, label in enumerate(p.summary.labels)
                 if label.name == name
             ]
             axes.scatter(*zip(*points, strict=True), s=16, color=f"C{number}", label=name, linewidth=0)
-        axes.set_xticks(range(len(maps)), places, fontsize=7, rotation=30)
-        _ruled(axes, what)
-    right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.set_xticks(range(len(maps)), map_names, fontsize=7, rotation=30)
+        _ruled(axes, axis_label)
+    distance_axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
-def norms(found: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
+def norms(norms: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     """Draw the norm of the residual stream after each block: mean over tokens, with the range."""
-    if not found:
+    if not norms:
         raise ConfigError("there are no norms to draw; record the outputs of the blocks")
     figure, axes = _plot(6.0, 3.4, title)
-    places = range(len(found))
-    # A line for each stack: from an encoder's last block to a decoder's first nothing flows along the stream.
-    stacks = [path.rpartition(".")[0] for path, _ in found]
+    positions = range(len(norms))
+    # One line per stack, because the residual streams of encoder and decoder are separate.
+    stacks = [path.rpartition(".")[0] for path, _ in norms]
     for number, stack in enumerate(dict.fromkeys(stacks)):
-        mine = [i for i in places if stacks[i] == stack]
-        low, mean, high = ([float(getattr(found[i][1], what)()) for i in mine] for what in ("min", "mean", "max"))
-        said = ("shortest to longest", "mean") if not number else (None, None)
-        axes.fill_between(mine, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=said[0])
-        axes.plot(mine, mean, "o-", color=_HEAT, markersize=4, label=said[1])
-    axes.set_xticks(places, [path for path, _ in found], rotation=30, ha="right", fontsize=7)
+        indices = [i for i in positions if stacks[i] == stack]
+        low, mean, high = (
+            [float(getattr(norms[i][1], statistic)()) for i in indices] for statistic in ("min", "mean", "max")
+        )
+        labels = ("minimum to maximum", "mean") if not number else (None, None)
+        axes.fill_between(indices, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=labels[0])
+        axes.plot(indices, mean, "o-", color=_HEAT, markersize=4, label=labels[1])
+    axes.set_xticks(positions, [path for path, _ in norms], rotation=30, ha="right", fontsize=7)
     axes.set_ylim(bottom=0)
-    _ruled(axes, "length of the residual stream")
+    _ruled(axes, "norm of the residual stream")
     axes.legend(fontsize=7, frameon=False)
     return figure
 
 
-def contribution_bars(found: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
+def contribution_bars(contributions: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
     """Draw one bar per contribution: key, head and share."""
-    parts = [(f"{columns[one.key].strip() or columns[one.key]}, head {one.head}", 100 * one.share) for one in found]
-    return _bars(bar_chart(title, parts, "share of the lengths of all that was added, %"))
+    shares = [
+        (
+            f"{columns[contribution.key].strip() or columns[contribution.key]}, head {contribution.head}",
+            100 * contribution.share,
+        )
+        for contribution in contributions
+    ]
+    return _bars(bar_chart(title, shares, "share of the value-weighted norms of all keys and heads, %"))
 
 
 def patches(
-    image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, chosen: int | None = None, title: str = ""
+    image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, query: int | None = None, title: str = ""
 ) -> Figure:
-    """Draw a gray image and each head's weights over its patches; `chosen` frames the query's patch."""
+    """Draw a gray image and each head's weights over its patches; `query` frames the query's patch."""
     from matplotlib.patches import Rectangle
 
     check_patches(weights, grid)
@@ -225,20 +236,20 @@ def patches(
     figure = _figure(1.7 * across, 1.85 * down, title)
     cells = figure.subplots(down, across, squeeze=False).flatten()
     height, width = image.shape
-    tall, wide, extent = height / rows, width / columns, (0, width, height, 0)
+    patch_height, patch_width, extent = height / rows, width / columns, (0, width, height, 0)
     for number, axes in enumerate(cells):
         axes.set_axis_off()
         if number > H:
             continue
         axes.imshow(image.cpu().numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)
         if number:
-            over = (weights[number - 1] / weights[number - 1].max().clamp(min=1e-12)).view(rows, columns)
-            alpha = (0.75 * over.sqrt()).numpy()
+            relative = (weights[number - 1] / weights[number - 1].max().clamp(min=1e-12)).view(rows, columns)
+            alpha = (0.75 * relative.sqrt()).numpy()
             axes.imshow(torch.ones(rows, columns).numpy(), cmap="autumn", vmin=0, vmax=1.4, alpha=alpha, extent=extent)
-        axes.set_title("the picture" if not number else f"head {number - 1}", fontsize=7, color=_SOFT)
-        if chosen is not None:
-            corner = (chosen % columns * wide, chosen // columns * tall)
-            axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="#ff5a1f", linewidth=1.5))
+        axes.set_title("image" if not number else f"head {number - 1}", fontsize=7, color=_SOFT)
+        if query is not None:
+            corner = (query % columns * patch_width, query // columns * patch_height)
+            axes.add_patch(Rectangle(corner, patch_width, patch_height, fill=False, edgecolor="#ff5a1f", linewidth=1.5))
     return figure
 
 
@@ -246,7 +257,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure as .png, .svg or .pdf; the same figure gives the same file."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"{path.name} is no name for a figure; end it in .png, .svg or .pdf")
+        raise ConfigError(f"unknown figure format of {path.name}; expected a name ending in .png, .svg or .pdf")
     return write_file(drawn(figure, path.suffix, dpi=160, letters="path"), path, "figure")
 
 

@@ -37,10 +37,10 @@ _ASSETS = Path(__file__).parents[1] / "assets"
 _SCRIPTS = ("store.js", "matrix.js", "tokens.js", "more.js", "app.js")
 _THUMB = 34  # cells per side of a thumbnail
 _MOST_TOKENS = 1 << 16  # key indices have 16 bits
-BUDGET = 24 << 20  # bytes of a page's weights, before they are compressed
+BUDGET = 24 << 20  # bytes of a page's weights before compression
 _FINE = 2 << 20  # maximum number of cells stored in 16 bits each
 _SIDES = (256, 192, 128, 96, 64, 48, 32)
-_KEPT = (64, 48, 32, 24, 16, 12, 8, 4)
+_KEYS_PER_ROW = (64, 48, 32, 24, 16, 12, 8, 4)
 
 
 def render_page(report: AttentionReport, *, budget: int = BUDGET) -> str:
@@ -72,11 +72,11 @@ def render_template(
     template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
 ) -> str:
     """Insert everything into a template of `assets/`, so that the page is one file."""
-    parts = {"title": html.escape(title), "style": read_assets(*styles), "script": read_assets(*scripts), "body": body}
+    values = {"title": html.escape(title), "style": read_assets(*styles), "script": read_assets(*scripts), "body": body}
     # Escape "<", because "</" or "<!--" could end the script element.
-    parts["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    values["data"] = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     # In one pass, because user text may look like a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], read_assets(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], read_assets(template))
 
 
 def iframe(text: str, title: str) -> str:
@@ -88,29 +88,41 @@ def iframe(text: str, title: str) -> str:
 
 
 def save_page(
-    shown: AttentionReport | Sequence[Chart | PCAProjection], path: str | Path, *, budget: int = BUDGET, title: str = ""
+    content: AttentionReport | Sequence[Chart | PCAProjection],
+    path: str | Path,
+    *,
+    budget: int = BUDGET,
+    title: str = "",
 ) -> Path:
-    """Write the page of a report, or of charts under a title, to a file. Returns the path.
+    """Write the page of a report, or of charts under a title, to a file.
 
         look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
     Args:
-        shown: A report or a sequence of charts.
+        content: A report or a sequence of charts.
         path: Path of the HTML file.
         budget: Maximum bytes of weights before compression.
         title: Title of a page of charts.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: If the report has more tokens than a page can show.
+        StorageError: If the file cannot be written.
     """
     return write_file(
-        render_page(shown, budget=budget) if isinstance(shown, AttentionReport) else chart_page(title, shown), path
+        render_page(content, budget=budget) if isinstance(content, AttentionReport) else chart_page(title, content),
+        path,
     )
 
 
-def write_file(drawn: str | bytes, path: str | Path, what: str = "page") -> Path:
+def write_file(content: str | bytes, path: str | Path, kind: str = "page") -> Path:
     """Write text or bytes to a file and create its folder."""
     path = Path(path)
-    with refusals(f"the {what} cannot be written to {path}", then="choose another place"):
+    with refusals(f"the {kind} cannot be written to {path}", then="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
@@ -119,8 +131,8 @@ def script_module(*scripts: str) -> str:
 
     Its `show(contents, signal, history, location)` draws until the signal aborts; the last two store the selection.
     """
-    inside = read_assets(*scripts or _SCRIPTS)
-    return f"export function show(data, signal, history, location) {{\n{inside}\nreturn {{ go, state }};\n}}\n"
+    code = read_assets(*scripts or _SCRIPTS)
+    return f"export function show(data, signal, history, location) {{\n{code}\nreturn {{ go, state }};\n}}\n"
 
 
 def read_assets(*names: str) -> str:
@@ -131,21 +143,21 @@ def read_assets(*names: str) -> str:
 def page_data(
     report: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, Any]:
-    """Return the data that the page's scripts read; `on_layer` gets the number of finished layers and of all."""
+    """Return the data for the scripts of the page; `on_layer` is called with finished and total layers."""
     maps = list(report.maps)
     texts: dict[tuple[str, ...], int] = {}  # each list of tokens is stored once
     for attention_map in maps:
         for labels in (attention_map.rows, attention_map.columns):
             texts.setdefault(labels, len(texts))
-    how, layers = plan(maps, budget), []
+    storage, layers = plan(maps, budget), []
     for i, attention_map in enumerate(maps):
         on_layer(i, len(maps))
-        layers.append(_layer(attention_map, texts, how))
+        layers.append(_layer(attention_map, texts, storage))
     first, rollouts, image = maps.index(report.default_map), report.rollouts(), None
     if report.image is not None:
         pixels = base64.b64encode(report.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
         image = {"height": report.image.shape[0], "width": report.image.shape[1], "pixels": pixels}
-    in_order = [attention_map for some in report.stacks.values() for attention_map in some]
+    in_order = [attention_map for stack_maps in report.stacks.values() for attention_map in stack_maps]
     return {
         "title": report.title,
         "metadata": list(report.metadata.items()),
@@ -154,8 +166,12 @@ def page_data(
         "order": [maps.index(attention_map) for attention_map in in_order],
         "start": {"number": first, "head": maps[first].n_heads, "row": report.query},  # all heads
         "rollouts": [
-            {"title": some[0].title, "rows": texts[some[0].rows], "data": encode(quantize(rollouts[stack], 8), 8)}
-            for stack, some in report.stacks.items()
+            {
+                "title": stack_maps[0].title,
+                "rows": texts[stack_maps[0].rows],
+                "data": encode(quantize(rollouts[stack], 8), 8),
+            }
+            for stack, stack_maps in report.stacks.items()
             if stack in rollouts
         ],
         "norms": [
@@ -166,18 +182,18 @@ def page_data(
     }
 
 
-def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], how: StoragePlan) -> dict[str, Any]:
+def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], storage: StoragePlan) -> dict[str, Any]:
     stats = HeadStats(attention_map.layout, attention_map.rows, attention_map.columns)
-    thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, how)
+    thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, storage)
     for rows in attention_map.row_blocks():
         for part in (stats, thumbs, packed):
             part.add(*rows)
     value_norms = None
     if attention_map.value_norms is not None:
-        most = float(attention_map.value_norms.max())
+        largest = float(attention_map.value_norms.max())
         value_norms = {
-            "max": most,
-            "data": encode(quantize(attention_map.value_norms.float() / (most or 1.0), 16), 16),
+            "max": largest,
+            "data": encode(quantize(attention_map.value_norms.float() / (largest or 1.0), 16), 16),
         }
     plain = {name: getattr(attention_map, name) for name in ("path", "stack", "title", "layer", "kind")}
     return plain | {
@@ -221,17 +237,17 @@ class _Thumbnails:
 
 
 def _footer(maps: list[AttentionMap]) -> str:
-    said = ["Made by clearhead inspect."]
-    known = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
-    if known:
-        worst, allowed = max(known)
-        said.append(
+    sentences = ["Made by clearhead inspect."]
+    differences = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
+    if differences:
+        worst, allowed = max(differences)
+        sentences.append(
             "The weights were recomputed from the inputs of each layer. Weights times values differ from the outputs "
             f"of the run by at most {worst:.1g} (tolerance: {allowed:.1g})."
         )
     if any(p.kind != "cross" and len(p.rows) > ROLLOUT_LIMIT for p in maps):
-        said.append(f"Rollout is omitted above {ROLLOUT_LIMIT:,} tokens.")
-    return " ".join((*said, "This page is self-contained."))
+        sentences.append(f"Rollout is omitted above {ROLLOUT_LIMIT:,} tokens.")
+    return " ".join((*sentences, "This page is self-contained."))
 
 
 # ---------------------------------------------------------------------- weights as bytes
@@ -239,11 +255,11 @@ def _footer(maps: list[AttentionMap]) -> str:
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """Storage of weights: complete (no `side`), or tiles of a grid up to side × side with `kept` keys per row."""
+    """Storage of weights: complete (no `side`), or at most side × side tiles and `keys_per_row` keys per row."""
 
     bits: int = 16
     side: int | None = None
-    kept: int = 0
+    keys_per_row: int = 0
 
 
 def plan(maps: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
@@ -254,13 +270,13 @@ def plan(maps: list[AttentionMap], budget: int = BUDGET) -> StoragePlan:
         return StoragePlan(bits=16)
     if cells <= budget:
         return StoragePlan(bits=8)
-    for side, kept in itertools.product(_SIDES, _KEPT):
+    for side, keys_per_row in itertools.product(_SIDES, _KEYS_PER_ROW):
         tiles = sum(2 * H * min(T, side) * min(S, side) for H, T, S in sizes)
-        rows = sum(3 * H * T * min(S, kept) for H, T, S in sizes)  # 2 bytes per key, 1 per weight
+        rows = sum(3 * H * T * min(S, keys_per_row) for H, T, S in sizes)  # 2 bytes per key, 1 per weight
         # The overview takes at most a third.
         if tiles <= budget / 3 and tiles + rows <= budget:
-            return StoragePlan(bits=8, side=side, kept=kept)
-    return StoragePlan(bits=8, side=_SIDES[-1], kept=_KEPT[-1])
+            return StoragePlan(bits=8, side=side, keys_per_row=keys_per_row)
+    return StoragePlan(bits=8, side=_SIDES[-1], keys_per_row=_KEYS_PER_ROW[-1])
 
 
 def quantize(weights: Float[Tensor, "..."], bits: int) -> Tensor:
@@ -275,9 +291,13 @@ def encode(codes: Tensor, bits: int) -> str:
     return base64.b64encode(zlib.compress(raw.tobytes(), 6)).decode()
 
 
-def make_packer(attention_map: AttentionMap, how: StoragePlan) -> _FullMatrices | _TiledMatrices:
+def make_packer(attention_map: AttentionMap, storage: StoragePlan) -> _FullMatrices | _TiledMatrices:
     """Return the encoder of one layer's weights, heads and mean, for this plan."""
-    return _FullMatrices(how.bits) if how.side is None else _TiledMatrices(attention_map, how.side, how.kept)
+    return (
+        _FullMatrices(storage.bits)
+        if storage.side is None
+        else _TiledMatrices(attention_map, storage.side, storage.keys_per_row)
+    )
 
 
 def with_mean(block: Float[Tensor, "heads r S"]) -> Float[Tensor, "H r S"]:
@@ -294,40 +314,40 @@ class _FullMatrices:
         self._parts.append(quantize(with_mean(block), self._bits))
 
     def result(self) -> dict[str, Any]:
-        return {"bits": self._bits, "whole": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
+        return {"bits": self._bits, "matrices": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
 
 
 class _TiledMatrices:
-    def __init__(self, attention_map: AttentionMap, side: int, kept: int) -> None:
+    def __init__(self, attention_map: AttentionMap, side: int, keys_per_row: int) -> None:
         self._sizes = H, T, S = attention_map.n_heads + 1, len(attention_map.rows), len(attention_map.columns)
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
         R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)
         self._largest, self._sums = torch.zeros(H, R, C), torch.zeros(H, R, C)
-        kept = min(kept, S)
-        self._keys = torch.zeros(H, T, kept, dtype=torch.int32)
-        self._weights = torch.zeros(H, T, kept)
+        keys_per_row = min(keys_per_row, S)
+        self._keys = torch.zeros(H, T, keys_per_row, dtype=torch.int32)
+        self._weights = torch.zeros(H, T, keys_per_row)
 
     def add(self, block: Tensor, start: int) -> None:
         H, _, S = self._sizes
-        C, kept = self._sums.shape[-1], self._keys.shape[-1]
+        C, keys_per_row = self._sums.shape[-1], self._keys.shape[-1]
         block = with_mean(block)
-        here = slice(start, start + block.shape[1])
-        rows = torch.arange(here.start, here.stop) // self._tall
+        row_slice = slice(start, start + block.shape[1])
+        rows = torch.arange(row_slice.start, row_slice.stop) // self._tall
         parted = pad(block, (0, C * self._wide - S)).unflatten(-1, (C, self._wide))  # (H, r, C, cells)
         self._largest.scatter_reduce_(1, rows[None, :, None].expand(H, -1, C), parted.amax(-1), "amax")
         self._sums.index_add_(1, rows, parted.sum(-1))
-        best = block.topk(kept, dim=-1)
-        self._keys[:, here], self._weights[:, here] = best.indices.to(torch.int32), best.values
+        top = block.topk(keys_per_row, dim=-1)
+        self._keys[:, row_slice], self._weights[:, row_slice] = top.indices.to(torch.int32), top.values
 
     def result(self) -> dict[str, Any]:
         _, T, S = self._sizes
-        # How many cells each tile has along both sides; the last may have fewer.
+        # Number of cells of each tile along both sides; the last tile may have fewer.
         tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))
         return {
             "bits": 8,
             "tile": [self._tall, self._wide],
             "tiles": list(self._sums.shape[1:]),
-            "kept": self._keys.shape[-1],
+            "keys_per_row": self._keys.shape[-1],
             "largest": [encode(matrix, 8) for matrix in quantize(self._largest, 8)],
             "mean": [encode(matrix, 8) for matrix in quantize(self._sums / (tall[:, None] * wide), 8)],
             "keys": [encode(matrix, 16) for matrix in self._keys],

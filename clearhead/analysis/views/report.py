@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.analysis.measures import entropy, rollout, value_norms
 from clearhead.analysis.tracing.activation_store import path_matches
 from clearhead.analysis.tracing.trace import Trace
-from clearhead.analysis.views.attention_map import AttentionMap, Layout
+from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout
 from clearhead.errors import ConfigError, ShapeError
 
 ROLLOUT_LIMIT = 1024  # tokens: a rollout multiplies T×T matrices
@@ -185,7 +185,7 @@ def _attention_map(
         columns=columns,
         n_heads=H,
         compute_rows=block,
-        layout=Layout(T, S, cross=cross, grid=grid),
+        layout=AxisLayout(T, S, cross=cross, grid=grid),
         value_norms=_value_norms(trace.module(path), values),
         difference=difference,
         tolerance=tolerance,

@@ -26,19 +26,19 @@ from clearhead.analysis.walkthrough.steps import WalkthroughStep, texts
 from clearhead.attention import ScaledDot
 from clearhead.attention.inputs import AttentionInputs
 
-NamedTensors = list[tuple[Tensor, int]]
-"""What has been computed so far in one module, and by which station."""
+IndexedTensors = list[tuple[Tensor, int]]
+"""Tensors computed so far in one module, with the indices of their steps."""
 
 
 @dataclass
 class ModuleCall:
-    """One call of a module: input tensors, output tensor, and the calls of its submodules."""
+    """One call of a module: input tensors, output tensor, and the calls of its submodules (`children`)."""
 
     path: str
     module: nn.Module
-    given: list[Tensor]
-    gave: Tensor | None = None
-    parts: list[ModuleCall] = field(default_factory=list)
+    inputs: list[Tensor]
+    output: Tensor | None = None
+    children: list[ModuleCall] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class ModuleCall:
     def all(self) -> Iterator[ModuleCall]:
         """The call and all calls inside it."""
         yield self
-        for part in self.parts:
+        for part in self.children:
             yield from part.all
 
 
@@ -75,12 +75,12 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         tensors = [x for x in args if isinstance(x, Tensor)]
         tensors = tensors or [x for x in kwargs.values() if isinstance(x, Tensor)][:1]  # masks come later
         visit = ModuleCall(path, module, [x.detach().clone() for x in tensors])
-        (running[-1].parts if running else calls).append(visit)
+        (running[-1].children if running else calls).append(visit)
         running.append(visit)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         first = first_tensor(output)
-        running.pop().gave = None if first is None else first.detach().clone()
+        running.pop().output = None if first is None else first.detach().clone()
 
     with ExitStack() as stack:
         for module in names:
@@ -90,24 +90,24 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
 
 
 class TokenAxis(NamedTuple):
-    """An axis of tokens: symbol of its length, labels, and number of input tokens (the others were generated)."""
+    """An axis of tokens: symbol of its length, labels, and number of input tokens (the rest was generated)."""
 
-    letter: str
+    symbol: str
     tokens: Sequence[str]
-    given: int
+    n_inputs: int
 
 
 class WalkthroughBuilder:
     """Builds the steps from the calls of a traced run.
 
-    `lines` maps prefixes of module paths to token axes, of which the first match is used: {"encoder": …, "": …}.
+    `axes` maps prefixes of module paths to token axes, of which the first match is used: {"encoder": …, "": …}.
     """
 
     def __init__(self, trace: Trace, lines: Mapping[str, TokenAxis]) -> None:
-        self._trace, self._lines = trace, lines
+        self._trace, self._axes = trace, lines
         self._steps: list[WalkthroughStep] = []
-        self._ends: NamedTensors = []  # what stacks and blocks gave: a memory is one of these
-        self._last: Tensor | None = None  # what the model itself gave
+        self._stack_outputs: IndexedTensors = []  # outputs of stacks and blocks; a memory is one of these
+        self._model_output: Tensor | None = None  # output of the model itself
         self.sizes: dict[str, int] = {}
 
     @property
@@ -116,141 +116,160 @@ class WalkthroughBuilder:
 
         A norm is in the stream if its result is added to or leaves a block, which is known only after all steps.
         """
-        stream = {one.sources[0] for one in self._steps if one.role == "add"} | {i for _, i in self._ends}
-        norms = {i for i, one in enumerate(self._steps) if one.role == "norm"}
+        stream = {step.sources[0] for step in self._steps if step.role == "add"} | {i for _, i in self._stack_outputs}
+        norms = {i for i, step in enumerate(self._steps) if step.role == "norm"}
         h = norms - stream
-        memory = {one.sources[0] for one in self._steps if (one.branch, one.role) == ("cross-attention", "k")}
-        done: list[WalkthroughStep] = []
-        for i, one in enumerate(self._steps):
-            own = i if one.role == "norm" else next(iter(one.sources), None)
-            added = [done[j].formula.partition(" = ")[0] for j in one.sources[1:]]  # attention(h), feed_forward(h)
-            words = {"h": "h" if own in h else "x", "added": " + ".join(added)}
+        memory = {step.sources[0] for step in self._steps if (step.branch, step.role) == ("cross-attention", "k")}
+        steps: list[WalkthroughStep] = []
+        for i, step in enumerate(self._steps):
+            source_index = i if step.role == "norm" else next(iter(step.sources), None)
+            added = [steps[j].formula.partition(" = ")[0] for j in step.sources[1:]]  # attention(h), feed_forward(h)
+            placeholders = {"h": "h" if source_index in h else "x", "added": " + ".join(added)}
             kind = "memory" if i in memory else "" if i not in norms else "norm_before" if i in h else "norm_behind"
-            inside = one.section.rpartition(".")[2].isdigit() or kind == "memory"
-            note = texts()[kind]["note"] if kind and inside else one.note
-            done.append(replace(one, formula=one.formula.format_map(words), note=note))
-        return done
+            in_block = step.section.rpartition(".")[2].isdigit() or kind == "memory"
+            note = texts()[kind]["note"] if kind and in_block else step.note
+            steps.append(replace(step, formula=step.formula.format_map(placeholders), note=note))
+        return steps
 
-    def note(self, role: str, values: Tensor, letters: str, **details: Any) -> int:
-        """Add a step and return its index; `letters` are the symbols of its dimensions, separated by blanks."""
-        said, names = texts()[role], tuple(letters.split())
+    def add_step(self, role: str, values: Tensor, symbols: str, **details: Any) -> int:
+        """Add a step and return its index; `symbols` are the symbols of its dimensions, separated by blanks."""
+        role_texts, names = texts()[role], tuple(symbols.split())
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
-        self._steps.append(WalkthroughStep(role=role, symbols=names, values=values, **{**said, **details}))
+        self._steps.append(WalkthroughStep(role=role, symbols=names, values=values, **{**role_texts, **details}))
         return len(self._steps) - 1
 
-    def walk(self, visit: ModuleCall) -> None:
+    def add_call(self, call: ModuleCall) -> None:
         """Add all steps of one call of the model."""
-        self._last = visit.gave
-        self._follow(visit, visit.path, len(self._steps) - 1 if self._steps else None)
+        self._model_output = call.output
+        self._add_stack(call, call.path, len(self._steps) - 1 if self._steps else None)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _follow(self, visit: ModuleCall, section: str, source: int | None) -> int:
+    def _add_stack(self, call: ModuleCall, section: str, source: int | None) -> int:
         """Add the steps of a stack or block and return the index of its output."""
-        computed: NamedTensors = [] if source is None or not visit.given else [(visit.given[0], source)]
-        for part in visit.parts:
-            quiet = part.gave is not None and part.given and not part.parts and same(part.given[0], part.gave)
-            if part.gave is None or quiet:  # dropout in evaluation mode and `nn.Identity` return their input
+        computed: IndexedTensors = [] if source is None or not call.inputs else [(call.inputs[0], source)]
+        for child in call.children:
+            is_identity = (
+                child.output is not None and child.inputs and not child.children and same(child.inputs[0], child.output)
+            )
+            if child.output is None or is_identity:  # dropout in evaluation mode and `nn.Identity` return their input
                 continue
-            streams = part.given and part.given[0].is_floating_point() and part.given[0].dim() in (2, 3)
-            source = self._arrive(part.given[0], computed, visit, section) if streams else None
-            if part.path in self._trace.paths:
-                number = self._attention(part, source, section)
-            elif any(inner.path in self._trace.paths for inner in part.all):
-                number = self._follow(part, part.path, source)
+            has_stream = child.inputs and child.inputs[0].is_floating_point() and child.inputs[0].dim() in (2, 3)
+            source = self._find_or_explain(child.inputs[0], computed, call, section) if has_stream else None
+            if child.path in self._trace.paths:
+                number = self._add_attention(child, source, section)
+            elif any(inner.path in self._trace.paths for inner in child.all):
+                number = self._add_stack(child, child.path, source)
             else:
-                number = self._unit(part, part.gave, source, section)
-            computed.append((part.gave, number))
+                number = self._add_module(child, child.output, source, section)
+            computed.append((child.output, number))
         number = len(self._steps) - 1
-        if visit.gave is not None and computed:
-            number = self._arrive(visit.gave, computed, visit, section)
-            self._ends.append((visit.gave, number))
+        if call.output is not None and computed:
+            number = self._find_or_explain(call.output, computed, call, section)
+            self._stack_outputs.append((call.output, number))
         return number
 
-    def _unit(self, part: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
+    def _add_module(self, call: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
         """Add a module without attention: one step, or two for an embedding of ids and for a feed-forward network."""
-        module, line = part.module, self._line(part.path)
+        module, axis = call.module, self._axis(call.path)
         common: dict[str, Any] = {
-            "module": part.path,
+            "module": call.path,
             "section": section,
             "sources": () if source is None else (source,),
         }
-        matrices = [one for one in part.all if _is_matrix(one.module)]
-        if not part.given:
-            names = {"rows": tuple(line.tokens), "columns": tuple(line.tokens)}
-            return self.note("bias", _first_sequence(x), f"H {line.letter} {line.letter}", **names, **common)
+        matrices = [child for child in call.all if _is_matrix(child.module)]
+        if not call.inputs:
+            names = {"rows": tuple(axis.tokens), "columns": tuple(axis.tokens)}
+            return self.add_step("bias", _first_sequence(x), f"H {axis.symbol} {axis.symbol}", **names, **common)
         if isinstance(module, nn.Embedding):
-            common["sources"] = (self._ids(part, line, section),)
+            common["sources"] = (self._add_ids(call, axis, section),)
             scale = "" if float(getattr(module, "scale", 1.0)) == 1 else " · √M"
-            return self._vectors("embedding", x, line, formula=f"x = E[ids]{scale}", **common)
-        if part.given[0].dim() == 4:
+            return self._add_vectors("embedding", x, axis, formula=f"x = E[ids]{scale}", **common)
+        if call.inputs[0].dim() == 4:
             common["sources"] = tuple(range(len(self._steps)))[-1:]
-            return self._vectors("patches", x, line, **common)
+            return self._add_vectors("patches", x, axis, **common)
         if "norm" in type(module).__name__.lower():
-            return self._vectors("norm", x, line, formula=f"{{h}} = {_norm(module)}", **common)
-        if "position" in part.name:
-            return self._vectors("position", x, line, **_places(part, x), **common)
+            return self._add_vectors("norm", x, axis, formula=f"{{h}} = {_norm(module)}", **common)
+        if "position" in call.name:
+            return self._add_vectors("position", x, axis, **_position_texts(call, x), **common)
         if len(matrices) > 1:
-            return self._feed_forward(part, x, matrices, common)
-        if self._last is not None and same(x, self._last):
-            return self._vectors("logits", x, line, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
-        return self._vectors("linear" if matrices else "between", x, line, **common)
+            return self._add_feed_forward(call, x, matrices, common)
+        if self._model_output is not None and same(x, self._model_output):
+            return self._add_vectors("logits", x, axis, "V", formula=f"logits = {{h}} W{_bias(module)}", **common)
+        return self._add_vectors("linear" if matrices else "between", x, axis, **common)
 
-    def _ids(self, part: ModuleCall, line: TokenAxis, section: str) -> int:
+    def _add_ids(self, call: ModuleCall, axis: TokenAxis, section: str) -> int:
         """Add the ids of an embedding: those of a text, or those generated so far."""
-        writes = line.letter == "T" and len(self._lines) > 1
-        more = not writes and line.given < len(line.tokens)
-        note = f"The first {line.given} are the input; the model generated the others one at a time."
-        common = {"module": part.path, "section": section, "rows": tuple(line.tokens), "note": note if more else ""}
-        return self.note("start" if writes else "tokens", part.given[0][0], line.letter, **common)
+        is_target = axis.symbol == "T" and len(self._axes) > 1
+        has_generated = not is_target and axis.n_inputs < len(axis.tokens)
+        note = f"The first {axis.n_inputs} are the input; the model generated the remaining ones one at a time."
+        common = {
+            "module": call.path,
+            "section": section,
+            "rows": tuple(axis.tokens),
+            "note": note if has_generated else "",
+        }
+        return self.add_step("start" if is_target else "tokens", call.inputs[0][0], axis.symbol, **common)
 
-    def _vectors(self, role: str, x: Tensor, line: TokenAxis, last: str = "M", **details: Any) -> int:
+    def _add_vectors(self, role: str, x: Tensor, axis: TokenAxis, last: str = "M", **details: Any) -> int:
         """Add vectors: one row per token, or one row if the tokens were pooled."""
         x = x[0]
         last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last
         if x.dim() == 1:
-            return self.note(role, x, last, **details)
-        letter = line.letter if len(x) == len(line.tokens) else "N"  # patches do not have [CLS] yet
-        return self.note(role, x, f"{letter} {last}", rows=tuple(line.tokens[-len(x) :]), **details)
+            return self.add_step(role, x, last, **details)
+        symbol = axis.symbol if len(x) == len(axis.tokens) else "N"  # patches do not have [CLS] yet
+        return self.add_step(role, x, f"{symbol} {last}", rows=tuple(axis.tokens[-len(x) :]), **details)
 
-    def _feed_forward(self, part: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: dict[str, Any]) -> int:
-        hidden, down, line = matrices[-1].given[0], matrices[-1], self._line(part.path)
+    def _add_feed_forward(self, call: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: dict[str, Any]) -> int:
+        hidden, down, axis = matrices[-1].inputs[0], matrices[-1], self._axis(call.path)
         if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with its routed tokens
             common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
-            return self._vectors("feed_forward", x, line, **common)
-        activation = type(getattr(part.module, "activation", None)).__name__.replace("NoneType", "activation")
-        inside = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
-        inside = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else inside
+            return self._add_vectors("feed_forward", x, axis, **common)
+        activation = type(getattr(call.module, "activation", None)).__name__.replace("NoneType", "activation")
+        hidden_formula = f"{activation}({{h}} W₁{_bias(matrices[0].module, '₁')})"
+        hidden_formula = "activation({h} W_gate) · ({h} W₁)" if len(matrices) > 2 else hidden_formula
         common |= {"branch": "feed-forward"}
         note = f"{activation}; {float((hidden > 0).float().mean()):.0%} of the hidden features are positive."
-        wide = self._vectors("hidden", hidden, line, "F", formula=f"hidden = {inside}", note=note, **common)
-        common |= {"module": down.path, "sources": (*common["sources"], wide)}
+        hidden_step = self._add_vectors(
+            "hidden", hidden, axis, "F", formula=f"hidden = {hidden_formula}", note=note, **common
+        )
+        common |= {"module": down.path, "sources": (*common["sources"], hidden_step)}
         formula = f"feed_forward({{h}}) = hidden W₂{_bias(down.module, '₂')}"
-        return self._vectors("feed_forward", x, line, formula=formula, **common)
+        return self._add_vectors("feed_forward", x, axis, formula=formula, **common)
 
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
-    def _attention(self, part: ModuleCall, source: int | None, section: str) -> int:
-        call, path, line = self._trace.attention_inputs(part.path), part.path, self._line(part.path)
-        memories = [x for x in part.given[1:2] if not same(x, part.given[0])]
-        keys = next((one for one in self._lines.values() if one.letter == "S"), line) if memories else line
-        heads, rows = (list(range(n)) for n in call.q.shape[-3:-1])
-        scores, allowed = recompute_scores(call, heads, rows, torch.promote_types(call.q.dtype, torch.float32))
-        visible = scores.new_ones(1, call.T, call.S, dtype=torch.bool) if allowed is None else allowed
-        visible = _first_sequence(visible.expand(*visible.shape[:-2], call.T, call.S))
+    def _add_attention(self, call: ModuleCall, source: int | None, section: str) -> int:
+        attention_inputs, path, axis = self._trace.attention_inputs(call.path), call.path, self._axis(call.path)
+        memories = [x for x in call.inputs[1:2] if not same(x, call.inputs[0])]
+        keys = (
+            next((candidate for candidate in self._axes.values() if candidate.symbol == "S"), axis)
+            if memories
+            else axis
+        )
+        heads, rows = (list(range(n)) for n in attention_inputs.q.shape[-3:-1])
+        scores, allowed = recompute_scores(
+            attention_inputs, heads, rows, torch.promote_types(attention_inputs.q.dtype, torch.float32)
+        )
+        visible = (
+            scores.new_ones(1, attention_inputs.T, attention_inputs.S, dtype=torch.bool) if allowed is None else allowed
+        )
+        visible = _first_sequence(visible.expand(*visible.shape[:-2], attention_inputs.T, attention_inputs.S))
         kind = "cross-attention" if memories else "self-attention" if visible.all() else "masked self-attention"
-        T, S = line.letter, keys.letter
-        common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(line.tokens)}
+        T, S = axis.symbol, keys.symbol
+        common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(axis.tokens)}
         # The keys of cross-attention come from the output of a stack.
-        memory = next((i for tensor, i in reversed(self._ends) for x in memories if same(tensor, x)), source)
-        projections = self._projections(part, call, ((line, source), (keys, memory)), common)
+        memory = next((i for tensor, i in reversed(self._stack_outputs) for x in memories if same(tensor, x)), source)
+        projections = self._add_projections(call, attention_inputs, ((axis, source), (keys, memory)), common)
         common["columns"] = tuple(keys.tokens)
-        product = "q kᵀ / √D" if isinstance(call.scores, ScaledDot) else f"{call.scores}(q, k)"
-        biases = [i for i, one in enumerate(self._steps) if one.role == "bias" and call.bias is not None][-1:]
-        formula = f"scores = {product}{'' if call.bias is None else ' + bias'}"
-        first = self.note(
+        product = "q kᵀ / √D" if isinstance(attention_inputs.scores, ScaledDot) else f"{attention_inputs.scores}(q, k)"
+        biases = [i for i, step in enumerate(self._steps) if step.role == "bias" and attention_inputs.bias is not None][
+            -1:
+        ]
+        formula = f"scores = {product}{'' if attention_inputs.bias is None else ' + bias'}"
+        scores_step = self.add_step(
             "scores",
             _first_sequence(scores),
             f"H {T} {S}",
@@ -258,87 +277,96 @@ class WalkthroughBuilder:
             formula=formula,
             **common,
         )
-        own = "1" if len(visible) == 1 else "H"
-        at = self.note(
-            "mask", visible, f"{own} {T} {S}", sources=(first,), **_mask_texts(call, visible, kind), **common
+        mask_heads = "1" if len(visible) == 1 else "H"
+        previous = self.add_step(
+            "mask",
+            visible,
+            f"{mask_heads} {T} {S}",
+            sources=(scores_step,),
+            **_mask_texts(attention_inputs, visible, kind),
+            **common,
         )
-        at = self.note("weights", _first_sequence(self._trace.weights(path)), f"H {T} {S}", sources=(at,), **common)
+        previous = self.add_step(
+            "weights", _first_sequence(self._trace.weights(path)), f"H {T} {S}", sources=(previous,), **common
+        )
         del common["columns"]
-        at = self.note(
-            "heads", _first_sequence(self._trace.heads(path)), f"H {T} D", sources=(at, projections[2]), **common
+        previous = self.add_step(
+            "heads", _first_sequence(self._trace.heads(path)), f"H {T} D", sources=(previous, projections[2]), **common
         )
-        out = next((one for one in reversed(part.parts) if _is_matrix(one.module)), part)
+        out = next((child for child in reversed(call.children) if _is_matrix(child.module)), call)
         del common["rows"]
-        common |= {"module": out.path, "sources": (at,) if source is None else (source, at)}
-        read = "{h}, memory" if memories else "{h}"
-        formula = f"attention({read}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
-        assert part.gave is not None
-        return self._vectors("out", part.gave, line, formula=formula, **common)
+        common |= {"module": out.path, "sources": (previous,) if source is None else (source, previous)}
+        input_names = "{h}, memory" if memories else "{h}"
+        formula = f"attention({input_names}) = concat(head₁, …, head_H) W_O{_bias(out.module, '_O')}"
+        assert call.output is not None
+        return self._add_vectors("out", call.output, axis, formula=formula, **common)
 
-    def _projections(
+    def _add_projections(
         self,
-        part: ModuleCall,
-        call: AttentionInputs,
-        read: Sequence[tuple[TokenAxis, int | None]],
+        call: ModuleCall,
+        attention_inputs: AttentionInputs,
+        sources_by_role: Sequence[tuple[TokenAxis, int | None]],
         common: dict[str, Any],
     ) -> list[int]:
         """Add queries, keys and values, from their projections if these are modules."""
         cross, projections = common["branch"] == "cross-attention", []
-        for role, x in {"q": call.q, "k": call.k, "v": call.v}.items():
-            line, source = read[role != "q"]
-            product = next((one for one in part.parts if one.name == f"{role}_proj"), part)
+        for role, x in {"q": attention_inputs.q, "k": attention_inputs.k, "v": attention_inputs.v}.items():
+            axis, source = sources_by_role[role != "q"]
+            product = next((child for child in call.children if child.name == f"{role}_proj"), call)
             details: dict[str, Any] = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
-            bias = "" if product is part else _bias(product.module, f"_{role.upper()}")
+            bias = "" if product is call else _bias(product.module, f"_{role.upper()}")
             formula = texts()[role]["formula"] + bias
             details["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
             details |= {
                 "module": product.path,
-                "rows": tuple(line.tokens),
+                "rows": tuple(axis.tokens),
                 "sources": () if source is None else (source,),
             }
-            letters = f"{'H' if role == 'q' or call.groups == 1 else 'K'} {line.letter} D"
+            symbols = f"{'H' if role == 'q' or attention_inputs.groups == 1 else 'K'} {axis.symbol} D"
             projections.append(
-                self.note(
-                    role, _first_sequence(x), letters, note=_rotary_note(x, product, part.module), **common | details
+                self.add_step(
+                    role, _first_sequence(x), symbols, note=_rotary_note(x, product, call.module), **common | details
                 )
             )
         return projections
 
     # -- between modules ----------------------------------------------------------------------------------------------
 
-    def _arrive(self, x: Tensor, computed: NamedTensors, visit: ModuleCall, section: str) -> int:
+    def _find_or_explain(self, x: Tensor, computed: IndexedTensors, call: ModuleCall, section: str) -> int:
         """Return the step with these values, or a new one that explains them."""
         for tensor, number in reversed(computed):
             if same(tensor, x):
                 return number
         computed.append(
-            (x, self._between(x, computed, self._line(visit.path), {"module": visit.path, "section": section}))
+            (x, self._explain_operation(x, computed, self._axis(call.path), {"module": call.path, "section": section}))
         )
         return computed[-1][1]
 
-    def _between(self, x: Tensor, computed: NamedTensors, line: TokenAxis, common: dict[str, Any]) -> int:
+    def _explain_operation(self, x: Tensor, computed: IndexedTensors, axis: TokenAxis, common: dict[str, Any]) -> int:
         alike = [(tensor, number) for tensor, number in computed if tensor.shape == x.shape][-6:]
-        for some in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
-            if same(sum(tensor for tensor, _ in some), x):  # type: ignore[arg-type]  # in some order, to the bit
-                return self._vectors("add", x, line, sources=tuple(sorted(number for _, number in some)), **common)
+        for summands in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
+            if same(sum(tensor for tensor, _ in summands), x):  # type: ignore[arg-type]  # in some order, to the bit
+                return self._add_vectors(
+                    "add", x, axis, sources=tuple(sorted(number for _, number in summands)), **common
+                )
         for before, number in reversed(computed):
-            own = common | {"sources": (number,)}
+            step_options = common | {"sources": (number,)}
             if before.dim() == 3 and x.dim() == 3 and same(x[:, -before.shape[1] :], before):
-                return self._vectors("front", x, line, **own)
+                return self._add_vectors("front", x, axis, **step_options)
             if before.dim() == 3 and _equal(before.mean(1), x):
-                return self._vectors("pool", x, line, formula=f"x = mean over {line.letter} of x", **own)
+                return self._add_vectors("pool", x, axis, formula=f"x = mean over {axis.symbol} of x", **step_options)
             if before.dim() == 3 and _equal(before[:, 0], x):
-                return self._vectors("pool", x, line, formula="x = the first token's x", **own)
+                return self._add_vectors("pool", x, axis, formula="x = the first token's x", **step_options)
             for weight in self._trace.module("").parameters():
                 if weight.shape == (x.shape[-1], before.shape[-1]) and _equal(F.linear(before, weight.detach()), x):
-                    return self._vectors("logits", x, line, "V", formula="logits = {h} Eᵀ", **own)
+                    return self._add_vectors("logits", x, axis, "V", formula="logits = {h} Eᵀ", **step_options)
         change = x - computed[-1][0] if alike else x
         constant = alike and _equal(change, change[:, :1].expand_as(change), float(x.abs().max()))
         note = "The same vector was added to every token." if constant else ""
-        return self._vectors("between", x, line, sources=tuple(i for _, i in computed[-1:]), note=note, **common)
+        return self._add_vectors("between", x, axis, sources=tuple(i for _, i in computed[-1:]), note=note, **common)
 
-    def _line(self, path: str) -> TokenAxis:
-        return next(line for start, line in self._lines.items() if path.startswith(start))
+    def _axis(self, path: str) -> TokenAxis:
+        return next(axis for start, axis in self._axes.items() if path.startswith(start))
 
 
 def _is_matrix(module: nn.Module) -> bool:
@@ -370,18 +398,20 @@ def _norm(module: nn.Module) -> str:
     return f"{ratio} · γ" + ("" if getattr(module, "bias", None) is None else " + β")
 
 
-def _places(part: ModuleCall, x: Tensor) -> dict[str, str]:
+def _position_texts(call: ModuleCall, x: Tensor) -> dict[str, str]:
     """Return the text for the kind and size of added positions."""
-    kind = type(getattr(part.module, "choice", part.module)).__name__
-    added = (x - part.given[0])[0, -1].float()
-    start = ", ".join(f"{value:.3f}" for value in added[:4].tolist())
-    note = f"{kind}: added to the last token was P = [{start}, …], with norm {float(added.norm()):.3g}."
+    kind = type(getattr(call.module, "choice", call.module)).__name__
+    position_vector = (x - call.inputs[0])[0, -1].float()
+    first_values = ", ".join(f"{value:.3f}" for value in position_vector[:4].tolist())
+    note = (
+        f"{kind}: added to the last token was P = [{first_values}, …], with norm {float(position_vector.norm()):.3g}."
+    )
     return {**texts().get(f"position_{kind.lower()}", {}), "note": note}
 
 
 def _rotary_note(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
     """Return a note if queries or keys differ from their projection: rotated by position, or normalized."""
-    y = product.gave
+    y = product.output
     if y is None or y.numel() != x.numel() or product.module is layer:
         return ""
     if same(y.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3), x):

@@ -103,7 +103,7 @@ def as_text(
     ]
     metadata = "; ".join(f"{name}: {fact}" for name, fact in walkthrough.metadata.items())
     lines = [walkthrough.title, *textwrap.wrap(metadata, width), *textwrap.wrap(", ".join(letters), width)]
-    explained: set[str] = set()  # why a step is there is said once
+    explained: set[str] = set()  # each explanation is printed once
     for section in walkthrough.sections:
         if section.block is not None and section not in expanded:
             lines += ["", *textwrap.wrap(_summary(walkthrough, section), width, subsequent_indent="   ")]

@@ -70,8 +70,8 @@ class Section:
     title: str
     first: int
     last: int
-    block: int | None = None  # its number in its stack
-    order: str = ""  # of a block: "pre-norm", "post-norm" or "parallel", as it was seen to run
+    block: int | None = None  # index in its stack
+    order: str = ""  # of a block: "pre-norm", "post-norm" or "parallel", as observed in the run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,8 +104,8 @@ class Walkthrough:
         """
         where, role = at
         for step in self.steps:
-            inside = where in ("", step.module, step.section) or step.module.startswith(f"{where}.")
-            if inside and step.role == role:
+            matches_path = where in ("", step.module, step.section) or step.module.startswith(f"{where}.")
+            if matches_path and step.role == role:
                 return step
         roles = ", ".join(dict.fromkeys(step.role for step in self.steps))
         raise ConfigError(f"there is no step {role!r} in {where or 'the model'}; the roles are: {roles}")
@@ -153,25 +153,27 @@ def build_walkthrough(
 
     Args:
         model: A loaded pretrained model, or a module.
-        *model_input: A sentence, a prompt, letters, or an image of a digit (file, number or (height, width) bytes);
-        for a
-            module, its input tensors.
+        *model_input: A sentence, a prompt, letters, or an image of a digit (file, index or (height, width) bytes); for
+            a module, its input tensors.
         max_new_tokens: Maximum number of generated tokens; default: until the end, or 8 for open-ended text.
-        data: Data set from which an image is selected by number.
+        data: Data set from which an image is selected by index.
+
+    Returns:
+        The walkthrough: steps, predictions and sizes.
 
     Raises:
         ConfigError: If the model has no attention that can be recorded.
     """
     if isinstance(model, nn.Module):  # without a tokenizer, tokens are labeled by position
         axes, name = {"encoder": TokenAxis("S", (), 0)} if len(model_input) > 1 else {}, type(model).__name__
-        return _WalkthroughRun(model, name, axes | {"": TokenAxis("T", (), 0)}, None, *model_input).walk(
+        return _WalkthroughRun(model, name, axes | {"": TokenAxis("T", (), 0)}, None, *model_input).result(
             f"A run of {name}"
         )
     trained, text = model, model_input[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new_tokens)
     if isinstance(trained.model, VisionTransformer):
-        return _of_picture(trained, text, data)
+        return _of_image(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
         return _of_text(trained, text, max_new_tokens)
     raise tasks.no_attention_error(trained)
@@ -199,10 +201,10 @@ def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
     axis = TokenAxis("T", trained.tokenizer.tokens(input_ids), len(ids))
     run = _WalkthroughRun(trained.model, trained.name, {"": axis}, text, tasks.ids_tensor(trained, input_ids))
     if not generated:
-        return run.walk(tasks.shorten_text(text))
+        return run.result(tasks.shorten_text(text))
     answer = trained.tokenizer.decode([i for i in generated if i not in trained.stops])
     run.add_predictions(generated, trained.tokenizer.tokens, first=len(ids) - 1)
-    return run.walk(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
+    return run.result(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
 
 def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
@@ -213,17 +215,17 @@ def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
     inputs = (tasks.ids_tensor(trained, half) for half in (input_ids, target))
     run = _WalkthroughRun(trained.model, trained.name, axes, text, *inputs)
     run.add_predictions(generated.written, tokens)
-    return run.walk(f"{tasks.shorten_text(text)} → {generated.target}")
+    return run.result(f"{tasks.shorten_text(text)} → {generated.target}")
 
 
-def _of_picture(trained: Pipeline, model_input: str | Tensor, data: Path | None) -> Walkthrough:
+def _of_image(trained: Pipeline, model_input: str | Tensor, data: Path | None) -> Walkthrough:
     pixels = model_input if isinstance(model_input, Tensor) else tasks.read_image(trained, model_input, data)
     tokens = tasks.patch_labels(trained)
     axis = TokenAxis("T", tokens, len(tokens))
     run = _WalkthroughRun(trained.model, trained.name, {"": axis}, pixels, tasks.image_input(trained, pixels))
     run.add_predictions([int(run.output[0].argmax())], lambda ids: [str(i) for i in ids])
-    name = "a picture" if isinstance(model_input, Tensor) else Path(model_input).name
-    return run.walk(f"{name} → {run.predictions[0].token.token}")
+    name = "an image" if isinstance(model_input, Tensor) else Path(model_input).name
+    return run.result(f"{name} → {run.predictions[0].token.token}")
 
 
 class _WalkthroughRun:
@@ -232,7 +234,7 @@ class _WalkthroughRun:
     def __init__(
         self, model: nn.Module, name: str, axes: dict[str, TokenAxis], model_input: str | Tensor | None, *inputs: Tensor
     ) -> None:
-        self._model, self._name, self._lines = model, name, axes
+        self._model, self._name, self._axes = model, name, axes
         self.predictions: list[Prediction] = []
         with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as recorded, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
@@ -242,22 +244,22 @@ class _WalkthroughRun:
         for start, axis in axes.items():
             if not axis.tokens:
                 size = recorded.attention_inputs([path for path in recorded.paths if path.startswith(start)][-1]).T
-                axes[start] = TokenAxis(axis.letter, [str(i) for i in range(size)], size)
-        self._guide = guide = WalkthroughBuilder(recorded, axes)
+                axes[start] = TokenAxis(axis.symbol, [str(i) for i in range(size)], size)
+        self._builder = builder = WalkthroughBuilder(recorded, axes)
         if isinstance(model_input, str):
             letters = tuple(model_input.strip())
-            guide.note(
+            builder.add_step(
                 "characters", torch.tensor(list(map(ord, letters))), "characters", module="", section="", rows=letters
             )
         elif model_input is not None:
-            guide.note("pixels", model_input, "height width", module="", section="")
-        guide.walk(visits[0])
+            builder.add_step("pixels", model_input, "height width", module="", section="")
+        builder.add_call(visits[0])
 
     def add_predictions(
         self, token_ids: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0
     ) -> None:
         """Add the predictions from row `first` on, and the final steps."""
-        axis, guide = self._lines[""], self._guide
+        axis, builder = self._axes[""], self._builder
         logits = self.output[0].reshape(-1, self.output.shape[-1])  # (T, V), or (1, V) of classes
         is_single = logits.shape[0] == 1 and len(axis.tokens) > 1
         probabilities = logits[first : first + len(token_ids)].float().softmax(-1).cpu()
@@ -268,28 +270,30 @@ class _WalkthroughRun:
             words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
             word = TokenProbability(tokens([id_])[0], id_, float(probabilities[i, id_]))
             self.predictions.append(Prediction(() if is_single else tuple(axis.tokens[: first + i + 1]), words, word))
-        steps, rows = guide.steps, () if is_single else tuple(axis.tokens[first:])
+        steps, rows = builder.steps, () if is_single else tuple(axis.tokens[first:])
         common: dict[str, Any] = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
-        letter = "1" if is_single else axis.letter if first == 0 else "steps"
+        letter = "1" if is_single else axis.symbol if first == 0 else "steps"
         cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
-        remainder_note = f"All the others together get {float(1 - best.values.sum(-1).mean()):.2g} on average."
+        remainder_note = (
+            f"The remaining tokens have a total probability of {float(1 - best.values.sum(-1).mean()):.2g} on average."
+        )
         kwargs = {"cells": cells, "sources": (len(steps) - 1,), "note": remainder_note}
-        at = guide.note("softmax", best.values, f"{letter} {best.values.shape[1]}", **kwargs, **common)
+        at = builder.add_step("softmax", best.values, f"{letter} {best.values.shape[1]}", **kwargs, **common)
         kwargs = {"cells": tuple((prediction.token.token,) for prediction in self.predictions), "sources": (at,)}
-        guide.note("answer" if is_single else "next", torch.tensor(token_ids), letter, **kwargs, **common)
+        builder.add_step("answer" if is_single else "next", torch.tensor(token_ids), letter, **kwargs, **common)
 
-    def walk(self, title: str) -> Walkthrough:
-        """All that was noted."""
-        guide, (*earlier, last) = self._guide, self._guide.steps
+    def result(self, title: str) -> Walkthrough:
+        """Return the walkthrough of the recorded steps."""
+        builder, (*earlier, last) = self._builder, self._builder.steps
         if last.role == "norm" and last.shape == self.output.shape[1:]:  # the output of an encoder
             common = {"module": "", "section": "", "rows": last.rows, "sources": (len(earlier),)}
-            guide.note("vectors", self.output[0], " ".join(last.symbols), **common)
+            builder.add_step("vectors", self.output[0], " ".join(last.symbols), **common)
         kind = type(self._model).__name__
         parameters = f"{sum(p.numel() for p in self._model.parameters()):,}"
         metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "parameters": parameters}
         if len(self.predictions) > 1:
-            metadata["generated"] = f"{len(self.predictions)} tokens, each the likeliest"
-        generated: dict[str, Any] = {"steps": guide.steps, "predictions": self.predictions, "sizes": guide.sizes}
+            metadata["generated"] = f"{len(self.predictions)} tokens, greedily"
+        generated: dict[str, Any] = {"steps": builder.steps, "predictions": self.predictions, "sizes": builder.sizes}
         return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **generated)
 
 

@@ -66,7 +66,7 @@ def train(world: World, kind: str, counted: dict[str, int]) -> dict[str, int]:
     """Return the bytes that this process stores after a step."""
     model = tiny_decoder().build()
     sample = example(model, "Decoder", tokens=13, batch=2)
-    shared = world.share(model)
+    shared = world.wrap(model)
     if kind == "ddp":
 
         def hook(state, bucket):

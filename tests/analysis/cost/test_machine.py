@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.analysis.cost import AttentionSizes, Machine, cost, preset
 from clearhead.analysis.cost import measure as machines
-from clearhead.analysis.cost.measure import Measured
+from clearhead.analysis.cost.measure import MeasuredCost
 from clearhead.masks import window
 from tests.analysis.cost.subjects import SUBJECTS
 from tests.analysis.cost.test_operations import length
@@ -188,9 +188,9 @@ def test_host_times_come_from_two_depths_and_ignore_outliers(monkeypatch):
         assert (tokens, batch, dtype) == (8, 1, torch.float32)
         n = launches(config, training)
         begin, issue = host[training]
-        return Measured((begin + issue * n) * (10.0 if next(timings) % 5 == 3 else 1.0), 0)
+        return MeasuredCost((begin + issue * n) * (10.0 if next(timings) % 5 == 3 else 1.0), 0)
 
     monkeypatch.setattr(machines, "measure", measure)
-    machine = machines.with_issue(PLAIN)
+    machine = machines.add_host_times(PLAIN)
     assert machine.host_launch_s == pytest.approx({"forward": 0.25, "training": 0.5})
     assert machine.host_pass_s == pytest.approx({"forward": 7.0, "training": 11.0})

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from clearhead.analysis.measures import value_weighted_norms
-from clearhead.analysis.views.attention_map import AttentionMap, Layout
+from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout
 from clearhead.analysis.views.page import render_page
 from clearhead.analysis.views.report import AttentionReport
 from clearhead.masks import causal
@@ -168,7 +168,7 @@ def test_two_thousand_tokens_by_tiles(tmp_path):
         columns=tuple(words),
         n_heads=H,
         compute_rows=block,
-        layout=Layout(T, T),
+        layout=AxisLayout(T, T),
     )
     found = clicked(tmp_path, AttentionReport(title="long", maps=[attention_map]), "long.js", budget=2 << 20)
     # The page kept fewer keys than there are: the largest must be exact, to the eighth of a bit that it stores.

@@ -146,7 +146,7 @@ class TestFigures:
         assert [bar.get_width() for bar in bars.patches] == pytest.approx([40, 20])
         assert [label.get_text() for label in bars.get_yticklabels()] == ["mundo, head 0", "Hola, head 1"]
         weights = softmax(2, 12)
-        drawn = figures.patches(torch.zeros(6, 8, dtype=torch.uint8), weights, (3, 4), chosen=5).axes
+        drawn = figures.patches(torch.zeros(6, 8, dtype=torch.uint8), weights, (3, 4), query=5).axes
         over = torch.tensor(drawn[2].images[1].get_alpha())
         torch.testing.assert_close(over, 0.75 * (weights[1] / weights[1].max()).sqrt().view(3, 4))
         frame = drawn[2].patches[0]
@@ -172,5 +172,5 @@ class TestFigures:
             figures.norms([])
         with pytest.raises(ShapeError, match="5 weights for 3×4"):
             figures.patches(torch.zeros(6, 8, dtype=torch.uint8), torch.ones(2, 5), (3, 4))
-        with pytest.raises(ConfigError, match=r"a\.txt is no name for a figure"):
+        with pytest.raises(ConfigError, match=r"unknown figure format of a\.txt"):
             figures.save(figures.heat(torch.zeros(1, 1), ["a"], ["b"]), tmp_path / "a.txt")

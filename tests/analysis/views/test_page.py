@@ -15,7 +15,7 @@ import torch
 from clearhead.analysis.measures import rollout
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views import attention_map as attention_map_module
-from clearhead.analysis.views.attention_map import AttentionMap, Layout
+from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout
 from clearhead.analysis.views.page import BUDGET, StoragePlan, make_packer, plan, quantize, render_page, save_page
 from clearhead.analysis.views.report import AttentionReport, attention_maps, build_report
 from clearhead.errors import ConfigError, ShapeError
@@ -62,7 +62,7 @@ class TestPacking:
     @pytest.mark.parametrize("bits", [8, 16])
     def test_whole_weights_come_back_within_half_a_step(self, bits):
         attention_map = a_picture()
-        stored = collected(attention_map, StoragePlan(bits=bits))["whole"]
+        stored = collected(attention_map, StoragePlan(bits=bits))["matrices"]
         everything = attention_map.all_heads().double()
         expected = torch.cat((everything, everything.mean(0, keepdim=True)))
         step = 1 / ((1 << bits) - 1)
@@ -75,7 +75,7 @@ class TestPacking:
         """Against loops over the whole matrices, whichever blocks the rows came in."""
         monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 19 * rows_at_once)
         attention_map = a_picture()
-        stored = collected(attention_map, StoragePlan(bits=8, side=7, kept=4))
+        stored = collected(attention_map, StoragePlan(bits=8, side=7, keys_per_row=4))
         everything = attention_map.all_heads()
         matrices = torch.cat((everything, everything.mean(0, keepdim=True)))
         tall, wide = 4, 3  # ⌈23 / 7⌉ and ⌈19 / 7⌉
@@ -108,9 +108,9 @@ class TestPacking:
             how = of(T, layers, H)
             assert how.side is not None
             heads = layers * (H + 1)
-            assert heads * (2 * how.side**2 + 3 * T * how.kept) <= BUDGET
+            assert heads * (2 * how.side**2 + 3 * T * how.keys_per_row) <= BUDGET
             assert how.side >= 64
-            assert how.kept >= 8
+            assert how.keys_per_row >= 8
 
 
 class TestPage:
@@ -129,7 +129,7 @@ class TestPage:
             assert found["texts"][one["rows"]] == tokens
             weights = t.weights(path)[1]
             for head in range(6):
-                stored = decoded(one["pack"]["whole"][head], 16, 7, 7)
+                stored = decoded(one["pack"]["matrices"][head], 16, 7, 7)
                 torch.testing.assert_close(stored, weights[head].double(), atol=2e-5, rtol=0)
             projection = model.get_submodule(path).o_proj.weight.detach()
             values = t.values(path)[1].detach()
@@ -183,15 +183,17 @@ class TestPage:
             return torch.stack((near.softmax(-1), (near + torch.sin(keys * 1.0)).softmax(-1)))
 
         tokens = tuple(f"w{i}" for i in range(T))
-        long = AttentionMap(path="x", rows=tokens, columns=tokens, n_heads=2, compute_rows=block, layout=Layout(T, T))
+        long = AttentionMap(
+            path="x", rows=tokens, columns=tokens, n_heads=2, compute_rows=block, layout=AxisLayout(T, T)
+        )
         path = save_page(AttentionReport(title="long", maps=[long]), tmp_path / "sub" / "long.html")
         assert path.stat().st_size < 30e6
         data = data_of(path.read_text(encoding="utf-8"))
         assert data["rollouts"] == []
         assert "Rollout is omitted above 1,024 tokens" in data["footer"]
         stored = data["maps"][0]["pack"]
-        assert "whole" not in stored
-        assert stored["kept"] >= 64
+        assert "matrices" not in stored
+        assert stored["keys_per_row"] >= 64
 
     @pytest.mark.bad_input
     def test_mistakes(self):

@@ -9,7 +9,7 @@ import torch
 
 from clearhead.analysis.measures import entropy, mean_attention_distance, rollout, value_norms, value_weighted_norms
 from clearhead.analysis.views import attention_map as attention_map_module
-from clearhead.analysis.views.attention_map import AttentionMap, Layout, classify_head, is_punctuation
+from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout, classify_head, is_punctuation
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import causal
 from clearhead.nn import MultiHeadAttention
@@ -35,7 +35,7 @@ class TestMeasures:
         torch.testing.assert_close(mean_attention_distance(weights), torch.tensor(by_hand))
 
     def test_distance_on_a_grid_is_euclidean(self):
-        apart = Layout(7, 7, grid=(2, 3)).distances(0, 7)  # one token before the six patches
+        apart = AxisLayout(7, 7, grid=(2, 3)).distances(0, 7)  # one token before the six patches
         assert apart[1, 6] == pytest.approx(math.sqrt(1 + 4))  # (0, 0) to (1, 2)
         assert apart[3, 4] == pytest.approx(math.sqrt(1 + 4))  # (0, 2) to (1, 0)
         assert apart[0].tolist() == [0.0] * 7
@@ -200,13 +200,13 @@ class TestLabels:
         assert with_margin.scores["broad"] == pytest.approx(3 / self.T)
 
     def test_cross_attention_has_its_own_diagonal(self):
-        layout = Layout(6, 11, cross=True)
+        layout = AxisLayout(6, 11, cross=True)
         (found,) = classify_head(only(2 * torch.arange(6), 6, 11), layout=layout)
         assert found.name == "diagonal"
         assert "previous token" not in found.scores
 
     def test_patches_of_a_picture(self):
-        layout = Layout(12, 12, grid=(3, 4))
+        layout = AxisLayout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
         along = (rows[:, None] == rows) & ~torch.eye(12, dtype=torch.bool)
         (found,) = classify_head((along / 3.0)[None], layout=layout)

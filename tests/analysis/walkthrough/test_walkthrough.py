@@ -378,7 +378,7 @@ def test_the_page_in_a_browser(tmp_path):
         "Head 3 of 8",
         [[f"{float(f'{v:.4g}'):.2f}" for v in row] for row in weights[3].tolist()],
     ]
-    assert found["softmax"][0] == f"{walk.stations.index(walk['decoder.blocks.0.cross_attention', 'weights'])}. Softmax"
+    assert found["softmax"][0] == f"{walk.steps.index(walk['decoder.blocks.0.cross_attention', 'weights'])}. Softmax"
     below = walk.steps.index(walk["decoder.blocks.1.cross_attention", "weights"])
     assert found["below"] == [f"{below}. Softmax", "Decoder block 1 · pre-norm · cross-attention", f"{below}/3"]
     assert found["folded"] == [f"{stack} block {i}" for stack in ("Encoder", "Decoder") for i in (0, 2, 3)]

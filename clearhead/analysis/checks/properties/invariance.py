@@ -153,9 +153,11 @@ class CacheConsistency(Property):
             return _feed(harness, second, cache, one_by_one, half)
 
         for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
-            yield self._compare(
-                harness, kind, lambda cache, sizes=sizes: _feed(harness, inputs, cache, sizes), expected
-            )  # type: ignore[misc]
+
+            def fed(cache: Any, sizes: list[int] = sizes) -> Tensor:
+                return _feed(harness, inputs, cache, sizes)
+
+            yield self._compare(harness, kind, fed, expected)
         B = inputs.x.shape[0]
         if T >= 2 and B > 1 and reorder is not None:
             rows = (torch.arange(B).roll(1) // 2 * 2) % B if B > 2 else torch.tensor([1, 0])
