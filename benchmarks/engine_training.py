@@ -27,7 +27,7 @@ from clearhead import data
 from clearhead.data import FixedSize, LanguageModeling, WindowSplit
 from clearhead.masks import causal, every, window
 from clearhead.models import DecoderConfig, presets
-from clearhead.nn import under
+from clearhead.nn import apply_mask
 from clearhead.training import Constant, Progress, TrainConfig, Trainer
 
 _WARM, _STEPS = 20, 60  # of which the first are not counted: compiling, recording, clocks
@@ -174,7 +174,7 @@ def train_under(setting: Setting) -> Iterator[Row]:
 
     # One after the other: what a block compiles, it compiles once.
     seconds = seconds_of(setting, step)
-    with under(model, mask):
+    with apply_mask(model, mask):
         ours = seconds_of(setting, step)[0]
     if not setting.trial:
         _attend_by(model, flex_way(mask, T, torch.device(setting.device)))

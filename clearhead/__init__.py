@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clearhead.generation import generate
     from clearhead.hub import load, pipeline
     from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
-    from clearhead.nn import KVCache, MultiHeadAttention, under
+    from clearhead.nn import KVCache, MultiHeadAttention, apply_mask
     from clearhead.training import train
 
 lazy(__name__)
@@ -42,6 +42,7 @@ __all__ = [
     "ZeroAblation",
     "__version__",
     "analysis",
+    "apply_mask",
     "attend",
     "attention",
     "check",
@@ -56,5 +57,4 @@ __all__ = [
     "save",
     "trace",
     "train",
-    "under",
 ]

@@ -80,7 +80,7 @@ class GPT(nn.Module):
         offset = 0 if cache is None else cache.length
         x = self.positions(self.embedding(ids), torch.arange(offset, offset + ids.shape[1]))  # (B, T, M)
         for i, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.at(i))
+            x = block(x, None if cache is None else cache[i])
         return self.embedding.logits(self.norm(x))  # (B, T, V): the embedding's own matrix, tied
 
 

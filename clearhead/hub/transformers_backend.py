@@ -20,7 +20,7 @@ from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import Scaled, ScaledDot
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask, allow, causal, documents, full, window
-from clearhead.nn.apply_mask import attend_under
+from clearhead.nn.apply_mask import attend_with_applied_masks
 
 NAME = "clearhead"
 _FAR = 1 << 30  # no text is longer
@@ -55,7 +55,7 @@ def attention(
         mask = causal()
     scores = ScaledDot() if scaling is None else Scaled(float(scaling))
     how: dict[str, Any] = {"scores": scores, "normalizer": Softmax(dropout=dropout), "bias": bias}
-    out = attend_under(query, key, value, mask, **how, query_offset=offset)
+    out = attend_with_applied_masks(query, key, value, mask, **how, query_offset=offset)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -168,8 +168,8 @@ class CTCEncoder(Stack):
             mask = and_masks(padding(lengths // self.config.frame_stacking), mask)
         frames = (frames - self.config.mean) / self.config.std
         before = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
-        if cache is not None and cache.at(_FRAMES).holds_memory:
-            before = cache.at(_FRAMES).recall()[0][:, 0]
+        if cache is not None and cache[_FRAMES].is_cross:
+            before = cache[_FRAMES].get()[0][:, 0]
         x = self.run_blocks(
             self.add_positions(self.embedding(frames, before)), mask=and_masks(self.config.mask, mask), cache=cache
         )
@@ -181,10 +181,10 @@ class CTCEncoder(Stack):
         """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
         used = frames.shape[1] - frames.shape[1] % self.config.frame_stacking
         last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
-        cache.at(_FRAMES).remember(last, last)
+        cache[_FRAMES].set_cross(last, last)
         if self.streaming.left_context is not None:
             extra = cache.length - self.streaming.left_context
-            cache.forget(max(0, extra - extra % self.streaming.chunk))
+            cache.evict_oldest(max(0, extra - extra % self.streaming.chunk))
 
     def _check_piece(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
         if lengths is not None:

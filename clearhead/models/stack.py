@@ -160,10 +160,10 @@ class Stack(nn.Module):
         offset, T = 0 if cache is None else cache.length, x.shape[-2]
         if self.positions is not None and not self.adds_positions:
             bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
-        with nullcontext() if cache is None else cache.undone_on_error():
+        with nullcontext() if cache is None else cache.rollback_on_error():
             for i in range(self.n_layers):
                 block = self.blocks[i % len(self.blocks)]  # layers may share one block
-                part = None if cache is None else cache.at(i)
+                part = None if cache is None else cache[i]
                 layer_mask = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
                 x = block(x, mask=layer_mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         return self.norm(x)

@@ -3,7 +3,7 @@ begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values in 
 
 from __future__ import annotations
 
-from clearhead.nn.apply_mask import under
+from clearhead.nn.apply_mask import apply_mask
 from clearhead.nn.attention import AttentionConfig, Biases, MultiHeadAttention
 from clearhead.nn.block import Block, BlockConfig, BlockParts
 from clearhead.nn.embeddings import FrameEmbedding, PatchEmbedding, SoundEmbedding, TokenEmbedding
@@ -47,5 +47,5 @@ __all__ = [
     "TokenEmbedding",
     "TruncatedNormal",
     "Xavier",
-    "under",
+    "apply_mask",
 ]

@@ -1,9 +1,12 @@
-"""Multi-head attention: project, attend in every head at once, put the heads together, project back.
+"""Multi-head attention.
 
     MultiHead(Q, K, V) = concat(head_1, …, head_H) W_O        head_h = attend(Q W_Q^h, K W_K^h, V W_V^h)
 
-The H small projections are kept as one (M, H·D) matrix each: the same numbers, one product. `AttentionConfig` says the
-sizes of a layer, and what they must be to each other, once for layers, blocks and models."""
+The projections of all heads are stored as one (M, H·D) matrix. `AttentionConfig` defines the sizes of a layer and their
+constraints, for layers, blocks and models.
+
+    B batch   T queries   S keys   M model width   H query heads   K key/value heads   D head width
+"""
 
 from __future__ import annotations
 
@@ -27,21 +30,25 @@ from clearhead.nn.kv_cache import KVCache
 
 @runtime_checkable
 class Rotation(Protocol):
-    """A position encoding that turns queries and keys, such as `positions.Rotary`."""
+    """A position encoding that rotates queries and keys, such as `positions.Rotary`."""
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor: ...
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return `x` (…, T, D) rotated by the angles of `positions` (T,)."""
+        ...
 
 
 @runtime_checkable
-class Normalisation(Protocol):
-    """A norm by its settings, such as `layers.RMSNorm`."""
+class NormSpec(Protocol):
+    """The settings of a norm, such as `nn.RMSNorm`."""
 
-    def build(self, d: int) -> nn.Module: ...
+    def build(self, d: int) -> nn.Module:
+        """Return a norm of vectors of width `d`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Biases(Value):
-    """Which linear maps of a block add a bias: those to queries, keys and values, the one back, the feed-forward's."""
+    """Which linear layers of a block have a bias: projections (q, k, v, out) and feed-forward network (ff)."""
 
     q: bool = True
     k: bool = True
@@ -51,58 +58,83 @@ class Biases(Value):
 
     @classmethod
     def of(cls, bias: bool | Biases) -> Biases:
-        """What a field `bias` says: True is all of them, False none."""
+        """Convert a `bias` argument: True is all biases, False none."""
         return bias if isinstance(bias, Biases) else cls(q=bias, k=bias, v=bias, out=bias, ff=bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Config):
-    """What `MultiHeadAttention` is made of. Blocks and Transformers are configured by these fields and more."""
+    """The arguments of `MultiHeadAttention`. The configurations of blocks and Transformers add fields to these.
 
-    called: ClassVar[str] = "MultiHeadAttention"  # whose arguments they are
+    Args:
+        d_model: Model width M.
+        n_heads: Number of query heads H.
+        n_kv_heads: Number of key/value heads K. Fewer than `n_heads` is grouped-query attention. Default: `n_heads`.
+        d_head: Head width D. Default: d_model / n_heads.
+        bias: Whether the linear layers have biases: all, none, or as `Biases` lists them.
+        scores: Score function of queries and keys.
+    """
+
+    called: ClassVar[str] = "MultiHeadAttention"  # the class named in error messages
 
     d_model: Count
     n_heads: Count
-    n_kv_heads: Count | None = None  # fewer than n_heads: grouped-query attention; None: as many
-    d_head: Count | None = None  # None: d_model / n_heads
-    bias: bool | Biases = True  # of every linear map, or of some
-    scores: DotScores = ScaledDot()  # how alike a query and a key are
+    n_kv_heads: Count | None = None
+    d_head: Count | None = None
+    bias: bool | Biases = True
+    scores: DotScores = ScaledDot()
 
     @property
     def biases(self) -> Biases:
-        """Which linear maps add one."""
+        """Which linear layers have a bias."""
         return Biases.of(self.bias)
 
     @property
     def head_width(self) -> int:
-        """D: `d_head`, or its default."""
+        """D: `d_head`, or d_model / n_heads."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def kv_heads(self) -> int:
-        """K: `n_kv_heads`, or its default."""
+        """K: `n_kv_heads`, or `n_heads`."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     def validate(self) -> None:
         require(
             self.d_head is not None or self.d_model % self.n_heads == 0,
-            f"{self.owner}: d_model is {self.d_model} and n_heads is {self.n_heads}; expected a width that the heads "
-            "divide: change one of them, or give d_head",
+            f"{self.owner}: d_model is {self.d_model} and n_heads is {self.n_heads}; expected a multiple of n_heads: "
+            "change one of them, or give d_head",
         )
         require(
             self.n_heads % self.kv_heads == 0,
             f"{self.owner}: n_heads is {self.n_heads} and n_kv_heads is {self.n_kv_heads}; expected a multiple of "
-            "n_kv_heads, so that each key head serves equally many query heads",
+            "n_kv_heads, so that each key head serves the same number of query heads",
         )
 
 
 class MultiHeadAttention(nn.Module):
     """Self- and cross-attention with H query heads and K key/value heads.
 
-    `n_kv_heads` below `n_heads` is grouped-query attention (1: multi-query). `d_head` defaults to d_model / n_heads.
-    `d_key` and `d_value` are the widths of what is attended to, where they are not d_model. `dropout` drops attention
-    weights in training. `bias` may also say which of the maps add one. `qk_norm` normalises the queries and the keys of
-    every head before they are turned. `scores` and `normalizer` are any of the attention room's choices."""
+        attention = MultiHeadAttention(512, 8)
+        y = attention(x, mask=causal())            # self-attention
+        y = attention(x, memory)                   # cross-attention
+
+    Args:
+        d_model: Width of queries and outputs.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key/value heads. Fewer than `n_heads` is grouped-query attention, 1 is multi-query
+            attention. Default: `n_heads`.
+        d_head: Head width. Default: d_model / n_heads.
+        bias: Whether the projections have biases: all, none, or as `Biases` lists them.
+        dropout: Dropout of attention weights in training.
+        rotary: Rotates queries and keys by their positions.
+        qk_norm: Norm of the queries and keys of each head, applied before the rotation.
+        scores: Score function. Default: `ScaledDot()`.
+        normalizer: Turns scores into weights. Default: `Softmax()`.
+        d_key: Width of `key`, if it is not d_model.
+        d_value: Width of `value`, if it is not `d_key`.
+        impl: Implementation of `attend`.
+    """
 
     def __init__(
         self,
@@ -114,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool | Biases = True,
         dropout: float = 0.0,
         rotary: Rotation | None = None,
-        qk_norm: Normalisation | None = None,
+        qk_norm: NormSpec | None = None,
         scores: Scores | None = None,
         normalizer: Normalizer | None = None,
         d_key: int | None = None,
@@ -155,21 +187,33 @@ class MultiHeadAttention(nn.Module):
         bias: Float[Tensor, "..."] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "*B T M"]:
-        """`key` defaults to `query` (self-attention), `value` to `key`.
+        """Apply attention to `query`.
 
-        With a cache, self-attention adds its keys and values to those seen before, and the mask is read at the right
-        place: pass plain `causal()`. Cross-attention computes its memory's keys and values once."""
+        With a cache, self-attention appends the new keys and values to it and the queries continue its positions, so
+        the mask stays the same, such as `causal()`. Cross-attention computes keys and values in the first call only.
+
+        Args:
+            query: Inputs of the queries, (B, T, M).
+            key: Inputs of the keys, (B, S, d_key). Default: `query` (self-attention).
+            value: Inputs of the values, (B, S, d_value). Default: `key`.
+            mask: Pairs that may attend.
+            bias: Added to the scores; broadcasts to (B, H, T, S).
+            cache: Cache of this layer, usually `cache[layer]["self"]`.
+
+        Returns:
+            Outputs, (B, T, M).
+        """
         self._check(query, key, value)
         query_offset = cache.length if cache is not None and key is None else None
         if query_offset is not None and as_mask(mask).depends_on_length:
-            raise MaskError(f"{mask} draws anew for every length and cannot be used with a cache that grows")
-        with nullcontext() if cache is None else cache.undone_on_error():
-            place = None if query_offset is None or cache is None else query_offset + cache.forgotten
-            q = self._turned(self.q_proj(query), self.n_heads, self.q_norm, place)  # (B, H, T, D)
-            k, v = self._keys_values(query, key, value, place, cache)  # (B, K, S, D)
-            learns = q.requires_grad or (bias is not None and bias.requires_grad)
-            if query_offset is not None and learns and not k.requires_grad and torch.is_grad_enabled():
-                # Backward wants them as they are, and the cache will write on beside them.
+            raise MaskError(f"{mask} depends on the length and cannot be used with a cache that grows")
+        with nullcontext() if cache is None else cache.rollback_on_error():
+            start = None if query_offset is None or cache is None else query_offset + cache.n_evicted
+            q = self._norm_and_rotate(self.q_proj(query), self.n_heads, self.q_norm, start)  # (B, H, T, D)
+            k, v = self._keys_values(query, key, value, start, cache)  # (B, K, S, D)
+            needs_grad = q.requires_grad or (bias is not None and bias.requires_grad)
+            if query_offset is not None and needs_grad and not k.requires_grad and torch.is_grad_enabled():
+                # Backward needs them unchanged, and later calls write to the same buffer.
                 k, v = k.clone(), v.clone()
             normalizer = self.training_normalizer if self.training else self.normalizer
             out = attend(
@@ -183,52 +227,53 @@ class MultiHeadAttention(nn.Module):
                 query_offset=query_offset,
                 impl=self.impl,
             )
-        return self.o_proj(out.transpose(-2, -3).flatten(-2))  # of (B, H, T, D)
+        return self.o_proj(out.transpose(-2, -3).flatten(-2))  # from (B, H, T, D)
 
-    def _turned(self, x: Tensor, heads: int, norm: nn.Module | None, query_offset: int | None) -> Tensor:
-        """Projected queries or keys (…, T, heads · D) as heads (…, heads, T, D), with norm and turned by position."""
+    def _norm_and_rotate(self, x: Tensor, heads: int, norm: nn.Module | None, start: int | None) -> Tensor:
+        """Split projected queries or keys (…, T, heads · D) into heads, normalize and rotate them: (…, heads, T, D)."""
         x = self._split(x, heads)
         x = x if norm is None else norm(x)
         if self.rotary is None:
             return x
-        start = 0 if query_offset is None else query_offset
+        start = 0 if start is None else start
         return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
 
     def _keys_values(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, query_offset: int | None, cache: KVCache | None
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, start: int | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor]:
-        if cache is not None and cache.holds_memory and key is not None:
-            k, v = cache.recall()
+        """Return keys and values (…, K, S, D), from the cache if they are stored there."""
+        if cache is not None and cache.is_cross and key is not None:
+            k, v = cache.get()
             if key.shape[-2] != k.shape[-2]:
                 raise ShapeError(
-                    f"the cache keeps a memory of {k.shape[-2]} tokens and was given one of {key.shape[-2]}; "
-                    "a new memory needs a new KVCache"
+                    f"key has {key.shape[-2]} tokens, but the cache stores an encoder output of {k.shape[-2]} tokens; "
+                    "use a new KVCache for another encoder output"
                 )
             return k, v
         source = query if key is None else key
-        k = self._turned(self.k_proj(source), self.n_kv_heads, self.k_norm, query_offset)
+        k = self._norm_and_rotate(self.k_proj(source), self.n_kv_heads, self.k_norm, start)
         v = self._split(self.v_proj(source if value is None else value), self.n_kv_heads)
         if cache is None:
             return k, v
-        return cache.append(k, v) if key is None else cache.remember(k, v)
+        return cache.append(k, v) if key is None else cache.set_cross(k, v)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        """(B, T, heads·D) → (B, heads, T, D), without a copy."""
+        """Reshape (B, T, heads·D) to (B, heads, T, D), as a view."""
         return x.unflatten(-1, (heads, self.d_head)).transpose(-2, -3)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        """Raise ShapeError unless the inputs have the widths of the projections."""
         if key is None and value is not None:
             raise ShapeError("value was given without key; give both, or neither for self-attention")
         if key is None and self.k_proj.in_features != self.d_model:
-            raise ShapeError(f"this layer attends to vectors {self.k_proj.in_features} wide; give it key (and value)")
-        given = {"query": query, "key": key, "value": value if value is not None else key}
-        for (name, x), layer in zip(given.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
-            wanted = f"expected (batch, length, {layer.in_features})"
+            raise ShapeError(f"key is missing; this layer expects keys of width {self.k_proj.in_features}")
+        inputs = {"query": query, "key": key, "value": value if value is not None else key}
+        for (name, x), layer in zip(inputs.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
+            expected = f"expected (batch, length, {layer.in_features})"
             if x is not None and x.dim() < 2:
-                raise ShapeError(f"{name} has {x.dim()} dimension(s); {wanted}")
+                raise ShapeError(f"{name} has {x.dim()} dimension(s); {expected}")
             if x is not None and x.shape[-1] != layer.in_features:
-                made = f"this layer was made for {layer.in_features}"
-                raise ShapeError(f"{name} is {x.shape[-1]} wide; {made}: {wanted}")
+                raise ShapeError(f"{name} has width {x.shape[-1]}; {expected}")
 
     def extra_repr(self) -> str:
         kv = "" if self.n_kv_heads == self.n_heads else f", n_kv_heads={self.n_kv_heads}"
@@ -236,7 +281,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _normalizers(normalizer: Normalizer | None, dropout: float) -> tuple[Normalizer, Normalizer]:
-    """How to weigh when evaluating, and when training."""
+    """Return the normalizers for evaluation and for training."""
     normalizer = Softmax() if normalizer is None else normalizer
     if isinstance(normalizer, Softmax):
         return replace(normalizer, dropout=0.0), replace(normalizer, dropout=dropout or normalizer.dropout)

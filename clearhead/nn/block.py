@@ -103,7 +103,7 @@ class Block(nn.Module):
         self._check(memory)
         own = other = cache
         if cache is not None and self.cross_attention is not None:
-            own, other = cache.at("self"), cache.at("cross")
+            own, other = cache["self"], cache["cross"]
         first, entered = self.norm1, x
         x = self.residual(
             x, first, lambda h: self._end(self.after1, self.attention(h, mask=mask, bias=bias, cache=own)), entered

@@ -102,18 +102,18 @@ def q(*shape, dtype=torch.float32):
         (lambda: GumbelSoftmax(0.0), ConfigError, "expected a number above 0"),
         (lambda: Bilinear(0, 7), ConfigError, "d_query is 0"),
         (lambda: MultiHeadAttention("12", 3), ConfigError, "d_model is '12'; expected a whole number of at least 1"),
-        (lambda: MultiHeadAttention(10, 3), ConfigError, "d_model is 10 and n_heads is 3; expected a width that"),
+        (lambda: MultiHeadAttention(10, 3), ConfigError, "d_model is 10 and n_heads is 3; expected a multiple"),
         (lambda: MultiHeadAttention(12, 6, n_kv_heads=4), ConfigError, "multiple of n_kv_heads"),
         (lambda: MultiHeadAttention(0, 1), ConfigError, "d_model is 0; expected a whole number of at least 1"),
         (lambda: MultiHeadAttention(6, 2, normalizer=HardMax(), dropout=0.1), ConfigError, "HardMax has none"),
-        (lambda: MultiHeadAttention(6, 2)(q(2, 5, 7)), ShapeError, "query is 7 wide.*made for 6"),
+        (lambda: MultiHeadAttention(6, 2)(q(2, 5, 7)), ShapeError, "query has width 7.*length, 6"),
         (lambda: MultiHeadAttention(6, 2)(q(6)), ShapeError, "query has 1 dimension"),
         (
             lambda: MultiHeadAttention(6, 2)(q(2, 5, 6), value=q(2, 5, 6)),
             ShapeError,
             "value was given without key",
         ),
-        (lambda: MultiHeadAttention(6, 2, d_key=5)(q(2, 5, 6)), ShapeError, "give it key"),
+        (lambda: MultiHeadAttention(6, 2, d_key=5)(q(2, 5, 6)), ShapeError, "key is missing"),
         (
             lambda: MultiHeadAttention(6, 2)(q(2, 5, 6), mask=torch.ones(5, 5).bool()),
             MaskTypeError,
@@ -125,8 +125,8 @@ def q(*shape, dtype=torch.float32):
             "cache that grows",
         ),
         (lambda: KVCache(0), ConfigError, "capacity is 0"),
-        (lambda: KVCache().truncate(1), ShapeError, "0 tokens to 1"),
-        (lambda: KVCache().recall(), ShapeError, "empty"),
+        (lambda: KVCache().crop(1), ShapeError, "0 tokens to 1"),
+        (lambda: KVCache().get(), ShapeError, "empty"),
         (lambda: KVCache().reorder(torch.tensor([0.0])), DtypeError, "1-D integer"),
     ],
 )
@@ -140,12 +140,12 @@ def test_says_what_is_wrong(call, error, words):
 def test_a_cache_refuses_another_batch_and_dtype():
     cache = KVCache()
     cache.append(q(2, 3, 5, 7), q(2, 3, 5, 7))
-    with pytest.raises(ShapeError, match="a new sequence needs a new KVCache"):
+    with pytest.raises(ShapeError, match="use a new KVCache for new sequences"):
         cache.append(q(3, 3, 1, 7), q(3, 3, 1, 7))
-    with pytest.raises(DtypeError, match=r"holds torch\.float32"):
+    with pytest.raises(DtypeError, match=r"stores torch\.float32"):
         cache.append(q(2, 3, 1, 7).double(), q(2, 3, 1, 7).double())
     memory = KVCache()
-    memory.remember(q(), q())
+    memory.set_cross(q(), q())
     with pytest.raises(ShapeError, match="cannot grow"):
         memory.append(q(), q())
 
@@ -153,19 +153,19 @@ def test_a_cache_refuses_another_batch_and_dtype():
 @pytest.mark.parametrize(
     ("ask", "error", "words"),
     [
-        (lambda cache: cache.truncate(1.5), ShapeError, "a cache of 5 tokens to 1.5"),
-        (lambda cache: cache.truncate(None), ShapeError, "to None"),
-        (lambda cache: cache.truncate(6), ShapeError, "to 6"),
+        (lambda cache: cache.crop(1.5), ShapeError, "a cache of 5 tokens to 1.5"),
+        (lambda cache: cache.crop(None), ShapeError, "to None"),
+        (lambda cache: cache.crop(6), ShapeError, "to 6"),
         (lambda cache: cache.reorder([0, 1]), DtypeError, "got a list"),
-        (lambda cache: cache.reorder(torch.tensor([0, 2])), ShapeError, "rows hold 2.*rows 0 … 1"),
-        (lambda cache: cache.reorder(torch.tensor([-1])), ShapeError, "rows hold -1"),
+        (lambda cache: cache.reorder(torch.tensor([0, 2])), ShapeError, "rows contains 2.*rows 0 … 1"),
+        (lambda cache: cache.reorder(torch.tensor([-1])), ShapeError, "rows contains -1"),
         (lambda cache: KVCache(2.5), ConfigError, "capacity is 2.5"),
     ],
 )
 def test_a_cache_refuses_what_it_cannot_do_and_stays_as_it_is(ask, error, words):
     cache = KVCache()
-    cache.at(0).append(q(), q())
+    cache[0].append(q(), q())
     with pytest.raises(error, match=words):
         ask(cache)
     assert cache.length == 5
-    assert cache.at(0).recall()[0].shape == (2, 3, 5, 7)
+    assert cache[0].get()[0].shape == (2, 3, 5, 7)

@@ -208,7 +208,7 @@ def test_memory_stays_flat_for_an_hour(name, monkeypatch):
     for _ in range(3_600 * 1_000 // len(piece)):
         listener.push(piece)
         held.append(tensors(listener, set()))
-    assert listener._cache.forgotten > 17_900  # moments of an hour, but for the last
+    assert listener._cache.n_evicted > 17_900  # moments of an hour, but for the last
     assert max(held[-60:]) == max(held[60:120])
 
 

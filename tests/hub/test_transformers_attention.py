@@ -86,9 +86,11 @@ def test_generation_writes_the_same(name):
 def test_a_window_costs_a_window(monkeypatch):
     """What a sliding window becomes is an expression, not a matrix."""
     seen = []
-    attend = ours.attend_under
+    attend = ours.attend_with_applied_masks
     monkeypatch.setattr(
-        ours, "attend_under", lambda q, k, v, mask, **how: seen.append(mask) or attend(q, k, v, mask, **how)
+        ours,
+        "attend_with_applied_masks",
+        lambda q, k, v, mask, **how: seen.append(mask) or attend(q, k, v, mask, **how),
     )
     made("mistral", "clearhead")(ids_of())
     assert [mask.count(T, T) for mask in seen] == 2 * [(causal() & window(6, 0)).count(T, T)]
@@ -103,7 +105,7 @@ def test_under_a_mask_it_is_the_dense_mask(name, way):
     dense = allowed.dense(T, T).expand(2, 1, T, T)
     wanted = outcome(made(name), input_ids=ids_of(), attention_mask=torch.where(dense, 0.0, -torch.inf).double())
     model = made(name, way)
-    with ch.under(model, LOCAL):
+    with ch.apply_mask(model, LOCAL):
         got = outcome(model, input_ids=ids_of())
     same(got, wanted)
 
@@ -113,7 +115,7 @@ def test_under_a_mask_it_is_the_dense_mask(name, way):
 def test_generation_under_a_mask_is_the_model_read_again_at_every_step(way, padding):
     model = made("llama", way)
     given = {} if padding is None else {"attention_mask": padding.long()}
-    with ch.under(model, LOCAL):
+    with ch.apply_mask(model, LOCAL):
         how = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
         cached = model.generate(ids_of(), **given, **how)
         again = model.generate(ids_of(), **given, **how, use_cache=False)
@@ -129,11 +131,11 @@ class TestBadInput:
 
     def test_attention_written_by_hand(self):
         model = made("llama", "eager")
-        with pytest.raises(ConfigError, match="attn_implementation='sdpa'"), ch.under(model, LOCAL):
+        with pytest.raises(ConfigError, match="attn_implementation='sdpa'"), ch.apply_mask(model, LOCAL):
             model(ids_of())
 
     def test_a_cache_with_empty_room(self):
         model = made("llama")
         how = {"max_new_tokens": 5, "cache_implementation": "static", "pad_token_id": 0}
-        with pytest.raises(MaskError, match="empty room"), ch.under(model, LOCAL):
+        with pytest.raises(MaskError, match="preallocated cache"), ch.apply_mask(model, LOCAL):
             model.generate(ids_of(), **how)

@@ -64,7 +64,7 @@ def test_in_chunks_then_truncated_then_on(decoder, assert_close, sizes, keep, se
     with torch.no_grad():
         cache = KVCache(capacity=2)
         assert_close(stepwise(decode(decoder), ids, sizes, cache), decoder(ids))
-        cache.truncate(keep)
+        cache.crop(keep)
         assert cache.length == keep
         again = stepwise(decode(decoder), other, [2], cache)
         assert_close(again, decoder(torch.cat((ids[:, :keep], other), 1))[:, keep:])
@@ -105,7 +105,7 @@ def test_encoder_decoder_reordered_and_truncated(encoder_decoder, assert_close):
         cache = KVCache()
         encoder_decoder.decode(target, memory, memory_mask=padding(lengths), cache=cache)
         cache.reorder(order)
-        cache.truncate(3)
+        cache.crop(3)
         hidden = padding(lengths[order])
         got = encoder_decoder.decode(new, memory[order], memory_mask=hidden, cache=cache)
         whole = torch.cat((target[order, :3], new), 1)

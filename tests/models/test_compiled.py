@@ -166,7 +166,7 @@ def test_decoding_goes_on_after_reordering(assert_close):
         cache = KVCache()
         run(ids, cache=cache)
         cache.reorder(order)
-        cache.truncate(4)
+        cache.crop(4)
         parts = [run(new[:, i : i + 1], cache=cache) for i in range(3)]
         assert_close(torch.cat(parts, 1), model(torch.cat((ids[order, :4], new), 1))[:, 4:])
 

@@ -60,7 +60,7 @@ def test_a_window_keeps_the_size_of_the_window(mask):
             held.append((cache.length, cache.n_bytes))
     assert held[-1] == held[10]
     assert cache.length <= model.streaming.left_context + model.streaming.chunk
-    assert cache.at(0).length + cache.at(0).forgotten == 25 * model.streaming.chunk
+    assert cache[0].length + cache[0].n_evicted == 25 * model.streaming.chunk
 
 
 def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
@@ -115,8 +115,8 @@ def test_other_mistakes_are_told():
         model(torch.randn(1, 8, 6))
     with pytest.raises(DtypeError, match="such as `Mel` gives"):
         FrameEmbedding(5, 2, 12)(torch.zeros(1, 8, 5, dtype=torch.int64))
-    with pytest.raises(ShapeError, match="cannot forget 7 of the 3 tokens"):
-        cache.forget(7)
+    with pytest.raises(ShapeError, match="cannot evict 7 of the 3 tokens"):
+        cache.evict_oldest(7)
 
 
 def test_patches_of_time_are_a_convolution():
@@ -140,5 +140,5 @@ def test_what_is_forgotten_turns_nothing_else():
         whole, cache, parts = layer(x, mask=mask), KVCache(), []
         for piece in x.split(2, dim=1):
             parts.append(layer(piece, mask=mask, cache=cache))
-            cache.forget(max(0, cache.length - 3))
+            cache.evict_oldest(max(0, cache.length - 3))
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)

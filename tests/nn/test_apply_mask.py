@@ -73,7 +73,7 @@ def same(ours, theirs):
 def test_forward_and_backward_are_those_of_the_dense_mask(how):
     x = torch.randn(2, T, M, dtype=torch.float64)
     model = made(**how)
-    with ch.under(model, MASK):
+    with ch.apply_mask(model, MASK):
         ours = outcome(model, x)
     same(ours, outcome(made(MASK, **how), x))
     torch.testing.assert_close(model(x), made(**how)(x))  # afterwards it is as it was
@@ -85,7 +85,7 @@ def test_forward_and_backward_are_those_of_the_dense_mask(how):
 def test_layers_are_chosen_by_path(layers, chosen):
     x = torch.randn(2, T, M, dtype=torch.float64)
     model = made()
-    with ch.under(model, MASK, layers=layers):
+    with ch.apply_mask(model, MASK, layers=layers):
         ours = outcome(model, x)
     same(ours, outcome(made(MASK, chosen), x))
 
@@ -93,7 +93,7 @@ def test_layers_are_chosen_by_path(layers, chosen):
 def test_masks_meet_where_blocks_are_nested():
     x = torch.randn(2, T, M, dtype=torch.float64)
     model = made()
-    with ch.under(model, window(4, 4)), ch.under(model, MASK, layers="layers.1"):
+    with ch.apply_mask(model, window(4, 4)), ch.apply_mask(model, MASK, layers="layers.1"):
         got = model(x)
     wanted = made(window(4, 4), [0, 2])
     wanted.layers[1].dense = MASK & window(4, 4)
@@ -103,7 +103,7 @@ def test_masks_meet_where_blocks_are_nested():
 def test_another_model_is_left_alone():
     x = torch.randn(2, T, M, dtype=torch.float64)
     other, model = made(), made()
-    with ch.under(model, MASK):
+    with ch.apply_mask(model, MASK):
         model(x)
         torch.testing.assert_close(other(x), made()(x), rtol=0, atol=0)
 
@@ -112,7 +112,7 @@ def test_torchs_own_layers():
     torch.manual_seed(3)
     layer = nn.TransformerEncoderLayer(M, H, 17, dropout=0.0, batch_first=True, dtype=torch.float64).eval()
     x = torch.randn(2, T, M, dtype=torch.float64)
-    with ch.under(layer, MASK):
+    with ch.apply_mask(layer, MASK):
         got = layer(x)
     torch.testing.assert_close(got, layer(x, src_mask=~MASK.dense(T, T)))
 
@@ -125,7 +125,7 @@ def test_our_own_models_and_their_generation():
     masked = DecoderConfig(**how, mask=causal() & local).build().eval()
     masked.load_state_dict(model.state_dict())
     ids = torch.randint(31, (2, T))
-    with ch.under(model, local):
+    with ch.apply_mask(model, local):
         got, written = model(ids), ch.generate(model, ids[:, :5], max_new_tokens=9)
     torch.testing.assert_close(got, masked(ids))
     wanted, plain = (ch.generate(other, ids[:, :5], max_new_tokens=9) for other in (masked, model))
@@ -134,7 +134,7 @@ def test_our_own_models_and_their_generation():
     assert not torch.allclose(written.log_probs, plain.log_probs)
 
     encoder = EncoderConfig(**how).build().eval()
-    with ch.under(encoder, full()):
+    with ch.apply_mask(encoder, full()):
         assert torch.equal(encoder(ids), encoder(ids))
 
 
@@ -146,12 +146,12 @@ def test_our_own_compiled_blocks():
     ids, local = torch.randint(31, (2, T)), window(3, 0) | every(5)
     with torch.no_grad():
         plain = model(ids)
-        with ch.under(model, local):
+        with ch.apply_mask(model, local):
             masked = model(ids)
         for block in model.blocks:
             block.compile(backend="aot_eager")
         for mask, wanted in ((local, masked), (full(), plain), (local, masked)):
-            with ch.under(model, mask):
+            with ch.apply_mask(model, mask):
                 torch.testing.assert_close([model(ids), model(ids)], [wanted, wanted])
         torch.testing.assert_close(model(ids), plain)
 
@@ -162,22 +162,22 @@ class TestBadInput:
 
     def test_attention_by_hand_is_not_seen(self):
         model = nn.Sequential(nn.Linear(M, M)).double()
-        with pytest.raises(ConfigError, match="under no attention: Sequential never called"), ch.under(model, MASK):
+        with pytest.raises(ConfigError, match=r"Sequential never called.*no effect"), ch.apply_mask(model, MASK):
             model(self.x)
-        with ch.under(model, MASK):
+        with ch.apply_mask(model, MASK):
             pass  # nothing ran: nothing to say
 
     def test_an_error_inside_is_the_one_that_is_seen(self):
         model = made()
-        with pytest.raises(ZeroDivisionError), ch.under(model, MASK):
+        with pytest.raises(ZeroDivisionError), ch.apply_mask(model, MASK):
             raise ZeroDivisionError
-        with pytest.raises(RuntimeError), ch.under(model, MASK):
+        with pytest.raises(RuntimeError), ch.apply_mask(model, MASK):
             model(self.x[..., :5])
         torch.testing.assert_close(model(self.x), made()(self.x), rtol=0, atol=0)
 
     def test_a_layer_that_is_not_there(self):
         with pytest.raises(ConfigError, match=r"no module 'layer\.1'; did you mean 'layers\.1'"):
-            ch.under(made(), MASK, layers="layer.1").__enter__()
+            ch.apply_mask(made(), MASK, layers="layer.1").__enter__()
 
     def test_another_sequence(self):
         class Cross(nn.Module):
@@ -187,11 +187,11 @@ class TestBadInput:
         q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 7, 4)
         with (
             pytest.raises(MaskError, match="5 queries attend to 7 keys of another sequence"),
-            ch.under(cross := Cross(), MASK),
+            ch.apply_mask(cross := Cross(), MASK),
         ):
             cross(q, k)
         empty = torch.arange(7) < 6
-        with pytest.raises(MaskError, match="this cache has empty room"), ch.under(cross, MASK):
+        with pytest.raises(MaskError, match="preallocated cache"), ch.apply_mask(cross, MASK):
             cross(q[..., -1:, :], k, empty[None])
         assert cross(q, k).shape == q.shape
 
@@ -205,7 +205,7 @@ class TestBadInput:
         model = nn.Sequential(*(Attention() for _ in range(6))).double()
         with torch.no_grad():
             plain = model(self.x)
-            with ch.under(model, MASK):
+            with ch.apply_mask(model, MASK):
                 masked = model(self.x)
             for i, layer in enumerate(model):
                 if how == "its forward":
@@ -216,9 +216,9 @@ class TestBadInput:
                     layer.compile(backend="aot_eager")
             same([model(self.x)], [plain])
             for _ in range(2):
-                with ch.under(model, MASK):
+                with ch.apply_mask(model, MASK):
                     same([model(self.x), model(self.x)], [masked, masked])
-                with ch.under(model, MASK, layers=["0", "1", "2", "3", "4", "5"]):
+                with ch.apply_mask(model, MASK, layers=["0", "1", "2", "3", "4", "5"]):
                     same([model(self.x)], [masked])
             same([model(self.x)], [plain])
         # Outside and in each of the four blocks. One for every layer would be six times as many.
@@ -226,4 +226,4 @@ class TestBadInput:
 
     def test_a_compiled_model(self):
         with pytest.raises(ConfigError, match="is compiled"):
-            ch.under(torch.compile(made()), MASK).__enter__()
+            ch.apply_mask(torch.compile(made()), MASK).__enter__()

@@ -184,12 +184,12 @@ class TestCache:
     def test_reorder_takes_histories_along(self):
         cache = KVCache()
         for name in ("self", "cross"):
-            part = cache.at(0).at(name)
-            keep = part.append if name == "self" else part.remember
+            part = cache[0][name]
+            keep = part.append if name == "self" else part.set_cross
             keep(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3.0).view(3, 1, 1, 1))
         cache.reorder(torch.tensor([2, 0, 0, 1]))
         for name in ("self", "cross"):
-            assert cache.at(0).at(name).recall()[0].flatten().tolist() == [2, 0, 0, 1]
+            assert cache[0][name].get()[0].flatten().tolist() == [2, 0, 0, 1]
 
     def test_truncate_then_go_on(self):
         layer = MultiHeadAttention(14, 2).eval()
@@ -197,7 +197,7 @@ class TestCache:
         cache = KVCache()
         with torch.no_grad():
             layer(x[:, :5], mask=causal(), cache=cache)
-            cache.truncate(2)
+            cache.crop(2)
             assert cache.length == 2
             rest = layer(x[:, 2:], mask=causal(), cache=cache)
             torch.testing.assert_close(rest, layer(x, mask=causal())[:, 2:])
@@ -231,7 +231,7 @@ class TestCache:
             torch.testing.assert_close(layer(x, memory, cache=cache), layer(x, memory))
             with pytest.raises(ShapeError, match="mask"):
                 layer(x, memory, cache=cache, mask=padding([1, 2]))
-            assert cache.holds_memory
+            assert cache.is_cross
 
     @pytest.mark.bad_input
     def test_tokens_and_a_memory_are_not_taken_for_each_other(self):
@@ -240,20 +240,20 @@ class TestCache:
         tokens, kept = KVCache(), KVCache()
         layer(x, cache=tokens)
         layer(x, memory, cache=kept)
-        with pytest.raises(ShapeError, match="holds 5 tokens of self-attention"):
+        with pytest.raises(ShapeError, match="stores 5 tokens of self-attention"):
             layer(x, memory, cache=tokens)
-        with pytest.raises(ShapeError, match="keeps a memory and cannot grow"):
+        with pytest.raises(ShapeError, match="stores an encoder output and cannot grow"):
             layer(x, cache=kept)
-        with pytest.raises(ShapeError, match="a memory of 7 tokens and was given one of 6"):
+        with pytest.raises(ShapeError, match=r"key has 6 tokens.*an encoder output of 7"):
             layer(x, memory[:, 1:], cache=kept)
         assert tokens.length == 5
         torch.testing.assert_close(layer(x, memory, cache=kept), layer(x, memory))
 
     def test_says_what_it_holds(self):
         cache = KVCache()
-        cache.at(0).append(torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 5))
-        assert repr(cache) == "KVCache(3 tokens, 1 parts)"
-        assert repr(cache.at(0)) == "KVCache(3 tokens, room for 64)"
+        cache[0].append(torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 5))
+        assert repr(cache) == "KVCache(3 tokens, 1 children)"
+        assert repr(cache[0]) == "KVCache(3 tokens, capacity 64)"
         assert cache.n_bytes == 2 * 2 * 64 * 5 * 4
 
 
@@ -261,7 +261,7 @@ def test_what_a_cache_forgot_stays_as_it_was_for_those_who_hold_it():
     cache, first, other = KVCache(), *(torch.randn(1, 2, 5, 4) for _ in range(2))
     held, _ = cache.append(first, first)
     before = held.clone()
-    cache.truncate(3)
+    cache.crop(3)
     k, v = cache.append(other[..., :2, :], other[..., :2, :])
     assert torch.equal(held, before)
     assert torch.equal(k, torch.cat([first[..., :3, :], other[..., :2, :]], -2))

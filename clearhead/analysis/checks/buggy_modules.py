@@ -259,11 +259,11 @@ GALLERY: dict[str, Bug] = {
         "cache = no cache", "a window is ignored when decoding",
     ),
     "cache not reordered for beams": Bug(  # only of the first layer
-        _language(caching=Caching(new=KVCache, reorder=lambda cache, rows: cache.at(0).reorder(rows))),
+        _language(caching=Caching(new=KVCache, reorder=lambda cache, rows: cache[0].reorder(rows))),
         "cache = no cache", "not reordered for beams",
     ),
     "cache not truncated": Bug(
-        _language(caching=Caching(new=KVCache, truncate=lambda cache, length: cache.at(0).truncate(length))),
+        _language(caching=Caching(new=KVCache, truncate=lambda cache, length: cache[0].crop(length))),
         "cache = no cache", "truncation is incomplete",
     ),
 }  # fmt: skip

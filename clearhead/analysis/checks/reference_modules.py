@@ -69,7 +69,7 @@ class Language(nn.Module):
         hidden = self.hidden(ids.shape[1], start, keep)
         for i, (attention, norm) in enumerate(zip(self.attention, self.norms, strict=True)):
             y = norm(x)
-            x = x + attention(y, y, hidden, None if cache is None else cache.at(i))
+            x = x + attention(y, y, hidden, None if cache is None else cache[i])
         return self.head(self.last(x))
 
     def positions(self, ids: Tensor, keep: Tensor | None, start: int) -> Tensor:

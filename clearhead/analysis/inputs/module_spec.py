@@ -100,7 +100,7 @@ def _reorder(cache: Any, rows: Tensor) -> None:
 
 def _truncate(cache: Any, length: int) -> None:
     """Keep the first `length` tokens."""
-    cache.truncate(length)
+    cache.crop(length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,7 +224,7 @@ class _XTransformersCache:
     def reorder(self, rows: Tensor) -> None:
         self._change(lambda x: x[rows])
 
-    def truncate(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         self._change(lambda x: x[..., :length, :])
         self.last.cache_length = length
 

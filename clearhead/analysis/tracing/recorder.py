@@ -119,7 +119,7 @@ class AttentionRecorder:
         if running and running[-1].cache is not None:  # the outermost module read the cache length at its start
             context = replace(running[-1], path=path, call=context.call)
         elif isinstance(cache, KVCache):
-            context = replace(context, cache=cache, past=None if cache.holds_memory else cache.length)
+            context = replace(context, cache=cache, past=None if cache.is_cross else cache.length)
         self.has_run = True
         running.append(context)
         self._record("input", (*args, *kwargs.values()), context)

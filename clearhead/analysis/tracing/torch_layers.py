@@ -21,7 +21,7 @@ from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, dr
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.masks import Mask, forbid
-from clearhead.nn.apply_mask import from_sdpa
+from clearhead.nn.apply_mask import attend_kwargs_from_sdpa
 
 
 def to_padded(x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def nested_padding(x: Tensor) -> Tensor:
 
 def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[AttentionInputs, None]:
     """Convert the arguments of `F.scaled_dot_product_attention`; tensors without heads get one."""
-    arguments: dict[str, Any] = from_sdpa(*args, **kwargs)
+    arguments: dict[str, Any] = attend_kwargs_from_sdpa(*args, **kwargs)
     arguments |= {name: x.detach() for name, x in arguments.items() if isinstance(x, Tensor)}
     return AttentionInputs(**arguments | {"query_offset": 0}), None
 

@@ -1,7 +1,7 @@
 import torch
 from clearhead import nn
 from clearhead.masks import causal, window
-from clearhead.nn import Block, BlockConfig, FeedForward, KVCache, LayerNorm, MultiHeadAttention, PatchEmbedding, PreNorm, RMSNorm, TokenEmbedding, under
+from clearhead.nn import Block, BlockConfig, FeedForward, KVCache, LayerNorm, MultiHeadAttention, PatchEmbedding, PreNorm, RMSNorm, TokenEmbedding, apply_mask
 
 
 block = Block(BlockConfig(d_model=12, n_heads=3))
@@ -38,7 +38,7 @@ for token in torch.randn(5, 2, 1, 12):
     y = layer(token, mask=causal(), cache=cache)  # one token at a time, as if all had been given
 
 layer = torch.nn.TransformerEncoderLayer(12, 3, batch_first=True)
-with under(layer, window(1, 1)):
+with apply_mask(layer, window(1, 1)):
     layer(torch.randn(2, 5, 12))
 
 nn.AttentionConfig(d_model=12, n_heads=4, n_kv_heads=2, bias=nn.Biases(q=True, k=False))

@@ -124,7 +124,7 @@ def test_a_truncated_cache_goes_on_from_there():
     with torch.no_grad(), analysis.trace(model, ATTENTION, OUTPUT) as t:
         for piece in ids.split([5, 3, 1], dim=1):
             model(piece, cache=cache)
-        cache.truncate(6)
+        cache.crop(6)
         for piece in other.split([1, 3], dim=1):
             model(piece, cache=cache)
     assert_same(t, at_once(model, torch.cat((ids[:, :6], other), dim=1)))
@@ -254,7 +254,7 @@ class Simulated:
         else:
             self.texts, self.live = [self.texts[parent] for parent in parents], list(range(len(rows)))
 
-    def truncate(self, length):
+    def crop(self, length):
         self.texts = [text[:length] for text in self.texts]
 
 
@@ -278,8 +278,8 @@ def test_whatever_happens_to_a_cache_the_picture_follows(data):
                 wanted.reorder(rows)
             elif change == "truncate" and cache.length > 1:
                 length = data.draw(st.integers(1, cache.length - 1), label="length")
-                cache.truncate(length)
-                wanted.truncate(length)
+                cache.crop(length)
+                wanted.crop(length)
         newest = torch.randint(31, (len(wanted.live), 1))  # what was truncated is void once there is something else
         model(newest, cache=cache)
         wanted.add(newest)
