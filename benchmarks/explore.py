@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Row, gather
-from clearhead.errors import MissingDependencyError, needing
+from clearhead.errors import MissingDependencyError, optional_dependency
 
 BOUND = 150.0
 """Milliseconds within which a keystroke is answered."""
@@ -93,7 +93,7 @@ def serving() -> Iterator[str]:
 @contextmanager
 def browsing(**how: Any) -> Iterator[Any]:
     """A page of a Chromium that is there."""
-    with needing("driving a browser needs playwright: pip install 'clearhead[browser]'"):
+    with optional_dependency("driving a browser needs playwright: pip install 'clearhead[browser]'"):
         from playwright.sync_api import sync_playwright
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:

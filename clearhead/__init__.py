@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from clearhead.errors import ClearheadError
     from clearhead.generation import generate
     from clearhead.hub import load, pipeline
-    from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer, save
+    from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
+    from clearhead.models import save_checkpoint as save
     from clearhead.nn import KVCache, MultiHeadAttention, apply_mask
     from clearhead.training import train
 

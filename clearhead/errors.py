@@ -1,7 +1,6 @@
-"""What went wrong, in the caller's words.
+"""Exceptions. Each is a `ClearheadError` and also the matching built-in, so `except ValueError` works as expected.
 
-Every error this project raises on purpose is a `ClearheadError` and also the built-in error that a caller would expect,
-so `except ValueError` keeps working. A message says what was got, what was expected, and what to do."""
+Messages state what was received, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -10,27 +9,27 @@ from contextlib import contextmanager
 
 
 class ClearheadError(Exception):
-    """The base of every error that clearhead raises on purpose."""
+    """Base class of all errors that clearhead raises."""
 
 
 class ShapeError(ClearheadError, ValueError):
-    """Sizes that do not fit each other, or a length that a part cannot take."""
+    """Incompatible sizes, or a length that a module does not support."""
 
 
 class DtypeError(ClearheadError, TypeError):
-    """A tensor of a dtype (or an object of a type) that cannot be used here."""
+    """Unsupported dtype of a tensor, or type of an object."""
 
 
 class MaskError(ClearheadError, ValueError):
-    """A mask that is not defined for the sizes or arguments it was given."""
+    """Mask that is not defined for these sizes or arguments."""
 
 
 class MaskTypeError(ClearheadError, TypeError):
-    """Something that is not a `Mask` where a mask is wanted, such as a bare bool tensor."""
+    """Object that is not a `Mask`, such as a bare bool tensor, passed as a mask."""
 
 
 class ParseError(MaskError):
-    """A mask expression that cannot be read; `column` (from 1) is where reading stopped."""
+    """Mask expression that cannot be parsed; `column` (from 1) is the position of the error."""
 
     def __init__(self, message: str, *, text: str = "", column: int = 0) -> None:
         super().__init__(message)
@@ -38,29 +37,29 @@ class ParseError(MaskError):
 
 
 class ConfigError(ClearheadError, ValueError):
-    """A configuration that contradicts itself or names something unknown."""
+    """Configuration with invalid, contradictory or unknown fields."""
 
 
 class ImplementationError(ClearheadError, RuntimeError):
-    """An implementation was asked for by name and cannot run this call."""
+    """Implementation that was requested by name and does not support the call."""
 
 
 class StorageError(ClearheadError, OSError):
-    """A file or folder that is missing, torn, or not what it says it is."""
+    """File or folder that is missing, corrupted or of an unexpected format."""
 
 
 class DataError(ClearheadError, ValueError):
-    """Training data that cannot be used, with the line or file that shows it."""
+    """Unusable training data; the message names the file or line."""
 
 
 class MissingDependencyError(ClearheadError, ImportError):
-    """An optional library is needed for what was asked."""
+    """Optional library that is required here and not installed."""
 
 
 @contextmanager
-def needing(sentence: str) -> abc.Iterator[None]:
-    """Around imports of an optional library: if it is missing, the sentence says what needs it and how to get it."""
+def optional_dependency(message: str) -> abc.Iterator[None]:
+    """Convert an ImportError to a MissingDependencyError with a message that says how to install the library."""
     try:
         yield
     except ImportError as error:
-        raise MissingDependencyError(sentence) from error
+        raise MissingDependencyError(message) from error

@@ -119,7 +119,7 @@ def members(kind: type, elsewhere: dict[str, Any]) -> dict[str, Any]:
 
 def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, accepted values, default and description of each field of a dataclass."""
-    from clearhead._core.validation import words
+    from clearhead._core.validation import describe
 
     descriptions = _comments(kind)
     hints = typing.get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
@@ -128,7 +128,7 @@ def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
         if field.default_factory is not dataclasses.MISSING:
             default = repr(field.default_factory())
         if not field.name.startswith("_"):
-            accepted = words(hints[field.name])
+            accepted = describe(hints[field.name])
             yield (
                 field.name,
                 accepted if len(accepted) < 90 else str(field.type),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.studies import head_patterns, heads, no_attention_bottleneck, positions, speech, stability
 from benchmarks.studies.runner import Record, Study, carry_out, draw_study
-from clearhead._core.validation import chosen
+from clearhead._core.validation import lookup
 
 __all__ = ["STUDIES", "Record", "Study", "carry_out", "draw_study", "read", "study"]
 
@@ -19,7 +19,7 @@ STUDIES = {study.name: study for study in _ALL}
 
 def study(name: str) -> Study:
     """A study by its name."""
-    return chosen(name, STUDIES, "there is no study")
+    return lookup(name, STUDIES, "there is no study")
 
 
 def read(path: Path) -> Record:

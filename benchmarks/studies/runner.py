@@ -20,7 +20,7 @@ import torch
 from benchmarks.results import Row, machine, reading, versions
 from clearhead._core.atomic_io import write_atomically
 from clearhead._core.plotting import new_figure, save_figure
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.errors import ConfigError, StorageError
 
 Curve = dict[str, float | None]  # what was measured, by x; None where the model refused or its loss became no number
@@ -188,7 +188,7 @@ def carry_out(
     """Measures what `out` lacks, seed by seed, so that a run that is stopped has every choice as often as it can.
 
     `jobs` processes share the work, where it is more than one."""
-    whole(seeds, "seeds", least=1)
+    check_int(seeds, "seeds", minimum=1)
     if (data is None) == bool(study.reads):
         what = f"needs data: {study.reads}; give --data PATH" if study.reads else "makes its own data; leave --data out"
         raise ConfigError(f"the study {study.name} {what}")

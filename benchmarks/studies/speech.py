@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.studies.runner import Curve, Outcome, Sizes, Study
 from clearhead.hub.evaluate import hear
 from clearhead.masks import full
-from clearhead.models import load
+from clearhead.models import load_checkpoint
 from clearhead.training import train
 from clearhead.training.distributed import choose_device
 from clearhead.training.recipe import Recipe
@@ -45,7 +45,7 @@ def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, d
     settings |= {"eval_every": sizes.steps, "checkpoint_every": sizes.steps + 1}
     with tempfile.TemporaryDirectory() as folder:
         made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", overrides=settings | choices)
-        model = load(f"{folder}/run/model", device=choose_device("auto")).eval()
+        model = load_checkpoint(f"{folder}/run/model", device=choose_device("auto")).eval()
         settled = Recipe.of(f"{folder}/run").data
     assert isinstance(settled, SpeechData)
     task = settled.load(seed=0)  # the same streams for every seed

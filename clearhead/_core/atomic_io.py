@@ -1,7 +1,6 @@
-"""Writing files that are never half there, and saying in one sentence what the system refuses or a file lacks.
+"""Atomic file writes, and operating-system errors as one-sentence `StorageError`s.
 
-A file is written under another name, forced to the disk, and then renamed. Its mode follows the umask, as if a
-program had simply opened it."""
+A file is written under a temporary name, synced to disk and then renamed. Its mode follows the umask."""
 
 from __future__ import annotations
 
@@ -21,34 +20,34 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def refusals(what: str, then: str = "what was there before is untouched") -> Iterator[None]:
-    """Around writing: what the system refuses (a full disk, a folder of others) is one `StorageError`."""
+def wrap_os_errors(message: str, advice: str = "existing files are unchanged") -> Iterator[None]:
+    """Convert an OSError raised while writing (a full disk, a read-only folder) to a StorageError."""
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(f"{what}: {error.strerror or error}; {then}") from error
+        raise StorageError(f"{message}: {error.strerror or error}; {advice}") from error
 
 
-def read_json(path: Path, kind: type = dict, *, otherwise: str = "") -> Any:
-    """The object (or list) in a JSON file; where there is no file, `otherwise` is said of it."""
+def read_json(path: Path, kind: type = dict, *, fallback: str = "") -> Any:
+    """Return the object (or list) in a JSON file; `fallback` is appended to the message if the file is missing."""
     if not path.is_file():
-        raise StorageError(f"there is no {path}{otherwise}")
+        raise StorageError(f"there is no {path}{fallback}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, kind):
         expected = "an object" if kind is dict else "a list"
-        raise StorageError(f"{path} holds a {type(data).__name__}; expected {expected}")
+        raise StorageError(f"{path} contains a {type(data).__name__}; expected {expected}")
     return data
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target and rename: a reader sees the old file or the new one, never a part."""
+    """Write a temporary file in the same folder and rename it, so that readers see the old or the new file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with refusals(f"cannot write {path}"):
+    with wrap_os_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as file:
@@ -61,12 +60,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, in place as it grows; an `OSError` where the system refuses it, which leaves none."""
+    """Write a safetensors file directly at `path` (not atomically); on error, remove it and raise.
+
+    Errors of the operating system, which safetensors wraps in its own class, are raised as OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path.touch()
-    mode = path.stat().st_mode  # of a file that was simply opened; safetensors makes one for its owner alone
+    mode = path.stat().st_mode  # the umask's; safetensors would create a file that only its owner can read
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
         path.chmod(mode)
@@ -79,9 +80,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -35,7 +35,7 @@ def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     A custom operator, because torch.compile would unroll the rounds and compile for minutes."""
     keys = max(keys, 1)  # avoids a division by 0
     base = mix(mix(mix(torch.zeros_like(p) + keys) + seed) ^ (p & _LOW))
-    # Three numbers per round, of which the rotation uses the first two: (3, 1 + rounds, *p.shape).
+    # Three values per round, of which the rotation uses the first two: (3, 1 + rounds, *p.shape).
     number = torch.arange(1, 3 * (1 + _ROUNDS) + 1, device=p.device)
     draws = mix(base + 0x9E3779B9 * number.view(3, 1 + _ROUNDS, *[1] * p.ndim))
     # 62 bits make the remainder practically uniform for every possible number of keys.

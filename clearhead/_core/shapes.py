@@ -1,7 +1,7 @@
-"""Shapes in signatures: `Float[Tensor, "B H T D"]`.
+"""Shape annotations: `Float[Tensor, "B H T D"]`.
 
-jaxtyping reads and checks them in the tests, where its import hook loads it first. Everywhere else the names stand for
-the plain tensor type, so that importing clearhead needs torch alone."""
+jaxtyping checks them in the tests, where its import hook loads it first. Otherwise the names evaluate to the plain
+tensor type, so that clearhead does not depend on jaxtyping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING or "jaxtyping" in sys.modules:
 else:
 
     class _Shaped:
-        """`_Shaped[Tensor, "B T"]` is `Tensor`: the shape is for people."""
+        """`_Shaped[Tensor, "B T"]` is `Tensor`; the shape is ignored."""
 
         def __class_getitem__(cls, item: Any) -> Any:
             return item[0]

@@ -1,5 +1,4 @@
-"""What may be asked of a tensor: whether its numbers can be read, which are out of range, and whether it is
-differentiated forward."""
+"""State of a tensor: whether its values can be read, are in range, or carry forward-mode tangents."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # asked once: a compiled graph could not
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # at import: torch.compile cannot trace it
 
 
-def has_numbers(x: Tensor) -> bool:
-    """Whether its numbers can be read: not while a graph is compiled, nor inside of torch.func or a FakeTensorMode."""
+def is_concrete(x: Tensor) -> bool:
+    """Return whether values can be read: not under torch.compile, torch.func or FakeTensorMode."""
     return not torch.compiler.is_compiling() and not is_wrapped(x) and not isinstance(x, FakeTensor)
 
 
@@ -37,31 +36,31 @@ def outside_transforms() -> AbstractContextManager[object]:
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether one may be differentiated in forward mode, by torch.func.jvp and its like or by forward_ad."""
+    """Return whether a tensor may carry a tangent, from torch.func.jvp or forward_ad."""
     if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return False
-    # A transform inside of another one hides the outer one's tangent.
+    # A nested transform hides the tangent of the outer one, so any wrapper counts.
     return any(x is not None and (is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
 
 
-def stray(ids: Tensor, limit: int) -> int | None:
-    """A value of `ids` outside 0 … limit − 1, or None.
+def find_out_of_range(ids: Tensor, limit: int) -> int | None:
+    """Return a value of `ids` outside 0 … limit − 1, or None.
 
-    Only plain CPU tensors that have numbers are looked into: elsewhere the look would stall the device or break the
-    graph, and the lookup itself still refuses (with a device assertion)."""
-    if ids.device.type != "cpu" or type(ids) is not Tensor or not has_numbers(ids) or ids.numel() == 0:
+    Only concrete CPU tensors are checked: reading other tensors would synchronize the device or break the graph, and
+    the embedding lookup itself raises (with a device assertion)."""
+    if ids.device.type != "cpu" or type(ids) is not Tensor or not is_concrete(ids) or ids.numel() == 0:
         return None
-    low, high = (int(end) for end in torch.aminmax(ids))
+    low, high = (int(bound) for bound in torch.aminmax(ids))
     if low < 0:
         return low
     return high if high >= limit else None
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Whether Triton's kernels can run on it: on a GPU, or anywhere in Triton's interpreter."""
+    """Return whether Triton kernels can run on this tensor: on a GPU, or on any device in Triton's interpreter."""
     return HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether a transform of torch.func has it in hand."""
+    """Return whether a transform of torch.func wraps this tensor."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)

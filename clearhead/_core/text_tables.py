@@ -1,4 +1,4 @@
-"""A table for people, without a library: for a terminal as lines of text, for a notebook as HTML."""
+"""Tables as aligned text for terminals and as HTML for notebooks, without dependencies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 Rows = Sequence[Sequence[str]]
 
 
-class Markup(str):
-    """A cell that is HTML already, such as a small picture."""
+class RawHTML(str):
+    """Cell that contains HTML, such as a small image, and is not escaped."""
 
 
-class Printed(str):
-    """Text in columns, which a notebook shows as it would be printed and not as one line with \\n in it."""
+class PreformattedText(str):
+    """Text in columns that notebooks display preformatted instead of as a repr with \\n."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -23,7 +23,7 @@ class Printed(str):
 
 
 def table(rows: Rows, *, right: Sequence[int] = ()) -> str:
-    """Rows as lines, the first is the heading; the columns in `right` end together, the others begin together."""
+    """Return rows as aligned lines; the first row is the header and the columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
@@ -34,15 +34,15 @@ def table(rows: Rows, *, right: Sequence[int] = ()) -> str:
 
 
 def html_table(rows: Rows, *, right: Sequence[int] = (), caption: str = "") -> str:
-    """The same rows as HTML. Notebooks set every cell to the right, so each says where it stands."""
+    """Return rows as an HTML table. Every cell sets its alignment, because notebooks right-align by default."""
 
     def line(tag: str, row: Sequence[str]) -> str:
-        cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row]
+        cells = [cell if isinstance(cell, RawHTML) else escape(cell) for cell in row]
         sides = ["right" if i in right else "left" for i in range(len(row))]
         return "".join(f'<{tag} style="text-align:{s}">{cell}</{tag}>' for s, cell in zip(sides, cells, strict=True))
 
     head, *body = rows
     title = f'<caption style="text-align:left">{escape(caption)}</caption>' if caption else ""
     lines = "".join(f"<tr>{line('td', row)}</tr>" for row in body)
-    whole = f"<table>{title}<thead><tr>{line('th', head)}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div style="overflow-x:auto;margin:.5em 0">{whole}</div>'
+    element = f"<table>{title}<thead><tr>{line('th', head)}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div style="overflow-x:auto;margin:.5em 0">{element}</div>'

@@ -1,8 +1,8 @@
-"""Checks of plain values. One sentence says what was got and what was expected, wherever the value was given.
+"""Validate plain values against type annotations, with the same error messages everywhere.
 
-What is expected is an annotation: `checked(1.5, "FeedForward: dropout", Rate)` gives "FeedForward: dropout is 1.5;
-expected a number of at least 0 and below 1". Frozen choices and configurations are checked by the annotations of their
-fields (`clearhead/config.py`)."""
+`validate(1.5, "FeedForward: dropout", DropoutRate)` raises "FeedForward: dropout is 1.5; expected a number of at least
+0 and below 1". Fields of configurations are validated in the same way (`clearhead/config.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,136 +17,175 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
 from clearhead.errors import ClearheadError, ConfigError
 
-# ---------------------------------------------------------------------- what may be expected
+# ---------------------------------------------------------------------- annotations
 
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an annotation allows: `Annotated[int, Range(least=1)]`. Infinity only where `finite` is False."""
+    """Bounds of a number, as in `Annotated[int, Range(ge=1)]`.
 
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    most: float | None = None
+    Attributes:
+        ge: Smallest allowed number.
+        gt: Exclusive lower bound.
+        lt: Exclusive upper bound.
+        le: Largest allowed number.
+        finite: Whether infinity is rejected.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+    le: float | None = None
     finite: bool = True
 
-    def holds(self, number: float) -> bool:
+    def contains(self, number: float) -> bool:
+        """Return whether a number is within the bounds."""
         return (
             (not isinstance(number, float) or math.isfinite(number) or (math.isinf(number) and not self.finite))
-            and (self.least is None or number >= self.least)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-            and (self.most is None or number <= self.most)
+            and (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.lt is None or number < self.lt)
+            and (self.le is None or number <= self.le)
         )
 
     def __str__(self) -> str:
-        limits = {"at least": self.least, "above": self.above, "below": self.below, "at most": self.most}
-        words = " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
-        return f"of {words}" if words.startswith("at ") else words
+        bounds = {"at least": self.ge, "above": self.gt, "below": self.lt, "at most": self.le}
+        text = " and ".join(f"{relation} {bound}" for relation, bound in bounds.items() if bound is not None)
+        return f"of {text}" if text.startswith("at ") else text
 
 
-Count: TypeAlias = Annotated[int, Range(least=1)]
-Natural: TypeAlias = Annotated[int, Range(least=0)]
-Positive: TypeAlias = Annotated[float, Range(above=0)]
-NotNegative: TypeAlias = Annotated[float, Range(least=0)]
-Rate: TypeAlias = Annotated[float, Range(least=0, below=1)]  # of dropout
-Share: TypeAlias = Annotated[float, Range(least=0, most=1)]
-Fraction: TypeAlias = Annotated[float, Range(above=0, below=1)]
+PositiveInt: TypeAlias = Annotated[int, Range(ge=1)]
+NonNegativeInt: TypeAlias = Annotated[int, Range(ge=0)]
+PositiveFloat: TypeAlias = Annotated[float, Range(gt=0)]
+NonNegativeFloat: TypeAlias = Annotated[float, Range(ge=0)]
+DropoutRate: TypeAlias = Annotated[float, Range(ge=0, lt=1)]
+Probability: TypeAlias = Annotated[float, Range(ge=0, le=1)]
+OpenUnit: TypeAlias = Annotated[float, Range(gt=0, lt=1)]
 
 
 def members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; an annotation that is no union is its own only alternative."""
+    """Return the alternatives of a union, or the annotation itself if it is not a union."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return tuple(member for part in typing.get_args(hint) for member in members(part))
     return (hint,)
 
 
 def item_hints(hint: Any, length: int) -> tuple[Any, ...] | None:
-    """What each of `length` items of a tuple annotation must be; None where there cannot be so many."""
+    """Return the annotations of the items of a tuple, or None if the tuple cannot have this length."""
     args = typing.get_args(hint)
     if len(args) == 2 and args[1] is Ellipsis:
         return (args[0],) * length
     return args if len(args) == length else None
 
 
-def words(hint: Any) -> str:
-    """What an annotation expects, in words."""
+def describe(hint: Any) -> str:
+    """Describe the values that an annotation accepts, for error messages."""
     if len(parts := members(hint)) > 1:
-        return " or ".join(map(words, parts))
+        return " or ".join(map(describe, parts))
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([words(args[0]), *(str(limits) for limits in args[1:] if isinstance(limits, Range))]).strip()
+        ranges = [str(arg) for arg in args[1:] if isinstance(arg, Range)]
+        return " ".join([describe(args[0]), *ranges]).strip()
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
-        items = list(dict.fromkeys(words(arg) for arg in args if arg is not Ellipsis))
-        many = "values" if args[-1] is Ellipsis else f"{len(args)} values"
-        return f"{many}, each {items[0]}" if len(items) == 1 else f"({', '.join(map(words, args))})"
-    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
-    if hint in plain:
-        return plain[hint]
+        items = list(dict.fromkeys(describe(arg) for arg in args if arg is not Ellipsis))
+        count = "values" if args[-1] is Ellipsis else f"{len(args)} values"
+        return f"{count}, each {items[0]}" if len(items) == 1 else f"({', '.join(map(describe, args))})"
+    builtin_types = {
+        int: "a whole number",
+        float: "a number",
+        bool: "True or False",
+        str: "text",
+        type(None): "None",
+    }
+    if hint in builtin_types:
+        return builtin_types[hint]
     name = getattr(hint, "__name__", str(hint))
     return f"{name}(…)" if hasattr(hint, "__dataclass_fields__") else f"a {name}"
 
 
-# ---------------------------------------------------------------------- checks
+# ---------------------------------------------------------------------- validation
 
-UNFIT = object()
+INVALID = object()
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """`value` as the annotation wants it (a float for 1, a tuple for a list), or `UNFIT`. A bool is no number here."""
+def coerce(value: Any, hint: Any) -> Any:
+    """Convert `value` to the annotation (1 to a float, a list to a tuple); return INVALID if it does not match.
+
+    A bool does not match a number.
+    """
     if len(parts := members(hint)) > 1:
-        return next((found for part in parts if (found := fit(value, part)) is not UNFIT), UNFIT)
+        candidates = (coerce(value, part) for part in parts)
+        return next((candidate for candidate in candidates if candidate is not INVALID), INVALID)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin is Annotated:
-        found = fit(value, args[0])
-        fits = found is not UNFIT and all(limits.holds(found) for limits in args[1:] if isinstance(limits, Range))
-        return found if fits else UNFIT
+        number = coerce(value, args[0])
+        is_valid = number is not INVALID and all(arg.contains(number) for arg in args[1:] if isinstance(arg, Range))
+        return number if is_valid else INVALID
     if origin is Literal:
-        return value if isinstance(value, tuple({type(known) for known in args})) and value in args else UNFIT
+        return value if isinstance(value, tuple({type(arg) for arg in args})) and value in args else INVALID
     if origin is tuple:
-        inner = item_hints(hint, len(value)) if isinstance(value, (tuple, list)) else None
-        items = (UNFIT,) if inner is None else tuple(map(fit, value, inner))
-        return UNFIT if any(item is UNFIT for item in items) else items
+        hints = item_hints(hint, len(value)) if isinstance(value, (tuple, list)) else None
+        items = (INVALID,) if hints is None else tuple(map(coerce, value, hints))
+        return INVALID if any(item is INVALID for item in items) else items
     if hint is int or hint is float:
         number = value if hint is float and isinstance(value, float) else _index(value)
         try:
-            return UNFIT if number is None else hint(number)
-        except OverflowError:  # a whole number that no float reaches
-            return UNFIT
-    return value if isinstance(value, origin or hint) else UNFIT
+            return INVALID if number is None else hint(number)
+        except OverflowError:  # an integer beyond the range of float
+            return INVALID
+    return value if isinstance(value, origin or hint) else INVALID
 
 
-def checked(value: Any, what: str, hint: Any, error: type[ClearheadError] = ConfigError) -> Any:
-    """`value` as the annotation wants it, or an error that calls it `what`."""
-    found = fit(value, hint)
-    if found is not UNFIT:
-        return found
-    slip = ""
+def validate(value: Any, label: str, hint: Any, error: type[ClearheadError] = ConfigError) -> Any:
+    """Return `value` converted to an annotation, or raise.
+
+    Args:
+        value: Value to validate.
+        label: Name of the value in the message, such as "FeedForward: dropout".
+        hint: Type annotation.
+        error: Class of the error that is raised.
+
+    Raises:
+        ClearheadError: `value` does not match the annotation.
+    """
+    converted = coerce(value, hint)
+    if converted is not INVALID:
+        return converted
+    advice = ""
     if isinstance(value, type):
-        slip = "; that is the class: add the brackets"
+        advice = "; this is the class: add parentheses"
     elif isinstance(value, float) and math.isinf(value):
-        slip = ", and finite"
-    raise error(f"{what} is {shown(value)}; expected {words(hint)}{slip}")
+        advice = ", and finite"
+    raise error(f"{label} is {short_repr(value)}; expected {describe(hint)}{advice}")
 
 
-def whole(
-    value: Any, what: str, *, least: int = 0, most: int | None = None, error: type[ClearheadError] = ConfigError
+def check_int(
+    value: Any,
+    label: str,
+    *,
+    minimum: int = 0,
+    maximum: int | None = None,
+    error: type[ClearheadError] = ConfigError,
 ) -> int:
-    """`checked` for whole numbers, where a graph may be compiled around it: annotations do not trace."""
+    """Return `value` as an int, or raise if it is not an integer within the bounds.
+
+    Unlike `validate`, this works inside torch.compile, which cannot trace annotations.
+    """
     number = _index(value)
-    if number is None or number < least:
-        raise error(f"{what} is {shown(value)}; expected a whole number of at least {least}")
-    if most is not None and number > most:
-        raise error(f"{what} is {shown(value)}; expected a whole number of at most {most}")
+    if number is None or number < minimum:
+        raise error(f"{label} is {short_repr(value)}; expected a whole number of at least {minimum}")
+    if maximum is not None and number > maximum:
+        raise error(f"{label} is {short_repr(value)}; expected a whole number of at most {maximum}")
     return number
 
 
 def _index(value: Any) -> int | None:
-    from torch import Tensor  # here: what only asks for words, as `clearhead models` does, answers without torch
+    """Return an integer, or None for other values, bools and tensors."""
+    from torch import Tensor  # imported late, so that commands such as `clearhead models` start without torch
 
     try:
         return None if isinstance(value, (bool, Tensor)) else operator.index(value)
@@ -155,7 +194,7 @@ def _index(value: Any) -> int | None:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError(message)` unless `condition` holds."""
+    """Raise `ConfigError(message)` unless `condition` is true."""
     if not condition:
         raise ConfigError(message)
 
@@ -164,40 +203,40 @@ T = TypeVar("T")
 
 
 def require_known(
-    name: str, known: Collection[str], says: str, error: type[ClearheadError] = ConfigError, *, otherwise: Any = None
+    name: str, known: Collection[str], message: str, error: type[ClearheadError] = ConfigError, *, fallback: Any = None
 ) -> None:
-    """Raise unless `name` is known: what the error `says`, such as "there is no task", and the nearest there is."""
+    """Raise unless `name` is known; the error is `message`, such as "there is no task", with the closest known name."""
     if name not in known:
-        raise error(f"{says} {shown(name)}; {did_you_mean(name, known, otherwise)}")
+        raise error(f"{message} {short_repr(name)}; {did_you_mean(name, known, fallback)}")
 
 
-def chosen(name: str, known: Mapping[str, T], says: str) -> T:
-    """What a name stands for; an unknown one is refused by `require_known`."""
-    require_known(name, known, says)
+def lookup(name: str, known: Mapping[str, T], message: str) -> T:
+    """Return the value of a name, or raise ConfigError with the closest known name."""
+    require_known(name, known, message)
     return known[name]
 
 
-# ---------------------------------------------------------------------- words for messages
+# ---------------------------------------------------------------------- formatting for messages
 
 
-def by(sizes: Iterable[int]) -> str:
-    """Sizes as people write them: 6×9."""
+def format_sizes(sizes: Iterable[int]) -> str:
+    """Format sizes as 6×9."""
     return "×".join(map(str, sizes))
 
 
-def shown(value: Any, most: int = 60) -> str:
-    """A value on one line and not too long."""
+def short_repr(value: Any, max_chars: int = 60) -> str:
+    """Return the repr of a value on one line, truncated to `max_chars` characters."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        text = "something too long to write"
-    return text if len(text) <= most else text[:most] + "…"
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
+        text = "something too long to print"
+    return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
-def did_you_mean(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
-    """The known word most like `name` as a question; where none is like it, `otherwise`, or all of them."""
+def did_you_mean(name: Any, known: Iterable[str], fallback: str | None = None) -> str:
+    """Return "did you mean …?" with the closest known name; without a close one, `fallback` or all known names."""
     names = [word for word in known if word]
     close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known are: {', '.join(names) or 'none'}" if otherwise is None else otherwise
+    return f"known are: {', '.join(names) or 'none'}" if fallback is None else fallback

@@ -17,7 +17,7 @@ from clearhead.analysis.views.report import AttentionReport, Labels, build_repor
 from clearhead.data import audio
 from clearhead.data.tasks.digits import grey, prepare
 from clearhead.data.tasks.speech import TAIL
-from clearhead.errors import DataError, needing
+from clearhead.errors import DataError, optional_dependency
 from clearhead.generation import Greedy, Strategy, generate
 from clearhead.generation.ctc import decode
 from clearhead.hub import Pipeline
@@ -241,7 +241,7 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
         raise DataError(
             f"there is no image file {path_or_index}; pass a PNG or JPEG file, or an image index together with --data"
         )
-    with needing("reading images needs pillow: pip install pillow"):
+    with optional_dependency("reading images needs pillow: pip install pillow"):
         from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as file:

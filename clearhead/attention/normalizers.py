@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core.shapes import Bool, Float
-from clearhead._core.validation import Range, Rate
-from clearhead.config import Value
+from clearhead._core.validation import DropoutRate, Range
+from clearhead.config import Validated
 
 Rows: TypeAlias = Float[Tensor, "*B T S"]
 Allowed: TypeAlias = Bool[Tensor, "..."] | None
@@ -30,15 +30,15 @@ class Normalizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Softmax(Value):
+class Softmax(Validated):
     """w = softmax(scores / temperature), over the keys that are allowed.
 
     Both limits are exact: temperature 0 equals `HardMax()`, and infinity is uniform over the allowed keys. In between,
     the largest score of each row is subtracted before the division, so that no temperature overflows. `dropout` drops
     weights after the softmax and scales the remaining ones up, for training."""
 
-    temperature: Annotated[float, Range(least=0, finite=False)] = 1.0
-    dropout: Rate = 0.0
+    temperature: Annotated[float, Range(ge=0, finite=False)] = 1.0
+    dropout: DropoutRate = 0.0
 
     def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         weights = HardMax()(scores, allowed) if self.temperature == 0 else _softmax(scores, allowed, self.temperature)
@@ -62,24 +62,24 @@ class HardMax:
 
 
 @dataclass(frozen=True)
-class StraightThrough(Value):
+class StraightThrough(Validated):
     """`HardMax` going forward, the gradient of `Softmax(temperature)` coming back."""
 
-    temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
+    temperature: Annotated[float, Range(gt=0, finite=False)] = 1.0
 
     def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         return _straight_through(_softmax(scores, allowed, self.temperature), scores, allowed)
 
 
 @dataclass(frozen=True)
-class GumbelSoftmax(Value):
+class GumbelSoftmax(Validated):
     """softmax((scores + g) / temperature) with Gumbel noise g: a sample that gradients pass through.
 
     The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
     key from the softmax. With `hard` the forward weights are that one key (straight-through). The noise comes from
     torch's generator for the device: `torch.manual_seed` repeats it."""
 
-    temperature: Annotated[float, Range(above=0, finite=False)] = 1.0
+    temperature: Annotated[float, Range(gt=0, finite=False)] = 1.0
     hard: bool = False
 
     def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead._core.tensor_state import has_numbers, is_wrapped, outside_transforms, read_in_transform
+from clearhead._core.tensor_state import is_concrete, is_wrapped, outside_transforms, read_in_transform
 from clearhead.attention.inputs import AttentionInputs, Implementation
 from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
@@ -47,7 +47,7 @@ def _allowed(call: AttentionInputs, bias: Tensor | None) -> Tensor | None:
     if bias is None or not call.reads_bias:
         return allowed
     seen = bias != -math.inf
-    if has_numbers(seen) and not seen.is_meta and bool(seen.all()):
+    if is_concrete(seen) and not seen.is_meta and bool(seen.all()):
         return allowed
     return seen if allowed is None else allowed & seen
 

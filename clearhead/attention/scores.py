@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Positive, whole
-from clearhead.config import Value
+from clearhead._core.validation import PositiveFloat, check_int
+from clearhead.config import Validated
 from clearhead.errors import ShapeError
 
 
@@ -55,7 +55,7 @@ class ScaledDot:
 
 
 @dataclass(frozen=True)
-class Scaled(Value):
+class Scaled(Validated):
     """score(q, k) = scale · qᵀk, with a scale of one's own."""
 
     scale: float
@@ -69,13 +69,13 @@ class Scaled(Value):
 
 
 @dataclass(frozen=True)
-class SoftCapped(Value):
+class SoftCapped(Validated):
     """score(q, k) = cap · tanh(scale · qᵀk / cap), so that no score is beyond ±cap, as in Gemma 2.
 
     `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory."""
 
-    cap: Positive
-    scale: Positive | None = None
+    cap: PositiveFloat
+    scale: PositiveFloat | None = None
 
     def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
         scale = _inverse_root(q.shape[-1]) if self.scale is None else self.scale
@@ -99,7 +99,7 @@ class Bilinear(nn.Module):
     def __init__(self, d_query: int, d_key: int, n_heads: int = 1) -> None:
         super().__init__()
         for name, size in {"d_query": d_query, "d_key": d_key, "n_heads": n_heads}.items():
-            whole(size, f"Bilinear: {name}", least=1)
+            check_int(size, f"Bilinear: {name}", minimum=1)
         self.weight = nn.Parameter(torch.empty(n_heads, d_query, d_key))
         _xavier_per_head(self.weight)
 
@@ -129,7 +129,7 @@ class Additive(nn.Module):
     def __init__(self, d_query: int, d_key: int, d_hidden: int, n_heads: int = 1) -> None:
         super().__init__()
         for name, size in {"d_query": d_query, "d_key": d_key, "d_hidden": d_hidden, "n_heads": n_heads}.items():
-            whole(size, f"Additive: {name}", least=1)
+            check_int(size, f"Additive: {name}", minimum=1)
         self.query_weight = nn.Parameter(torch.empty(n_heads, d_query, d_hidden))  # W
         self.key_weight = nn.Parameter(torch.empty(n_heads, d_key, d_hidden))  # U
         self.out_weight = nn.Parameter(torch.empty(n_heads, d_hidden, 1))  # u

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._core.tensor_state import has_numbers, has_tangent
+from clearhead._core.tensor_state import has_tangent, is_concrete
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.reference import repeat_kv_heads, scores_overflow
@@ -125,7 +125,7 @@ def _mask_and_seen(call: AttentionInputs) -> tuple[Tensor | None, Tensor | None]
     """What the kernel gets as its mask, and which queries see anything (None: all of them)."""
     if call.mask is None or _sees_everything(call):
         return _as_bias(call, None), None
-    if not has_numbers(call.q) or call.mask.depends_on_query or call.bias is not None:
+    if not is_concrete(call.q) or call.mask.depends_on_query or call.bias is not None:
         return _build(call, call.mask)
     versions = call.mask.versions
     if versions is None:
@@ -148,7 +148,7 @@ def _build(call: AttentionInputs, mask: Mask) -> tuple[Tensor | None, Tensor | N
         return _as_bias(call, allowed), None
     seen = allowed.any(-1, keepdim=True)  # (…, T or 1, 1)
     # Asked where the answer is at hand: on a GPU it would have to be waited for.
-    if has_numbers(seen) and seen.device.type == "cpu" and bool(seen.all()):
+    if is_concrete(seen) and seen.device.type == "cpu" and bool(seen.all()):
         return _as_bias(call, allowed), None
     return _as_bias(call, allowed | ~seen), seen
 

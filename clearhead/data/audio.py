@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, checked, did_you_mean, whole
+from clearhead._core.validation import PositiveInt, check_int, did_you_mean, validate
 from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
 # Of samples, little-endian as all machines are that torch runs on.
@@ -105,7 +105,7 @@ class Stream:
                 "such as: ffmpeg -i - -f wav -"
             )
         else:
-            form = _Form(raw_rate or rate or 0, checked(channels, "channels", Count, DataError), kind)
+            form = _Form(raw_rate or rate or 0, validate(channels, "channels", PositiveInt, DataError), kind)
             self._blocks = self._plain(file, form, start)
         self._own, self.rate = form.rate, rate or form.rate
         self._going = Resampler(self._own, self.rate)
@@ -217,7 +217,11 @@ def _header(start: bytes, file: Bytes, name: str) -> _Form | None:
             code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
             code = struct.unpack("<H", body[24:26])[0] if code == 0xFFFE and len(body) >= 26 else code
             kind = f"{ {1: 'u' if bits == 8 else 's', 3: 'f'}.get(code, '') }{bits}"
-            form = rate, checked(channels, f"{name}: channels", Count, DataError), kind if kind in KINDS else None
+            form = (
+                rate,
+                validate(channels, f"{name}: channels", PositiveInt, DataError),
+                kind if kind in KINDS else None,
+            )
     raise DataError(f"{name} begins as WAV and has no samples: its header ends early")
 
 
@@ -246,7 +250,7 @@ class Resampler:
 
     def __init__(self, source: int, target: int) -> None:
         for given in (source, target):
-            whole(given, "the sample rate", least=_SLOWEST, most=_FASTEST)
+            check_int(given, "the sample rate", minimum=_SLOWEST, maximum=_FASTEST)
         common = math.gcd(source, target)
         self._up, self._down = target // common, source // common
         n_weights = self._up * 2 * _half_width(self._up, self._down)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead._core.atomic_io import write_atomically
-from clearhead._core.validation import chosen, require
+from clearhead._core.validation import lookup, require
 from clearhead.data import files
 from clearhead.errors import DataError, StorageError
 
@@ -227,7 +227,7 @@ KNOWN: tuple[DataSet, ...] = tuple(_known())
 
 def get_dataset(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
     """The data set of a name."""
-    return chosen(name, {item.name: item for item in known}, "no data set is called")
+    return lookup(name, {item.name: item for item in known}, "no data set is called")
 
 
 def fetch(

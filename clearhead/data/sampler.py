@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clearhead._core.counter_rng import permutation
 from clearhead._core.shapes import Int
-from clearhead._core.validation import Count, require, whole
-from clearhead.config import Value
+from clearhead._core.validation import PositiveInt, check_int, require
+from clearhead.config import Validated
 from clearhead.data.batch import B_co, Split
 from clearhead.data.packing import round_up
 from clearhead.errors import ConfigError, DataError
@@ -51,15 +51,15 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class TokenBudget(Value):
+class TokenBudget(Validated):
     """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
 
     `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are sorted at a
     time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch."""
 
-    budget: Count
-    multiple: Count = 1
-    pool: Count | None = None
+    budget: PositiveInt
+    multiple: PositiveInt = 1
+    pool: PositiveInt | None = None
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
@@ -95,11 +95,11 @@ class TokenBudget(Value):
 
 
 @dataclass(frozen=True)
-class FixedSize(Value):
+class FixedSize(Validated):
     """A fixed number of examples, for those that are all of one size; the last batch may be smaller."""
 
-    examples: Count
-    multiple: Count = 1
+    examples: PositiveInt
+    multiple: PositiveInt = 1
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """The row numbers of each batch, from rows in a (shuffled) order."""
@@ -107,14 +107,14 @@ class FixedSize(Value):
 
 
 @dataclass(frozen=True)
-class SequencePacking(Value):
+class SequencePacking(Validated):
     """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
 
     Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order
     of the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out."""
 
-    rows: Count
-    width: Count
+    rows: PositiveInt
+    width: PositiveInt
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
         """For each batch, (rows, most): the numbers of the examples in each row, and −1 where there are no more."""
@@ -253,6 +253,6 @@ class Batches(Generic[B_co]):
             then = "resume with the data and settings of the run that saved it"
             saved = f"the saved place in the data is for {name} {state[name]}, this run has {here}"
             require(state[name] == here, f"{saved}: {then}")
-        epoch = whole(state["epoch"], "epoch", most=_MAX_EPOCH)
-        position = whole(state["position"], "position", most=_MAX_EPOCH)
+        epoch = check_int(state["epoch"], "epoch", maximum=_MAX_EPOCH)
+        position = check_int(state["position"], "position", maximum=_MAX_EPOCH)
         self.epoch, self.position = epoch, position

@@ -58,7 +58,7 @@ class Shards:
         """The shards of a folder that `tokenize` has finished; every file is compared with its checksum."""
         folder = Path(folder)
         unfinished = ": expected a folder of shards that is finished; run `clearhead data tokenize` again"
-        index = read_json(folder / INDEX, otherwise=unfinished)
+        index = read_json(folder / INDEX, fallback=unfinished)
         try:
             if index["format"] != FORMAT or index["dtype"] not in ("uint16", "uint32"):
                 raise KeyError("format")

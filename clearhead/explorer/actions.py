@@ -12,12 +12,12 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import torch
 
 from clearhead import hub
-from clearhead._core.validation import Range, chosen, did_you_mean
-from clearhead.config import Value, decode_choice
+from clearhead._core.validation import Range, did_you_mean, lookup
+from clearhead.config import Validated, decode_variant
 from clearhead.errors import ConfigError
 from clearhead.explorer.worker_pool import ServerLimits
 
-Seed: TypeAlias = Annotated[int, Range(least=0, most=(1 << 63) - 1)]  # what torch.Generator accepts
+Seed: TypeAlias = Annotated[int, Range(ge=0, le=(1 << 63) - 1)]  # what torch.Generator accepts
 
 # All actions that the page may request, by the module that defines them. An action is a function of a request, which is
 # the frozen value that its first argument is annotated with, and of the request's context.
@@ -34,7 +34,7 @@ ACTIONS = {action: panel for panel, actions in _PANELS.items() for action in act
 
 
 @dataclass(frozen=True)
-class EmptyRequest(Value):
+class EmptyRequest(Validated):
     """A request without fields."""
 
 
@@ -84,12 +84,12 @@ class ModelRegistry:
 
     def action(self, name: str) -> Callable[[dict[str, Any], RequestContext], Any]:
         """Return an action, as a function of a request's JSON object and its context."""
-        panel = chosen(name, ACTIONS, "there is no action")
+        panel = lookup(name, ACTIONS, "there is no action")
         function = getattr(importlib.import_module(f"clearhead.explorer.{panel}"), name)
         kind, *_ = get_type_hints(function).values()
         # Decoding checks the name, the type and the range of every field.
         return lambda fields, context: function(
-            decode_choice({**fields, "type": kind.__name__}, (kind,), "this request"), context
+            decode_variant({**fields, "type": kind.__name__}, (kind,), "this request"), context
         )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import sympy
 
 from clearhead import masks
-from clearhead._core.validation import Natural, require
-from clearhead.config import Value
+from clearhead._core.validation import NonNegativeInt, require
+from clearhead.config import Validated
 from clearhead.course.exercises.algebra import Matrix, mask_scores, matmul, softmax, to_floats, transpose
 from clearhead.course.exercises.numbers import Number, as_float, read_number, text
 from clearhead.errors import ConfigError
@@ -25,12 +25,12 @@ _LONGEST = 44  # signs of an exact number that still reads well; longer ones are
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hand(Value):
+class Hand(Validated):
     vectors: tuple[tuple[str, str], ...]
-    order: tuple[Natural, ...] = ()
+    order: tuple[NonNegativeInt, ...] = ()
     beta: str = "1"
     mask: str = "full()"
-    key: Natural = 0  # the one that is disturbed
+    key: NonNegativeInt = 0  # the one that is disturbed
     noise: tuple[str, str] = ("0", "0")
     length: str = "1"
 

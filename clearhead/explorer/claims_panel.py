@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead._core.validation import UNFIT, fit, require
-from clearhead.config import Value
+from clearhead._core.validation import INVALID, coerce, require
+from clearhead.config import Validated
 from clearhead.course import claims as book
 from clearhead.course import exercises
 from clearhead.course.claims.registry import THEMES, VERDICTS
@@ -19,7 +19,7 @@ Matrix = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named(Value):
+class Named(Validated):
     name: str
     seed: Seed = 0
 
@@ -79,7 +79,7 @@ def marks(given: Answers, context: RequestContext) -> dict[str, Any]:
     cells = [cell for rows in given.answers.values() if isinstance(rows, list) for row in rows for cell in row]
     require(len(cells) <= _MOST_CELLS, f"there are {len(cells)} answers; a sheet has at most {_MOST_CELLS}")
     for key, rows in given.answers.items():
-        fits = fit(rows, Matrix) is not UNFIT
+        fits = coerce(rows, Matrix) is not INVALID
         require(fits, f"the answer to {key[:40]!r} is no matrix; expected rows of cells, each a text")
     # The file that `work` marks; cells are text, which it reads as numbers.
     lines = [f"{json.dumps(key)} = {json.dumps(rows)}" for key, rows in given.answers.items()]

@@ -11,7 +11,7 @@ from clearhead._core.validation import Range, require
 from clearhead.analysis.cost import Cost, Machine
 from clearhead.analysis.cost import cost as predict
 from clearhead.analysis.cost.fit import largest_fit
-from clearhead.config import Config, Value
+from clearhead.config import Config, Validated
 from clearhead.explorer.actions import RequestContext
 from clearhead.masks import parse
 from clearhead.models import DecoderConfig, EncoderConfig
@@ -22,11 +22,11 @@ _LENGTHS = 7
 
 
 def _up_to(most: int) -> Any:
-    return Annotated[int, Range(least=1, most=most)]
+    return Annotated[int, Range(ge=1, le=most)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes(Value):
+class Sizes(Validated):
     kind: Literal["decoder", "encoder"] = "decoder"
     d_model: _up_to(16384) = 768  # type: ignore[valid-type]
     n_heads: _up_to(256) = 12  # type: ignore[valid-type]
@@ -39,7 +39,7 @@ class Sizes(Value):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     training: bool = False
     mask: str = ""
-    memory: Annotated[float, Range(above=0, most=4096)] = 80.0  # GiB
+    memory: Annotated[float, Range(gt=0, le=4096)] = 80.0  # GiB
 
     def validate(self) -> None:
         require(

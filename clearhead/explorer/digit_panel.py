@@ -15,14 +15,14 @@ from clearhead import analysis
 from clearhead._core.validation import require
 from clearhead.analysis.measures import rollout
 from clearhead.analysis.reports import image_input
-from clearhead.config import Value
+from clearhead.config import Validated
 from clearhead.explorer.actions import RequestContext
 from clearhead.explorer.model_panel import pixels_of
 from clearhead.models import VisionTransformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Value):
+class Drawing(Validated):
     pixels: str
 
 

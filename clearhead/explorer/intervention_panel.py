@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from clearhead import analysis, masks
-from clearhead._core.validation import Natural, Range, did_you_mean, require
+from clearhead._core.validation import NonNegativeInt, Range, did_you_mean, require
 from clearhead.analysis.reports import attention_layers
 from clearhead.attention import Softmax
-from clearhead.config import Value
+from clearhead.config import Validated
 from clearhead.errors import ConfigError
 from clearhead.explorer.actions import RequestContext
 from clearhead.explorer.model_panel import Reading, Text, answered, reading
@@ -33,14 +33,14 @@ _KINDS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit(Value):
+class Edit(Validated):
     """One part of the model: some heads of an attention layer, or what a whole module gives."""
 
     path: str
-    heads: tuple[Natural, ...] = ()
-    positions: tuple[Natural, ...] = ()
+    heads: tuple[NonNegativeInt, ...] = ()
+    positions: tuple[NonNegativeInt, ...] = ()
     how: Literal["off", "scale", "patch"] = "off"
-    by: Annotated[float, Range(least=-100, most=100)] = 0.0
+    by: Annotated[float, Range(ge=-100, le=100)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class Changed(Text):
     edits: tuple[Edit, ...] = ()
     other: str = ""  # the text that patches come from
     mask: str = ""
-    temperature: Annotated[float, Range(above=0, most=1000)] = 1.0
-    forced: Natural | None = None  # a position, and the token that stands there instead
+    temperature: Annotated[float, Range(gt=0, le=1000)] = 1.0
+    forced: NonNegativeInt | None = None  # a position, and the token that stands there instead
     token: str = ""
     path: str = ""  # the layer whose weights are shown
-    head: Natural | None = None
+    head: NonNegativeInt | None = None
 
     def validate(self) -> None:
         require(len(self.edits) <= 64, f"there are {len(self.edits)} edits; expected at most 64")

@@ -13,7 +13,7 @@ from clearhead import masks
 from clearhead._core.validation import Range
 from clearhead.attention.sparse.cost_model import rates_of
 from clearhead.attention.sparse.plan import plan, usual_blocking
-from clearhead.config import Value
+from clearhead.config import Validated
 from clearhead.explorer.actions import EmptyRequest, RequestContext
 from clearhead.masks.catalogue import CATALOGUE
 
@@ -24,11 +24,11 @@ _WORDS = ("full", "causal", "window", "every", "dilated", "prefix", "blocks", "s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask(Value):
+class Mask(Validated):
     expression: str
-    n: Annotated[int, Range(least=1, most=1 << 17)] = 32
-    keys: Annotated[int, Range(least=1, most=1 << 17)] | None = None
-    offset: Annotated[int, Range(least=0, most=1 << 17)] | None = None
+    n: Annotated[int, Range(ge=1, le=1 << 17)] = 32
+    keys: Annotated[int, Range(ge=1, le=1 << 17)] | None = None
+    offset: Annotated[int, Range(ge=0, le=1 << 17)] | None = None
 
 
 def mask(given: Mask, context: RequestContext) -> dict[str, Any]:

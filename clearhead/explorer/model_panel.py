@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import analysis
-from clearhead._core.validation import Count, Natural, Range, did_you_mean, require
+from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, did_you_mean, require
 from clearhead.analysis.reports import (
     attention_layers,
     encode_prompt,
@@ -25,7 +25,7 @@ from clearhead.analysis.reports import (
 )
 from clearhead.analysis.views.page import page_data
 from clearhead.analysis.views.report import AttentionReport
-from clearhead.config import Value
+from clearhead.config import Validated
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.explorer.actions import EmptyRequest, RequestContext, Seed
@@ -45,27 +45,27 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Value):
+class Text(Validated):
     model: str
     text: str = ""
-    written: tuple[Natural, ...] = ()
+    written: tuple[NonNegativeInt, ...] = ()
     pixels: str = ""  # of a picture: its grey bytes, in base64
     layer: str = ""  # whose attention is wanted; of a long text not all are made at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen(Text):
-    temperature: Annotated[float, Range(least=0, most=100)] = 1.0
-    top_k: Count | None = None
-    top_p: Annotated[float, Range(above=0, most=1)] | None = None
+    temperature: Annotated[float, Range(ge=0, le=100)] = 1.0
+    top_k: PositiveInt | None = None
+    top_p: Annotated[float, Range(gt=0, le=1)] | None = None
     seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(Text):
-    width: Annotated[int, Range(least=1, most=8)] = 3
-    max_new_tokens: Annotated[int, Range(least=1, most=48)] = 12
-    length_penalty: Annotated[float, Range(least=-2, most=4)] = 1.0
+    width: Annotated[int, Range(ge=1, le=8)] = 3
+    max_new_tokens: Annotated[int, Range(ge=1, le=48)] = 12
+    length_penalty: Annotated[float, Range(ge=-2, le=4)] = 1.0
 
 
 @dataclass(frozen=True)

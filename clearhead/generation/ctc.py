@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, Natural, checked
+from clearhead._core.validation import NonNegativeInt, PositiveInt, validate
 from clearhead.errors import DataError, ShapeError
 
 
@@ -46,7 +46,7 @@ class CTCGreedyDecoder:
     """Takes the most likely symbol of each frame, and emits a symbol when its run ends."""
 
     def __init__(self, blank: int = 0) -> None:
-        self._blank = checked(blank, "blank", Natural)
+        self._blank = validate(blank, "blank", NonNegativeInt)
         self._run: CTCSymbol | None = None
         self.n_frames = 0
         self.log_prob = 0.0  # of the alignment so far
@@ -109,9 +109,9 @@ class CTCPrefixBeamDecoder:
     """
 
     def __init__(self, width: int = 8, *, blank: int = 0, patience: int | None = 8) -> None:
-        self._width = checked(width, "width", Count)
-        self._blank = checked(blank, "blank", Natural)
-        self._patience = checked(patience, "patience", Natural | None)
+        self._width = validate(width, "width", PositiveInt)
+        self._blank = validate(blank, "blank", NonNegativeInt)
+        self._patience = validate(patience, "patience", NonNegativeInt | None)
         # Per prefix (without emitted symbols), most likely first: alignments that end with a blank, after which the
         # last symbol may be repeated, and alignments that end with the last symbol.
         self._beams: dict[tuple[int, ...], tuple[_Alignments, _Alignments]] = {

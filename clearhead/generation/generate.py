@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from torch import nn
 
-from clearhead._core.validation import checked, shown
+from clearhead._core.validation import short_repr, validate
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.beam import beam_search
 from clearhead.generation.decoder import IncrementalDecoder
@@ -161,14 +161,14 @@ def _validate(
     strategy: Any, max_new_tokens: Any, stop_ids: Any, strategies: tuple[type, ...] = (Greedy, Sample, BeamSearch)
 ) -> tuple[int, ...]:
     """Validate the strategy and `max_new_tokens`; return sorted unique stop ids."""
-    checked(strategy, "strategy", Union[strategies])  # noqa: UP007  (a union of a tuple can only be written so)
+    validate(strategy, "strategy", Union[strategies])  # noqa: UP007  (a union of a tuple can only be written so)
     is_int = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
     if not is_int or not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
         raise ConfigError(
-            f"max_new_tokens is {shown(max_new_tokens)}; expected a whole number of at least 1 and at most "
+            f"max_new_tokens is {short_repr(max_new_tokens)}; expected a whole number of at least 1 and at most "
             f"{MAX_NEW_TOKENS:,}"
         )
     ids = () if stop_ids is None else (stop_ids,) if isinstance(stop_ids, int) else tuple(stop_ids)
     if any(isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0 for id_ in ids):
-        raise ConfigError(f"stop_ids is {shown(stop_ids)}; expected an id, several ids, or None")
+        raise ConfigError(f"stop_ids is {short_repr(stop_ids)}; expected an id, several ids, or None")
     return tuple(sorted(set(ids)))

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Bool, Float, Int
-from clearhead._core.validation import Natural, Positive
-from clearhead.config import Value
+from clearhead._core.validation import NonNegativeInt, PositiveFloat
+from clearhead.config import Validated
 from clearhead.errors import ConfigError
 from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.prompts import pad_rows
 
-Ids = tuple[Natural, ...]
+Ids = tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True)
-class WhisperTimestampRules(Value):
+class WhisperTimestampRules(Validated):
     """Whisper's rules for timestamp ids.
 
     Timestamps come in pairs (an end and the next start), never decrease, and the text begins with one. If all of them
@@ -40,13 +40,13 @@ class WhisperTimestampRules(Value):
         latest: Largest index of the first timestamp; None for no bound.
     """
 
-    first: Natural
-    end: Natural
-    latest: Natural | None = None
+    first: NonNegativeInt
+    end: NonNegativeInt
+    latest: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
-class LogitsProcessors(Value):
+class LogitsProcessors(Validated):
     """Changes applied to the logits of each step, in this order, as transformers does for greedy decoding.
 
     Args:
@@ -62,12 +62,12 @@ class LogitsProcessors(Value):
         timestamp_rules: Rules for Whisper's timestamps.
     """
 
-    repetition_penalty: Positive = 1.0
-    no_repeat_ngram_size: Natural = 0
+    repetition_penalty: PositiveFloat = 1.0
+    no_repeat_ngram_size: NonNegativeInt = 0
     bad_words_ids: tuple[Ids, ...] = ()
-    min_length: Natural = 0
-    min_new_tokens: Natural = 0
-    forced_bos_token_id: Natural | None = None
+    min_length: NonNegativeInt = 0
+    min_new_tokens: NonNegativeInt = 0
+    forced_bos_token_id: NonNegativeInt | None = None
     forced_eos_token_ids: Ids = ()
     suppress_tokens: Ids = ()
     begin_suppress_tokens: Ids = ()

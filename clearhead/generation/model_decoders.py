@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation.decoder import IncrementalDecoder, LengthBucketedDecoder, SlidingContextDecoder
 from clearhead.generation.engine.graph_decoder import FusedDecoder
@@ -59,8 +59,8 @@ def incremental_decoder(
         )
     elif decoder_start_ids is not None:
         raise ConfigError(
-            f"decoder_start_ids is {shown(decoder_start_ids)}, but a {type(unwrapped).__name__} continues its prompt; "
-            "leave decoder_start_ids out"
+            f"decoder_start_ids is {short_repr(decoder_start_ids)}, but a {type(unwrapped).__name__} continues its "
+            "prompt; leave decoder_start_ids out"
         )
     else:
         decoder, rows = _decoder_only(model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context)
@@ -254,7 +254,7 @@ def _check_start_ids(decoder_start_ids: int | Sequence[int] | None, vocab_size: 
     ids = [decoder_start_ids] if isinstance(decoder_start_ids, int) else list(decoder_start_ids)
     if not ids or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
         raise ConfigError(
-            f"decoder_start_ids is {shown(decoder_start_ids)}; expected one id, or several, from the target's "
+            f"decoder_start_ids is {short_repr(decoder_start_ids)}; expected one id, or several, from the target's "
             f"vocabulary, 0 … {vocab_size - 1}"
         )
     return ids

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from clearhead._core.validation import Count, Natural, NotNegative, Range, Share, require
-from clearhead.config import Value
+from clearhead._core.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Probability, Range, require
+from clearhead.config import Validated
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Sample(Value):
+class Sample(Validated):
     """Sample each id from the model's distribution after these filters, in this order.
 
     Each filter treats equally likely ids alike, so `top_k` may keep more than k ids if there are ties, and every filter
@@ -37,11 +37,11 @@ class Sample(Value):
         seed: Seed of the counter-based RNG.
     """
 
-    temperature: NotNegative = 1.0
-    top_k: Count | None = None
-    top_p: Annotated[float, Range(above=0, most=1)] | None = None
-    min_p: Share | None = None
-    seed: Natural = 0
+    temperature: NonNegativeFloat = 1.0
+    top_k: PositiveInt | None = None
+    top_p: Annotated[float, Range(gt=0, le=1)] | None = None
+    min_p: Probability | None = None
+    seed: NonNegativeInt = 0
 
     def validate(self) -> None:
         """Raise `ConfigError` if the temperature is 0."""
@@ -52,7 +52,7 @@ class Sample(Value):
 
 
 @dataclass(frozen=True)
-class BeamSearch(Value):
+class BeamSearch(Validated):
     """Beam search: keep `width` hypotheses per prompt and return the `n_best` best finished ones, best first.
 
     A sequence of n new ids (including its stop id) scores Σ log p / n**length_penalty. A hypothesis finishes when a
@@ -68,9 +68,9 @@ class BeamSearch(Value):
         n_best: Number of sequences to return per prompt.
     """
 
-    width: Count = 4
+    width: PositiveInt = 4
     length_penalty: Annotated[float, Range()] = 1.0
-    n_best: Count = 1
+    n_best: PositiveInt = 1
 
     def validate(self) -> None:
         """Raise `ConfigError` if more sequences are requested than hypotheses are kept."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks import padding
 
@@ -93,9 +93,11 @@ def _row(row: Any, index: int) -> Tensor:
     """Return one prompt as an int64 tensor on the CPU."""
     if not isinstance(row, Tensor):
         if isinstance(row, (str, bytes)) or not isinstance(row, Sequence):
-            raise DtypeError(f"prompt {index} is {shown(row)}; expected a row of ids (a tokenizer turns text into ids)")
+            raise DtypeError(
+                f"prompt {index} is {short_repr(row)}; expected a row of ids (a tokenizer turns text into ids)"
+            )
         if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in row):
-            raise DtypeError(f"prompt {index} is {shown(list(row))}; expected token ids, whole numbers")
+            raise DtypeError(f"prompt {index} is {short_repr(list(row))}; expected token ids, whole numbers")
         row = torch.tensor(row, dtype=torch.int64)
     if row.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"prompt {index} is {row.dtype}; expected token ids, torch.int64 (or int32)")

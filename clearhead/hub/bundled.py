@@ -54,7 +54,7 @@ def find(name: str | Path) -> Path:
         if (path / "train.toml").is_file():
             hint = f"its run is not finished; go on with: clearhead train --resume {path}"
         raise StorageError(f"{path} holds no model: {hint}")
-    hint = did_you_mean(name, known, otherwise=f"in the box are: {', '.join(known) or 'none'}")
+    hint = did_you_mean(name, known, fallback=f"in the box are: {', '.join(known) or 'none'}")
     raise StorageError(
         f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
     )

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.atomic_io import refusals, save_tensors
-from clearhead._core.validation import shown
+from clearhead._core.atomic_io import save_tensors, wrap_os_errors
+from clearhead._core.validation import short_repr
 from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import StorageError
@@ -44,7 +44,9 @@ def load_from_reader(
     family = detect_family(source)
     config = family.config(Keys(source.config, source.shapes))
     model = storage.build_empty(config, source.path, len(source.shapes))
-    weight_maps = _match_tensors(family, config, source, {names[0]: tensor for names, tensor in storage.groups(model)})
+    weight_maps = _match_tensors(
+        family, config, source, {names[0]: tensor for names, tensor in storage.named_tensors(model)}
+    )
     stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
     dtype = dtype or max(stored, key=lambda candidate: torch.finfo(candidate).bits)
     tensors_by_name: dict[str, Tensor] = {}
@@ -55,9 +57,9 @@ def load_from_reader(
             tensors = weight_map.load([get(name) for name in weight_map.source], shapes)
             for name, tensor in zip(weight_map.target, tensors, strict=True):
                 tensor = tensor.to(dtype=dtype).contiguous()
-                tensors_by_name[name] = tensor if kept else storage.aligned(tensor)
+                tensors_by_name[name] = tensor if kept else storage.aligned_copy(tensor)
         _check_constants(family, config, source, get)
-    return storage.filled(model, tensors_by_name)
+    return storage.assign_parameters(model, tensors_by_name)
 
 
 def _check_constants(family: Family, config: Any, source: CheckpointReader, get: Callable[[str], Tensor]) -> None:
@@ -82,9 +84,11 @@ def detect_family(source: CheckpointReader) -> Family:
     if name is None:
         raise StorageError(f"the configuration in {source.path} has no model_type; expected the name of a family")
     if not isinstance(name, str):
-        raise StorageError(f"{source.path}: model_type is {shown(name)}; expected a string")
+        raise StorageError(f"{source.path}: model_type is {short_repr(name)}; expected a string")
     if name not in FAMILIES:
-        raise StorageError(f"{source.path} is a {shown(name)} model; known families are: {', '.join(sorted(FAMILIES))}")
+        raise StorageError(
+            f"{source.path} is a {short_repr(name)} model; known families are: {', '.join(sorted(FAMILIES))}"
+        )
     return FAMILIES[name]
 
 
@@ -96,11 +100,11 @@ def _match_tensors(
     weight_maps = family.resolve(config, expected)
     faults = ["two stored names map to one"] if len(stored) != len(source.shapes) else []
     if missing := [name for weight_map in weight_maps for name in weight_map.source if name not in stored]:
-        faults.append(f"missing: {storage.few(missing)}")
+        faults.append(f"missing: {storage.first_names(missing)}")
     used = {name for weight_map in weight_maps for name in weight_map.source}
     used |= family.constants(config, torch.float32).keys()
     if unknown := [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]:
-        faults.append(f"not known to {family.name}: {storage.few(unknown)}")
+        faults.append(f"not known to {family.name}: {storage.first_names(unknown)}")
     result = []
     for weight_map in weight_maps:
         if not all(name in stored for name in weight_map.source):
@@ -156,7 +160,7 @@ def export_third_party(
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     written: dict[str, Any] = {**ids, **target.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
     texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
-    with refusals(f"cannot write to {folder}", then="nothing was written"):
+    with wrap_os_errors(f"cannot write to {folder}", advice="nothing was written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as parent:
             new = Path(parent, folder.name)

@@ -21,7 +21,7 @@ from clearhead.data.tasks.sort_dedup import SortDedup
 from clearhead.data.tasks.speech import Speech
 from clearhead.data.tasks.speech_ctc import compared, written
 from clearhead.data.tasks.translation import PairSplit, TranslationTask, read_pairs
-from clearhead.errors import ConfigError, DataError, needing
+from clearhead.errors import ConfigError, DataError, optional_dependency
 from clearhead.generation import Strategy, generate
 from clearhead.hub.pipeline import Pipeline
 from clearhead.hub.text_generation import GREEDY
@@ -130,7 +130,7 @@ def _label_by_label(trained: Pipeline, split: Split[Batch], n: int) -> dict[str,
 
 
 def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
-    with needing("BLEU and chrF need sacrebleu: pip install sacrebleu"):
+    with optional_dependency("BLEU and chrF need sacrebleu: pip install sacrebleu"):
         from sacrebleu.metrics import BLEU, CHRF
     bleu, chrf = BLEU(), CHRF()
     numbers = {name: one.corpus_score(made, [wanted]).score for name, one in (("bleu", bleu), ("chrf", chrf))}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.hub.weight_map import Shape, WeightMap, fits
@@ -62,7 +62,7 @@ class Keys:
         value = self(name, known[0] if default is _REQUIRED else default)
         if value not in known:
             expected = " or ".join(repr(item) for item in known)
-            raise StorageError(f"{name} is {shown(value)}, which clearhead cannot express; expected {expected}")
+            raise StorageError(f"{name} is {short_repr(value)}, which clearhead cannot express; expected {expected}")
         return value
 
     def expect(self, **values: Any) -> None:
@@ -74,7 +74,7 @@ class Keys:
         """Raise for keys that were not read and are not ignored."""
         unused = [key for key in self.data if key not in self._read_keys and not fits(key, ignored_keys)]
         if unused:
-            pairs = ", ".join(f"{shown(key)}: {shown(self.data[key], 40)}" for key in unused[:3])
+            pairs = ", ".join(f"{short_repr(key)}: {short_repr(self.data[key], 40)}" for key in unused[:3])
             raise StorageError(
                 f"the configuration has {pairs}, which is not known here and may change what the model computes"
             )

@@ -27,7 +27,7 @@ from clearhead._core.atomic_io import read_json
 from clearhead.data.tokenizers.base import FILE_NAME
 from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers.sentencepiece import FILES
-from clearhead.errors import DataError, StorageError, needing
+from clearhead.errors import DataError, StorageError, optional_dependency
 from clearhead.hub.gguf_header import check_header
 from clearhead.hub.weight_map import Shape, WeightMap
 from clearhead.models import storage
@@ -91,7 +91,7 @@ class HFFolder(CheckpointReader):
         shapes: dict[str, Shape] = {}
         dtypes: dict[str, torch.dtype | str] = {}
         for file in sorted(set(self._file_of.values())):
-            with storage.opened(file, "cpu") as opened:
+            with storage.open_safetensors(file, "cpu") as opened:
                 stored = set(opened.keys())
                 for name in [name for name, shard in self._file_of.items() if shard == file]:
                     if name not in stored:
@@ -100,7 +100,7 @@ class HFFolder(CheckpointReader):
                         )
                     view = opened.get_slice(name)
                     shapes[name] = tuple(view.get_shape())
-                    dtypes[name] = storage.FLOATS.get(view.get_dtype(), view.get_dtype())
+                    dtypes[name] = storage.FLOAT_DTYPES.get(view.get_dtype(), view.get_dtype())
         self.shapes, self.dtypes = shapes, dtypes
 
     def _files(self) -> dict[str, Path]:
@@ -122,7 +122,7 @@ class HFFolder(CheckpointReader):
             raise StorageError(
                 f"{folder} has {CONFIG} but no parameters; expected {WEIGHTS}, or {INDEX} with its shards"
             )
-        with storage.opened(file, "cpu") as opened:
+        with storage.open_safetensors(file, "cpu") as opened:
             return dict.fromkeys(opened.keys(), file)
 
     def tokenizer(self) -> HFTokenizer:
@@ -165,7 +165,7 @@ class HFFolder(CheckpointReader):
                 maps.clear()
                 n_read = sizes[name]
             if (file := self._file_of[name]) not in maps:
-                maps[file] = stack.enter_context(storage.opened(file, device))
+                maps[file] = stack.enter_context(storage.open_safetensors(file, device))
             return maps[file].get_tensor(name)
 
         with ExitStack() as stack:
@@ -209,7 +209,7 @@ class GGUF(CheckpointReader):
     """Reads a .gguf file under transformers' names."""
 
     def __init__(self, path: Path) -> None:
-        with needing(f"{path} needs the gguf package: pip install 'clearhead[weights]'"):
+        with optional_dependency(f"{path} needs the gguf package: pip install 'clearhead[weights]'"):
             import gguf
         self.path = path
         try:
@@ -289,7 +289,7 @@ class GGUF(CheckpointReader):
         stored = self._tensors[name]
         tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type)).reshape(self.shapes[name])
         if stored.tensor_type.name not in ("F16", "F32"):  # those stay memory-mapped
-            tensor = storage.aligned(tensor)
+            tensor = storage.aligned_copy(tensor)
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if self.architecture in _INTERLEAVED and f".{part}." in name:
                 number = self.config.get(heads) or self.config["num_attention_heads"]
@@ -317,7 +317,7 @@ def fetch(name: str) -> Path:
         raise StorageError(
             f"{name!r} is not a name on the hub; expected hf:organization/name, or hf:organization/name@revision"
         )
-    with needing(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'"):
+    with optional_dependency(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
     repository, revision = match.groups()

@@ -126,7 +126,7 @@ def pipeline(
         model = convert.load_from_reader(source, device=device, dtype=dtype)
         return Pipeline(str(name), source.path, model, source=source, pieces=pieces)
     folder = find(name)
-    model = storage.load(folder, device=device, dtype=dtype)
+    model = storage.load_checkpoint(folder, device=device, dtype=dtype)
     return Pipeline(str(name), folder, model.eval(), Recipe.of(folder))
 
 
@@ -138,7 +138,7 @@ def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtyp
     model it is."""
     if not is_ours(name) and checkpoint.is_third_party(name):
         return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
-    return storage.load(find(name), device=device, dtype=dtype)
+    return storage.load_checkpoint(find(name), device=device, dtype=dtype)
 
 
 def export(trained: Pipeline, folder: str | Path, *, family: str | None = None) -> str:

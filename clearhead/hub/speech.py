@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, NotNegative, checked
+from clearhead._core.validation import NonNegativeFloat, PositiveInt, validate
 from clearhead.data import audio as samples
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
@@ -230,8 +230,8 @@ class StreamingRecognizer:
     seconds of it are heard after the end: a model that writes down what has been said needs a moment to do so."""
 
     def __init__(self, model: CTCEncoder, *, beam: int = 1, tail_seconds: float = 0.0) -> None:
-        self.model, self._beam = model, checked(beam, "beam", Count)
-        self._tail_seconds = checked(tail_seconds, "tail_seconds", NotNegative)
+        self.model, self._beam = model, validate(beam, "beam", PositiveInt)
+        self._tail_seconds = validate(tail_seconds, "tail_seconds", NonNegativeFloat)
         self.rate = model.config.mel.sample_rate
         try:
             self._step, self._streams = model.streaming.chunk, True  # moments that are known together

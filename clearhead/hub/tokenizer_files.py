@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead._core.atomic_io import read_json
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.data.tokenizers.base import FILE_NAME
 from clearhead.data.tokenizers.library import HFTokenizer
 from clearhead.errors import ConfigError, StorageError
@@ -80,7 +80,7 @@ def generation_constraints(source: CheckpointReader) -> LogitsProcessors | None:
     for key, neutral in _UNSUPPORTED.items():
         if settings.get(key, neutral) != neutral:
             raise StorageError(
-                f"{source.path} requires {key} {shown(settings[key], 40)} in generation, which is not supported"
+                f"{source.path} requires {key} {short_repr(settings[key], 40)} in generation, which is not supported"
             )
     options = {field: settings[key] for key, field in _PROCESSORS.items() if key in settings}
     runs = ("forced_eos_token_ids", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
@@ -108,7 +108,7 @@ def _ids(source: CheckpointReader, key: str) -> tuple[int, ...]:
     value = source.generation().get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(id_) is int for id_ in ids):
-        raise StorageError(f"{source.path}: {key} is {shown(value)}; expected an id, or a list of them")
+        raise StorageError(f"{source.path}: {key} is {short_repr(value)}; expected an id, or a list of them")
     return tuple(ids)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Bool, Integer
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
 from clearhead.masks.regions import Grid, KeysOf, Region
 
@@ -303,7 +303,7 @@ def as_mask(value: object) -> Mask:
 
 def check_integer(value: Any, name: str, *, least: int = 0) -> int:
     """Return `value` as an int between `least` and 2³¹ − 1, or raise a MaskError that contains `name`."""
-    return whole(value, name, least=least, most=MAX_INTEGER, error=MaskError)
+    return check_int(value, name, minimum=least, maximum=MAX_INTEGER, error=MaskError)
 
 
 def short_str(mask: Mask) -> str:

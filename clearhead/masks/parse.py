@@ -246,5 +246,5 @@ def _short_repr(name: str) -> str:
 
 
 def _guess(name: str, names: Any) -> str:
-    near = did_you_mean(name, names, otherwise="")
+    near = did_you_mean(name, names, fallback="")
     return f"; {near}" if near else ""

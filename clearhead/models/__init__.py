@@ -38,7 +38,7 @@ from clearhead.models.presets import (
     vit_tiny,
 )
 from clearhead.models.speech import AudioEncoder, AudioEncoderConfig, CTCEncoder, CTCEncoderConfig, StreamingSpec
-from clearhead.models.storage import load, save
+from clearhead.models.storage import load_checkpoint, save_checkpoint
 from clearhead.models.vision import (
     ClsMeanPooling,
     ClsPooling,
@@ -86,8 +86,8 @@ __all__ = [
     "gpt2_large",
     "gpt2_medium",
     "gpt2_xl",
-    "load",
-    "save",
+    "load_checkpoint",
+    "save_checkpoint",
     "tiny_decoder",
     "tiny_encoder",
     "tiny_encoder_decoder",

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, Positive
+from clearhead._core.validation import PositiveFloat, PositiveInt
 from clearhead.errors import ShapeError
 from clearhead.masks import Mask, causal
-from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
+from clearhead.models.stack import Stack, TextConfig, and_masks, validate_ids
 from clearhead.nn import KVCache, TokenEmbedding
 
 
@@ -30,15 +30,15 @@ class LMConfig(TextConfig):
     renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings", "logit_cap": "logit_softcap"}
     tie_embeddings: bool = True  # use the embedding matrix for the logits
     logit_bias: bool = False  # a learned bias per token, as in Marian
-    logit_scale: Positive = 1.0  # of the hidden states; 1 / √d_model in T5
-    logit_softcap: Positive | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
+    logit_scale: PositiveFloat = 1.0  # of the hidden states; 1 / √d_model in T5
+    logit_softcap: PositiveFloat | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(LMConfig):
     """`Decoder`'s configuration. `mask` is the pattern of its self-attention, such as `causal() & window(256, 0)`."""
 
-    n_layers: Count
+    n_layers: PositiveInt
     mask: Mask = causal()
     cross_attention: bool = False
 
@@ -103,7 +103,7 @@ class Decoder(Stack):
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "B T M"]:
         """Return the hidden states from which `forward` computes its logits, for a chunked loss."""
-        check_ids(ids)
+        validate_ids(ids)
         if self.config.cross_attention and memory is None:
             raise ShapeError("this decoder has cross-attention; pass the encoder output as memory=")
         if memory is not None and not self.config.cross_attention:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, Natural, require
+from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.config import Config
 from clearhead.masks import Mask
 from clearhead.models.encoder import EncoderConfig
@@ -27,8 +27,8 @@ class DualEncoderConfig(Config):
 
     text: EncoderConfig
     image: VisionConfig
-    d_shared: Count
-    eos: Natural | None = None
+    d_shared: PositiveInt
+    eos: NonNegativeInt | None = None
 
     def validate(self) -> None:
         classes, n = self.image.n_classes, self.text.vocab_size

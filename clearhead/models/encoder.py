@@ -14,11 +14,11 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.tensor_state import stray
-from clearhead._core.validation import Count, Natural, require
+from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.errors import ShapeError
 from clearhead.masks import Mask, full
-from clearhead.models.stack import Stack, TextConfig, and_masks, check_ids
+from clearhead.models.stack import Stack, TextConfig, and_masks, validate_ids
 from clearhead.nn import TokenEmbedding
 from clearhead.nn.positions import Sinusoidal
 
@@ -28,13 +28,17 @@ class EncoderConfig(TextConfig):
     """`Encoder`'s configuration. `mask` is the pattern of its self-attention, which padding is added to at run time."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"d_embedding": "embedding_dim"}
-    n_layers: Count
+    n_layers: PositiveInt
     mask: Mask = full()
-    n_segments: Natural = 0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
+    n_segments: NonNegativeInt = (
+        0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
+    )
     pooler: bool = False  # a last map of the first token, for `pooled`
-    embedding_dim: Count | None = None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
+    embedding_dim: PositiveInt | None = (
+        None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
+    )
     share_layers: bool = False  # one block's weights in all layers, as in ALBERT
-    n_classes: Natural = 0  # that a text may be of, by a linear map of what the pooler gives
+    n_classes: NonNegativeInt = 0  # that a text may be of, by a linear map of what the pooler gives
 
     def validate(self) -> None:
         super().validate()
@@ -83,7 +87,7 @@ class Encoder(Stack):
 
         `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
         `segments` (B, T) says of which kind of text each token is (where there are any); None is the first."""
-        check_ids(ids)
+        validate_ids(ids)
         x = self.add_positions(self._with_segments(self.embedding(ids), segments), positions)
         return self.run_blocks(x, mask=and_masks(self.config.mask, mask))
 
@@ -108,7 +112,7 @@ class Encoder(Stack):
             return x
         if segments is None:
             return x + self.segments.weight[0]
-        check_ids(segments, "segments")
-        if (wrong := stray(segments, self.segments.num_embeddings)) is not None:
+        validate_ids(segments, "segments")
+        if (wrong := find_out_of_range(segments, self.segments.num_embeddings)) is not None:
             raise ShapeError(f"segments hold {wrong}; expected 0 … {self.segments.num_embeddings - 1}")
         return x + self.segments(segments)

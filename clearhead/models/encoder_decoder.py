@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, require
+from clearhead._core.validation import PositiveInt, require
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
 from clearhead.models.decoder import Decoder, DecoderConfig, LMConfig
@@ -32,15 +32,15 @@ class EncoderDecoderConfig(LMConfig):
     places: give `torch.func.functional_call` such a model with `tie_weights=False`, or torch swaps its weight twice and
     leaves in the model the one that was lent to it."""
 
-    n_encoder_layers: Count
-    n_decoder_layers: Count
-    source_vocab_size: Count | None = None  # None: vocab_size
+    n_encoder_layers: PositiveInt
+    n_decoder_layers: PositiveInt
+    source_vocab_size: PositiveInt | None = None  # None: vocab_size
     share_embeddings: bool = False
     encoder_mask: Mask = full()
     decoder_mask: Mask = causal()
     encoder_positions: Positions | None = None  # None: as those of the decoder
-    encoder_max_len: Count | None = None  # None: max_len
-    n_features: Count | None = None  # of a frame of sound, where the source is heard and not read, as in Whisper
+    encoder_max_len: PositiveInt | None = None  # None: max_len
+    n_features: PositiveInt | None = None  # of a frame of sound, where the source is heard and not read, as in Whisper
 
     def validate(self) -> None:
         super().validate()

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, Natural, Positive
+from clearhead._core.validation import NonNegativeInt, PositiveFloat, PositiveInt
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Blocks, Causal, Mask, Window, causal, full, leaves, lookback, padding, window
 from clearhead.models.stack import Stack, TransformerConfig, and_masks
-from clearhead.nn import FrameEmbedding, KVCache, SoundEmbedding
+from clearhead.nn import ConvStem, KVCache, StackedFrames
 from clearhead.nn.mel import Mel
 from clearhead.nn.positions import ALiBi, NoPE, Positions, RelativeBias, Sinusoidal
 
@@ -36,9 +36,9 @@ _FRAMES = "frames"  # the part of a cache that keeps the last of them
 class AudioEncoderConfig(TransformerConfig):
     """`AudioEncoder`'s configuration; `max_len` is the number of moments, two frames each, that it is meant for."""
 
-    n_layers: Count
-    n_features: Count = 80
-    max_len: Count = 1500
+    n_layers: PositiveInt
+    n_features: PositiveInt = 80
+    max_len: PositiveInt = 1500
     positions: Positions = Sinusoidal(layout="split")
     mask: Mask = full()
 
@@ -54,7 +54,7 @@ class AudioEncoder(Stack):
     """A stack of self-attention blocks behind a front of convolutions."""
 
     def __init__(self, config: AudioEncoderConfig) -> None:
-        embedding = SoundEmbedding(config.n_features, config.d_model)
+        embedding = ConvStem(config.n_features, config.d_model)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         config.init.apply(self, config.n_layers)
@@ -109,16 +109,16 @@ class CTCEncoderConfig(TransformerConfig):
 
     Positions are distances: those go on for hours without losing digits."""
 
-    n_layers: Count
-    n_symbols: Count = 10
+    n_layers: PositiveInt
+    n_symbols: PositiveInt = 10
     mel: Mel = Mel()
     renamed_fields: ClassVar[Mapping[str, str]] = {"n_stacked": "frame_stacking", "n_earlier": "left_frames"}
-    frame_stacking: Count = 2  # frames to a moment
-    left_frames: Natural = 6  # frames before them that it is made of, too
+    frame_stacking: PositiveInt = 2  # frames to a moment
+    left_frames: NonNegativeInt = 6  # frames before them that it is made of, too
     mask: Mask = causal() & window(64, 0)
     positions: ALiBi | RelativeBias | NoPE = RelativeBias()
     mean: float = 0.0  # of the features, in training
-    std: Positive = 1.0
+    std: PositiveFloat = 1.0
 
     @property
     def blank(self) -> int:
@@ -138,7 +138,7 @@ class CTCEncoder(Stack):
     """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
 
     def __init__(self, config: CTCEncoderConfig) -> None:
-        embedding = FrameEmbedding(config.mel.n_mels, config.frame_stacking, config.d_model, earlier=config.left_frames)
+        embedding = StackedFrames(config.mel.n_mels, config.frame_stacking, config.d_model, earlier=config.left_frames)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         self.head = nn.Linear(config.d_model, config.n_symbols + 1)

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.validation import Count, require
+from clearhead._core.validation import PositiveInt, require
 from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks import Mask, as_mask, full
-from clearhead.nn import Block, BlockParts, Init, KVCache, TruncatedNormal
+from clearhead.nn import Block, BlockSpec, Init, KVCache, TruncatedNormal
 from clearhead.nn.positions import LearnedPositions, Positions, Rotary, Sinusoidal
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(BlockParts):
+class TransformerConfig(BlockSpec):
     """Fields of a Transformer's blocks, independent of its inputs and outputs."""
 
     init: Init = TruncatedNormal()
@@ -61,8 +61,8 @@ class TextConfig(TransformerConfig):
     `max_len` is the longest text that the model is meant for. `LearnedPositions` positions enforce it, since they have
     no row beyond it; the other positions have no end, and there it is a note for those who train and generate."""
 
-    vocab_size: Count
-    max_len: Count = 512
+    vocab_size: PositiveInt
+    max_len: PositiveInt = 512
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # multiply embeddings by √d_model, as in the original Transformer
     layer_masks: tuple[Mask, ...] = ()  # masks of the layers, repeated cyclically, combined with the model's mask
@@ -172,7 +172,7 @@ class Stack(nn.Module):
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"
 
 
-def check_ids(ids: Tensor, name: str = "ids") -> None:
+def validate_ids(ids: Tensor, name: str = "ids") -> None:
     """Raise unless `ids` is a batch of token ids."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} are {ids.dtype}; expected token ids of torch.int64 or torch.int32")

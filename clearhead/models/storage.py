@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from clearhead._core.atomic_io import refusals, save_tensors, sync
+from clearhead._core.atomic_io import save_tensors, sync, wrap_os_errors
 from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import ConfigError, StorageError
@@ -31,12 +31,12 @@ WEIGHTS = "model.safetensors"
 _NEW = ".new"
 
 # What a stored number may be, under safetensors' names: kinds must agree, widths may differ (a half-precision copy).
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
-_DTYPES = FLOATS | _OTHERS | {"BOOL": torch.bool}
+_DTYPES = FLOAT_DTYPES | _OTHERS | {"BOOL": torch.bool}
 
 
-def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Store a model and its configuration in `folder`, which may hold an older model and other files.
 
     `dtype=torch.float16` (or bfloat16) stores a smaller copy; the model itself is not changed. Weights that are tied
@@ -49,17 +49,17 @@ def save(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = No
             "save the model itself, not a wrapper around it"
         )
     check_target("cpu", dtype)
-    weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in groups(model)}
+    weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in named_tensors(model)}
     folder = Path(folder)
     try:
-        with refusals(f"cannot save to {folder}"):
+        with wrap_os_errors(f"cannot save to {folder}"):
             _write(folder, config.to_toml(), weights)
     except ConfigError as error:
         raise StorageError(f"{type(config).__name__} cannot be stored: {error}") from error
     return folder
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+def load_checkpoint(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
     """The model that `save` stored, in evaluation mode and with the same numbers.
 
     Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself). The
@@ -69,12 +69,12 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     config = _read_config(folder)
     if not (folder / WEIGHTS).is_file():
         raise StorageError(f"{folder} has {CONFIG} but no {WEIGHTS}; copy it there, or save the model again")
-    with opened(folder / WEIGHTS, device) as file:
+    with open_safetensors(folder / WEIGHTS, device) as file:
         skeleton = build_empty(config, folder / CONFIG, len(file.keys()))
         stored_names = _stored_names(file)
         _check(skeleton, file, stored_names, folder / WEIGHTS)
         weights: dict[str, Tensor] = {}
-        for names, _ in groups(skeleton):
+        for names, _ in named_tensors(skeleton):
             tensor = file.get_tensor(stored_names[names[0]])
             weights[names[0]] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
     model, stored = skeleton, skeleton.state_dict()
@@ -83,10 +83,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
         # the initial weights are thrown away, and so must be the random numbers that they took.
         with torch.random.fork_rng(devices=[]):
             model = config.build().to(device)
-    return filled(model, weights)
+    return assign_parameters(model, weights)
 
 
-def aligned(tensor: Tensor) -> Tensor:
+def aligned_copy(tensor: Tensor) -> Tensor:
     """Return the tensor if it starts at a multiple of 64 bytes, else a copy that does.
 
     Parameters that are copied anyway (another dtype, dequantized, moved) are aligned, as torch's own allocations are.
@@ -98,10 +98,10 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def filled(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+def assign_parameters(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
     """A model with these weights, each under the first of its names, for evaluation."""
     named: dict[str, Tensor] = {}
-    for names, expected in groups(model):
+    for names, expected in named_tensors(model):
         tensor = weights.pop(names[0])
         # One Parameter object under all its names keeps tied weights tied.
         shared = nn.Parameter(tensor, expected.requires_grad) if isinstance(expected, nn.Parameter) else tensor
@@ -112,8 +112,8 @@ def filled(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
 
 def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
     """Refuses a device or dtype that weights cannot be loaded to."""
-    if dtype is not None and dtype not in FLOATS.values():
-        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, FLOATS.values()))}")
+    if dtype is not None and dtype not in FLOAT_DTYPES.values():
+        raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
     try:
         usable = torch.empty(0, device=device).device.type != "meta"
     except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
@@ -122,8 +122,8 @@ def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
         raise StorageError(f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"')
 
 
-def groups(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
-    """Each stored tensor with all the names it goes by: tied weights are one tensor under several names."""
+def named_tensors(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """Yield each stored tensor with all its names; tied parameters are one tensor with several names."""
     groups: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), ([], tensor))[0].append(name)
@@ -241,7 +241,7 @@ class _Numberless(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def opened(path: Path, device: str | torch.device) -> Iterator[safe_open]:
+def open_safetensors(path: Path, device: str | torch.device) -> Iterator[safe_open]:
     """A safetensors file, with what can be wrong in reading it said in one way."""
     from safetensors import SafetensorError, safe_open
 
@@ -261,7 +261,7 @@ def _stored_names(file: safe_open) -> dict[str, str]:
 
 def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path: Path) -> None:
     """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
-    expected = {names[0]: tensor for names, tensor in groups(model)}
+    expected = {names[0]: tensor for names, tensor in named_tensors(model)}
     found = stored_names.keys()
     missing, unexpected = [name for name in expected if name not in found], sorted(found - expected.keys())
     shapes, kinds = [], []
@@ -271,16 +271,16 @@ def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
         stored = _DTYPES.get(view.get_dtype())
         if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
-            wanted = "one of " + "/".join(FLOATS) if tensor.is_floating_point() else tensor.dtype
+            wanted = "one of " + "/".join(FLOAT_DTYPES) if tensor.is_floating_point() else tensor.dtype
             kinds.append(f"{name} is {view.get_dtype()}, expected {wanted}")
     wrong = {"missing": missing, "unexpected": unexpected, "shapes": shapes, "dtypes": kinds}
-    faults = [f"{what}: {few(which)}" for what, which in wrong.items() if which]
+    faults = [f"{what}: {first_names(which)}" for what, which in wrong.items() if which]
     if faults:
         whose = f"the weights of the {type(model).__name__} that {CONFIG} describes"
         raise StorageError(f"{path} does not hold {whose}; {'; '.join(faults)}. Use the pair that one save() wrote")
 
 
-def few(items: list[str], most: int = 3) -> str:
+def first_names(items: list[str], most: int = 3) -> str:
     """The first of many names."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, Natural, by, require
+from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.models.stack import Stack, TransformerConfig
 from clearhead.nn import PatchEmbedding
@@ -80,14 +80,16 @@ class VisionConfig(TransformerConfig):
     """`VisionTransformer`'s configuration. `positions=None` learns one for each place on the grid of patches."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"channels": "n_channels"}
-    image_size: tuple[Count, Count]  # height, width
-    patch_size: Count
-    n_classes: Natural  # 0: no head, and the pooled features come out
-    n_layers: Count
-    n_channels: Count = 3
+    image_size: tuple[PositiveInt, PositiveInt]  # height, width
+    patch_size: PositiveInt
+    n_classes: NonNegativeInt  # 0: no head, and the pooled features come out
+    n_layers: PositiveInt
+    n_channels: PositiveInt = 3
     pooling: Pooling = ClsPooling()
     patch_bias: bool = True  # of the map that makes patches vectors
-    n_registers: Natural = 0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
+    n_registers: NonNegativeInt = (
+        0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
+    )
     positions: Positions | None = None
 
     @property
@@ -104,8 +106,8 @@ class VisionConfig(TransformerConfig):
         super().validate()
         require(
             not any(side % self.patch_size for side in self.image_size),
-            f"VisionConfig: an image of {by(self.image_size)} does not divide into patches of "
-            f"{by((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
+            f"VisionConfig: an image of {format_sizes(self.image_size)} does not divide into patches of "
+            f"{format_sizes((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
         )
         positions = self.resolved_positions
         self.check_positions(positions)
@@ -113,8 +115,8 @@ class VisionConfig(TransformerConfig):
             fits = (self.grid, self.pooling.n_extra)
             require(
                 (positions.grid, positions.n_extra) == fits,
-                f"VisionConfig: {positions} does not fit {by(self.grid)} patches and {fits[1]} extra token(s); "
-                f"leave positions out, or give LearnedPositions(grid={self.grid}, n_extra={fits[1]})",
+                f"VisionConfig: {positions} does not match {format_sizes(self.grid)} patches and {fits[1]} extra "
+                f"token(s); leave positions out, or use LearnedPositions(grid={self.grid}, n_extra={fits[1]})",
             )
 
     def build(self) -> VisionTransformer:
@@ -178,6 +180,6 @@ class VisionTransformer(Stack):
         size = (images.shape[2], images.shape[3])
         if size != self.config.image_size:
             raise ShapeError(
-                f"images are {by(size)}; this model was made for {by(self.config.image_size)}. Resize the "
-                f"images, or make a model for this size with model.resized({size})"
+                f"images are {format_sizes(size)}; expected {format_sizes(self.config.image_size)}. Resize the images, "
+                f"or create a model for this size with model.resized({size})"
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from clearhead.nn.apply_mask import apply_mask
 from clearhead.nn.attention import AttentionConfig, Biases, MultiHeadAttention
-from clearhead.nn.block import Block, BlockConfig, BlockParts
-from clearhead.nn.embeddings import FrameEmbedding, PatchEmbedding, SoundEmbedding, TokenEmbedding
+from clearhead.nn.block import Block, BlockConfig, BlockSpec
+from clearhead.nn.embeddings import ConvStem, PatchEmbedding, StackedFrames, TokenEmbedding
 from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
-from clearhead.nn.norms import LayerNorm, Norm, Parallel, PostNorm, PreNorm, Residual, RMSNorm, Sandwich
+from clearhead.nn.norms import LayerNorm, Norm, Parallel, PostNorm, PreNorm, Residual, RMSNorm, SandwichNorm
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
 __all__ = [
@@ -21,12 +21,12 @@ __all__ = [
     "Biases",
     "Block",
     "BlockConfig",
-    "BlockParts",
+    "BlockSpec",
+    "ConvStem",
     "DepthScaled",
     "Experts",
     "ExpertsFeedForward",
     "FeedForward",
-    "FrameEmbedding",
     "GeGLU",
     "Init",
     "KVCache",
@@ -40,9 +40,9 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "Residual",
-    "Sandwich",
+    "SandwichNorm",
     "SiLU",
-    "SoundEmbedding",
+    "StackedFrames",
     "SwiGLU",
     "TokenEmbedding",
     "TruncatedNormal",

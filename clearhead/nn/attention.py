@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, Rate, checked, require, whole
+from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
 from clearhead.attention.attend import Impl, attend
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
-from clearhead.config import Config, Value
+from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.kv_cache import KVCache
@@ -47,7 +47,7 @@ class NormSpec(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Biases(Value):
+class Biases(Validated):
     """Which linear layers of a block have a bias: projections (q, k, v, out) and feed-forward network (ff)."""
 
     q: bool = True
@@ -77,10 +77,10 @@ class AttentionConfig(Config):
 
     called: ClassVar[str] = "MultiHeadAttention"  # the class named in error messages
 
-    d_model: Count
-    n_heads: Count
-    n_kv_heads: Count | None = None
-    d_head: Count | None = None
+    d_model: PositiveInt
+    n_heads: PositiveInt
+    n_kv_heads: PositiveInt | None = None
+    d_head: PositiveInt | None = None
     bias: bool | Biases = True
     scores: DotScores = ScaledDot()
 
@@ -162,10 +162,10 @@ class MultiHeadAttention(nn.Module):
         self.rotary = rotary
         self.scores: Scores = scores if scores is not None else ScaledDot()
         self.normalizer, self.training_normalizer = _normalizers(
-            normalizer, checked(dropout, "MultiHeadAttention: dropout", Rate)
+            normalizer, validate(dropout, "MultiHeadAttention: dropout", DropoutRate)
         )
-        d_key = d_model if d_key is None else whole(d_key, "MultiHeadAttention: d_key", least=1)
-        d_value = d_key if d_value is None else whole(d_value, "MultiHeadAttention: d_value", least=1)
+        d_key = d_model if d_key is None else check_int(d_key, "MultiHeadAttention: d_key", minimum=1)
+        d_value = d_key if d_value is None else check_int(d_value, "MultiHeadAttention: d_value", minimum=1)
         self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=biases.q)  # W_Q
         self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=biases.k)  # W_K
         self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=biases.v)  # W_V

@@ -13,35 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, Positive, Rate
+from clearhead._core.validation import DropoutRate, PositiveFloat, PositiveInt
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.nn.attention import AttentionConfig, MultiHeadAttention
 from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
-from clearhead.nn.norms import LayerNorm, Norm, PreNorm, Residual, Sandwich
+from clearhead.nn.norms import LayerNorm, Norm, PreNorm, Residual, SandwichNorm
 from clearhead.nn.positions import Rotary
 from clearhead.ops.activations import GELU, Activation
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockParts(AttentionConfig):
+class BlockSpec(AttentionConfig):
     """What a block is made of, but for its positions. Three dropouts, all for training only:
 
     `dropout` falls on what each branch adds to the stream, `attention_dropout` on the attention weights, and
     `feed_forward_dropout` on the hidden features of the feed-forward."""
 
-    d_ff: Count | None = None  # None: 4 · d_model
-    dropout: Rate = 0.0
-    attention_dropout: Rate = 0.0
-    feed_forward_dropout: Rate = 0.0
+    d_ff: PositiveInt | None = None  # None: 4 · d_model
+    dropout: DropoutRate = 0.0
+    attention_dropout: DropoutRate = 0.0
+    feed_forward_dropout: DropoutRate = 0.0
     norm: Norm = LayerNorm()
     residual: Residual = PreNorm()
     activation: Activation = GELU()
     experts: Experts | None = None  # several feed-forwards, of which each token takes a few (Mixtral)
     qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
-    layer_scale: Positive | None = None  # each branch times a learned vector that begins with this everywhere (CaiT)
+    layer_scale: PositiveFloat | None = (
+        None  # each branch times a learned vector that begins with this everywhere (CaiT)
+    )
 
     @property
     def ff_width(self) -> int:
@@ -57,7 +59,7 @@ class BlockParts(AttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig(BlockParts):
+class BlockConfig(BlockSpec):
     """A block by itself: its parts, and how its queries and keys are turned."""
 
     rotary: Rotary | None = None
@@ -75,7 +77,7 @@ class Block(nn.Module):
     """One layer of a Transformer. With `cross=True` it also reads a memory, the output of an encoder. `rotary` is for
     parts that do not say how queries and keys are turned, as those of a whole model do not."""
 
-    def __init__(self, config: BlockParts, *, rotary: Rotary | None = None, cross: bool = False) -> None:
+    def __init__(self, config: BlockSpec, *, rotary: Rotary | None = None, cross: bool = False) -> None:
         super().__init__()
         self.residual = config.residual
         self.norm1 = config.norm.build(config.d_model)
@@ -140,23 +142,23 @@ class LayerScale(nn.Module):
         return x * self.weight
 
 
-def _after(config: BlockParts) -> nn.Module | None:
+def _after(config: BlockSpec) -> nn.Module | None:
     """What stands between a branch and the stream: the second norm of a sandwich, a scale, both, or nothing."""
     parts: list[nn.Module] = []
-    if isinstance(config.residual, Sandwich):
+    if isinstance(config.residual, SandwichNorm):
         parts.append(config.norm.build(config.d_model))
     if config.layer_scale is not None:
         parts.append(LayerScale(config.d_model, config.layer_scale))
     return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def _feed_forward(config: BlockParts) -> FeedForward | ExpertsFeedForward:
+def _feed_forward(config: BlockSpec) -> FeedForward | ExpertsFeedForward:
     how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
     make = partial(FeedForward, config.d_model, config.ff_width, config.activation, **how)
     return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
 
 
-def _attention(config: BlockParts, rotary: Rotary | None) -> MultiHeadAttention:
+def _attention(config: BlockSpec, rotary: Rotary | None) -> MultiHeadAttention:
     return MultiHeadAttention(
         config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, bias=config.bias,
         dropout=config.attention_dropout, rotary=rotary, qk_norm=config.qk_norm, scores=config.scores,

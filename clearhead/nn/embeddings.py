@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.tensor_state import stray
-from clearhead._core.validation import checked, whole
+from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.validation import check_int, validate
 from clearhead.errors import DtypeError, ShapeError
 
 
@@ -23,9 +23,9 @@ class TokenEmbedding(nn.Embedding):
     and inside `torch.compile`, the lookup itself refuses."""
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
-        V = whole(vocab_size, "TokenEmbedding: vocab_size", least=1)
-        super().__init__(V, whole(d_model, "TokenEmbedding: d_model", least=1))
-        self.scaled: bool = checked(scaled, "TokenEmbedding: scaled", bool)
+        V = check_int(vocab_size, "TokenEmbedding: vocab_size", minimum=1)
+        super().__init__(V, check_int(d_model, "TokenEmbedding: d_model", minimum=1))
+        self.scaled: bool = validate(scaled, "TokenEmbedding: scaled", bool)
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def reset_parameters(self) -> None:
@@ -37,7 +37,7 @@ class TokenEmbedding(nn.Embedding):
         if ids.dtype not in (torch.int64, torch.int32):
             wanted = "whole numbers, torch.int64 or torch.int32"
             raise DtypeError(f"ids are {ids.dtype}; expected {wanted}. Convert them with `.long()`.")
-        wrong = stray(ids, self.num_embeddings)
+        wrong = find_out_of_range(ids, self.num_embeddings)
         if wrong is not None:
             raise ShapeError(
                 f"ids hold {wrong}, but the vocabulary has {self.num_embeddings} tokens; expected 0 … "
@@ -62,9 +62,9 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, n_channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.n_channels = whole(n_channels, "PatchEmbedding: n_channels", least=1)
-        self.patch = whole(patch, "PatchEmbedding: patch", least=1)
-        d_model = whole(d_model, "PatchEmbedding: d_model", least=1)
+        self.n_channels = check_int(n_channels, "PatchEmbedding: n_channels", minimum=1)
+        self.patch = check_int(patch, "PatchEmbedding: patch", minimum=1)
+        d_model = check_int(d_model, "PatchEmbedding: d_model", minimum=1)
         self.projection = nn.Linear(n_channels * patch**2, d_model, bias=bias)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class PatchEmbedding(nn.Module):
         return convolution
 
 
-class FrameEmbedding(nn.Module):
+class StackedFrames(nn.Module):
     """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
     of time, which overlap where `earlier` is above 0.
 
@@ -115,17 +115,17 @@ class FrameEmbedding(nn.Module):
 
     def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
         super().__init__()
-        self.n_features = whole(n_features, "FrameEmbedding: n_features", least=1)
-        self.stacked = whole(stacked, "FrameEmbedding: stacked", least=1)
-        self.earlier = whole(earlier, "FrameEmbedding: earlier", least=0)
-        d_model = whole(d_model, "FrameEmbedding: d_model", least=1)
+        self.n_features = check_int(n_features, "StackedFrames: n_features", minimum=1)
+        self.stacked = check_int(stacked, "StackedFrames: stacked", minimum=1)
+        self.earlier = check_int(earlier, "StackedFrames: earlier", minimum=0)
+        d_model = check_int(d_model, "StackedFrames: d_model", minimum=1)
         self.projection = nn.Linear(n_features * (stacked + earlier), d_model)
 
     def forward(
         self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None
     ) -> Float[Tensor, "B N M"]:
         """(B, T, F) to (B, T // stacked, M). `before` are the frames before the first; None: zeros."""
-        check_frames(frames, self.n_features)
+        validate_frames(frames, self.n_features)
         N = frames.shape[1] // self.stacked
         if before is None:
             before = frames.new_zeros(len(frames), self.earlier, self.n_features)
@@ -135,23 +135,23 @@ class FrameEmbedding(nn.Module):
         return self.projection(x.unfold(1, self.earlier + self.stacked, self.stacked).flatten(2))
 
 
-class SoundEmbedding(nn.Module):
+class ConvStem(nn.Module):
     """Two convolutions over three frames each, the second at every other frame: one vector for two frames (Whisper)."""
 
     def __init__(self, n_features: int, d_model: int) -> None:
         super().__init__()
-        self.n_features = whole(n_features, "SoundEmbedding: n_features", least=1)
-        d_model = whole(d_model, "SoundEmbedding: d_model", least=1)
+        self.n_features = check_int(n_features, "ConvStem: n_features", minimum=1)
+        d_model = check_int(d_model, "ConvStem: d_model", minimum=1)
         self.conv1 = nn.Conv1d(n_features, d_model, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(d_model, d_model, kernel_size=3, stride=2, padding=1)
 
     def forward(self, frames: Float[Tensor, "B T F"]) -> Float[Tensor, "B N M"]:
         """(B, T, F) to (B, ⌈T / 2⌉, M)."""
-        check_frames(frames, self.n_features)
+        validate_frames(frames, self.n_features)
         return F.gelu(self.conv2(F.gelu(self.conv1(frames.transpose(1, 2))))).transpose(1, 2)
 
 
-def check_frames(frames: Tensor, n_features: int) -> None:
+def validate_frames(frames: Tensor, n_features: int) -> None:
     """Refuses what are no frames of a sound with so many features."""
     if frames.ndim != 3 or frames.shape[2] != n_features:
         raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {n_features}).")

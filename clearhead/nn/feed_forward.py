@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Rate, checked, whole
+from clearhead._core.validation import DropoutRate, check_int, validate
 from clearhead.errors import ShapeError
 from clearhead.ops.activations import Activation
 
@@ -21,12 +21,12 @@ class FeedForward(nn.Module):
         self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        d_model = whole(d_model, "FeedForward: d_model", least=1)
-        d_ff = whole(d_ff, "FeedForward: d_ff", least=1)
-        self.activation: Activation = checked(activation, "FeedForward: activation", Activation)
+        d_model = check_int(d_model, "FeedForward: d_model", minimum=1)
+        d_ff = check_int(d_ff, "FeedForward: d_ff", minimum=1)
+        self.activation: Activation = validate(activation, "FeedForward: activation", Activation)
         self.gate = nn.Linear(d_model, d_ff, bias=bias) if activation.gated else None
         self.up = nn.Linear(d_model, d_ff, bias=bias)
-        self.dropout = nn.Dropout(checked(dropout, "FeedForward: dropout", Rate))
+        self.dropout = nn.Dropout(validate(dropout, "FeedForward: dropout", DropoutRate))
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from clearhead._core.validation import Positive, whole
-from clearhead.config import Value
+from clearhead._core.validation import PositiveFloat, check_int
+from clearhead.config import Validated
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 # The last map of each residual branch, by name: attention's output and the feed-forward's way down.
@@ -35,12 +35,12 @@ class Xavier:
 
 
 @dataclass(frozen=True)
-class TruncatedNormal(Value):
+class TruncatedNormal(Validated):
     """Normal with standard deviation `std`, drawn again beyond two of them (BERT, ViT).
 
     What is cut off counts: the weights' own standard deviation is 0.88 · std."""
 
-    std: Positive = 0.02
+    std: PositiveFloat = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`; the depth does not matter to this choice."""
@@ -49,16 +49,16 @@ class TruncatedNormal(Value):
 
 
 @dataclass(frozen=True)
-class DepthScaled(Value):
+class DepthScaled(Validated):
     """Normal with standard deviation `std`; the last map of each residual branch 1 / √(2L) of that (GPT-2).
 
     A stack of L layers adds 2L branches to the stream, so its variance at the end does not grow with L."""
 
-    std: Positive = 0.02
+    std: PositiveFloat = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
         """Sets the weights of `module`, a stack of `n_layers` blocks."""
-        whole(n_layers, "DepthScaled: n_layers", least=1)
+        check_int(n_layers, "DepthScaled: n_layers", minimum=1)
         for name, part in _parts(module):
             ends_branch = name.rpartition(".")[2] in RESIDUAL_OUTPUTS
             nn.init.normal_(part.weight, std=self.std / math.sqrt(2 * n_layers) if ends_branch else self.std)

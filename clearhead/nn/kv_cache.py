@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.tensor_state import stray
-from clearhead._core.validation import whole
+from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.validation import check_int
 from clearhead.errors import DtypeError, ShapeError
 
 KeysValues: TypeAlias = tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]
@@ -46,7 +46,7 @@ class KVCache:
     __iter__ = None
 
     def __init__(self, capacity: int = 64) -> None:
-        self.capacity = whole(capacity, "KVCache: capacity", least=1)
+        self.capacity = check_int(capacity, "KVCache: capacity", minimum=1)
         self._children: dict[int | str, KVCache] = {}
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -161,7 +161,7 @@ class KVCache:
             raise DtypeError(f"rows must be a 1-D integer tensor, got {got}")
         for node in self._tree():
             if node._k is not None and node._v is not None:
-                out_of_range = stray(rows, node._k.shape[0])
+                out_of_range = find_out_of_range(rows, node._k.shape[0])
                 if out_of_range is not None:
                     raise ShapeError(f"rows contains {out_of_range}, but the cache has rows 0 … {node._k.shape[0] - 1}")
                 node._k, node._v = (x.index_select(0, rows.to(x.device)) for x in (node._k, node._v))

@@ -18,27 +18,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, NotNegative, Positive, require
-from clearhead.config import Value
+from clearhead._core.validation import NonNegativeFloat, PositiveFloat, PositiveInt, require
+from clearhead.config import Validated
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalLog(Value):
+class NaturalLog(Validated):
     """The natural logarithm of each band's power; what is below `floor` counts as `floor`."""
 
-    floor: Positive = 1e-5
+    floor: PositiveFloat = 1e-5
 
     def __call__(self, power: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
         return power.clamp(min=self.floor).log()
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperLog(Value):
+class WhisperLog(Validated):
     """As Whisper hears: decades, none further than `decades` below the recording's loudest, then (x + 4) / 4."""
 
-    floor: Positive = 1e-10
-    decades: Positive = 8.0
+    floor: PositiveFloat = 1e-10
+    decades: PositiveFloat = 8.0
 
     def __call__(self, power: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
         x = power.clamp(min=self.floor).log10()
@@ -48,20 +48,20 @@ class WhisperLog(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mel(Value):
+class Mel(Validated):
     """Samples (B, N), from −1 to 1, to features (B, T, F).
 
     Frame t begins with sample t · hop or, where `centred`, has it in its middle: both ends of the recording are then
     reflected. What is too short for one frame gives none. `scale` is where the bands lie: "htk" is logarithmic
     throughout and every triangle has height 1; "slaney" is linear up to 1 kHz and every triangle has area 1."""
 
-    sample_rate: Count = 8000
-    window: Count = 200
-    hop: Count = 80
-    n_fft: Count = 256  # the window is followed by zeros up to this
-    n_mels: Count = 40
-    low: NotNegative = 60.0  # Hz
-    high: Positive | None = None  # None: half of the sample rate
+    sample_rate: PositiveInt = 8000
+    window: PositiveInt = 200
+    hop: PositiveInt = 80
+    n_fft: PositiveInt = 256  # the window is followed by zeros up to this
+    n_mels: PositiveInt = 40
+    low: NonNegativeFloat = 60.0  # Hz
+    high: PositiveFloat | None = None  # None: half of the sample rate
     scale: Literal["htk", "slaney"] = "htk"
     log: NaturalLog | WhisperLog = NaturalLog()
     centred: bool = False

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.tensor_state import has_numbers, is_wrapped
-from clearhead._core.validation import Count, require
-from clearhead.config import Value
+from clearhead._core.tensor_state import is_concrete, is_wrapped
+from clearhead._core.validation import PositiveInt, require
+from clearhead.config import Validated
 from clearhead.nn.feed_forward import FeedForward
 
 
 @dataclass(frozen=True)
-class Experts(Value):
+class Experts(Validated):
     """`n` feed-forwards, of which a token takes the `top_k` that its router scores highest, each as much as a softmax
     over those scores says (Shazeer et al., 2017, as Mixtral has it). Not which, but how much is differentiated."""
 
-    n: Count
-    top_k: Count = 2
+    n: PositiveInt
+    top_k: PositiveInt = 2
 
     def validate(self) -> None:
         require(self.top_k <= self.n, f"Experts: top_k is {self.top_k} and n is {self.n}; expected at most n of n")
@@ -63,6 +63,6 @@ class ExpertsFeedForward(nn.Module):
     def _loads(self, chosen: Tensor) -> list[int]:
         """How many tokens each expert gets; an even share of them where there are no numbers, as for `cost`."""
         n, total = len(self.experts), chosen.numel()
-        if torch.compiler.is_compiling() or (has_numbers(chosen) and not chosen.is_meta):  # a graph ends here
+        if torch.compiler.is_compiling() or (is_concrete(chosen) and not chosen.is_meta):  # a graph ends here
             return chosen.flatten().bincount(minlength=n).tolist()
         return [total * (i + 1) // n - total * i // n for i in range(n)]

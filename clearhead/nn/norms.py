@@ -12,15 +12,15 @@ from typing import ClassVar, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._core.validation import Positive
-from clearhead.config import Value
+from clearhead._core.validation import PositiveFloat
+from clearhead.config import Validated
 
 
 @dataclass(frozen=True)
-class LayerNorm(Value):
+class LayerNorm(Validated):
     """Subtracts the mean, divides by the standard deviation, then scales (and shifts, with `bias`)."""
 
-    eps: Positive = 1e-5
+    eps: PositiveFloat = 1e-5
     bias: bool = True
 
     def build(self, d: int) -> nn.LayerNorm:
@@ -29,14 +29,14 @@ class LayerNorm(Value):
 
 
 @dataclass(frozen=True)
-class RMSNorm(Value):
+class RMSNorm(Validated):
     """Divides by the root mean square, then scales: no mean, no shift.
 
     With `unit_offset` the scale is 1 + weight, and the weight begins at zero, as in Gemma: weight decay then pulls
     towards no scaling rather than towards zero."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"plus_one": "unit_offset"}
-    eps: Positive = 1e-6
+    eps: PositiveFloat = 1e-6
     unit_offset: bool = False
 
     def build(self, d: int) -> nn.RMSNorm:
@@ -89,7 +89,7 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Sandwich:
+class SandwichNorm:
     """x + norm'(f(norm(x))): a norm on either side of a branch, as in Gemma 2; the second is the end of f."""
 
     normalised: ClassVar[bool] = False
@@ -98,4 +98,4 @@ class Sandwich:
         return x + f(norm(x))
 
 
-Residual: TypeAlias = PreNorm | PostNorm | Parallel | Sandwich
+Residual: TypeAlias = PreNorm | PostNorm | Parallel | SandwichNorm

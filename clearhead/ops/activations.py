@@ -8,8 +8,8 @@ from typing import ClassVar, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._core.validation import Positive
-from clearhead.config import Value
+from clearhead._core.validation import PositiveFloat
+from clearhead.config import Validated
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ReLU:
 
 
 @dataclass(frozen=True)
-class GELU(Value):
+class GELU(Validated):
     """h · Φ(h), Φ the normal distribution function; `tanh=True` is the approximation that GPT-2 was trained with."""
 
     gated: ClassVar[bool] = False
@@ -34,11 +34,11 @@ class GELU(Value):
 
 
 @dataclass(frozen=True)
-class SiLU(Value):
+class SiLU(Validated):
     """h · σ(slope · h); a slope of 1.702 is the quick GELU of CLIP."""
 
     gated: ClassVar[bool] = False
-    slope: Positive = 1.0
+    slope: PositiveFloat = 1.0
 
     def __call__(self, h: Tensor) -> Tensor:
         return F.silu(h) if self.slope == 1 else h * (self.slope * h).sigmoid()
@@ -55,7 +55,7 @@ class SwiGLU:
 
 
 @dataclass(frozen=True)
-class GeGLU(Value):
+class GeGLU(Validated):
     """Gated: gelu(gate(x)) · up(x), as in Gemma and T5 1.1; `tanh` as in `GELU`."""
 
     gated: ClassVar[bool] = True

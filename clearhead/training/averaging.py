@@ -10,20 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead._core.validation import Count, Fraction
-from clearhead.config import Value
+from clearhead._core.validation import OpenUnit, PositiveInt
+from clearhead.config import Validated
 from clearhead.training.distributed import local
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class EMA(Value):
+class EMA(Validated):
     """The exponential moving average: after each update, average ← d · average + (1 − d) · weights.
 
     d starts low and grows, d = min(decay, (1 + step) / (10 + step)), so that the first weights are soon forgotten."""
 
-    decay: Fraction = 0.999
+    decay: OpenUnit = 0.999
 
     @torch.no_grad()
     def update(self, kept: Weights, weights: Weights, step: int) -> None:
@@ -41,11 +41,11 @@ class EMA(Value):
 
 
 @dataclass(frozen=True)
-class CheckpointAverage(Value):
+class CheckpointAverage(Validated):
     """The mean of the last `k` snapshots of the weights, one taken after every `every` updates."""
 
-    k: Count = 5
-    every: Count = 100
+    k: PositiveInt = 5
+    every: PositiveInt = 100
 
     @torch.no_grad()
     def update(self, kept: Weights, weights: Weights, step: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead._core.atomic_io import refusals, write_atomically
+from clearhead._core.atomic_io import wrap_os_errors, write_atomically
 from clearhead.errors import StorageError
 
 
@@ -166,7 +166,7 @@ class Log:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row and flush it."""
-        with refusals(f"cannot write to {self.path}", then="free some space and resume the run"):
+        with wrap_os_errors(f"cannot write to {self.path}", advice="free some space and resume the run"):
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             for name, value in row.items():

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core import counter_rng
-from clearhead._core.atomic_io import refusals, save_tensors, sync
-from clearhead._core.validation import shown
+from clearhead._core.atomic_io import save_tensors, sync, wrap_os_errors
+from clearhead._core.validation import short_repr
 from clearhead.data.files import sha256
 from clearhead.errors import StorageError
 from clearhead.models import storage
@@ -76,8 +76,8 @@ def write(
     final = run / f"step-{step:08d}"
     new = run / f".{final.name}.new"
     sharded = any(is_sharded(tensor) for tensor in tensors.values())
-    with refusals(
-        f"cannot save a checkpoint to {final}", then="earlier checkpoints are intact: free some space and resume"
+    with wrap_os_errors(
+        f"cannot save a checkpoint to {final}", advice="earlier checkpoints are intact: free some space and resume"
     ):
         try:
             if world.is_first:
@@ -198,8 +198,8 @@ def _open(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
         trainer["evals_since_best"] = trainer.pop("waited")
     if state.get("format") != FORMAT or state.get("step") != step:
         raise StorageError(
-            f"checkpoint {folder} has format {shown(state.get('format'))} and step {shown(state.get('step'))}; "
-            f"expected {FORMAT!r} and step {step}"
+            f"checkpoint {folder} has format {short_repr(state.get('format'))} and step "
+            f"{short_repr(state.get('step'))}; expected {FORMAT!r} and step {step}"
         )
     # Fingerprints of earlier versions cannot be recomputed; their checkpoints are identified by their tensors and data.
     stored = state.get("fingerprint")
@@ -216,10 +216,12 @@ def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor as `state.json` lists it."""
     start = f"checkpoint {folder} is invalid: {_STATE}: tensors"
     if not isinstance(stored, dict):
-        raise StorageError(f"{start} is {shown(stored)}, expected an object of names and shapes")
+        raise StorageError(f"{start} is {short_repr(stored)}, expected an object of names and shapes")
     for name, shape in stored.items():
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise StorageError(f"{start} has {shown(name)} with shape {shown(shape)}, expected a list of sizes")
+            raise StorageError(
+                f"{start} has {short_repr(name)} with shape {short_repr(shape)}, expected a list of sizes"
+            )
     return {name: tuple(shape) for name, shape in stored.items()}
 
 
@@ -276,7 +278,7 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
         failures = error.failures if isinstance(error, CheckpointException) else {}
         first = next((failure for failure, _ in failures.values()), error)
         raise StorageError(
-            f"checkpoint {folder} is corrupted: its shards cannot be read ({shown(str(first))})"
+            f"checkpoint {folder} is corrupted: its shards cannot be read ({short_repr(str(first))})"
         ) from error
 
 
@@ -310,7 +312,7 @@ _DROPOUT = 503
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return each parameter once, by its first name, and the persistent buffers."""
-    return {names[0]: tensor for names, tensor in storage.groups(model)}
+    return {names[0]: tensor for names, tensor in storage.named_tensors(model)}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from clearhead._core.validation import Count, NotNegative, Positive, Range, Rate, require
-from clearhead.config import Config, Value
+from clearhead._core.validation import DropoutRate, NonNegativeFloat, PositiveFloat, PositiveInt, Range, require
+from clearhead.config import Config, Validated
 from clearhead.data.sampler import FixedSize, SequencePacking, TokenBudget
 from clearhead.training.averaging import EMA, CheckpointAverage
 from clearhead.training.distributed import DDP, FSDP
@@ -31,11 +31,11 @@ from clearhead.training.schedules import Constant, InverseSqrt, Schedule, Warmup
 
 
 @dataclass(frozen=True)
-class EarlyStopping(Value):
+class EarlyStopping(Validated):
     """End the run after `patience` validations in a row that have not lowered the loss by more than `min_delta`."""
 
-    patience: Count = 5
-    min_delta: NotNegative = 0.0
+    patience: PositiveInt = 5
+    min_delta: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ class TrainConfig(Config):
         "consistency": "r_drop_alpha",
         "recompute": "activation_checkpointing",
     }
-    steps: Count | None = None
-    epochs: Count | None = None
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
     batch: TokenBudget | FixedSize | SequencePacking = TokenBudget(4096, multiple=8)
-    accumulation: Count = 1  # batches to one update
+    accumulation: PositiveInt = 1  # batches to one update
 
     # How fast.
     schedule: WarmupCosine | InverseSqrt | Constant = WarmupCosine()
-    weight_decay: NotNegative = 0.01
-    betas: tuple[Rate, Rate] = (0.9, 0.98)
-    eps: Positive = 1e-9
-    clip: Positive | None = 1.0  # of the norm of all gradients together
-    label_smoothing: Rate = 0.0
-    r_drop_alpha: NotNegative = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
+    weight_decay: NonNegativeFloat = 0.01
+    betas: tuple[DropoutRate, DropoutRate] = (0.9, 0.98)
+    eps: PositiveFloat = 1e-9
+    clip: PositiveFloat | None = 1.0  # of the norm of all gradients together
+    label_smoothing: DropoutRate = 0.0
+    r_drop_alpha: NonNegativeFloat = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
     averaging: EMA | CheckpointAverage | None = None
 
     # In which numbers, on what.
@@ -70,13 +70,13 @@ class TrainConfig(Config):
     )
     device: str = "auto"  # a GPU where there is one
     parallel: DDP | FSDP | None = None  # None: DDP where torchrun starts several processes
-    seed: Annotated[int, Range(least=0, most=2**63 - 1)] = 0
+    seed: Annotated[int, Range(ge=0, le=2**63 - 1)] = 0
 
     # How often, in updates.
-    log_every: Count = 10
-    eval_every: Count | None = None  # None: once an epoch
-    checkpoint_every: Count = 500
-    keep: Count = 2  # checkpoints
+    log_every: PositiveInt = 10
+    eval_every: PositiveInt | None = None  # None: once an epoch
+    checkpoint_every: PositiveInt = 500
+    keep: PositiveInt = 2  # checkpoints
     early_stopping: EarlyStopping | None = None
     keep_best: bool = False  # export the weights of the best validation loss rather than the last
 

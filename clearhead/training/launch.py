@@ -32,7 +32,7 @@ from clearhead._core.atomic_io import write_atomically
 from clearhead._core.validation import require
 from clearhead.data import Task, Tokenizer, load_tokenizer
 from clearhead.errors import ConfigError, MissingDependencyError
-from clearhead.models.storage import load as load_model
+from clearhead.models.storage import load_checkpoint
 from clearhead.training import presets, run_lock
 from clearhead.training.callbacks import Progress, RunInfo, read_log
 from clearhead.training.distributed import World, is_launched, join
@@ -268,7 +268,7 @@ def _refuse_overruled(settings: Mapping[str, Any], wanted: Recipe, found: Recipe
 
 def _begin_with(model: nn.Module, init: Path) -> None:
     """Copy the weights of a trained model, which must have the same ones."""
-    trained = load_model(init).state_dict()
+    trained = load_checkpoint(init).state_dict()
     own = model.state_dict()
     for name in sorted(own.keys() | trained.keys()):
         here, there = (list(side[name].shape) if name in side else "not there" for side in (own, trained))

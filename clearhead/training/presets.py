@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from clearhead._core.validation import chosen
+from clearhead._core.validation import lookup
 from clearhead.data import FixedSize, RandomAffine, TokenBudget
 from clearhead.data.tasks.speech import Streams
 from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
@@ -182,5 +182,5 @@ SMALL = "small"  # every task's preset for a CPU minute
 
 def recipe(task: str, preset: str | None = None) -> Recipe:
     """The recipe of a preset; without a name the task's "small"."""
-    known = chosen(task, PRESETS, "there is no task")
-    return chosen(SMALL if preset is None else preset, known, f"the task {task} has no preset")()
+    known = lookup(task, PRESETS, "there is no task")
+    return lookup(SMALL if preset is None else preset, known, f"the task {task} has no preset")()

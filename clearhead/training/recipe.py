@@ -151,7 +151,7 @@ def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: 
         known = [name for name in target if name != "type"]
         raise ConfigError(f"there is no setting {key!r}; {did_you_mean(last, known)}")
     if isinstance(value, str) and isinstance(present := target[last], dict):
-        value = config.choice(last, value, present)
+        value = config.variant(last, value, present)
     target[last] = value
 
 
@@ -192,7 +192,7 @@ def export(
     else:
         model = recipe.model.build()
         model.load_state_dict(dict(weights), strict=False)  # what is tied is there under one of its names
-        storage.save(model, folder)
+        storage.save_checkpoint(model, folder)
         # Without the places on this machine where the data lay.
         names = {field.name for field in fields(recipe.data)} & {"path", "validation"}
         portable = replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from clearhead._core.atomic_io import refusals
+from clearhead._core.atomic_io import wrap_os_errors
 from clearhead.errors import StorageError
 from clearhead.training.distributed import World
 
@@ -58,7 +58,7 @@ def run_lock(folder: Path, world: World) -> Iterator[None]:
 
 def _acquire(folder: Path) -> IO[str]:
     """Return the locked file, which must stay open."""
-    with refusals(f"cannot train in {folder}", then="choose another folder"):
+    with wrap_os_errors(f"cannot train in {folder}", advice="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / FILE_NAME).open("a+", encoding="utf-8")
         try:

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from clearhead._core.validation import Count, Natural, Positive, require, whole
-from clearhead.config import Value
+from clearhead._core.validation import NonNegativeInt, PositiveFloat, PositiveInt, check_int, require
+from clearhead.config import Validated
 from clearhead.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class WarmupCosine(Value):
+class WarmupCosine(Validated):
     """A straight rise to `lr_max`, then half a cosine down to zero (CENG 403, Transformers and Attention, Q7a).
 
         lr(step) = lr_max · step / warmup_steps                                                    step ≤ warmup_steps
@@ -32,9 +32,9 @@ class WarmupCosine(Value):
     again; here the rate stays at its end value. Without a warm-up (`warmup_steps=0`) step 0 already has `lr_max`; where
     the warm-up is the whole run, the end value is `lr_max`. A `total_steps` of None is the length of the training."""
 
-    lr_max: Positive = 1e-3
-    warmup_steps: Natural = 0
-    total_steps: Count | None = None
+    lr_max: PositiveFloat = 1e-3
+    warmup_steps: NonNegativeInt = 0
+    total_steps: PositiveInt | None = None
 
     def validate(self) -> None:
         require(
@@ -52,7 +52,7 @@ class WarmupCosine(Value):
             raise ConfigError(
                 "WarmupCosine: total_steps is None; expected the length of the run: use .over(total_steps)"
             )
-        step = min(whole(step, "step"), self.total_steps)
+        step = min(check_int(step, "step"), self.total_steps)
         if step <= self.warmup_steps:
             return self.lr_max * step / self.warmup_steps if self.warmup_steps else self.lr_max
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -60,15 +60,15 @@ class WarmupCosine(Value):
 
 
 @dataclass(frozen=True)
-class InverseSqrt(Value):
+class InverseSqrt(Validated):
     """A straight rise to `lr_max`, then a fall with the inverse square root of the step: the schedule of 2017.
 
         lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
 
     It has no end, so nothing happens at the end of a run."""
 
-    lr_max: Positive = 1e-3
-    warmup_steps: Count = 4000  # at least 1: the fall is measured in warm-ups
+    lr_max: PositiveFloat = 1e-3
+    warmup_steps: PositiveInt = 4000  # at least 1: the fall is measured in warm-ups
 
     @classmethod
     def of_width(cls, d_model: int, warmup_steps: int = 4000) -> InverseSqrt:
@@ -76,17 +76,17 @@ class InverseSqrt(Value):
         return cls((d_model * warmup_steps) ** -0.5, warmup_steps)
 
     def __call__(self, step: int) -> float:
-        if whole(step, "step") <= self.warmup_steps:
+        if check_int(step, "step") <= self.warmup_steps:
             return self.lr_max * step / self.warmup_steps
         return self.lr_max * math.sqrt(self.warmup_steps / step)
 
 
 @dataclass(frozen=True)
-class Constant(Value):
+class Constant(Validated):
     """A straight rise to `lr_max` (none by default), and no fall."""
 
-    lr_max: Positive = 1e-3
-    warmup_steps: Natural = 0
+    lr_max: PositiveFloat = 1e-3
+    warmup_steps: NonNegativeInt = 0
 
     def __call__(self, step: int) -> float:
-        return self.lr_max * step / self.warmup_steps if whole(step, "step") < self.warmup_steps else self.lr_max
+        return self.lr_max * step / self.warmup_steps if check_int(step, "step") < self.warmup_steps else self.lr_max

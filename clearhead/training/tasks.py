@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from clearhead._core.validation import Count, Fraction, NotNegative, Share, require
+from clearhead._core.validation import NonNegativeFloat, OpenUnit, PositiveInt, Probability, require
 from clearhead.config import Config
 from clearhead.data import (
     ConsecutiveWindows,
@@ -66,12 +66,12 @@ class TranslationData(DataConfig):
     takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
     validation: str | None = None  # None: dev.tsv beside train.tsv, or a part held out
-    vocab_size: Count = 8000
-    max_tokens: Count = 128
-    hold_out: Fraction = 0.02
+    vocab_size: PositiveInt = 8000
+    max_tokens: PositiveInt = 128
+    hold_out: OpenUnit = 0.02
     swap: bool = False  # translate the second column into the first
     phrases: tuple[tuple[str, str], ...] = ()  # further pairs (source, target) to learn from
-    phrase_copies: Count = 1  # how often each of them comes in an epoch
+    phrase_copies: PositiveInt = 1  # how often each of them comes in an epoch
 
     def validate(self) -> None:
         require(
@@ -95,9 +95,11 @@ class TextData(DataConfig):
     task: ClassVar[str] = "text"
     takes_tokenizer: ClassVar[bool] = True
     path: str | None = None
-    vocab_size: Count | None = None  # of byte pairs, trained on the text; None: characters, or the shards' own tokens
-    context: Count = 256
-    hold_out: Fraction = 0.1
+    vocab_size: PositiveInt | None = (
+        None  # of byte pairs, trained on the text; None: characters, or the shards' own tokens
+    )
+    context: PositiveInt = 256
+    hold_out: OpenUnit = 0.1
     windows: RandomWindows | ConsecutiveWindows | None = None  # None: random ones, for shards end to end and shifted
     across_documents: bool = False  # of shards: may a token attend to the document before its own?
 
@@ -136,12 +138,12 @@ class SortDedupData(DataConfig):
     """D A A → A D, made on the fly. `unseen_lengths` are left out of training, not of validation."""
 
     task: ClassVar[str] = "sort-dedup"
-    n_symbols: Count = 26
-    max_length: Count = 32
+    n_symbols: PositiveInt = 26
+    max_length: PositiveInt = 32
     unseen_lengths: tuple[int, ...] = ()
-    narrow: Share = 0.5
-    n_train: Count = 1 << 16  # examples to an epoch; every epoch has new ones
-    n_validation: Count = 1 << 11
+    narrow: Probability = 0.5
+    n_train: PositiveInt = 1 << 16  # examples to an epoch; every epoch has new ones
+    n_validation: PositiveInt = 1 << 11
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> SortDedup:
         return SortDedup(**vars(self), seed=seed)
@@ -156,9 +158,11 @@ class SpeechData(DataConfig):
     without: str | None = None  # a speaker who is left for validation
     mel: Mel = Mel()
     streams: Streams = Streams(seconds=3.2)
-    delay: NotNegative | None = 0.2  # seconds after its end in which a digit has to be written down; None: whenever
-    n_train: Count = 4096  # streams to an epoch; every epoch has new ones
-    n_validation: Count = 200
+    delay: NonNegativeFloat | None = (
+        0.2  # seconds after its end in which a digit has to be written down; None: whenever
+    )
+    n_train: PositiveInt = 4096  # streams to an epoch; every epoch has new ones
+    n_validation: PositiveInt = 200
     only_heard: bool = False  # nothing is trained: recordings of any number will do
 
     def load(self, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Speech:

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.validation import checked, require, shown
+from clearhead._core.validation import require, short_repr, validate
 from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ClearheadError, ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
@@ -78,11 +78,11 @@ def _state_from(checkpoint: checkpoints.Checkpoint) -> TrainerState:
     """Return the trainer's state that a checkpoint contains."""
     hints = get_type_hints(TrainerState)
     try:
-        values = checked(checkpoint.state.get("trainer"), "trainer", dict)
+        values = validate(checkpoint.state.get("trainer"), "trainer", dict)
         if odd := sorted(values.keys() ^ hints.keys()):
-            raise ConfigError(f"trainer: expected the fields {', '.join(hints)}; missing or unknown: {shown(odd)}")
-        state = TrainerState(**{name: checked(values[name], f"trainer: {name}", hints[name]) for name in hints})
-        require(state.step == checkpoint.step, f"trainer: step is {shown(state.step)}, expected {checkpoint.step}")
+            raise ConfigError(f"trainer: expected the fields {', '.join(hints)}; missing or unknown: {short_repr(odd)}")
+        state = TrainerState(**{name: validate(values[name], f"trainer: {name}", hints[name]) for name in hints})
+        require(state.step == checkpoint.step, f"trainer: step is {short_repr(state.step)}, expected {checkpoint.step}")
     except ConfigError as error:
         raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {error}") from error
     return state
@@ -367,7 +367,7 @@ class Trainer:
         self.averaged = checkpoints.read_prefixed("average", checkpoint, parameters)
         self.best = checkpoints.read_prefixed("best", checkpoint, parameters)
         try:
-            self.prefetcher.load_state(checked(checkpoint.state.get("data"), "data", dict))
+            self.prefetcher.load_state(validate(checkpoint.state.get("data"), "data", dict))
         except ConfigError as error:
             raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {error}") from error
         self.state = state

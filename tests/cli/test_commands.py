@@ -205,7 +205,7 @@ class TestModels:
         tokenizer.save(tmp_path)
         recipe = presets.recipe("text").changed({"model.vocab_size": tokenizer.vocab_size})
         torch.manual_seed(3)
-        storage.save(recipe.model.build(), tmp_path)
+        storage.save_checkpoint(recipe.model.build(), tmp_path)
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
         for seed in range(5):
             how = ["日本", "--model", tmp_path, "--max-new-tokens", 60, "--temperature", 1, "--seed", seed]

@@ -17,7 +17,7 @@ import torch
 from clearhead import hub
 from clearhead.data.audio import read
 from clearhead.masks import causal, window
-from clearhead.models import save
+from clearhead.models import save_checkpoint
 from clearhead.training.presets import speech_small
 
 PI = Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav"
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0)
-    save(model, folder)
+    save_checkpoint(model, folder)
     (folder / "train.toml").write_text(recipe.to_toml())
     return folder
 

@@ -18,7 +18,7 @@ from clearhead.data import ConsecutiveWindows, FixedSize, RandomWindows, Sequenc
 from clearhead.errors import ConfigError
 from clearhead.hub.bundled import BUNDLED_FOLDER, names
 from clearhead.masks import Mask, causal, dilated, every, prefix
-from clearhead.models import VisionConfig, load, save, tiny_encoder
+from clearhead.models import VisionConfig, load_checkpoint, save_checkpoint, tiny_encoder
 from clearhead.nn import RMSNorm
 from clearhead.nn.positions import LearnedPositions, LinearScaling, Llama3Scaling, NoPE, Rotary, Sinusoidal, YarnScaling
 from clearhead.training import EMA, Constant, InverseSqrt, Recipe, TrainConfig, WarmupCosine, checkpoint, train
@@ -115,7 +115,7 @@ def test_a_schedule_that_was_left_out_keeps_its_numbers():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('schedule = "cosine"', "there is no choice 'cosine' here; known are: WarmupCosine, InverseSqrt, Constant"),
+        ('schedule = "cosine"', "there is no variant 'cosine'; known are: WarmupCosine, InverseSqrt, Constant"),
         ("lr_max = -1.0", r"WarmupCosine: lr_max is -1\.0; expected a number above 0"),
         ('schedule = {type = "Constant"}\nlr_max = 1.0', "TrainConfig has no field 'lr_max'"),
     ],
@@ -200,7 +200,10 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
     assert train(resume=half).steps == 6
-    ended, began = load(half / "model").state_dict(), load(tmp_path / "run" / "model").state_dict()
+    ended, began = (
+        load_checkpoint(half / "model").state_dict(),
+        load_checkpoint(tmp_path / "run" / "model").state_dict(),
+    )
     assert all(torch.equal(ended[name], began[name]) for name in began)
 
 
@@ -251,14 +254,14 @@ def test_from_dict_of_earlier_score_name_returns_the_same_scores():
 
 def test_load_reads_parameters_that_version_0_2_named_differently(tmp_path):
     model = tiny_encoder().replace(embedding_dim=6).build().eval()
-    save(model, tmp_path)
+    save_checkpoint(model, tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     assert "embedding_proj.weight" in tensors
     save_file({name.replace("embedding_proj.", "widen."): tensor for name, tensor in tensors.items()}, path)
     config = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(config.replace("embedding_dim", "d_embedding"))
-    loaded = load(tmp_path).state_dict()
+    loaded = load_checkpoint(tmp_path).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 

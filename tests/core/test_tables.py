@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from clearhead._core.text_tables import Markup, Printed, html_table, table
+from clearhead._core.text_tables import PreformattedText, RawHTML, html_table, table
 
 ROWS = [("name", "size"), ("a<b", "7"), ("longer", "1,234")]
 
@@ -24,13 +24,13 @@ def test_html_has_the_same_cells_on_the_same_sides():
 
 
 def test_markup_alone_is_left_as_it_is():
-    shown = html_table([("x",), (Markup("<svg/>"),), ("<svg/>",)])
+    shown = html_table([("x",), (RawHTML("<svg/>"),), ("<svg/>",)])
     assert shown.count("<svg/>") == 1
     assert shown.count("&lt;svg/&gt;") == 1
 
 
 def test_a_notebook_shows_lines_and_not_one_line():
-    text = Printed("a  b\n1 <2")
+    text = PreformattedText("a  b\n1 <2")
     assert text == "a  b\n1 <2"
     assert repr(text) == str(text)
     assert "a  b\n1 &lt;2" in text._repr_html_()

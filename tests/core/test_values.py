@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead._core.validation import (
-    Count,
-    Fraction,
-    Natural,
-    Positive,
+    DropoutRate,
+    NonNegativeInt,
+    OpenUnit,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
     Range,
-    Rate,
-    Share,
-    checked,
+    check_int,
     did_you_mean,
-    whole,
+    validate,
 )
-from clearhead.config import Value
+from clearhead.config import Validated
 from clearhead.errors import ConfigError, MaskError
 from clearhead.models import DecoderConfig
 from clearhead.nn import GELU, BlockConfig, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
@@ -39,15 +39,15 @@ FITS: list[tuple[Any, Any, Any]] = [
     (np.int64(3), int, 3),
     (3, float, 3.0),
     (math.inf, float, math.inf),
-    (0, Natural, 0),
-    (1, Count, 1),
-    (10**30, Count, 10**30),
-    (0, Rate, 0.0),
-    (0.999, Rate, 0.999),
-    (1, Share, 1.0),
+    (0, NonNegativeInt, 0),
+    (1, PositiveInt, 1),
+    (10**30, PositiveInt, 10**30),
+    (0, DropoutRate, 0.0),
+    (0.999, DropoutRate, 0.999),
+    (1, Probability, 1.0),
     (True, bool, True),
-    (None, Count | None, None),
-    ([2, 3], tuple[Count, Count], (2, 3)),
+    (None, PositiveInt | None, None),
+    ([2, 3], tuple[PositiveInt, PositiveInt], (2, 3)),
     ([], tuple[int, ...], ()),
     ([["a", "b"]], tuple[tuple[str, str], ...], (("a", "b"),)),
     ("slow", Literal["fast", "slow"], "slow"),
@@ -58,34 +58,34 @@ FITS: list[tuple[Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "hint", "result"), FITS, ids=str)
 def test_what_fits_comes_back_as_the_annotation_wants_it(value, hint, result):
-    found = checked(value, "it", hint)
+    found = validate(value, "it", hint)
     assert found == result
     assert type(found) is type(result)
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
-    ("12", Count, "it is '12'; expected a whole number of at least 1"),
+    ("12", PositiveInt, "it is '12'; expected a whole number of at least 1"),
     (True, int, "it is True; expected a whole number"),
     (3.0, int, "it is 3.0; expected a whole number"),
     (torch.tensor(3), int, "it is tensor(3); expected a whole number"),
-    (0, Count, "it is 0; expected a whole number of at least 1"),
-    (-1, Natural, "it is -1; expected a whole number of at least 0"),
-    (1.0, Rate, "it is 1.0; expected a number of at least 0 and below 1"),
-    (math.nan, Rate, "it is nan; expected a number of at least 0 and below 1"),
-    (math.inf, Positive, "it is inf; expected a number above 0, and finite"),
-    ("1", Share, "it is '1'; expected a number of at least 0 and at most 1"),
+    (0, PositiveInt, "it is 0; expected a whole number of at least 1"),
+    (-1, NonNegativeInt, "it is -1; expected a whole number of at least 0"),
+    (1.0, DropoutRate, "it is 1.0; expected a number of at least 0 and below 1"),
+    (math.nan, DropoutRate, "it is nan; expected a number of at least 0 and below 1"),
+    (math.inf, PositiveFloat, "it is inf; expected a number above 0, and finite"),
+    ("1", Probability, "it is '1'; expected a number of at least 0 and at most 1"),
     (True, float, "it is True; expected a number"),
     (10**400, float, f"it is 1{'0' * 59}…; expected a number"),
     (
         10**5000,
-        Annotated[int, Range(most=9)],
-        "it is something too long to write; expected a whole number of at most 9",
+        Annotated[int, Range(le=9)],
+        "it is something too long to print; expected a whole number of at most 9",
     ),
     (1, bool, "it is 1; expected True or False"),
     (3, str, "it is 3; expected text"),
     (None, int, "it is None; expected a whole number"),
-    (0, Count | None, "it is 0; expected a whole number of at least 1 or None"),
-    ((2, 0), tuple[Count, Count], "it is (2, 0); expected 2 values, each a whole number of at least 1"),
+    (0, PositiveInt | None, "it is 0; expected a whole number of at least 1 or None"),
+    ((2, 0), tuple[PositiveInt, PositiveInt], "it is (2, 0); expected 2 values, each a whole number of at least 1"),
     ((2, 0.5, 1), tuple[int, float], "it is (2, 0.5, 1); expected (a whole number, a number)"),
     ((2, "a"), tuple[int, ...], "it is (2, 'a'); expected values, each a whole number"),
     ("medium", Literal["fast", "slow"], "it is 'medium'; expected 'fast' or 'slow'"),
@@ -93,8 +93,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         GELU,
         LayerNorm | GELU,
-        "it is <class 'clearhead.ops.activations.GELU'>; expected LayerNorm(…) or GELU(…); that is the class: "
-        "add the brackets",
+        "it is <class 'clearhead.ops.activations.GELU'>; expected LayerNorm(…) or GELU(…); this is the class: "
+        "add parentheses",
     ),
 ]
 
@@ -102,39 +102,40 @@ REFUSED: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("value", "hint", "sentence"), REFUSED, ids=range(len(REFUSED)))
 def test_what_does_not_fit_is_refused_in_one_sentence(value, hint, sentence):
     with pytest.raises(ConfigError) as caught:
-        checked(value, "it", hint)
+        validate(value, "it", hint)
     assert str(caught.value) == sentence
 
 
 @given(
-    st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans()), st.sampled_from([Rate, Fraction, Share])
+    st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans()),
+    st.sampled_from([DropoutRate, OpenUnit, Probability]),
 )
 def test_a_number_fits_exactly_where_it_lies_inside(value, hint):
     inside = {
-        Rate: lambda x: 0 <= x < 1,
-        Fraction: lambda x: 0 < x < 1,
-        Share: lambda x: 0 <= x <= 1,
+        DropoutRate: lambda x: 0 <= x < 1,
+        OpenUnit: lambda x: 0 < x < 1,
+        Probability: lambda x: 0 <= x <= 1,
     }[hint]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and inside(value):
-        assert checked(value, "it", hint) == value
+        assert validate(value, "it", hint) == value
     else:
         with pytest.raises(ConfigError, match="it is "):
-            checked(value, "it", hint)
+            validate(value, "it", hint)
 
 
 def test_whole_numbers_where_another_error_is_wanted():
-    assert whole(np.int32(7), "n", least=7, most=7) == 7
+    assert check_int(np.int32(7), "n", minimum=7, maximum=7) == 7
     with pytest.raises(MaskError, match=r"^n is 6; expected a whole number of at least 7$"):
-        whole(6, "n", least=7, error=MaskError)
+        check_int(6, "n", minimum=7, error=MaskError)
     with pytest.raises(MaskError, match=r"^n is 8; expected a whole number of at most 7$"):
-        whole(8, "n", most=7, error=MaskError)
+        check_int(8, "n", maximum=7, error=MaskError)
 
 
 def test_whole_numbers_are_checked_inside_a_compiled_graph():
     @torch.compile(fullgraph=True, backend="eager")
     def f(x, n):
-        return x * whole(n, "n", least=1)
+        return x * check_int(n, "n", minimum=1)
 
     assert torch.equal(f(torch.ones(2), 3), torch.full((2,), 3.0))
 
@@ -197,9 +198,9 @@ def test_other_sizes_of_a_layer_are_checked_too():
 
 
 @dataclass(frozen=True)
-class Halves(Value):
-    left: Share = 0.5
-    sizes: tuple[Count, ...] = ()
+class Halves(Validated):
+    left: Probability = 0.5
+    sizes: tuple[PositiveInt, ...] = ()
 
     def validate(self) -> None:
         if self.left == 0.25:
@@ -222,7 +223,7 @@ def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
 def test_the_nearest_name_is_asked_for():
     assert did_you_mean("d_modl", ["n_heads", "d_model"]) == "did you mean 'd_model'?"
     assert did_you_mean("zzz", ["n_heads", "d_model"]) == "known are: n_heads, d_model"
-    assert did_you_mean("zzz", ["n_heads"], otherwise="see --help") == "see --help"
+    assert did_you_mean("zzz", ["n_heads"], fallback="see --help") == "see --help"
     assert did_you_mean("zzz", []) == "known are: none"
 
 
@@ -237,4 +238,4 @@ def test_nothing_is_never_meant(name, known):
 def test_there_is_one_did_you_mean():
     package = Path(__file__).parents[2] / "clearhead"
     asking = [path.name for path in package.rglob("*.py") if "difflib" in path.read_text(encoding="utf-8")]
-    assert asking == ["_core/validation.py"]
+    assert asking == ["validation.py"]

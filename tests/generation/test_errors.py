@@ -93,7 +93,7 @@ def test_strategies_reject_invalid_options(make, message):
         ),
         ([[1]], {"max_new_tokens": 2.0}, errors.ConfigError, "max_new_tokens is 2.0"),
         ([[1]], {"stop_ids": -1}, errors.ConfigError, "stop_ids is -1; expected an id, several ids, or None"),
-        ([[1]], {"strategy": Greedy}, errors.ConfigError, "that is the class: add the brackets"),
+        ([[1]], {"strategy": Greedy}, errors.ConfigError, "this is the class: add parentheses"),
         (
             [[1]],
             {"strategy": "greedy"},

@@ -186,12 +186,12 @@ READING_FAULTS = {
     "unknown choice": (
         EverythingConfig,
         'count = 3\nway = {type = "Rigth"}',
-        "EverythingConfig.way: there is no choice 'Rigth' here; did you mean 'Right'",
+        "EverythingConfig.way: there is no variant 'Rigth'; did you mean 'Right'",
     ),
     "choice of no word": (
         EverythingConfig,
         'count = 3\nway = {type = ["Left"]}',
-        r"no choice \['Left'\] here",
+        r"no variant \['Left'\]",
     ),
     "number beyond floats": (
         EverythingConfig,
@@ -199,7 +199,7 @@ READING_FAULTS = {
         "rate is 1000.*…; expected a number",
     ),
     "number without end": (EverythingConfig, "count = " + 9999 * "3", "this is not TOML: .*digits"),
-    "choice without type": (EverythingConfig, "count = 3\nway = {amount = 1}", "no choice None here"),
+    "choice without type": (EverythingConfig, "count = 3\nway = {amount = 1}", "no variant None"),
     "field of a choice": (
         EverythingConfig,
         'count = 3\nway = {type = "Right", amont = 1}',
@@ -219,7 +219,7 @@ READING_FAULTS = {
     "word for a choice": (
         EverythingConfig,
         'count = 3\nway = "rigth"',
-        "no choice 'rigth' here; did you mean 'Right'",
+        "no variant 'rigth'; did you mean 'Right'",
     ),
     "word for a choice that needs more": (
         EverythingConfig,
@@ -257,7 +257,7 @@ MAKING_FAULTS = {
     "type": ({"d_model": 12.0}, "DecoderConfig: d_model is 12.0; expected a whole number of at least 1"),
     "class for a choice": (
         {"norm": LayerNorm},
-        r"DecoderConfig: norm is .*expected LayerNorm\(…\) or RMSNorm\(…\); that is the class: add the brackets",
+        r"DecoderConfig: norm is .*expected LayerNorm\(…\) or RMSNorm\(…\); this is the class: add parentheses",
     ),
     "tensor for a mask": (
         {"mask": torch.ones(2, 2, dtype=torch.bool)},
@@ -295,7 +295,7 @@ def test_vision_faults():
     with pytest.raises(ConfigError, match="an image of 7×9 does not divide into patches of 3×3"):
         config.replace(image_size=(7, 9))
     with pytest.raises(
-        ConfigError, match=r"does not fit 2×3 patches and 0 extra.*LearnedPositions\(grid=\(2, 3\), n_extra=0\)"
+        ConfigError, match=r"does not match 2×3 patches and 0 extra.*LearnedPositions\(grid=\(2, 3\), n_extra=0\)"
     ):
         config.replace(positions=LearnedPositions(grid=(3, 2)))
 
@@ -329,7 +329,7 @@ def test_a_config_without_a_model_says_so():
     class BareConfig(Config):
         pass
 
-    with pytest.raises(ConfigError, match="BareConfig names no model"):
+    with pytest.raises(ConfigError, match="BareConfig does not describe a model"):
         BareConfig().build()
 
 

@@ -9,7 +9,7 @@ from clearhead.config import Config
 from clearhead.errors import ConfigError
 from clearhead.masks import causal, padding
 from clearhead.models import DualEncoderConfig, EncoderConfig, VisionConfig
-from clearhead.models.storage import load, save
+from clearhead.models.storage import load_checkpoint, save_checkpoint
 from clearhead.nn.positions import LearnedPositions
 from tests.support.rounding import assert_equal_up_to_rounding
 
@@ -48,8 +48,8 @@ def test_what_stands_behind_the_end_changes_nothing():
 def test_it_is_stored_like_any_other(tmp_path):
     assert Config.from_toml(CONFIG.to_toml()) == CONFIG
     model = CONFIG.build().double().eval()
-    save(model, tmp_path / "m")
-    loaded = load(tmp_path / "m")
+    save_checkpoint(model, tmp_path / "m")
+    loaded = load_checkpoint(tmp_path / "m")
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
     assert_equal_up_to_rounding(loaded(IDS, IMAGES), model(IDS, IMAGES))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.masks import blocks, causal, full, prefix, window
-from clearhead.models import CTCEncoderConfig, StreamingSpec, load, save
-from clearhead.nn import FrameEmbedding, KVCache
+from clearhead.models import CTCEncoderConfig, StreamingSpec, load_checkpoint, save_checkpoint
+from clearhead.nn import KVCache, StackedFrames
 from clearhead.nn.mel import Mel
 from clearhead.nn.positions import ALiBi, NoPE, RelativeBias
 from tests.support.rounding import assert_equal_up_to_rounding
@@ -74,8 +74,8 @@ def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
 
 def test_a_model_comes_back_from_its_folder(tmp_path):
     model = tiny(MASKS[3]).build().eval()
-    save(model, tmp_path / "m")
-    again, frames = load(tmp_path / "m"), torch.randn(1, 20, 5)
+    save_checkpoint(model, tmp_path / "m")
+    again, frames = load_checkpoint(tmp_path / "m"), torch.randn(1, 20, 5)
     assert again.config == model.config
     assert_equal_up_to_rounding(again(frames), model(frames))
     assert again.config.blank == 4
@@ -114,13 +114,13 @@ def test_other_mistakes_are_told():
     with pytest.raises(ShapeError, match=r"expected \(B, T, 5\)"):
         model(torch.randn(1, 8, 6))
     with pytest.raises(DtypeError, match="such as `Mel` gives"):
-        FrameEmbedding(5, 2, 12)(torch.zeros(1, 8, 5, dtype=torch.int64))
+        StackedFrames(5, 2, 12)(torch.zeros(1, 8, 5, dtype=torch.int64))
     with pytest.raises(ShapeError, match="cannot evict 7 of the 3 tokens"):
         cache.evict_oldest(7)
 
 
 def test_patches_of_time_are_a_convolution():
-    embedding = FrameEmbedding(5, 3, 7, earlier=4).double()
+    embedding = StackedFrames(5, 3, 7, earlier=4).double()
     frames = torch.randn(2, 17, 5, dtype=torch.float64)
     kernel = embedding.projection.weight.unflatten(1, (5, 7))  # (M, F, earlier + stacked)
     padded = torch.nn.functional.pad(frames.mT, (4, 0))[..., : 4 + 15]

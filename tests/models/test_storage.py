@@ -12,7 +12,7 @@ from torch import nn
 from clearhead._core.atomic_io import write_atomically
 from clearhead.errors import StorageError
 from clearhead.masks import causal, padding
-from clearhead.models import load, save, tiny_decoder, tiny_encoder_decoder, tiny_vision
+from clearhead.models import load_checkpoint, save_checkpoint, tiny_decoder, tiny_encoder_decoder, tiny_vision
 from clearhead.nn.positions import ALiBi, RelativeBias
 from tests.support.rounding import assert_equal_up_to_rounding
 
@@ -47,8 +47,8 @@ def test_the_same_numbers_come_back(config, folder):
     torch.manual_seed(5)
     model = config.build().eval()
     before = torch.get_rng_state()
-    assert save(model, folder) == folder
-    again = load(folder)
+    assert save_checkpoint(model, folder) == folder
+    again = load_checkpoint(folder)
     assert torch.equal(torch.get_rng_state(), before), "loading must not draw random numbers"
     assert type(again) is type(model)
     assert again.config == config
@@ -59,8 +59,8 @@ def test_the_same_numbers_come_back(config, folder):
 
 
 def test_the_loaded_model_computes_and_learns(model, folder):
-    save(model, folder)
-    again = load(folder)
+    save_checkpoint(model, folder)
+    again = load_checkpoint(folder)
     ids = torch.arange(11)[None]
     assert_equal_up_to_rounding(again(ids), model(ids))
     again(ids).sum().backward()
@@ -69,11 +69,11 @@ def test_the_loaded_model_computes_and_learns(model, folder):
 
 def test_tied_weights_are_stored_once_and_stay_tied(folder):
     model = tiny_encoder_decoder().build()
-    save(model, folder)
+    save_checkpoint(model, folder)
     stored = load_file(folder / "model.safetensors")
     assert "encoder.embedding.weight" in stored
     assert "decoder.embedding.weight" not in stored
-    again = load(folder)
+    again = load_checkpoint(folder)
     assert again.decoder.embedding.weight is again.encoder.embedding.weight
     assert sum(p.numel() for p in again.parameters()) == sum(x.numel() for x in stored.values())
 
@@ -92,9 +92,9 @@ def test_buffers_that_are_not_stored_are_computed(folder, monkeypatch):
     config = tiny_decoder()
     monkeypatch.setattr(type(config), "build", lambda self: Computed(self))
     model = Computed(config)
-    save(model, folder)
+    save_checkpoint(model, folder)
     state = torch.get_rng_state()
-    again = load(folder)
+    again = load_checkpoint(folder)
     assert same(model, again)
     assert again.steps.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert torch.equal(torch.get_rng_state(), state)
@@ -102,10 +102,10 @@ def test_buffers_that_are_not_stored_are_computed(folder, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, folder):
-    save(model, folder, dtype=dtype)
+    save_checkpoint(model, folder, dtype=dtype)
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {dtype}
-    narrow, wide = load(folder), load(folder, dtype=torch.float32)
+    narrow, wide = load_checkpoint(folder), load_checkpoint(folder, dtype=torch.float32)
     for name, weight in model.state_dict().items():
         assert narrow.state_dict()[name].dtype == dtype
         assert torch.equal(narrow.state_dict()[name], weight.to(dtype))
@@ -116,22 +116,22 @@ def test_what_half_precision_cannot_hold_is_refused(model, folder):
     with torch.no_grad():
         model.embedding.weight[0, 0] = 70_000.0
     with pytest.raises(StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"):
-        save(model, folder, dtype=torch.float16)
+        save_checkpoint(model, folder, dtype=torch.float16)
     assert not folder.exists()
-    save(model, folder, dtype=torch.bfloat16)
+    save_checkpoint(model, folder, dtype=torch.bfloat16)
 
 
 def test_other_files_in_the_folder_are_kept(model, folder):
     folder.mkdir()
     (folder / "README.md").write_text("mine")
-    save(model, folder)
-    save(model, folder)
+    save_checkpoint(model, folder)
+    save_checkpoint(model, folder)
     assert (folder / "README.md").read_text() == "mine"
 
 
 def test_a_compiled_model_is_stored_under_its_own_names(model, folder):
-    save(torch.compile(model), folder)  # nothing is compiled until it is called
-    assert same(load(folder), model)
+    save_checkpoint(torch.compile(model), folder)  # nothing is compiled until it is called
+    assert same(load_checkpoint(folder), model)
 
 
 # ---------------------------------------------------------------------- interrupted saves
@@ -174,21 +174,21 @@ POINTS = [
 @pytest.mark.parametrize(("name", "turn"), POINTS)
 def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, folder, monkeypatch):
     """Old and new differ in configuration too, so a mixture of their files could not be loaded."""
-    save(model, folder)
+    save_checkpoint(model, folder)
     torch.manual_seed(7)
     new = tiny_decoder().replace(d_model=20, n_layers=1).build()
     with monkeypatch.context() as patch:
         crash_at(patch, name, turn, hard)
         with pytest.raises(KeyboardInterrupt):
-            save(new, folder)
-    found = load(folder)
+            save_checkpoint(new, folder)
+    found = load_checkpoint(folder)
     committed = (name, turn) in [("replace", 1), ("fsync", 3)]
     assert same(found, new if committed else model)
     if not hard and not committed:
         assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
     # The next save clears up and wins.
-    save(model, folder)
-    assert same(load(folder), model)
+    save_checkpoint(model, folder)
+    assert same(load_checkpoint(folder), model)
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
 
 
@@ -198,7 +198,7 @@ def test_a_failed_first_save_leaves_nothing(model, folder, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(StorageError, match=r"cannot save to .*model: No space left on device"):
-        save(model, folder)
+        save_checkpoint(model, folder)
     assert not folder.exists()
 
 
@@ -274,19 +274,19 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_has_its_words(fault, model, folder):
-    save(model, folder)
+    save_checkpoint(model, folder)
     spoil, message = FAULTS[fault]
     spoil(folder)
     with pytest.raises(StorageError, match=message):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def test_many_faults_are_one_short_error(model, folder):
-    save(model, folder)
+    save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
     (folder / "config.toml").write_text(config)
     with pytest.raises(StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def test_loading_runs_no_pickle(folder):
@@ -296,10 +296,10 @@ def test_loading_runs_no_pickle(folder):
         def __reduce__(self):
             return (os.mkdir, (str(folder / "ran"),))
 
-    save(tiny_decoder().build(), folder)
+    save_checkpoint(tiny_decoder().build(), folder)
     torch.save({"x": Payload()}, folder / "model.safetensors")
     with pytest.raises(StorageError, match="not a whole safetensors file"):
-        load(folder)
+        load_checkpoint(folder)
     assert not (folder / "ran").exists()
 
 
@@ -307,23 +307,23 @@ def test_a_file_is_no_folder(tmp_path, model):
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(StorageError, match="is a file, expected a folder"):
-        load(path)
+        load_checkpoint(path)
     with pytest.raises(StorageError, match="cannot save to"):
-        save(model, path)
+        save_checkpoint(model, path)
 
 
 def test_what_cannot_be_saved_says_why(folder):
     with pytest.raises(StorageError, match=r"Linear has no \.config to store"):
-        save(nn.Linear(2, 3), folder)
+        save_checkpoint(nn.Linear(2, 3), folder)
     with torch.device("meta"):
         hollow = tiny_decoder().build()
     with pytest.raises(StorageError, match="on the meta device and has no numbers"):
-        save(hollow, folder)
+        save_checkpoint(hollow, folder)
     with pytest.raises(StorageError, match=r"got dtype=torch\.int8, expected one of torch\.float64"):
-        save(tiny_decoder().build(), folder, dtype=torch.int8)
+        save_checkpoint(tiny_decoder().build(), folder, dtype=torch.int8)
     lengths = torch.tensor([3])
     with pytest.raises(StorageError, match=r"DecoderConfig cannot be stored: .*contains data"):
-        save(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
+        save_checkpoint(tiny_decoder().replace(mask=padding(lengths)).build(), folder)
     assert not folder.exists()
 
 
@@ -340,20 +340,20 @@ def test_what_cannot_be_saved_says_why(folder):
     ids=str,
 )
 def test_what_cannot_be_loaded_so_says_why(wish, words, model, folder):
-    save(model, folder)
+    save_checkpoint(model, folder)
     with pytest.raises(StorageError, match=words):
-        load(folder, **wish)
+        load_checkpoint(folder, **wish)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("size", ["100000000000", "1" + 40 * "0"])
 def test_sizes_that_no_model_has_are_refused(size, model, folder):
-    save(model, folder)
+    save_checkpoint(model, folder)
     path = folder / "config.toml"
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("d_model = 32", f"d_model = {size}"), encoding="utf-8")
     with pytest.raises(StorageError, match="describes a model that cannot be built"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 @pytest.mark.bad_input
@@ -362,22 +362,22 @@ def test_sizes_that_no_model_has_are_refused(size, model, folder):
     [
         (
             'type = "TextConfig"\nd_model = 4\nn_heads = 2\nvocab_size = 3\n',
-            "cannot be built: TextConfig names no model",
+            "cannot be built: TextConfig does not describe a model",
         ),
         ("x = " + 9999 * "[", "this is not TOML"),
     ],
     ids=["no model", "deep"],
 )
 def test_a_config_of_no_model_is_refused(text, words, model, folder):
-    save(model, folder)
+    save_checkpoint(model, folder)
     (folder / "config.toml").write_text(text, encoding="utf-8")
     with pytest.raises(StorageError, match=words):
-        load(folder)
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("n_layers", [20_000, 10**12])
 def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monkeypatch):
-    save(model, folder)
+    save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
     made = []
@@ -386,7 +386,7 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
     n_stored = len(load_file(folder / "model.safetensors"))
     words = rf"config.toml describes a model with more than \d+ weight tensors, and {n_stored} are stored;"
     with pytest.raises(StorageError, match=words):
-        load(folder)
+        load_checkpoint(folder)
     assert len(made) < 3 * n_stored + 100
     tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
 
@@ -396,18 +396,18 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
 
 @pytest.mark.parametrize("room", [9, 3_000])  # too little for the configuration too, or for the weights only
 def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, small_disk, room):
-    save(model, folder)
+    save_checkpoint(model, folder)
     other = tiny_decoder().replace(d_ff=37).build()
     with (
         small_disk(room),
         pytest.raises(StorageError, match=f"cannot save to {folder}: File too large; .*untouched") as e,
     ):
-        save(other, folder)
+        save_checkpoint(other, folder)
     assert "\n" not in str(e.value)
-    assert same(load(folder), model)
+    assert same(load_checkpoint(folder), model)
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
     with small_disk(room), pytest.raises(StorageError):
-        save(other, folder.with_name("new"))
+        save_checkpoint(other, folder.with_name("new"))
     assert not folder.with_name("new").exists()
 
 
@@ -416,8 +416,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, sma
 def test_files_follow_the_umask(model, folder, mask, mode):
     before = os.umask(mask)
     try:
-        save(model, folder)
-        save(model, folder)
+        save_checkpoint(model, folder)
+        save_checkpoint(model, folder)
         write_atomically(folder / "tokenizer.json", b"{}")
     finally:
         os.umask(before)

@@ -17,8 +17,8 @@ from clearhead.generation import generate
 from clearhead.generation.engine.program import unsupported_reason
 from clearhead.masks import causal, every, full, window
 from clearhead.models import DecoderConfig, EncoderConfig
-from clearhead.models.storage import load, save
-from clearhead.nn import BlockConfig, KVCache, PostNorm, Sandwich
+from clearhead.models.storage import load_checkpoint, save_checkpoint
+from clearhead.nn import BlockConfig, KVCache, PostNorm, SandwichNorm
 from clearhead.nn.positions import LearnedPositions, Rotary
 from clearhead.training.objective import loss_sum
 from tests.support.rounding import assert_equal_up_to_rounding
@@ -72,7 +72,7 @@ def test_training_has_the_loss_of_these_logits(words):
 
 
 def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
-    attribution = attribute(built(logit_bias=True, logit_scale=0.3, residual=Sandwich(), layer_scale=0.3), IDS[:1])
+    attribution = attribute(built(logit_bias=True, logit_scale=0.3, residual=SandwichNorm(), layer_scale=0.3), IDS[:1])
     assert abs(attribution.residual) <= attribution.tolerance
     with pytest.raises(ConfigError, match="tanh"):
         attribute(built(logit_softcap=1.7), IDS[:1])
@@ -113,7 +113,7 @@ def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
 
 
 def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
-    block = built(residual=Sandwich(), layer_scale=0.1).blocks[0]
+    block = built(residual=SandwichNorm(), layer_scale=0.1).blocks[0]
     (norm1, scale1), (norm2, scale2) = block.after1, block.after2
     assert torch.equal(CONFIG.replace(layer_scale=0.1).build().blocks[1].after2.weight, torch.full((14,), 0.1))
     x = torch.randn(2, 5, 14, dtype=torch.float64)
@@ -138,7 +138,7 @@ def test_layer_masks_are_taken_in_turn():
 @pytest.mark.parametrize(
     "words",
     [
-        {"residual": Sandwich()},
+        {"residual": SandwichNorm()},
         {"layer_scale": 0.1},
         {"layer_masks": (window(2, 0), full())},
         {"layer_masks": (window(2, 2), every(3))},
@@ -178,8 +178,8 @@ def test_shared_layers_are_one_block_again_and_again(tmp_path):
     torch.testing.assert_close(model(IDS), model.norm(x))
     assert check(model).ok
     assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
-    save(model, tmp_path / "model")
-    assert_equal_up_to_rounding(load(tmp_path / "model")(IDS), model(IDS))
+    save_checkpoint(model, tmp_path / "model")
+    assert_equal_up_to_rounding(load_checkpoint(tmp_path / "model")(IDS), model(IDS))
 
 
 @pytest.mark.parametrize("words", [{"embedding_dim": 6}, {"share_layers": True}])
@@ -199,7 +199,7 @@ STORED = [
     LOGITS,
     {"scores": SoftCapped(1.5, scale=0.7)},
     {"scores": Dot()},
-    {"residual": Sandwich(), "layer_scale": 0.1},
+    {"residual": SandwichNorm(), "layer_scale": 0.1},
     {"layer_masks": (window(2, 0), full())},
 ]
 

@@ -335,7 +335,7 @@ def test_memory_must_fit_the_block():
         ({"feed_forward_dropout": -0.1}, "feed_forward_dropout is -0.1; expected a number of at least 0"),
         ({"bias": None}, "bias is None; expected True or False"),
         ({"norm": "layer"}, r"norm is 'layer'; expected LayerNorm\(…\) or RMSNorm\(…\)"),
-        ({"residual": PreNorm}, r"expected PreNorm\(…\) or PostNorm\(…\).*add the brackets"),
+        ({"residual": PreNorm}, r"expected PreNorm\(…\) or PostNorm\(…\).*add parentheses"),
         ({"activation": torch.relu}, r"expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\)"),
         ({"rotary": True}, r"rotary is True; expected Rotary\(…\) or None"),
         ({"rotary": Rotary()}, r"rotates 7 of 7 features per head; expected an even number"),

@@ -116,7 +116,7 @@ def test_empty_input():
         ((0, 13, ReLU()), {}, "d_model is 0; expected a whole number of at least 1"),
         ((5, 2.5, ReLU()), {}, "d_ff is 2.5; expected a whole number"),
         ((5, 13, "relu"), {}, r"activation is 'relu'; expected ReLU\(…\) or GELU\(…\) or SiLU\(…\) or SwiGLU\(…\) or"),
-        ((5, 13, ReLU), {}, "that is the class: add the brackets"),
+        ((5, 13, ReLU), {}, "this is the class: add parentheses"),
         ((5, 13, ReLU()), {"dropout": 1.0}, "dropout is 1.0; expected a number of at least 0 and below 1"),
     ],
 )

@@ -95,7 +95,7 @@ def test_steps_and_epochs_take_each_others_place():
         ({"lr_max.x": 1}, "has no parts"),
         ({"lr_max": "fast"}, "TrainConfig.schedule: WarmupCosine: lr_max is 'fast'; expected a number above 0"),
         ({"type": "x"}, "no setting 'type'"),
-        ({"averaging": '{type = "EMMA"}'}, "no choice 'EMMA'"),
+        ({"averaging": '{type = "EMMA"}'}, "no variant 'EMMA'"),
     ],
 )
 def test_unknown_settings_are_named(settings, message):
@@ -192,7 +192,7 @@ def test_a_schedule_is_chosen_by_its_word_and_keeps_its_numbers(word, schedule):
 
 
 def test_a_word_that_names_no_schedule_is_refused():
-    with pytest.raises(ConfigError, match="schedule: there is no choice 'cosine' here; known are: WarmupCosine, Inv"):
+    with pytest.raises(ConfigError, match="schedule: there is no variant 'cosine'; known are: WarmupCosine, Inv"):
         recipe("text").changed({"schedule": "cosine"})
     with pytest.raises(ConfigError, match="warmup_steps is 0; expected a whole number of at least 1"):
         recipe("text").changed({"warmup_steps": 0, "schedule": "inverse-root"})

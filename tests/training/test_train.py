@@ -64,7 +64,7 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
     assert [row["step"] for row in read_log(tmp_path / "run") if row["kind"] == "valid"] == [5, 7]
     assert (tmp_path / "run/loss.png").read_bytes().startswith(PNG)
 
-    model = storage.load(summary.model)
+    model = storage.load_checkpoint(summary.model)
     recipe = Recipe.of(summary.model)
     assert str(tmp_path) not in (tmp_path / "run/model/train.toml").read_text()
     tokenizer = None

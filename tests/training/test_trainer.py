@@ -153,7 +153,7 @@ def test_a_row_is_the_mean_over_its_interval(tmp_path):
 
 def test_validation_is_of_the_exported_model(tmp_path):
     summary = run(tmp_path / "run")
-    model = storage.load(summary.model)
+    model = storage.load_checkpoint(summary.model)
     task = Recipe.of(summary.model).data.load(seed=0)
     batch = task.validation.batch(torch.arange(len(task.validation)))
     with torch.no_grad():
@@ -419,7 +419,7 @@ def test_patience_runs_out_and_the_best_is_kept(tmp_path):
     assert summary.best_step == validations[best]["step"]
     assert len(losses) - 1 - best == 3
     assert summary.best_loss == losses[best] < losses[-1]
-    model = storage.load(summary.model)
+    model = storage.load_checkpoint(summary.model)
     task = Recipe.of(summary.model).data.load(seed=0)
     batch = task.validation.batch(torch.arange(len(task.validation)))
     with torch.no_grad():

@@ -19,7 +19,7 @@ import torch
 from clearhead.data import CharTokenizer, Symbols, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
 from clearhead.hub.bundled import BUNDLED_FOLDER, read_card
-from clearhead.models import load, save, tiny_decoder
+from clearhead.models import load_checkpoint, save_checkpoint, tiny_decoder
 from clearhead.training.recipe import Recipe
 from tools.fuzz_cases import Case, CaseFailure
 from tools.fuzz_cases.sandbox import Budget
@@ -43,8 +43,8 @@ def _command(*words: str) -> Callable[[Path], Any]:
 
 
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
-    "model/model.safetensors": load,
-    "model/config.toml": load,
+    "model/model.safetensors": load_checkpoint,
+    "model/config.toml": load_checkpoint,
     "characters/tokenizer.json": load_tokenizer,
     "symbols/tokenizer.json": load_tokenizer,
     "bpe/tokenizer.json": load_tokenizer,
@@ -77,7 +77,7 @@ def _valid_files() -> Path:
     for name in READERS:
         (folder / name).parent.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    save(tiny_decoder().build(), folder / "model")
+    save_checkpoint(tiny_decoder().build(), folder / "model")
     CharTokenizer("abcdé ").save(folder / "characters")
     Symbols(["<pad>", "<bos>", "<eos>", "a", "b"]).save(folder / "symbols")
     train_bpe(["the cat sat on the mat, the cat ran"] * 3, vocab_size=280).save(folder / "bpe")

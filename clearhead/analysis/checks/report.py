@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead._core.text_tables import Markup, html_table
+from clearhead._core.text_tables import RawHTML, html_table
 from clearhead.errors import ConfigError
 
 
@@ -127,7 +127,7 @@ class CheckReport:
     def _repr_html_(self) -> str:
         rows: list[tuple[str, ...]] = [("property", "verdict", "difference", "location", "cause", "minimal example")]
         for f in self.findings:
-            verdict = Markup(f'<b style="color:{_COLORS[f.verdict]}">{f.verdict.value}</b>')
+            verdict = RawHTML(f'<b style="color:{_COLORS[f.verdict]}">{f.verdict.value}</b>')
             rows.append((f.property, verdict, number(f.max_abs_difference), f.location, f.cause, f.minimal_example))
         columns = [i for i in range(6) if i < 3 or any(row[i] for row in rows[1:])]
         rows = [tuple(row[i] for i in columns) for row in rows]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from clearhead._core.validation import checked, whole
+from clearhead._core.validation import check_int, validate
 from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
 from clearhead.analysis.checks.properties import Property, causality, invariance, numbers, padding, worst
 from clearhead.analysis.checks.report import CheckReport, Finding, Verdict
@@ -71,8 +71,8 @@ def check(
         >>> print(check(model))
         >>> print(check(net, inputs=Ids(101), causal=True, padding=KeepMask("mask")))
     """
-    whole(length, "length", least=1)
-    checked(seed, "seed", int)
+    check_int(length, "length", minimum=1)
+    validate(seed, "seed", int)
     properties = _select(only)
     # Recording and rounding intercept every operation, so the RNG state is restored afterwards. The caller's no_grad
     # and autocast do not belong to the module.

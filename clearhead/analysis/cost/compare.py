@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.errors import ConfigError
 
 SYMBOLS = sympy.symbols("n d k r h", positive=True, integer=True)
@@ -122,7 +122,7 @@ def compare(n: int, d: int, k: int = 3, *, window: int | None = None, heads: int
     """
     sizes = {"n": n, "d": d, "k": k, "window": k if window is None else window, "heads": heads}
     for name, value in sizes.items():
-        whole(value, name, least=1)
+        check_int(value, name, minimum=1)
     if d % heads:
         raise ConfigError(f"d {d} does not divide into {heads} heads; choose a number of heads that divides it")
     layers = _layers()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
 
-from clearhead._core.validation import chosen, whole
+from clearhead._core.validation import check_int, lookup
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicProbe, layer_lists, prime_sizes, size_symbols
 from clearhead.analysis.cost.recorder import ExecutionLog, record_execution
 from clearhead.analysis.cost.result import Cost
@@ -72,7 +72,7 @@ def preset(name: str) -> Config:
     Raises:
         ConfigError: The name is unknown; the message suggests the nearest one.
     """
-    return chosen(name, PRESETS, "there is no preset")()
+    return lookup(name, PRESETS, "there is no preset")()
 
 
 def model_builder(subject: Any, inputs: Any = None) -> ModelBuilder:
@@ -194,7 +194,7 @@ def cost(
         >>> c.parameters.value
         124439808
     """
-    whole(batch, "batch", least=1)
+    check_int(batch, "batch", minimum=1)
     _check_choices(dtype, impl, activation_checkpointing)
     device_type = torch.device(device).type
     builder = _detached(model_builder(subject, inputs))

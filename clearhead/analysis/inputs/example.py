@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import (
     Caching,
@@ -187,8 +187,8 @@ def _lengths(spec: ModuleSpec, label: str, model: nn.Module, tokens: Tokens) -> 
         if len(tokens) != 2:
             raise ConfigError(f"tokens is {tuple(tokens)}; expected one number, or two: (source, target)")
         source, target = tokens
-        source = whole(source, "source", least=1)
-    target = whole(target, "tokens", least=1)
+        source = check_int(source, "source", minimum=1)
+    target = check_int(target, "tokens", minimum=1)
     max_tokens = max(target, source if isinstance(spec.source, Ids) else 0)
     if spec.max_len is not None and max_tokens > spec.max_len:
         raise ShapeError(f"{max_tokens} tokens are more than the {spec.max_len} learned positions; shorten the input")

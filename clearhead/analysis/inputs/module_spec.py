@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.masks import Mask
 
@@ -28,7 +28,7 @@ class Ids:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        whole(self.vocab_size, "vocab_size", least=1)
+        check_int(self.vocab_size, "vocab_size", minimum=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Return random ids of shape (batch, length)."""
@@ -42,7 +42,7 @@ class Embeddings:
     width: int
 
     def __post_init__(self) -> None:
-        whole(self.width, "width", least=1)
+        check_int(self.width, "width", minimum=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Return normal values of shape (batch, length, width)."""
@@ -57,7 +57,7 @@ class Values:
 
     def __post_init__(self) -> None:
         for size in self.shape:
-            whole(size, "a size of shape", least=1)
+            check_int(size, "a size of shape", minimum=1)
 
     def draw(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Return normal values of shape (batch, *shape)."""

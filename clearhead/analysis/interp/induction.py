@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.validation import require, whole
+from clearhead._core.validation import check_int, require
 from clearhead.analysis.interp.metric import run_logits
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.attention_map import classify_head
@@ -57,13 +57,15 @@ def induction_scores(model: nn.Module, *, length: int | None = None, batch: int 
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     vocab_size = run_logits(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]
-    length = whole(min(vocab_size, 23) if length is None else length, "length", least=2)
+    length = check_int(min(vocab_size, 23) if length is None else length, "length", minimum=2)
     message = (
         f"length is {length}, but tokens are sampled without replacement from a vocabulary of {vocab_size}; reduce it"
     )
     require(vocab_size >= length, message)
     generator = torch.Generator().manual_seed(seed)
-    half = [torch.randperm(vocab_size, generator=generator)[:length] for _ in range(whole(batch, "batch", least=1))]
+    half = [
+        torch.randperm(vocab_size, generator=generator)[:length] for _ in range(check_int(batch, "batch", minimum=1))
+    ]
     with trace(model) as t:
         run_logits(model, torch.stack(half).repeat(1, 2).to(device))
     if not t.paths:

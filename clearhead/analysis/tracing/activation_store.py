@@ -85,7 +85,7 @@ def _matches_names(pattern_names: list[str], names: list[str]) -> bool:
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
     layers = [path for path, module in modules.items() if is_attention_layer(module)]
-    near = did_you_mean(front, modules, otherwise="")
+    near = did_you_mean(front, modules, fallback="")
     start = f"{near} Its" if near else "its"
     listing = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
     return ConfigError(

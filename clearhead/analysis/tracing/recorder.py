@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._core.tensor_state import has_numbers
+from clearhead._core.tensor_state import is_concrete
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attend_inputs
@@ -320,7 +320,7 @@ def _names(file: ModuleType, function: Callable[..., Any], size: int) -> tuple[s
 
 def require_concrete(x: Tensor) -> Tensor:
     """Return x, or raise ConfigError if its values will not exist later."""
-    if not torch.compiler.is_compiling() and not has_numbers(x):
+    if not torch.compiler.is_compiling() and not is_concrete(x):
         raise ConfigError(
             "the model runs under torch.func or FakeTensorMode, whose tensors have no values later, so a trace cannot "
             "store them; call the model itself in the `with` block"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.text_tables import Markup, Printed, html_table, table
+from clearhead._core.text_tables import PreformattedText, RawHTML, html_table, table
 from clearhead._core.validation import require
 from clearhead.analysis.tracing import recompute
 from clearhead.analysis.tracing.activation_store import (
@@ -214,14 +214,14 @@ class Trace:
         the reason.
         """
         if not self.paths:
-            return Printed(self._no_attention_reason())
+            return PreformattedText(self._no_attention_reason())
         lines = [("layer", "heads", "queries × keys", "implementation", "max error", "tolerance")]
         for path in self.paths:
             error = self.difference(path, rows=rows, run=run)
             bound = self.tolerance(path, rows=rows, run=run)
             lines.append((path or "the model", *self._layer_info(path, run), f"{error:.1e}", f"{bound:.1e}"))
         note = "The weights are recomputed from the recorded attention inputs."
-        return Printed(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
+        return PreformattedText(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
 
     def _layer_info(self, path: str, run: int) -> tuple[str, str, str]:
         """Return the number of heads, the numbers of queries and keys, and the implementation, as text."""
@@ -361,7 +361,7 @@ class Trace:
             for i, j in (weights >= 0.01).nonzero().tolist()
         )
         size = f'viewBox="0 0 {S} {T}" width="{max(48, min(2 * S, 96))}"'
-        return Markup(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
+        return RawHTML(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
 
 
 def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:

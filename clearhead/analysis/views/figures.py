@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead._core.plotting import drawn, new_figure
+from clearhead._core.plotting import new_figure, render_figure
 from clearhead._core.shapes import Float
 from clearhead.analysis.measures import ValueWeightedNorm, check_labels, check_patches
 from clearhead.analysis.views.attention_map import AttentionMap
@@ -258,7 +258,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"unknown figure format of {path.name}; expected a name ending in .png, .svg or .pdf")
-    return write_file(drawn(figure, path.suffix, dpi=160, letters="path"), path, "figure")
+    return write_file(render_figure(figure, path.suffix, dpi=160, svg_fonts="path"), path, "figure")
 
 
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:

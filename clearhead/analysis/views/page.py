@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, pad
 
-from clearhead._core.atomic_io import refusals
+from clearhead._core.atomic_io import wrap_os_errors
 from clearhead._core.shapes import Float
 from clearhead.analysis.views.attention_map import AttentionMap, HeadStats
 from clearhead.analysis.views.chart import Chart, PCAProjection
@@ -120,7 +120,7 @@ def save_page(
 def write_file(content: str | bytes, path: str | Path, kind: str = "page") -> Path:
     """Write text or bytes to a file and create its folder."""
     path = Path(path)
-    with refusals(f"the {kind} cannot be written to {path}", then="choose another place"):
+    with wrap_os_errors(f"the {kind} cannot be written to {path}", advice="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path

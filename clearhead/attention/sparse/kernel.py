@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._core.tensor_state import HAS_TRITON, has_numbers
+from clearhead._core.tensor_state import HAS_TRITON, is_concrete
 from clearhead.attention import sdpa
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
@@ -124,7 +124,7 @@ def _is_real(call: AttentionInputs) -> bool:
     """Whether the call is computed as it comes, and is not transformed or only sized."""
     bias = [] if call.bias is None else [call.bias]
     held = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
-    return all([has_numbers(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *held)])
+    return all([is_concrete(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *held)])
 
 
 def is_predicted_faster(call: AttentionInputs) -> bool:

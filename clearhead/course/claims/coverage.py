@@ -72,7 +72,7 @@ class Ledger:
 
 def ledger_of(name: str) -> Ledger:
     """Return the list of one document by its slug, such as "csci2572-homework"."""
-    require_known(name, SLUGS, "no document is called", ClaimError, otherwise=f"they are {', '.join(SLUGS)}")
+    require_known(name, SLUGS, "no document is called", ClaimError, fallback=f"they are {', '.join(SLUGS)}")
     path = resources.files("clearhead.course.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = tuple(Assertion(**_frozen(row)) for row in data["assertion"])

@@ -357,7 +357,7 @@ def find(ids: Iterable[str]) -> list[Claim]:
     """Return the claims with these ids, or all if there are no ids."""
     fields, names = claims(), list(ids)
     for name in names:
-        require_known(name, fields, "no claim is called", ClaimError, otherwise="`clearhead claims` lists them")
+        require_known(name, fields, "no claim is called", ClaimError, fallback="`clearhead claims` lists them")
     return [fields[name] for name in names] if names else list(fields.values())
 
 

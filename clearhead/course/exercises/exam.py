@@ -29,7 +29,7 @@ from clearhead.course.exercises.sheet import Worksheet
 from clearhead.course.exercises.source import ProblemSource
 from clearhead.course.exercises.variants import variant
 from clearhead.course.sources import document
-from clearhead.errors import ConfigError, needing
+from clearhead.errors import ConfigError, optional_dependency
 
 FORMATS = (".pdf", ".typ", ".tex", ".md")
 _RULES = (
@@ -142,7 +142,7 @@ def _paper(exam: Exam, worksheets: list[Worksheet], seed: int | None, name: str,
     document = json.dumps(data, ensure_ascii=False)
     if ending == ".typ":
         return template.replace("bytes(sys.inputs.data)", f"bytes({json.dumps(document)})").encode()
-    with needing("a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"):
+    with optional_dependency("a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"):
         import typst
     return bytes(typst.compile(template.encode(), sys_inputs={"data": document}))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from clearhead._core.validation import chosen
+from clearhead._core.validation import lookup
 from clearhead.errors import ConfigError, StorageError
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
@@ -96,7 +96,7 @@ def _texts() -> dict[str, str]:
 
 
 def _text(name: str) -> str:
-    return chosen(name, _texts(), "no starter is called")
+    return lookup(name, _texts(), "no starter is called")
 
 
 def _compile_function(text: str, function: str) -> Callable[..., Any]:

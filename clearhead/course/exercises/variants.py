@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clearhead._core.validation import whole
+from clearhead._core.validation import check_int
 from clearhead.config import toml_document
 from clearhead.course.exercises.problem import Problem, read, solve
 from clearhead.course.exercises.problem_types import PROBLEM_TYPES
@@ -38,7 +38,7 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     Raises:
         ProblemError: If no draw is as difficult as the original.
     """
-    seed = whole(seed, "seed")
+    seed = check_int(seed, "seed")
     original = read(problem)
     source, worked = original.source, solve(original)
     source_text = f"{source.text('source')}, with" if source.text("source") else "With"

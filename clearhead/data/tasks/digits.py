@@ -27,20 +27,20 @@ from torch import Tensor
 
 from clearhead._core import counter_rng as draws
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Natural, NotNegative, Positive, Rate, Share
-from clearhead.config import Value, decode_choice, encode
+from clearhead._core.validation import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability
+from clearhead.config import Validated, decode_variant, encode
 from clearhead.data import files
 from clearhead.data.batch import ImageBatch, Split
-from clearhead.errors import DataError, StorageError, needing
+from clearhead.errors import DataError, StorageError, optional_dependency
 
 Pictures: TypeAlias = Float[Tensor, "B C height width"]
 
 
 @dataclass(frozen=True)
-class RandomShift(Value):
+class RandomShift(Validated):
     """Move by up to `pixels` whole pixels each way; the rim is repeated."""
 
-    pixels: Natural = 2
+    pixels: NonNegativeInt = 2
     n_draws: ClassVar[int] = 2
 
     def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
@@ -53,12 +53,12 @@ class RandomShift(Value):
 
 
 @dataclass(frozen=True)
-class RandomAffine(Value):
+class RandomAffine(Validated):
     """Turn up to `degrees`, scale up to 1 ± `scale`, move up to `shift` of the size; the rim is repeated."""
 
-    shift: NotNegative = 0.06
-    scale: Rate = 0.1
-    degrees: NotNegative = 0.0
+    shift: NonNegativeFloat = 0.06
+    scale: DropoutRate = 0.1
+    degrees: NonNegativeFloat = 0.0
     n_draws: ClassVar[int] = 4
 
     def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
@@ -74,11 +74,11 @@ class RandomAffine(Value):
 
 
 @dataclass(frozen=True)
-class RandomContrast(Value):
+class RandomContrast(Validated):
     """Stretch the distance from the picture's mean by up to 1 ± `amount`, and perhaps turn light to dark."""
 
-    amount: Rate = 0.2
-    invert: Share = 0.0  # of the pictures
+    amount: DropoutRate = 0.2
+    invert: Probability = 0.0  # of the pictures
     n_draws: ClassVar[int] = 2
 
     def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
@@ -92,11 +92,11 @@ Augmentation = RandomShift | RandomAffine | RandomContrast
 
 
 @dataclass(frozen=True)
-class DatasetNormalize(Value):
+class DatasetNormalize(Validated):
     """Subtract one mean and divide by one standard deviation: of the training pictures, scaled to 0 … 1."""
 
     mean: float
-    std: Positive
+    std: PositiveFloat
 
     @classmethod
     def of(cls, pixels: Tensor) -> DatasetNormalize:
@@ -112,10 +112,10 @@ class DatasetNormalize(Value):
 
 
 @dataclass(frozen=True)
-class ImageNormalize(Value):
+class ImageNormalize(Validated):
     """Give each picture mean 0 and standard deviation 1; `floor` is the least spread divided by."""
 
-    floor: Positive = 0.02
+    floor: PositiveFloat = 0.02
 
     def __call__(self, images: Float[Tensor, "... height width"]) -> Float[Tensor, "... height width"]:
         std, mean = torch.std_mean(images, dim=(-2, -1), correction=0, keepdim=True)
@@ -132,7 +132,7 @@ def normalization_to_dict(choice: Normalization) -> dict[str, Any]:
 
 def normalization_from_dict(fields: dict[str, Any]) -> Normalization:
     """The choice that `normalization_to_dict` wrote."""
-    return decode_choice(fields, (DatasetNormalize, ImageNormalize), "normalization")
+    return decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
 
 
 # ---------------------------------------------------------------------- files
@@ -179,7 +179,7 @@ def grey(colour: Tensor) -> Tensor:
 
 def read_mat(path: Path) -> Images:
     """SVHN's cropped digits: `X` (32, 32, 3, N) and `y` (N, 1), where label 10 is the digit 0."""
-    with needing("reading .mat files needs scipy: pip install scipy"):
+    with optional_dependency("reading .mat files needs scipy: pip install scipy"):
         from scipy.io import loadmat
     if not path.is_file():
         raise StorageError(f"there is no file {path}: expected SVHN's {' and '.join(_MAT_NAMES)}")
@@ -241,7 +241,7 @@ def read_idx(path: Path) -> Tensor:
 
 def sklearn_digits() -> tuple[Images, Images]:
     """The 1,797 8×8 digits of scikit-learn; the last fifth is for validation. Their 0 … 16 become 0 … 255."""
-    with needing("these digits come with scikit-learn: pip install scikit-learn"):
+    with optional_dependency("these digits come with scikit-learn: pip install scikit-learn"):
         from sklearn.datasets import load_digits
     data = load_digits()
     pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)

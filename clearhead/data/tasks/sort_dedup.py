@@ -17,8 +17,8 @@ from torch import Tensor
 
 from clearhead._core import counter_rng
 from clearhead._core.shapes import Bool, Int
-from clearhead._core.validation import Count, Share, require
-from clearhead.config import Value
+from clearhead._core.validation import PositiveInt, Probability, require
+from clearhead.config import Validated
 from clearhead.data.batch import Split, TokenBatch
 from clearhead.data.packing import inside, round_up
 from clearhead.data.tokenizers.base import Symbols
@@ -57,12 +57,12 @@ def sorted_without_repeats(letters: Int[Tensor, "B T"], lengths: Int[Tensor, " B
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs(Value):
+class Inputs(Validated):
     """What inputs there are: how many different letters, and which lengths."""
 
-    n_symbols: Count = 26
-    lengths: tuple[Count, ...] = tuple(range(1, 33))
-    narrow: Share = 0.5  # what part is drawn from a random part of the alphabet, where repeats are many
+    n_symbols: PositiveInt = 26
+    lengths: tuple[PositiveInt, ...] = tuple(range(1, 33))
+    narrow: Probability = 0.5  # what part is drawn from a random part of the alphabet, where repeats are many
     seed: int = 0
 
     def validate(self) -> None:

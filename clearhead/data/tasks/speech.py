@@ -25,8 +25,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._core import counter_rng as draws
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Natural, NotNegative, Positive, Rate, Share, did_you_mean, require
-from clearhead.config import Value
+from clearhead._core.validation import (
+    DropoutRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Probability,
+    did_you_mean,
+    require,
+)
+from clearhead.config import Validated
 from clearhead.data.audio import Stream
 from clearhead.data.batch import Split
 from clearhead.data.tasks.speech_ctc import SpeechBatch
@@ -140,22 +148,22 @@ def _spoken(samples: Tensor, rate: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Streams(Value):
+class Streams(Validated):
     """How streams are put together and changed. Draws are even between their limits.
 
     `seconds` is the length of each, and digits that do not fit are left out; None: as long as its digits take."""
 
-    seconds: Positive | None = None
-    digits: tuple[Natural, Natural] = (3, 12)
-    none: Share = 0.0  # of streams without a digit
-    one: Share = 0.0  # of streams with a single one
-    pause: tuple[NotNegative, NotNegative] = (0.1, 0.6)  # seconds before each digit
+    seconds: PositiveFloat | None = None
+    digits: tuple[NonNegativeInt, NonNegativeInt] = (3, 12)
+    none: Probability = 0.0  # of streams without a digit
+    one: Probability = 0.0  # of streams with a single one
+    pause: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 0.6)  # seconds before each digit
     noise: tuple[float, float] = (20.0, 40.0)  # how far it lies below the voice, in decibels
-    clean: Share = 0.0  # of streams without noise
-    gain: NotNegative = 0.0  # up to so many decibels louder or quieter
-    speed: Rate = 0.0  # up to so much faster or slower, and higher or lower
-    bands: Natural = 0  # up to so many bands are masked, twice
-    times: Natural = 0  # and so many frames in a row, twice
+    clean: Probability = 0.0  # of streams without noise
+    gain: NonNegativeFloat = 0.0  # up to so many decibels louder or quieter
+    speed: DropoutRate = 0.0  # up to so much faster or slower, and higher or lower
+    bands: NonNegativeInt = 0  # up to so many bands are masked, twice
+    times: NonNegativeInt = 0  # and so many frames in a row, twice
 
     def validate(self) -> None:
         for name in ("digits", "pause", "noise"):

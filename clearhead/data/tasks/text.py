@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clearhead._core import counter_rng
 from clearhead._core.shapes import Int
-from clearhead._core.validation import Fraction, checked, require, whole
-from clearhead.config import Value
+from clearhead._core.validation import OpenUnit, check_int, require, validate
+from clearhead.config import Validated
 from clearhead.data import files
 from clearhead.data.batch import Split, TokenBatch
 from clearhead.data.files import Report
@@ -47,7 +47,7 @@ class RandomWindows:
 
 
 @dataclass(frozen=True)
-class ConsecutiveWindows(Value):
+class ConsecutiveWindows(Validated):
     """Windows end to end over the whole text, the last one shorter.
 
     `shifted` begins each epoch at another token, so that the cuts fall elsewhere: then all windows are full, and less
@@ -88,7 +88,7 @@ class _Windows(Split[TokenBatch]):
     def __init__(self, n_ids: int, *, context: int, windows: Windows, seed: int, pad_id: int) -> None:
         if n_ids < 2:
             raise DataError(f"a text of {n_ids} tokens has nothing to predict: expected at least 2")
-        self.n_ids, self.context = n_ids, whole(context, "context", least=1)
+        self.n_ids, self.context = n_ids, check_int(context, "context", minimum=1)
         self.windows, self.seed, self._pad_id = windows, seed, pad_id
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class LanguageModeling:
         they stand end to end, cut elsewhere in each epoch."""
         path = Path(path)
         how: dict[str, Any] = {"context": context, "seed": seed}
-        hold_out = checked(hold_out, "hold_out", Fraction)
+        hold_out = validate(hold_out, "hold_out", OpenUnit)
         if path.is_dir() and is_shards(path):
             shards = Shards.open(path)
             if tokenizer is not None and tokenizer.to_json() != shards.tokenizer.to_json():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Int
-from clearhead._core.validation import Fraction, checked
+from clearhead._core.validation import OpenUnit, validate
 from clearhead.data import files
 from clearhead.data.batch import PackedPairBatch, PairBatch, Split
 from clearhead.data.files import Report
@@ -204,7 +204,7 @@ class TranslationTask:
 
 def divide(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
     """Training and held-out pairs. Which a pair is depends on its source sentence alone, in any file and any order."""
-    fraction = checked(fraction, "hold_out", Fraction)
+    fraction = validate(fraction, "hold_out", OpenUnit)
     held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
     if all(held) or not any(held):
         raise DataError(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Int
-from clearhead._core.validation import require, whole
+from clearhead._core.validation import check_int, require
 from clearhead.data import files
 from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, display_token
 from clearhead.data.tokenizers.sentencepiece import FILES, read_sentence_pieces
@@ -171,7 +171,7 @@ def train_bpe(
     names = [PAD, BOS, EOS, *specials]
     always = f"each must be there once, and {PAD}, {BOS}, {EOS} always are"
     require(len(set(names)) == len(names), f"special tokens {names}: {always}")
-    whole(vocab_size, "vocab_size", most=_MAX_VOCAB_SIZE)
+    check_int(vocab_size, "vocab_size", maximum=_MAX_VOCAB_SIZE)
     why = f"{len(names)} special tokens and {N_BYTES} bytes need {len(names) + N_BYTES}"
     require(vocab_size >= len(names) + N_BYTES, f"vocab_size {vocab_size} is too small: {why}")
     inner = Inner(models.BPE())

@@ -16,7 +16,7 @@ from clearhead.hub.family import Converter, Family, Field, Keys
 from clearhead.hub.weight_map import SPLIT, TRANSPOSE, WeightMap, block, split_heads
 from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.models import DecoderConfig
-from clearhead.nn import Biases, Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, Sandwich, SwiGLU
+from clearhead.nn import Biases, Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, SandwichNorm, SwiGLU
 
 
 def _read_gpt2(keys: Keys) -> dict[str, Any]:
@@ -313,7 +313,7 @@ GEMMA2 = dataclasses.replace(
     name="gemma2",
     architecture="Gemma2ForCausalLM",
     fields=GEMMA.fields | {"final_logit_softcapping": ("logit_softcap", 30.0)},
-    defaults=GEMMA.defaults | {"residual": Sandwich()},
+    defaults=GEMMA.defaults | {"residual": SandwichNorm()},
     converters=(*GEMMA.converters, Converter(_read_gemma2, _write_gemma2)),
     # Before Llama's, whose second norm has the name of the first sandwich's.
     rows=(

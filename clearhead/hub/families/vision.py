@@ -13,7 +13,7 @@ import re
 from functools import partial
 from typing import Any
 
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.families.words import activation, classes, eps, labels, learned
@@ -196,11 +196,11 @@ _TRAINING |= {"fix_init"}
 def _read_timm(keys: Keys) -> dict[str, Any]:
     variant, args = keys("architecture"), keys("model_args", None) or {}
     if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHERS | _TRAINING]:
-        raise StorageError(f"model_args has {shown(unknown[0])}, which is not known here and may change the model")
+        raise StorageError(f"model_args has {short_repr(unknown[0])}, which is not known here and may change the model")
     width = args.get("embed_dim", keys("num_features", None))
     name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
     if name is None:
-        raise StorageError(f"the variant is {shown(variant)}; expected one such as vit_base_patch16_224")
+        raise StorageError(f"the variant is {short_repr(variant)}; expected one such as vit_base_patch16_224")
     size, patch, pixels = name.groups()
     heads = args.get("num_heads", _HEADS.get((size, width)))
     if heads is None or args.get("qkv_bias", True) is not True:
@@ -208,7 +208,7 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
     pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
     if (pooling, token) not in (("token", True), ("avg", False)):
         raise StorageError(
-            f"pooling is {shown(pooling)} and class_token {token}; expected the class token, or a mean alone"
+            f"pooling is {short_repr(pooling)} and class_token {token}; expected the class token, or a mean alone"
         )
     depth = len({name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")})
     inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]

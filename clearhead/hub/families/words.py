@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clearhead._core.validation import shown
+from clearhead._core.validation import short_repr
 from clearhead.errors import StorageError
 from clearhead.hub.family import Converter, Field, Fields, Keys
 from clearhead.nn import GELU, Biases, ReLU, SiLU
@@ -91,7 +91,7 @@ def read_cycle(keys: Keys, usual: Callable[[int], str]) -> list[str]:
         raise StorageError(f"num_hidden_layers is {n}; expected at most {_MOST:,}")
     kinds = keys("layer_types", None) or [usual(i) for i in range(n)]
     if len(kinds) != n or not set(kinds) <= {SLIDING, FULL}:
-        raise StorageError(f"layer_types is {shown(kinds)}; expected {n} of {SLIDING!r} and {FULL!r}")
+        raise StorageError(f"layer_types is {short_repr(kinds)}; expected {n} of {SLIDING!r} and {FULL!r}")
     return kinds[: next(p for p in range(1, n + 1) if all(kind == kinds[i % p] for i, kind in enumerate(kinds)))]
 
 
@@ -117,7 +117,7 @@ def read_rotary(keys: Keys, base: float = 10000.0, partial_rotary_factor: float 
         rope.pop("partial_rotary_factor", partial_rotary_factor),
     )
     if kind not in ("default", *_STRETCHES):
-        raise StorageError(f"the rotary angles are {shown(kind)}; known are: default, {', '.join(_STRETCHES)}")
+        raise StorageError(f"the rotary angles are {short_repr(kind)}; known are: default, {', '.join(_STRETCHES)}")
     scaling = None
     if kind != "default":
         made, names = _STRETCHES[kind]

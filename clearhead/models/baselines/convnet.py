@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import Count, Natural, by, require
+from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
@@ -49,13 +49,13 @@ class ConvNetConfig(Config):
 
     Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
 
-    image_size: tuple[Count, Count] = (32, 32)
-    n_channels: Count = 1
-    n_classes: Count = 10
-    filters: tuple[Count, ...] = (8, 16)
-    kernels: tuple[Count, ...] = (5, 4)
-    paddings: tuple[Natural, ...] = (0, 1)
-    pools: tuple[Count, ...] = (4, 2)
+    image_size: tuple[PositiveInt, PositiveInt] = (32, 32)
+    n_channels: PositiveInt = 1
+    n_classes: PositiveInt = 10
+    filters: tuple[PositiveInt, ...] = (8, 16)
+    kernels: tuple[PositiveInt, ...] = (5, 4)
+    paddings: tuple[NonNegativeInt, ...] = (0, 1)
+    pools: tuple[PositiveInt, ...] = (4, 2)
     head: Head = LinearHead()
 
     def validate(self) -> None:
@@ -118,8 +118,9 @@ def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, t
     size = config.image_size if image_size is None else image_size
     if isinstance(config.head, LinearHead) and size != config.image_size:
         raise ShapeError(
-            f"got an image of {by(size)}, expected {by(config.image_size)}: the linear head has one weight for each "
-            "place of the last map; resize the image, or use all_convolution() or a ConvHead, which take larger ones"
+            f"got an image of {format_sizes(size)}, expected {format_sizes(config.image_size)}: the linear head has "
+            "one weight for each position of the last map; resize the image, or use all_convolution() or a ConvHead, "
+            "which take larger images"
         )
     table, size = _maps(config, size)
     if isinstance(config.head, LinearHead):
@@ -144,7 +145,9 @@ def _fit(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) 
     try:
         height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
     except ShapeError as error:
-        raise ShapeError(f"the image is too small for layer {layer}, which is given {by(size)}: {error}") from error
+        raise ShapeError(
+            f"the image is too small for layer {layer}, which is given {format_sizes(size)}: {error}"
+        ) from error
     return height, width
 
 

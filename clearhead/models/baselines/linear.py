@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, NotNegative, Range
-from clearhead.config import Config, Value
+from clearhead._core.validation import NonNegativeFloat, PositiveInt, Range
+from clearhead.config import Config, Validated
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.ops.activations import GELU, ReLU
 
@@ -34,8 +34,8 @@ class LogisticRegressionConfig(Config):
 
     `bias=False` is for data whose features hold a constant 1: then that weight is the bias, penalised like the rest."""
 
-    n_features: Count
-    n_classes: Annotated[int, Range(least=2)] = 2
+    n_features: PositiveInt
+    n_classes: Annotated[int, Range(ge=2)] = 2
     bias: bool = True
 
     def build(self) -> LogisticRegression:
@@ -71,24 +71,24 @@ class LogisticRegression(nn.Module):
 
 
 @dataclass(frozen=True)
-class Ridge(Value):
+class Ridge(Validated):
     """strength/2 · ‖w‖₂²: pulls every weight towards zero in proportion to its size. The bias is left out."""
 
-    strength: NotNegative
+    strength: NonNegativeFloat
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         return self.strength / 2 * model.linear.weight.square().sum()
 
 
 @dataclass(frozen=True)
-class SquaredInfinity(Value):
+class SquaredInfinity(Validated):
     """strength/2 · ‖w‖∞², ‖w‖∞ the largest |weight|: pulls on that one weight alone. The bias is left out.
 
     Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1, question 3).
     Where several weights tie, the penalty has no gradient but many subgradients; this takes the first of them, as the
     argmax of that rule does. With more than two classes the maximum is over the whole weight matrix."""
 
-    strength: NotNegative
+    strength: NonNegativeFloat
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         w = model.linear.weight.flatten()
@@ -125,9 +125,9 @@ class AutoencoderConfig(Config):
     `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A latent as
     wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing."""
 
-    n_features: Count
-    d_latent: Count
-    hidden: tuple[Count, ...] = ()
+    n_features: PositiveInt
+    d_latent: PositiveInt
+    hidden: tuple[PositiveInt, ...] = ()
     activation: ReLU | GELU = ReLU()
     bias: bool = True
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Bool, Float, Int
-from clearhead._core.validation import Count, Range, Rate, require
-from clearhead.config import Config, Value
+from clearhead._core.validation import DropoutRate, PositiveInt, Range, require
+from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.embeddings import TokenEmbedding
@@ -26,7 +26,7 @@ State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c)
 
 
 @dataclass(frozen=True)
-class RNN(Value):
+class RNN(Validated):
     """h' = g(W x + U h + b), with g = tanh, or ReLU where `relu`."""
 
     n_states: ClassVar[int] = 1
@@ -226,7 +226,7 @@ def check_ids(name: str, ids: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class NextToken(Value):
+class NextToken(Validated):
     """Logits of the next token at each place, (B, T, vocab_size). `tied`: from the embedding's own matrix."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings"}
@@ -234,23 +234,23 @@ class NextToken(Value):
 
 
 @dataclass(frozen=True)
-class Classify(Value):
+class Classify(Validated):
     """Logits of one class for the whole sequence, (B, n_classes), from the states that have read it all."""
 
-    n_classes: Annotated[int, Range(least=2)]
+    n_classes: Annotated[int, Range(ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
     """The sizes of a `Recurrent`: `d_model` is the width of the embeddings and of the states."""
 
-    vocab_size: Count
-    d_model: Count
-    n_layers: Count = 1
+    vocab_size: PositiveInt
+    d_model: PositiveInt
+    n_layers: PositiveInt = 1
     cell: RNN | GRU | LSTM = LSTM()
     task: NextToken | Classify = NextToken()
     bidirectional: bool = False
-    dropout: Rate = 0.0
+    dropout: DropoutRate = 0.0
 
     def validate(self) -> None:
         require(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, Rate
+from clearhead._core.validation import DropoutRate, PositiveInt
 from clearhead.attention import Additive, attend
 from clearhead.config import Config
 from clearhead.errors import ShapeError
@@ -50,15 +50,15 @@ class RecurrentSeq2SeqConfig(Config):
 
     `vocab_size` counts the target's tokens. `d_model` is the width of embeddings and states."""
 
-    vocab_size: Count
-    d_model: Count
-    source_vocab_size: Count | None = None  # None: vocab_size
-    d_attention: Count | None = None  # width of the attention's hidden layer; None: d_model
-    n_layers: Count = 1
+    vocab_size: PositiveInt
+    d_model: PositiveInt
+    source_vocab_size: PositiveInt | None = None  # None: vocab_size
+    d_attention: PositiveInt | None = None  # width of the attention's hidden layer; None: d_model
+    n_layers: PositiveInt = 1
     cell: RNN | GRU | LSTM = LSTM()
     attention: AfterStep | BeforeStep | FixedVector = AfterStep()
     bidirectional: bool = True
-    dropout: Rate = 0.0
+    dropout: DropoutRate = 0.0
 
     def build(self) -> RecurrentSeq2Seq:
         return RecurrentSeq2Seq(self)

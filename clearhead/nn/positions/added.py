@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.tensor_state import stray
-from clearhead._core.validation import Count, Natural, Range, require, whole
-from clearhead.config import Value
+from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, check_int, require
+from clearhead.config import Validated
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.nn.positions.rotary import beside, frequencies
 
@@ -41,7 +41,7 @@ def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Value):
+class Sinusoidal(Validated):
     """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos of the same angle, added to the embedding of
     token p. With `layout="split"` the sines are the first half of the features and the cosines the second, as in
     Marian.
@@ -54,7 +54,7 @@ class Sinusoidal(Value):
     """
 
     kind: ClassVar[Literal["added"]] = "added"
-    base: Annotated[float, Range(above=1)] = 10000.0
+    base: Annotated[float, Range(gt=1)] = 10000.0
     layout: Literal["interleaved", "split"] = "interleaved"
 
     @classmethod
@@ -110,7 +110,7 @@ class SinusoidalPositions(nn.Module):
 
 
 @dataclass(frozen=True)
-class LearnedPositions(Value):
+class LearnedPositions(Validated):
     """`LearnedPositions(max_len=512)`: places in a line. `LearnedPositions(grid=(14, 14), n_extra=1)`: a grid, row by
     row.
 
@@ -121,10 +121,10 @@ class LearnedPositions(Value):
     Beyond the trained length: refused with a `ShapeError`, since no row exists; the module's `resized` makes one."""
 
     kind: ClassVar[Literal["added"]] = "added"
-    max_len: Count | None = None
-    grid: tuple[Count, Count] | None = None  # rows, columns
-    n_extra: Natural = 0
-    skipped: Natural = 0
+    max_len: PositiveInt | None = None
+    grid: tuple[PositiveInt, PositiveInt] | None = None  # rows, columns
+    n_extra: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0
 
     def validate(self) -> None:
         if self.grid is None and self.max_len is None:
@@ -158,7 +158,7 @@ class LearnedPositionEmbedding(nn.Module):
     def __init__(self, choice: LearnedPositions, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        d_model = whole(d_model, "LearnedPositions: d_model", least=1)
+        d_model = check_int(d_model, "LearnedPositions: d_model", minimum=1)
         self.weight = nn.Parameter(torch.empty(choice.skipped + choice.length, d_model))
         nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
 
@@ -182,7 +182,7 @@ class LearnedPositionEmbedding(nn.Module):
             return x + rows[: x.shape[-2]].to(x.dtype)
         if positions.is_floating_point() or positions.dtype == torch.bool:
             raise DtypeError(f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T).")
-        wrong = stray(positions, length)
+        wrong = find_out_of_range(positions, length)
         if wrong is not None:
             raise self._too_far(f"position {wrong}")
         return x + F.embedding(beside(positions, x), rows).to(x.dtype)

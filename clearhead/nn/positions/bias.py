@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, require, whole
-from clearhead.config import Value
+from clearhead._core.validation import PositiveInt, check_int, require
+from clearhead.config import Validated
 
 
 @dataclass(frozen=True)
-class RelativeBias(Value):
+class RelativeBias(Validated):
     """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j. Near distances
     have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`.
 
@@ -26,12 +26,12 @@ class RelativeBias(Value):
     defined, and far keys are told apart from near ones but not from each other."""
 
     kind: ClassVar[Literal["bias"]] = "bias"
-    n_buckets: Count = 32
-    max_distance: Count = 128
+    n_buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
     bidirectional: bool = True
 
     def validate(self) -> None:
-        whole(self.n_buckets, "RelativeBias: n_buckets", least=4 if self.bidirectional else 2)
+        check_int(self.n_buckets, "RelativeBias: n_buckets", minimum=4 if self.bidirectional else 2)
         require(
             not self.bidirectional or self.n_buckets % 2 == 0,
             f"RelativeBias: n_buckets is {self.n_buckets}; expected an even number, half for each direction, or "
@@ -92,7 +92,9 @@ class T5Bias(nn.Module):
     def __init__(self, choice: RelativeBias, n_heads: int) -> None:
         super().__init__()
         self.choice = choice
-        self.weight = nn.Parameter(torch.empty(choice.n_buckets, whole(n_heads, "RelativeBias: n_heads", least=1)))
+        self.weight = nn.Parameter(
+            torch.empty(choice.n_buckets, check_int(n_heads, "RelativeBias: n_heads", minimum=1))
+        )
         self._edges = choice.edges()
         nn.init.normal_(self.weight, std=0.02)
 
@@ -133,7 +135,7 @@ class ALiBiBias(nn.Module):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.n_heads = whole(n_heads, "ALiBi: n_heads", least=1)
+        self.n_heads = check_int(n_heads, "ALiBi: n_heads", minimum=1)
 
     def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
         """One slope a head, float32."""

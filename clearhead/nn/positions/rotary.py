@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import Count, Positive, Range
-from clearhead.config import Value
+from clearhead._core.validation import PositiveFloat, PositiveInt, Range
+from clearhead.config import Validated
 from clearhead.errors import ConfigError, ShapeError
 
-Factor: TypeAlias = Annotated[float, Range(least=1)]
+Factor: TypeAlias = Annotated[float, Range(ge=1)]
 
 
 @dataclass(frozen=True)
-class LinearScaling(Value):
+class LinearScaling(Validated):
     """Divide every frequency by `factor`: position p is encoded as position p / factor (Chen et al., 2023)."""
 
     length: ClassVar[float] = 1.0  # scale of the rotated vectors
@@ -38,7 +38,7 @@ class LinearScaling(Value):
 
 
 @dataclass(frozen=True)
-class Llama3Scaling(Value):
+class Llama3Scaling(Validated):
     """RoPE scaling of Llama 3.
 
     Wavelengths above `original_max_len` / `low` are multiplied by `factor`, wavelengths below `original_max_len` /
@@ -47,9 +47,9 @@ class Llama3Scaling(Value):
     renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len"}
     length: ClassVar[float] = 1.0
     factor: Factor = 8.0
-    low: Positive = 1.0
-    high: Positive = 4.0
-    original_max_len: Count = 8192
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original_max_len: PositiveInt = 8192
 
     def validate(self) -> None:
         if self.low >= self.high:
@@ -63,7 +63,7 @@ class Llama3Scaling(Value):
 
 
 @dataclass(frozen=True)
-class YarnScaling(Value):
+class YarnScaling(Validated):
     """YaRN (Peng et al., 2023).
 
     Pairs that rotate more than `fast` times within `original_max_len` are kept, pairs that rotate less than `slow`
@@ -72,10 +72,10 @@ class YarnScaling(Value):
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len", "lengthened": "attention_factor"}
     factor: Factor = 1.0
-    original_max_len: Count = 4096
-    fast: Positive = 32.0
-    slow: Positive = 1.0
-    attention_factor: Positive | None = None
+    original_max_len: PositiveInt = 4096
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
+    attention_factor: PositiveFloat | None = None
 
     def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Interpolate between divided and kept frequencies (D/2,), by rotations within the original length."""
@@ -100,7 +100,7 @@ RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling
 
 
 @dataclass(frozen=True)
-class Rotary(Value):
+class Rotary(Validated):
     """Rotate the first `partial_rotary_factor` of every head's features; the others carry no position.
 
     Pairs are half-split, as in Llama and GPT-NeoX: feature i is paired with feature i + R/2, where R is the rotary
@@ -118,8 +118,8 @@ class Rotary(Value):
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"fraction": "partial_rotary_factor", "stretch": "scaling"}
     kind: ClassVar[Literal["rotary"]] = "rotary"
-    base: Annotated[float, Range(above=1)] = 10000.0
-    partial_rotary_factor: Annotated[float, Range(above=0, most=1)] = 1.0
+    base: Annotated[float, Range(gt=1)] = 10000.0
+    partial_rotary_factor: Annotated[float, Range(gt=0, le=1)] = 1.0
     scaling: RopeScaling | None = None
 
     def rotary_dim(self, d_head: int) -> int:

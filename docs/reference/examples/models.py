@@ -6,8 +6,8 @@ from clearhead.models import (
     Encoder,
     EncoderDecoder,
     VisionTransformer,
-    load,
-    save,
+    load_checkpoint,
+    save_checkpoint,
     tiny_decoder,
 )
 
@@ -23,8 +23,8 @@ pair(torch.tensor([[3, 1]]), torch.tensor([[1, 5, 9]])).shape[:2]  # → torch.S
 
 vision = VisionTransformer(models.tiny_vision())
 
-save(Decoder(tiny_decoder()), "run")
-type(load("run")).__name__  # → 'Decoder'
+save_checkpoint(Decoder(tiny_decoder()), "run")
+type(load_checkpoint("run")).__name__  # → 'Decoder'
 
 models.gpt2().replace(n_layers=2).n_layers  # → 2
 

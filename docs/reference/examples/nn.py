@@ -17,15 +17,15 @@ PatchEmbedding(3, 4, 12)(torch.randn(2, 3, 8, 8)).shape  # → torch.Size([2, 4,
 
 (LayerNorm(eps=1e-6), RMSNorm())
 
-(PreNorm(), nn.PostNorm(), nn.Sandwich(), nn.Parallel())
+(PreNorm(), nn.PostNorm(), nn.SandwichNorm(), nn.Parallel())
 
 (nn.Xavier(), nn.TruncatedNormal(std=0.02), nn.DepthScaled())
 
-nn.BlockParts(d_model=12, n_heads=3, d_ff=48, residual=PreNorm()).d_ff  # → 48
+nn.BlockSpec(d_model=12, n_heads=3, d_ff=48, residual=PreNorm()).d_ff  # → 48
 
-nn.FrameEmbedding(40, 4, 12)(torch.zeros(2, 16, 40)).shape  # → torch.Size([2, 4, 12])
+nn.StackedFrames(40, 4, 12)(torch.zeros(2, 16, 40)).shape  # → torch.Size([2, 4, 12])
 
-nn.SoundEmbedding(80, 12)(torch.zeros(2, 16, 80)).shape  # → torch.Size([2, 8, 12])
+nn.ConvStem(80, 12)(torch.zeros(2, 16, 80)).shape  # → torch.Size([2, 8, 12])
 
 config = BlockConfig(d_model=12, n_heads=3, experts=nn.Experts(4, top_k=2))
 isinstance(Block(config).feed_forward, nn.ExpertsFeedForward)  # → True

@@ -9,7 +9,7 @@ import pytest
 
 from clearhead.cli.app import app
 from clearhead.cli.app import run as run_command
-from clearhead.models import save, tiny_decoder
+from clearhead.models import save_checkpoint, tiny_decoder
 
 MODULE = """
 from clearhead.analysis.checks.buggy_modules import CORRECT, GALLERY
@@ -97,7 +97,7 @@ def test_command_json_contains_findings(run):
 
 
 def test_command_accepts_model_folder(run, tmp_path):
-    save(tiny_decoder().build(), tmp_path / "kept")
+    save_checkpoint(tiny_decoder().build(), tmp_path / "kept")
     status, out, error = run("kept", "--only", "cache = no cache")
     assert status == 0, error
     assert "Decoder" in out

@@ -219,7 +219,7 @@ def test_a_normalization_goes_through_plain_values(choice):
 
 def test_normalisations_that_are_refused():
     with pytest.raises(
-        ConfigError, match="normalization: there is no choice 'Other' here; known are: DatasetNormalize, ImageNormalize"
+        ConfigError, match="normalization: there is no variant 'Other'; known are: DatasetNormalize, ImageNormalize"
     ):
         normalization_from_dict({"type": "Other"})
     with pytest.raises(ConfigError, match="normalization: ImageNormalize has no field 'a'; known are: floor"):
