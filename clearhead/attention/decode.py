@@ -1,12 +1,12 @@
-"""Attention of one new token a row over a cache of fixed room: the newest key and value are written, then all are read.
+"""Attention of one new token per row over a static KV cache: write the new key and value, then attend to all slots.
 
-The cache is (R, K, room, D) and never moves. Which of its places counts is said by numbers that lie on the device: the
-newest token goes to place `slot`, `used` places are in use, a `bias` row shifts or hides (−∞) single places, and with
-`parents` the key at place j of row r is found in row parents[r, j], so that beams change places without a copy. So one
-step is the same operators at every length. `attend_newest` runs the Triton kernel where it can and the reference,
-which is the definition, elsewhere.
+The cache is a tensor (R, K, S, D) that is never reallocated. Everything that changes from step to step is a tensor on
+the device: the new token is written to `slot`, `n_used` slots are in use, `bias` shifts or hides (−∞) single slots, and
+with `parents` slot j of row r is read from row parents[r, j], so that beam search need not copy the cache. Thus a step
+runs the same operators at every length and can be captured in a CUDA graph. `decode_attention` runs a Triton kernel if
+possible, else `decode_attention_reference`, which is the definition.
 
-    R rows   H query heads   K key/value heads   D head width   S places in the cache (its room)
+    R rows   H query heads   K key/value heads   D head width   S slots in the cache   P prompts
 """
 
 from __future__ import annotations
@@ -21,110 +21,134 @@ from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 
 Heads: TypeAlias = Float[Tensor, "R H D"]
-Kept: TypeAlias = Float[Tensor, "R K S D"]
+KVTensor: TypeAlias = Float[Tensor, "R K S D"]
+
+# On a CPU, naive attention is faster than SDPA for at least this many rows and at most this many elements of keys.
+_NAIVE_MIN_ROWS = 16
+_NAIVE_MAX_KEY_ELEMENTS = 1 << 20
 
 
-class Places(NamedTuple):
-    """Which places of a cache a step writes and reads; everything is on the device."""
+class DecodeSlots(NamedTuple):
+    """The slots of the cache that a decode step writes and reads. All tensors are on the device."""
 
-    slot: Tensor  # () int64: where the newest token goes
-    used: Tensor  # () int64: how many places are in use, the newest included
-    bias: Tensor | None  # (R or 1, H or 1, S) float32, added to the scores; −∞ hides a place
-    parents: Tensor | None  # (R, S) int32: the row in which a place's key and value are found; None: its own
+    slot: Tensor  # () int64: slot of the new token
+    n_used: Tensor  # () int64: number of slots in use, including the new one
+    bias: Tensor | None  # (R or 1, H or 1, S) float32, added to the scores; −∞ hides a slot
+    parents: Tensor | None  # (R, S) int32: the row that stores each slot; None: the same row
 
 
-class Turn(NamedTuple):
-    """Rotary positions of the newest tokens: the first 2·n features of each head are turned, feature i with i + n."""
+class RotaryCosSin(NamedTuple):
+    """Rotary embedding of the new tokens: rotates the first 2·n features of each head, feature i with i + n."""
 
     cos: Tensor  # (R or 1, n) float32
     sin: Tensor
 
 
-def attend_newest(
-    qkv: Float[Tensor, "R heads D"], k: Kept, v: Kept, places: Places, *, scale: float, turn: Turn | None = None
+def decode_attention(
+    qkv: Float[Tensor, "R heads D"],
+    k: KVTensor,
+    v: KVTensor,
+    slots: DecodeSlots,
+    *,
+    scale: float,
+    rotary: RotaryCosSin | None = None,
 ) -> Heads:
-    """Heads of `qkv` are H queries, K keys and K values. Writes the newest key and value, and attends."""
+    """Write the new keys and values to the cache and attend to all slots in use.
+
+    The heads of `qkv` are H queries, K keys and K values.
+    """
     if runs_triton(qkv) and qkv.dtype != torch.float64 and qkv.shape[-1] <= 256:
         from clearhead.attention.decode_triton import launch
 
-        return launch(qkv, k, v, places, scale, turn)
-    return attend_newest_reference(qkv, k, v, places, scale=scale, turn=turn)
+        return launch(qkv, k, v, slots, scale, rotary)
+    return decode_attention_reference(qkv, k, v, slots, scale=scale, rotary=rotary)
 
 
-def attend_newest_reference(
-    qkv: Float[Tensor, "R heads D"], k: Kept, v: Kept, places: Places, *, scale: float, turn: Turn | None = None
+def decode_attention_reference(
+    qkv: Float[Tensor, "R heads D"],
+    k: KVTensor,
+    v: KVTensor,
+    slots: DecodeSlots,
+    *,
+    scale: float,
+    rotary: RotaryCosSin | None = None,
 ) -> Heads:
-    """The definition, in torch operations of fixed shapes."""
+    """Compute `decode_attention` with torch operations of fixed shapes."""
     K, S = k.shape[1:3]
     H = qkv.shape[1] - 2 * K
     q, k_new, v_new = qkv.split((H, K, K), dim=1)
-    if turn is not None:
-        q, k_new = turned(q, turn), turned(k_new, turn)
-    slot = places.slot.reshape(1)
+    if rotary is not None:
+        q = apply_rotary(q, rotary)
+        k_new = apply_rotary(k_new, rotary)
+    slot = slots.slot.reshape(1)
     k.index_copy_(2, slot, k_new[:, :, None])
     v.index_copy_(2, slot, v_new[:, :, None])
-    if places.parents is not None:
-        row, place = places.parents.long(), torch.arange(S, device=k.device)
-        k, v = (x.transpose(1, 2)[row, place].transpose(1, 2) for x in (k, v))
-    hidden = torch.arange(S, device=k.device) >= places.used  # (S,)
-    return weighed(q, k, v, places.bias, hidden, scale)
+    if slots.parents is not None:
+        rows = slots.parents.long()
+        columns = torch.arange(S, device=k.device)
+        k, v = (x.transpose(1, 2)[rows, columns].transpose(1, 2) for x in (k, v))
+    unused = torch.arange(S, device=k.device) >= slots.n_used  # (S,)
+    return naive_attention(q, k, v, slots.bias, unused, scale)
 
 
-def attend_memory(
+def cross_attention(
     q: Heads, k: Float[Tensor, "P K S D"], v: Float[Tensor, "P K S D"], bias: Tensor | None, *, scale: float
 ) -> Heads:
-    """Attention over a memory that R/P neighbouring rows share; `bias` (P, 1, S) is −∞ at places that do not count.
+    """Attend to an encoder output that R/P consecutive rows share; `bias` (P, 1, S) is −∞ at padding.
 
-    The rows of a prompt are the queries of one product, so that its memory is read once for all of them.
+    The rows of a prompt form the queries of one call, so its keys and values are read once for all of them.
     """
     (R, H, D), P = q.shape, k.shape[0]
-    if R == P and few(q, k, bias):
-        return weighed(q, k, v, bias, None, scale, never_empty=True)
-    together = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
+    if R == P and prefer_naive(q, k, bias):
+        return naive_attention(q, k, v, bias, None, scale, never_empty=True)
+    queries = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
     mask = None if bias is None else bias[:, :, None]
     out = torch.nn.functional.scaled_dot_product_attention(
-        together, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1]
+        queries, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1]
     )
     return out.transpose(1, 2).reshape(R, H, D)
 
 
-def few(q: Heads, k: Kept, bias: Tensor | None) -> bool:
-    """Whether many rows attend to so little beside a bias that plain operators are quicker than a kernel that cuts work
-    into pieces."""
+def prefer_naive(q: Heads, k: KVTensor, bias: Tensor | None) -> bool:
+    """Return whether `naive_attention` is faster than SDPA: on a CPU with a bias, for many rows and short caches."""
     if q.is_cuda or bias is None or q.shape[1] != k.shape[1]:
         return False
-    return len(q) >= _MANY and k.numel() <= _FEW
+    return len(q) >= _NAIVE_MIN_ROWS and k.numel() <= _NAIVE_MAX_KEY_ELEMENTS
 
 
-_MANY, _FEW = 16, 1 << 20
-
-
-def weighed(
-    q: Heads, k: Kept, v: Kept, bias: Tensor | None, hidden: Tensor | None, scale: float, *, never_empty: bool = False
+def naive_attention(
+    q: Heads,
+    k: KVTensor,
+    v: KVTensor,
+    bias: Tensor | None,
+    hidden: Tensor | None,
+    scale: float,
+    *,
+    never_empty: bool = False,
 ) -> Heads:
-    """softmax(q kᵀ · scale + bias) v without the hidden places; zeros where nothing is left."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    """Return softmax(q kᵀ · scale + bias) v over the slots that are not hidden, or zeros if there are none."""
+    acc_dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
-    k, v = (x.to(wide) if groups == 1 else x.to(wide).repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = ((q.to(wide) * scale)[:, :, None] * k).sum(-1)  # (R, H, S)
+    k, v = (x.to(acc_dtype) if groups == 1 else x.to(acc_dtype).repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = ((q.to(acc_dtype) * scale)[:, :, None] * k).sum(-1)  # (R, H, S)
     if bias is not None:
         scores = scores + bias
     if hidden is None and (never_empty or bias is None):
         return (scores.softmax(-1)[..., None] * v).sum(-2).to(q.dtype)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
-        # A place that was never written may hold anything, and 0 · NaN is NaN.
+        # Unused slots may contain NaN, and 0 · NaN is NaN.
         v = v.masked_fill(hidden[..., None], 0.0)
     weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
-    weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(acc_dtype).tiny)
     return (weights[..., None] * v).sum(-2).to(q.dtype)
 
 
-def turned(x: Float[Tensor, "R heads D"], turn: Turn) -> Float[Tensor, "R heads D"]:
-    """`Rotary.rotate` with sines and cosines that are there already."""
-    cos, sin = turn.cos[:, None], turn.sin[:, None]
+def apply_rotary(x: Float[Tensor, "R heads D"], rotary: RotaryCosSin) -> Float[Tensor, "R heads D"]:
+    """Rotate `x` as `Rotary.rotate` does, with precomputed cosines and sines."""
+    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
     n = cos.shape[-1]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    first, second = x[..., :n].to(wide), x[..., n : 2 * n].to(wide)
-    pairs = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
-    return pairs if 2 * n == x.shape[-1] else torch.cat((pairs, x[..., 2 * n :]), dim=-1)
+    acc_dtype = torch.promote_types(x.dtype, torch.float32)
+    first, second = x[..., :n].to(acc_dtype), x[..., n : 2 * n].to(acc_dtype)
+    rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+    return rotated if 2 * n == x.shape[-1] else torch.cat((rotated, x[..., 2 * n :]), dim=-1)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from clearhead.attention.decode import Places, Turn, attend_newest, attend_newest_reference
+from clearhead.attention.decode import DecodeSlots, RotaryCosSin, decode_attention, decode_attention_reference
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.generation.sampling import log_probs_at, topk_logprobs
 from clearhead.nn import GELU, ReLU, SwiGLU
@@ -65,11 +65,11 @@ def attention():
         if parents is not None:
             parents[:, int(slot)] = torch.arange(R)
         angle = torch.randn(R if biased else 1, turning)
-        turn = Turn(angle.cos(), angle.sin()) if turning else None
-        places = Places(slot, count, bias, parents)
+        rotary = RotaryCosSin(angle.cos(), angle.sin()) if turning else None
+        slots = DecodeSlots(slot, count, bias, parents)
         reference = keys.clone(), values.clone()
-        actual = attend_newest(qkv, keys, values, places, scale=0.3, turn=turn)
-        expected = attend_newest_reference(qkv, *reference, places, scale=0.3, turn=turn)
+        actual = decode_attention(qkv, keys, values, slots, scale=0.3, rotary=rotary)
+        expected = decode_attention_reference(qkv, *reference, slots, scale=0.3, rotary=rotary)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(keys, reference[0], equal_nan=True)
         torch.testing.assert_close(values, reference[1], equal_nan=True)

@@ -20,7 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.decode import Places, Turn, attend_memory, attend_newest, few, turned, weighed
+from clearhead.attention.decode import (
+    DecodeSlots,
+    RotaryCosSin,
+    apply_rotary,
+    cross_attention,
+    decode_attention,
+    naive_attention,
+    prefer_naive,
+)
 from clearhead.generation.engine.program import CrossMemory, DecoderProgram, FusedAttention
 from clearhead.masks import Causal, lookback
 from clearhead.masks.regions import Region
@@ -130,16 +138,16 @@ class StaticKVCache:
     def decode_step(self, ids: Tensor) -> Tensor:
         """Append one token (R,) per row and return the next logits (R, V)."""
         x, length = self.program.embed_newest(ids, self.position_table, self.length, self.left_pad)
-        turn = None
+        rotary = None
         if self.cos is not None and self.sin is not None:
             # Left padding shifts all positions of a row alike, and rotary attention depends on distances only.
             index = self.length.reshape(1)
-            turn = Turn(F.embedding(index, self.cos), F.embedding(index, self.sin))
+            rotary = RotaryCosSin(F.embedding(index, self.cos), F.embedding(index, self.sin))
         slot = self.length % self.n_slots if self.is_ring else self.length
         n_used = length.clamp(max=self.n_slots) if self.is_ring else length
         if self.parents is not None:
             self.parents.index_copy_(1, slot.reshape(1), self.row_index[:, None])
-        self_attend = partial(self._self_attend, Places(slot, n_used, self._bias(), self.parents), turn)
+        self_attend = partial(self._self_attend, DecodeSlots(slot, n_used, self._bias(), self.parents), rotary)
         logits = self.program.decode_step(x, self_attend, self._cross_attend, self._linear)
         self.length += 1
         self.n += 1
@@ -166,23 +174,25 @@ class StaticKVCache:
             return None
         return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -math.inf)[:, None]
 
-    def _self_attend(self, slots: Places, turn: Turn | None, i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
+    def _self_attend(
+        self, slots: DecodeSlots, rotary: RotaryCosSin | None, i: int, layer: FusedAttention, qkv: Tensor
+    ) -> Tensor:
         """Write the newest keys and values of layer `i`, and attend to all."""
         keys, values = self.keys[i], self.values[i]
         if self.has_static_shapes:
-            return attend_newest(qkv, keys, values, slots, scale=layer.scale, turn=turn)
+            return decode_attention(qkv, keys, values, slots, scale=layer.scale, rotary=rotary)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
-        if turn is not None:
-            q = turned(q, turn)
-            k = turned(k, turn)
+        if rotary is not None:
+            q = apply_rotary(q, rotary)
+            k = apply_rotary(k, rotary)
         n_used = min(self.n + 1, self.n_slots)
         slot = self.n % self.n_slots
         keys[:, :, slot] = k
         values[:, :, slot] = v
         keys, values, bias = keys[:, :, :n_used], values[:, :, :n_used], slots.bias
-        if (bias is not None and not self._attends_to_self) or few(q, keys, bias):
-            return weighed(q, keys, values, bias, None, layer.scale, never_empty=self._attends_to_self)
+        if (bias is not None and not self._attends_to_self) or prefer_naive(q, keys, bias):
+            return naive_attention(q, keys, values, bias, None, layer.scale, never_empty=self._attends_to_self)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(
             q[:, :, None], keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=q.shape[1] != K
@@ -191,7 +201,7 @@ class StaticKVCache:
 
     def _cross_attend(self, i: int, layer: FusedAttention, q: Tensor) -> Tensor:
         """Attend to the encoder outputs."""
-        return attend_memory(q, *self.memory[i], self.memory_bias, scale=layer.scale)
+        return cross_attention(q, *self.memory[i], self.memory_bias, scale=layer.scale)
 
     def reorder_cache(self, rows: Tensor) -> None:
         """Replace row i by a copy of row `rows[i]`. The beams of a prompt stay adjacent."""
