@@ -4,7 +4,7 @@
 # make tests OPTIONS="--misalign --shuffle 1 --threads 2"   the tests alone, under stress settings
 # make bench   the measurements that the README quotes                 make real    tests with real weights (downloads)
 # make variants   solve and grade 100 variants of every worksheet
-# make browser test the explorer in Chromium                           make siege   load-test the explorer for two minutes
+# make browser test the explorer in Chromium                           make load-test   load-test the explorer for two minutes
 # make docs    the site: book, guides, reference; runs every cell      make docs-pdf   the same as one PDF
 # make speech  10,000 random splits of audio streams                   make slow    tests with long compilations
 # make wheel   build the package and use it in an empty environment    make readme  update the README's tables
@@ -19,7 +19,7 @@ BASELINES := .venv/.baselines
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tests check types lint tests real browser siege slow bench variants documents speech docs docs-pdf readme wheel clean
+.PHONY: help setup demo test tests check types lint tests real browser load-test slow bench variants documents speech docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -94,8 +94,8 @@ browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	$(BIN)/python -m pytest -m browser tests/explorer tests/docs
 
-siege: setup
-	$(BIN)/python tools/siege.py
+load-test: setup
+	$(BIN)/python tools/load_test.py
 
 # Every worksheet with a hundred seeds, which takes minutes; `make test` uses a few seeds.
 variants: setup

@@ -26,11 +26,11 @@ BOUND = 150.0
 # What is typed where: a panel with its state, the field, and the texts that it holds one after the other.
 _LINE = "First Citizen:\nBefore we proceed any further, hear me speak."
 TYPED = (
-    ("shakespeare", "run?model=shakespeare", "textarea", [_LINE[:n] for n in range(20, len(_LINE))]),
-    ("sort-dedup", "run?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
-    ("en-es", "run?model=en-es", "textarea", ["The house over there is red."[:n] for n in range(5, 29)]),
+    ("shakespeare", "model?model=shakespeare", "textarea", [_LINE[:n] for n in range(20, len(_LINE))]),
+    ("sort-dedup", "model?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
+    ("en-es", "model?model=en-es", "textarea", ["The house over there is red."[:n] for n in range(5, 29)]),
     ("change", "change?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
-    ("masks", "masks", "input.wide", [f"causal() & window({n}, 0)" for n in range(3, 20)]),
+    ("mask", "mask", "input.wide", [f"causal() & window({n}, 0)" for n in range(3, 20)]),
     ("by hand", "hand", "input.cell", [f"{n}/7" for n in range(2, 12)]),
 )
 

@@ -1,4 +1,4 @@
-"""The panel of claims and sheets: browse a statement, try it, guess its verdict; work a problem and have it marked."""
+"""The panels of the course: run a claim and show its verdict; solve an exercise and grade the answers."""
 
 from __future__ import annotations
 
@@ -8,89 +8,93 @@ from typing import Any
 
 from clearhead._core.validation import INVALID, coerce, require
 from clearhead.config import Validated
-from clearhead.course import claims as book
+from clearhead.course import claims as claims_package
 from clearhead.course import exercises
 from clearhead.course.claims.registry import THEMES, VERDICTS
 from clearhead.course.exercises.render.layout import Style, closing_sections, step_blocks
-from clearhead.explorer.actions import EmptyRequest, RequestContext, Seed
+from clearhead.explorer.request import EmptyRequest, RequestContext, Seed
 
-_MOST_CELLS = 2000
+_MAX_CELLS = 2000
 Matrix = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named(Validated):
+class SeededRequest(Validated):
+    """The name of a claim or of an exercise, and a seed."""
+
     name: str
     seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Named):
+class GradeRequest(SeededRequest):
+    """The answers of a student: a matrix of texts per step."""
+
     answers: dict[str, Any]
 
 
-def claims(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
-    """Every statement of the ledger, theme after theme; no verdict, for that is what is tried."""
-    all_of_it = book.claims().values()
-    told = [
-        _told(one, "id", "statement", "source", "location", "method") | {"theme": THEMES[one.theme]}
-        for one in all_of_it
-    ]
-    return {"verdicts": list(VERDICTS), "claims": told}
+def claims(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+    """Return all statements, theme by theme, without their verdicts, which are the result of running them."""
+    names = ("id", "statement", "source", "location", "method")
+    entries = [_fields(claim, *names) | {"theme": THEMES[claim.theme]} for claim in claims_package.claims().values()]
+    return {"verdicts": list(VERDICTS), "claims": entries}
 
 
-def claim(given: Named, context: RequestContext) -> dict[str, Any]:
-    """One statement, tried now."""
-    (found,) = book.find([given.name])
-    context.checkpoint(0, 1, "trying it")
-    outcome = found.run(given.seed)
-    drawn = None if outcome.figure is None else outcome.figure.svg()
-    return outcome.to_dict() | {"method": found.method, "figure": drawn, "seed": given.seed}
+def run_claim(request: SeededRequest, context: RequestContext) -> dict[str, Any]:
+    """Run one claim and return its outcome."""
+    (claim,) = claims_package.find([request.name])
+    context.checkpoint(0, 1, "running the claim")
+    outcome = claim.run(request.seed)
+    figure = None if outcome.figure is None else outcome.figure.svg()
+    return outcome.to_dict() | {"method": claim.method, "figure": figure, "seed": request.seed}
 
 
-def sheets(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
-    """The problems that can be worked."""
-    return {"sheets": [{"name": name, "title": words} for name, words in exercises.bundled_problems().items()]}
+def problems(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+    """Return names and titles of the exercises."""
+    return {"problems": [{"name": name, "title": title} for name, title in exercises.bundled_problems().items()]}
 
 
-def sheet(given: Named, context: RequestContext) -> dict[str, Any]:
-    """A sheet with empty boxes, and its solution beside it for when it is asked for."""
-    solved = _solved(given)
+def worksheet(request: SeededRequest, context: RequestContext) -> dict[str, Any]:
+    """Return an exercise with empty cells, and its solution, which the page shows on request."""
+    solution = _solve(request)
     context.checkpoint()
-    asked, shown = step_blocks(solved, Style(questions_only=True)), step_blocks(solved, Style())
+    questions = step_blocks(solution, Style(questions_only=True))
+    answers = step_blocks(solution, Style())
     steps = [
-        _told(one.step, "key", "title", "formula", "symbol")
+        _fields(question.step, "key", "title", "formula", "symbol", "is_given")
         | {
-            "given": one.step.is_given,
-            "single": one.step.grid.is_scalar,
-            "rows": one.rows,
-            "columns": one.columns,
-            "cells": one.exact,
+            "is_scalar": question.step.grid.is_scalar,
+            "rows": question.rows,
+            "columns": question.columns,
+            "cells": question.exact,
         }
-        | _told(full, "exact", "decimals", "legend", "note")
-        for one, full in zip(asked, shown, strict=True)
+        | _fields(answer, "exact", "decimals", "legend", "note")
+        for question, answer in zip(questions, answers, strict=True)
     ]
-    about = _told(solved, "name", "title", "source") | {"question": " ".join(solved.question.split())}
-    return about | {"steps": steps, "closing": closing_sections(solved, Style())}
+    header = _fields(solution, "name", "title", "source") | {"question": " ".join(solution.question.split())}
+    return header | {"steps": steps, "closing": closing_sections(solution, Style())}
 
 
-def marks(given: Answers, context: RequestContext) -> dict[str, Any]:
-    """A student's answers, cell by cell."""
-    cells = [cell for rows in given.answers.values() if isinstance(rows, list) for row in rows for cell in row]
-    require(len(cells) <= _MOST_CELLS, f"there are {len(cells)} answers; a sheet has at most {_MOST_CELLS}")
-    for key, rows in given.answers.items():
-        fits = coerce(rows, Matrix) is not INVALID
-        require(fits, f"the answer to {key[:40]!r} is no matrix; expected rows of cells, each a text")
-    # The file that `work` marks; cells are text, which it reads as numbers.
-    lines = [f"{json.dumps(key)} = {json.dumps(rows)}" for key, rows in given.answers.items()]
-    return exercises.grade_text(_solved(given), "\n".join(lines)).to_dict()
+def grade(request: GradeRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the grades of a student's answers, cell by cell."""
+    cells = [cell for rows in request.answers.values() if isinstance(rows, list) for row in rows for cell in row]
+    require(len(cells) <= _MAX_CELLS, f"answers has {len(cells)} cells; expected at most {_MAX_CELLS}")
+    for key, rows in request.answers.items():
+        is_matrix = coerce(rows, Matrix) is not INVALID
+        require(is_matrix, f"the answer to {key[:40]!r} is not a matrix; expected rows of cells, each a text")
+    # The same file that `clearhead exercise grade` reads; cells are text, which it parses as numbers.
+    lines = [f"{json.dumps(key)} = {json.dumps(rows)}" for key, rows in request.answers.items()]
+    return exercises.grade_text(_solve(request), "\n".join(lines)).to_dict()
 
 
-def _told(thing: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(thing, name) for name in names}
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    """Return some attributes as a dictionary."""
+    return {name: getattr(value, name) for name in names}
 
 
-def _solved(given: Named) -> exercises.Worksheet:
-    known = exercises.bundled_problems()
-    require(given.name in known, f"there is no sheet {given.name[:40]!r}; there are {', '.join(known)}")
-    return exercises.solve(exercises.variant(given.name, given.seed) if given.seed else given.name)
+def _solve(request: SeededRequest) -> exercises.Worksheet:
+    """Return the solution of an exercise, with new numbers unless the seed is 0."""
+    names = exercises.bundled_problems()
+    require(request.name in names, f"there is no exercise {request.name[:40]!r}; expected one of {', '.join(names)}")
+    problem = exercises.variant(request.name, request.seed) if request.seed else request.name
+    return exercises.solve(problem)

@@ -1,7 +1,7 @@
-"""The panel of digits: a drawing as the models of pictures read it, stroke by stroke, and what each looked at.
+"""The digit panel: predictions of the image models for a drawing, with two explanations.
 
-Where a model looked is the gradient of its answer: how much each pixel could still change it. Of one that attends there
-is also the rollout of its attention, from the patches to what it reads off at the end."""
+The pixel attribution is the gradient of the largest logit. For a vision Transformer there is also attention rollout,
+from the output to the patches."""
 
 from __future__ import annotations
 
@@ -16,46 +16,56 @@ from clearhead._core.validation import require
 from clearhead.analysis.measures import rollout
 from clearhead.analysis.reports import image_input
 from clearhead.config import Validated
-from clearhead.explorer.actions import RequestContext
-from clearhead.explorer.model_panel import pixels_of
+from clearhead.explorer.model_panel import decode_pixels
+from clearhead.explorer.request import RequestContext
 from clearhead.models import VisionTransformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Validated):
-    pixels: str
+class DigitRequest(Validated):
+    """A drawing."""
+
+    pixels: str  # grey bytes, in base64
 
 
-def digit(given: Drawing, context: RequestContext) -> dict[str, Any]:
-    """Every model of pictures on this page: its chances, the pixels that count, and where it attended."""
+def classify_digit(request: DigitRequest, context: RequestContext) -> dict[str, Any]:
+    """Return probabilities, pixel attribution and attention of every image model on this page."""
     names = [name for name in context.registry.names if context.registry.model(name).task == "digits"]
-    require(bool(names), "no model on this page reads pictures: start it with digits-vit and digits-conv")
-    return {"models": [_read(name, given.pixels, context) for name in names]}
+    require(bool(names), "this page has no image model; start it with digits-vit and digits-conv")
+    return {"models": [_classify(name, request.pixels, context) for name in names]}
 
 
-def _read(name: str, pixels: str, context: RequestContext) -> dict[str, Any]:
+def _classify(name: str, pixels: str, context: RequestContext) -> dict[str, Any]:
+    """Return the result of one model."""
     context.checkpoint()
-    trained = context.registry.model(name)
-    model: Any = trained.model
-    x = image_input(trained, pixels_of(pixels, model)).requires_grad_()
+    pipeline = context.registry.model(name)
+    model: Any = pipeline.model
+    x = image_input(pipeline, decode_pixels(pixels, model)).requires_grad_()
     with torch.enable_grad():
         logits = model(x)
-        (slope,) = torch.autograd.grad(logits[0].max(), x)
-    answer = {"name": name, "chances": logits[0].detach().softmax(-1).tolist(), "counts": _shares(slope[0, 0].abs())}
-    return answer | {"kind": type(model).__name__, "attended": _attended(model, x.detach())}
+        (gradient,) = torch.autograd.grad(logits[0].max(), x)
+    return {
+        "name": name,
+        "architecture": type(model).__name__,
+        "probabilities": logits[0].detach().softmax(-1).tolist(),
+        "pixel_attribution": _to_bytes(gradient[0, 0].abs()),
+        "attention": _attention_rollout(model, x.detach()),
+    }
 
 
 @torch.no_grad()
-def _attended(model: Any, x: Tensor) -> list[list[int]] | None:
+def _attention_rollout(model: Any, x: Tensor) -> list[list[int]] | None:
+    """Return the attention rollout on the grid of patches; None for a model without attention."""
     if not isinstance(model, VisionTransformer):
         return None
-    with analysis.trace(model, "**.attention.weights") as seen:
+    with analysis.trace(model, "**.attention.weights") as trace:
         model(x)
-    whole = rollout([seen.weights(path)[0] for path in seen.paths])  # (T, T)
-    extra, (rows, columns) = model.config.pooling.n_extra, model.config.grid
-    return _shares((whole[0] if extra else whole.mean(0))[extra:].view(rows, columns))
+    weights = rollout([trace.weights(path)[0] for path in trace.paths])  # (T, T)
+    n_extra = model.config.pooling.n_extra  # class tokens before the patches
+    patches = (weights[0] if n_extra else weights.mean(0))[n_extra:]
+    return _to_bytes(patches.view(*model.config.grid))
 
 
-def _shares(values: Tensor) -> list[list[int]]:
-    """From 0 to 255, the largest being 255."""
+def _to_bytes(values: Tensor) -> list[list[int]]:
+    """Scale values to 0 … 255, so that the largest is 255."""
     return (255 * values / values.max().clamp(min=1e-12)).round().int().tolist()

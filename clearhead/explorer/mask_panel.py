@@ -1,4 +1,4 @@
-"""The panel of masks: an expression drawn, counted, planned and priced, and a gallery of those that people use."""
+"""The mask panel: drawing, count, sparse plan and predicted cost of a mask expression, and a catalogue of masks."""
 
 from __future__ import annotations
 
@@ -14,71 +14,95 @@ from clearhead._core.validation import Range
 from clearhead.attention.sparse.cost_model import rates_of
 from clearhead.attention.sparse.plan import plan, usual_blocking
 from clearhead.config import Validated
-from clearhead.explorer.actions import EmptyRequest, RequestContext
+from clearhead.explorer.request import EmptyRequest, RequestContext
 from clearhead.masks.catalogue import CATALOGUE
 
-_CELLS = 64
-_HEADS = 32  # of width 64, as everywhere that a plan is priced
-_SHOWN = 2048  # tokens at which the gallery is drawn
-_WORDS = ("full", "causal", "window", "every", "dilated", "prefix", "blocks", "scattered")
+_CELLS = 64  # per side of a drawing
+_N_HEADS = 32
+_HEAD_DIM = 64
+_CATALOGUE_TOKENS = 2048
+_FUNCTIONS = ("full", "causal", "window", "every", "dilated", "prefix", "blocks", "scattered")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask(Validated):
+class MaskRequest(Validated):
+    """A mask expression and the lengths at which it is drawn. `keys` is the number of queries by default."""
+
     expression: str
-    n: Annotated[int, Range(ge=1, le=1 << 17)] = 32
+    queries: Annotated[int, Range(ge=1, le=1 << 17)] = 32
     keys: Annotated[int, Range(ge=1, le=1 << 17)] | None = None
-    offset: Annotated[int, Range(ge=0, le=1 << 17)] | None = None
+    query_offset: Annotated[int, Range(ge=0, le=1 << 17)] | None = None
 
 
-def mask(given: Mask, context: RequestContext) -> dict[str, Any]:
-    """Drawing, count, density, plan and price of one expression."""
-    parsed, T = masks.parse(given.expression), given.n
-    S = T if given.keys is None else given.keys
-    at: dict[str, Any] = {"query_offset": given.offset}
-    drawing = parsed.draw(T, S, **at, cells=_CELLS)
+def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
+    """Return drawing, count, density, plan and predicted cost of an expression."""
+    parsed = masks.parse(request.expression)
+    T = request.queries
+    S = T if request.keys is None else request.keys
+    offset: dict[str, Any] = {"query_offset": request.query_offset}
+    drawing = parsed.draw(T, S, **offset, cells=_CELLS)
     context.checkpoint()
-    gpu = torch.device("cuda")  # it need not be here: a plan is made from structure
-    made, rates = plan(parsed, T, S, **at, blocking=usual_blocking(gpu)), rates_of(gpu)
-    words, cells = made.explain(rates).splitlines()[1:], _shades(made.draw(_CELLS).cells)
+    gpu = torch.device("cuda")  # the plan depends on structure only, so this works without a GPU
+    rates = rates_of(gpu)
+    sparse_plan = plan(parsed, T, S, **offset, blocking=usual_blocking(gpu))
+    explanation = sparse_plan.explain(rates).splitlines()[1:]
+    plan_cells = _to_bytes(sparse_plan.draw(_CELLS).cells)
     context.checkpoint()
-    every_pair = rates.milliseconds(dense=float(_HEADS * T * S), width=64)
-    planned = made.predicted_ms(heads=_HEADS, rates=rates)
     return {
         "expression": str(parsed),
         "queries": T,
         "keys": S,
-        "allowed": parsed.count(T, S, **at),
-        "density": parsed.density(T, S, **at),
-        "cells": _shades(drawing.cells),
+        "allowed": parsed.count(T, S, **offset),
+        "density": parsed.density(T, S, **offset),
+        "cells": _to_bytes(drawing.cells),
         "caption": drawing.caption,
-        "empty": parsed.may_be_empty(T, S, **at),
-        "plan": {"words": words, "computed": made.computed, "density": made.density, "cells": cells},
-        "price": {"planned": planned, "every_pair": every_pair, "on": rates.name, "heads": _HEADS},
+        "may_have_empty_rows": parsed.may_be_empty(T, S, **offset),
+        "plan": {
+            "explanation": explanation,
+            "computed": sparse_plan.computed,
+            "density": sparse_plan.density,
+            "cells": plan_cells,
+        },
+        "predicted_cost": {
+            "sparse_ms": sparse_plan.predicted_ms(heads=_N_HEADS, rates=rates),
+            "dense_ms": rates.milliseconds(dense=float(_N_HEADS * T * S), width=_HEAD_DIM),
+            "device": rates.name,
+            "n_heads": _N_HEADS,
+            "head_dim": _HEAD_DIM,
+        },
     }
 
 
-def gallery(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
-    """Patterns that people use, and the words of the notation with what they mean."""
-    found = []
+def mask_catalogue(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+    """Return common masks with a thumbnail, and the functions of mask expressions."""
+    patterns = []
     for i, pattern in enumerate(CATALOGUE):
-        made = pattern.mask(_SHOWN)
-        if made.is_structural:
-            context.checkpoint(i, len(CATALOGUE), "drawing the gallery")
-            found.append({"name": pattern.name, "expression": str(made), "n": _SHOWN, "cells": _thumb(made)})
-    words = []
-    for name in _WORDS:
-        made_by = getattr(masks, name)
-        usage, says = ", ".join(inspect.signature(made_by).parameters), (made_by.__doc__ or "").split("\n")[0]
-        words.append({"name": name, "usage": f"{name}({usage})", "says": says})
-    return {"gallery": found, "words": words}
+        expression = pattern.mask(_CATALOGUE_TOKENS)
+        if expression.is_structural:
+            context.checkpoint(i, len(CATALOGUE), "drawing the catalogue")
+            patterns.append(
+                {
+                    "name": pattern.name,
+                    "expression": str(expression),
+                    "queries": _CATALOGUE_TOKENS,
+                    "cells": _thumbnail(expression),
+                }
+            )
+    functions = []
+    for name in _FUNCTIONS:
+        function = getattr(masks, name)
+        parameters = ", ".join(inspect.signature(function).parameters)
+        description = (function.__doc__ or "").split("\n")[0]
+        functions.append({"name": name, "usage": f"{name}({parameters})", "description": description})
+    return {"patterns": patterns, "functions": functions}
 
 
 @cache
-def _thumb(made: masks.Mask) -> list[list[int]]:
-    return _shades(made.draw(_SHOWN, cells=32).cells)
+def _thumbnail(expression: masks.Mask) -> list[list[int]]:
+    """Return a small drawing of a mask."""
+    return _to_bytes(expression.draw(_CATALOGUE_TOKENS, cells=32).cells)
 
 
-def _shades(cells: tuple[tuple[float, ...], ...]) -> list[list[int]]:
-    """Densities as whole numbers from 0 to 255: a pair that is allowed is never shown as none."""
+def _to_bytes(cells: tuple[tuple[float, ...], ...]) -> list[list[int]]:
+    """Return densities as integers from 0 to 255; only a density of 0 becomes 0."""
     return [[0 if x == 0 else max(1, round(255 * x)) for x in row] for row in cells]

@@ -1,7 +1,7 @@
-"""The panel of runs: what a model reads, what it expects next, how it attends, its stations, and its beams.
+"""The model panel: tokens, next-token probabilities, attention, walkthrough and beam search of one input.
 
-A text is read anew for every request. What was written after it comes with the request, as ids, so that stepping
-forward and going back are the same question with other ids."""
+Every request encodes its text again. The tokens generated so far are part of the request, as ids, so generating a token
+and removing one are the same action with other ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import analysis
-from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, did_you_mean, require
+from clearhead._core.validation import PositiveInt, NonNegativeInt, Range, did_you_mean, require
 from clearhead.analysis.reports import (
     attention_layers,
     encode_prompt,
@@ -28,15 +28,15 @@ from clearhead.analysis.views.report import AttentionReport
 from clearhead.config import Validated
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
-from clearhead.explorer.actions import EmptyRequest, RequestContext, Seed
+from clearhead.explorer.request import EmptyRequest, RequestContext, Seed
 from clearhead.generation import BeamSearch, Sample, generate, search
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from clearhead.hub import Pipeline, Translation
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
 
-_SHOWN = 12  # tokens that may come next
-_WALKED = 256  # tokens up to which stations are shown
+_N_CANDIDATES = 12
+_MAX_WALKTHROUGH_TOKENS = 256
 _EXAMPLES = {
     "translation": ("How are you?", "The house is red.", "I would like a cup of coffee, please."),
     "text": ("First Citizen:\nBefore we proceed any further, hear me", "ROMEO:\n", "To be, or not to be"),
@@ -45,16 +45,20 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Validated):
+class ModelRequest(Validated):
+    """A model and its input: a text with the ids generated so far, or an image."""
+
     model: str
     text: str = ""
-    written: tuple[NonNegativeInt, ...] = ()
-    pixels: str = ""  # of a picture: its grey bytes, in base64
-    layer: str = ""  # whose attention is wanted; of a long text not all are made at once
+    generated_ids: tuple[NonNegativeInt, ...] = ()
+    pixels: str = ""  # grey bytes of an image, in base64
+    layer: str = ""  # of a long text, the report contains this layer only
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen(Text):
+class NextTokenRequest(ModelRequest):
+    """An input and the settings of sampling."""
+
     temperature: Annotated[float, Range(ge=0, le=100)] = 1.0
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Range(gt=0, le=1)] | None = None
@@ -62,248 +66,314 @@ class Chosen(Text):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched(Text):
+class BeamSearchRequest(ModelRequest):
+    """An input and the settings of beam search."""
+
     width: Annotated[int, Range(ge=1, le=8)] = 3
     max_new_tokens: Annotated[int, Range(ge=1, le=48)] = 12
     length_penalty: Annotated[float, Range(ge=-2, le=4)] = 1.0
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One text as a model reads it: `source` by its encoder, where it has one, and `ids`, of which it wrote all but the
-    first `given`."""
+class EncodedInput:
+    """One text as ids.
 
-    trained: Pipeline
-    source: list[int]
+    Attributes:
+        pipeline: The model.
+        source_ids: Input of the encoder; empty for decoder-only models and encoders.
+        ids: Input of the decoder, or of the only stack.
+        n_prompt: Number of `ids` that were not generated.
+    """
+
+    pipeline: Pipeline
+    source_ids: list[int]
     ids: list[int]
-    given: int
+    n_prompt: int
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """As the model is called with them."""
-        return tuple(ids_tensor(self.trained, row) for row in (self.source, self.ids) if row)
+        """The arguments of the model."""
+        return tuple(ids_tensor(self.pipeline, row) for row in (self.source_ids, self.ids) if row)
 
-    def logits(self) -> Tensor:
-        """(V,) of the token after the last; the logits of all the others are never made."""
-        model: Any = self.trained.model
+    def next_logits(self) -> Tensor:
+        """Return the logits (V,) after the last token; those of the other positions are not computed."""
+        model: Any = self.pipeline.model
         return (model.hidden_states(*self.inputs)[0, -1] @ model.lm_head_weight().T).float().cpu()
 
-    def decoded(self, ids: Sequence[int]) -> str:
-        """What these ids say, without those that end a text."""
-        return self.trained.tokenizer.decode([i for i in ids if i not in self.trained.stops])
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of these ids without stop tokens."""
+        return self.pipeline.tokenizer.decode([i for i in ids if i not in self.pipeline.stops])
 
-    def labels(self) -> dict[str, Any]:
-        """Its tokens by name, for both halves."""
-        names = self.trained.tokenizer.tokens
-        about = {"tokens": names(self.ids), "ids": self.ids, "given": self.given}
-        return about | {"source": names(self.source) if self.source else []}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tokens as plain data for JSON."""
+        names = self.pipeline.tokenizer.tokens
+        tokens = {"tokens": names(self.ids), "ids": self.ids, "n_prompt": self.n_prompt}
+        return tokens | {"source": names(self.source_ids) if self.source_ids else []}
 
 
-def reading(given: Text, context: RequestContext) -> Reading:
-    """What a model reads of a text, within what it takes."""
-    trained, most = context.registry.model(given.model), context.registry.limits.max_tokens
-    if not given.text.strip():
-        raise DataError("there is nothing to read: write something")
-    model: Any = trained.model
-    tokenizer, source = trained.tokenizer, list[int]()
+def encode_input(request: ModelRequest, context: RequestContext) -> EncodedInput:
+    """Return the ids of a request; raise DataError if it is empty or too long."""
+    pipeline = context.registry.model(request.model)
+    if not request.text.strip():
+        raise DataError("the input is empty; enter a text")
+    model: Any = pipeline.model
+    tokenizer = pipeline.tokenizer
+    source_ids: list[int] = []
     if isinstance(model, EncoderDecoder):
-        sources = encode_sources(tokenizer, [given.text.strip()])
-        source = sources.padded(torch.tensor([0]), fill=tokenizer.pad_id)[0][0].tolist()
+        sources = encode_sources(tokenizer, [request.text.strip()])
+        source_ids = sources.padded(torch.tensor([0]), fill=tokenizer.pad_id)[0][0].tolist()
         ids = [tokenizer.bos_id]
-    elif trained.task == "sort-dedup":
-        ids = [*tokenizer.encode(given.text), tokenizer.bos_id]
+    elif pipeline.task == "sort-dedup":
+        ids = [*tokenizer.encode(request.text), tokenizer.bos_id]
     else:
-        ids = encode_prompt(trained, given.text)
-    known, longest = model.config.vocab_size, min(most, getattr(model.config, "max_len", most))
-    require(all(i < known for i in given.written), f"a written id is beyond the vocabulary of {known:,}")
-    length = max(len(source), len(ids) + len(given.written))
-    if length > longest:
-        raise DataError(f"this has {length:,} tokens and {trained.name} takes {longest:,} here: shorten it")
-    return Reading(trained, source, [*ids, *given.written], len(ids))
+        ids = encode_prompt(pipeline, request.text)
+    vocab_size = model.config.vocab_size
+    require(
+        all(i < vocab_size for i in request.generated_ids),
+        f"generated_ids contains an id outside the vocabulary (0 … {vocab_size - 1:,})",
+    )
+    length = max(len(source_ids), len(ids) + len(request.generated_ids))
+    limit = _max_tokens(model, context.registry.limits.max_tokens)
+    if length > limit:
+        raise DataError(f"the input has {length:,} tokens but {pipeline.name} takes at most {limit:,} here; shorten it")
+    return EncodedInput(pipeline, source_ids, [*ids, *request.generated_ids], len(ids))
 
 
-def answered(now: Reading) -> Reading:
-    """The same with the likeliest answer, of a model whose task has one; a text that goes on is left as it is."""
-    if now.trained.task not in ("translation", "sort-dedup") or len(now.ids) > now.given:
-        return now
-    model: Any = now.trained.model
-    room = max(1, min(2 * max(len(now.source), now.given) + 8, model.config.max_len - len(now.ids)))
-    start = now.ids if now.source else None  # what a decoder goes on from, where its encoder reads the prompt
-    made = generate(
-        model, now.inputs[0], decoder_start_ids=start, stop_ids=now.trained.stops, max_new_tokens=room
-    ).sequence(0)
-    return replace(now, ids=[*now.ids, *made.tolist()])
+def _max_tokens(model: Any, limit: int) -> int:
+    """Return the number of tokens that the page passes to a model at most."""
+    return min(limit, getattr(model.config, "max_len", limit))
 
 
-def pixels_of(text: str, model: Any) -> Tensor:
-    """A picture (height, width) of bytes, in the size that a model takes."""
+def with_answer(encoded: EncodedInput) -> EncodedInput:
+    """Append the greedy answer if the task has one and nothing was generated yet."""
+    if encoded.pipeline.task not in ("translation", "sort-dedup") or len(encoded.ids) > encoded.n_prompt:
+        return encoded
+    model: Any = encoded.pipeline.model
+    length = 2 * max(len(encoded.source_ids), encoded.n_prompt) + 8
+    output = generate(
+        model,
+        encoded.inputs[0],
+        decoder_start_ids=encoded.ids if encoded.source_ids else None,
+        stop_ids=encoded.pipeline.stops,
+        max_new_tokens=max(1, min(length, model.config.max_len - len(encoded.ids))),
+    )
+    return replace(encoded, ids=[*encoded.ids, *output.sequence(0).tolist()])
+
+
+def decode_pixels(text: str, model: Any) -> Tensor:
+    """Return an image (height, width) of bytes, in the size that a model takes."""
     height, width = model.config.image_size
     try:
-        raw = base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except ValueError:
-        raw = b""
-    require(len(raw) == height * width, f"the picture has {len(raw)} bytes; expected {height} × {width}, in base64")
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(height, width)
+        data = b""
+    require(len(data) == height * width, f"the image has {len(data)} bytes; expected {height} × {width}, in base64")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width)
 
 
 # ---------------------------------------------------------------------- actions
 
 
-def models(given: EmptyRequest, context: RequestContext) -> dict[str, Any]:
-    """The models of this page, what each does, and how it is built."""
+def models(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the models of this page: task, architecture and size of each."""
     registry = context.registry
-    return {"models": [_about(registry.model(name), name, registry.limits.max_tokens) for name in registry.names]}
+    limit = registry.limits.max_tokens
+    return {"models": [_describe_model(registry.model(name), name, limit) for name in registry.names]}
 
 
-def _about(trained: Pipeline, name: str, most: int) -> dict[str, Any]:
-    model: Any = trained.model
+def _describe_model(pipeline: Pipeline, name: str, limit: int) -> dict[str, Any]:
+    """Return what the page shows of a model."""
+    model: Any = pipeline.model
     layers = attention_layers(model)
     return {
         "name": name,
-        "task": trained.task,
-        "kind": type(model).__name__,
-        "about": trained.card.get("description", ""),
-        "weights": sum(p.numel() for p in model.parameters()),
-        "layers": [{"path": path, "heads": layer.n_heads} for path, layer in layers.items()],
+        "task": pipeline.task,
+        "architecture": type(model).__name__,
+        "description": pipeline.card.get("description", ""),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": [{"path": path, "n_heads": layer.n_heads} for path, layer in layers.items()],
         "blocks": list(dict.fromkeys(path.rpartition(".")[0] for path in layers)),
-        "writes": isinstance(model, (Decoder, EncoderDecoder)),
-        "longest": min(most, getattr(model.config, "max_len", most)),
-        "size": getattr(model.config, "image_size", None),
-        "examples": _EXAMPLES.get(trained.task, ("The cat sat on the mat.",)),
+        "can_generate": isinstance(model, (Decoder, EncoderDecoder)),
+        "max_tokens": _max_tokens(model, limit),
+        "image_size": getattr(model.config, "image_size", None),
+        "examples": _EXAMPLES.get(pipeline.task, ("The cat sat on the mat.",)),
     }
 
 
 @torch.no_grad()
-def step(given: Chosen, context: RequestContext) -> dict[str, Any]:
-    """The tokens of a text, what may come next, and what would be taken."""
-    now = reading(given, context)
-    about = now.labels()
-    if not isinstance(now.trained.model, (Decoder, EncoderDecoder)):
-        return about | {"next": [], "taken": None, "text": "", "ends": True}
-    logits = now.logits()
+def next_token(request: NextTokenRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the tokens of a text, the probabilities of the next token, and the one that sampling selects."""
+    encoded = encode_input(request, context)
+    tokens = encoded.to_dict()
+    if not isinstance(encoded.pipeline.model, (Decoder, EncoderDecoder)):
+        return tokens | {"candidates": [], "selected": None, "text": "", "is_end": True}
+    logits = encoded.next_logits()
     context.checkpoint()
-    raw = logits.double().softmax(-1)
-    p = torch.zeros_like(raw).index_fill_(0, raw.argmax(), 1.0)
-    if given.temperature > 0:
-        how = Sample(given.temperature, top_k=given.top_k, top_p=given.top_p, seed=given.seed)
-        p = probabilities(logits[None], how)[0]
-    luck = torch.Generator().manual_seed(given.seed + len(given.written))
-    taken = int(sample_inverse_cdf(p[None], torch.rand(1, generator=luck, dtype=torch.float64)))
-    best = (p + 1e-9 * raw).topk(min(_SHOWN, len(p))).indices.tolist()
-    names = now.trained.tokenizer.tokens([*best, taken])
-    return about | {
-        "next": [{"id": i, "token": names[k], "raw": float(raw[i]), "p": float(p[i])} for k, i in enumerate(best)],
-        "kept": int((p > 0).sum()),
-        "of": len(p),
-        "entropy": float(-(p * p.clamp(min=1e-300).log()).sum()),
-        "taken": {"id": taken, "token": names[-1]},
-        "ends": taken in now.trained.stops,
-        "text": now.decoded(now.ids[now.given :]),
+    model_probs = logits.double().softmax(-1)
+    probs = torch.zeros_like(model_probs).index_fill_(0, model_probs.argmax(), 1.0)
+    if request.temperature > 0:
+        strategy = Sample(request.temperature, top_k=request.top_k, top_p=request.top_p, seed=request.seed)
+        probs = probabilities(logits[None], strategy)[0]
+    generator = torch.Generator().manual_seed(request.seed + len(request.generated_ids))
+    uniform = torch.rand(1, generator=generator, dtype=torch.float64)
+    selected = int(sample_inverse_cdf(probs[None], uniform))
+    # The model's own probability breaks ties among tokens that the strategy excludes.
+    best = (probs + 1e-9 * model_probs).topk(min(_N_CANDIDATES, len(probs))).indices.tolist()
+    names = encoded.pipeline.tokenizer.tokens([*best, selected])
+    candidates = [
+        {"id": i, "token": name, "probability": float(probs[i]), "model_probability": float(model_probs[i])}
+        for i, name in zip(best, names, strict=False)
+    ]
+    return tokens | {
+        "candidates": candidates,
+        "n_candidates": int((probs > 0).sum()),
+        "vocab_size": len(probs),
+        "entropy": float(-(probs * probs.clamp(min=1e-300).log()).sum()),
+        "selected": {"id": selected, "token": names[-1]},
+        "is_end": selected in encoded.pipeline.stops,
+        "text": encoded.decode(encoded.ids[encoded.n_prompt :]),
     }
 
 
-def _album(given: Text, context: RequestContext) -> AttentionReport:
-    trained = context.registry.model(given.model)
-    if isinstance(trained.model, VisionTransformer):
-        return report_for_image(trained, pixels_of(given.pixels, trained.model), name="a drawing")
-    now = answered(reading(given, context))
-    if not now.source:
-        layers = attention_layers(trained.model)
-        require(given.layer in ("", *layers), f"there is no layer {given.layer!r}; {did_you_mean(given.layer, layers)}")
-        return report_for_ids(trained, now.ids, title=shorten_text(given.text), layer=given.layer or None)
-    last = int(now.logits().argmax())  # what the last row would write
-    made = Translation(given.text, now.decoded(now.ids[1:]), tuple(now.source), (*now.ids[1:], last))
-    return analysis.translation_report(trained, made)
+def _attention_report(request: ModelRequest, context: RequestContext) -> AttentionReport:
+    """Return the attention report of an input."""
+    pipeline = context.registry.model(request.model)
+    if isinstance(pipeline.model, VisionTransformer):
+        return report_for_image(pipeline, decode_pixels(request.pixels, pipeline.model), name="drawing")
+    encoded = with_answer(encode_input(request, context))
+    if not encoded.source_ids:
+        layers = attention_layers(pipeline.model)
+        is_known = request.layer in ("", *layers)
+        require(is_known, f"there is no layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
+        title = shorten_text(request.text)
+        return report_for_ids(pipeline, encoded.ids, title=title, layer=request.layer or None)
+    last = int(encoded.next_logits().argmax())  # the prediction of the last row
+    target = encoded.decode(encoded.ids[1:])
+    translation = Translation(request.text, target, tuple(encoded.source_ids), (*encoded.ids[1:], last))
+    return analysis.translation_report(pipeline, translation)
 
 
 @torch.no_grad()
-def attention(given: Text, context: RequestContext) -> dict[str, Any]:
-    """Who attends to whom, in every layer: what the panel of `look` shows."""
-    made = _album(given, context)
+def attention(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the attention weights of every layer, as the data of a report page."""
+    report = _attention_report(request, context)
     context.checkpoint()
-    many = len(made.default_map.rows) > _WALKED
-    return page_data(made, on_layer=lambda i, n: context.checkpoint(i, n if many else 0, f"layer {i + 1} of {n}"))
+    is_long = len(report.default_map.rows) > _MAX_WALKTHROUGH_TOKENS
+
+    def on_layer(i: int, n_layers: int) -> None:
+        context.checkpoint(i, n_layers if is_long else 0, f"layer {i + 1} of {n_layers}")
+
+    return page_data(report, on_layer=on_layer)
 
 
 @torch.no_grad()
-def page(given: Text, context: RequestContext) -> dict[str, Any]:
-    """The same run as the one-file page of `look`."""
-    return {"html": _album(given, context).html()}
+def report_page(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the attention report as one self-contained HTML page."""
+    return {"html": _attention_report(request, context).html()}
 
 
 @torch.no_grad()
-def walk(given: Text, context: RequestContext) -> dict[str, Any]:
-    """The model drawn from its run, and every station of it."""
-    trained = context.registry.model(given.model)
-    if isinstance(trained.model, VisionTransformer):
-        return analysis.build_walkthrough(trained, pixels_of(given.pixels, trained.model)).to_dict()
-    now = reading(given, context)
-    length = max(len(now.ids), len(now.source))
-    require(length < _WALKED, f"stations are shown up to {_WALKED} tokens and this has {length}; shorten it")
-    is_text = isinstance(trained.model, Decoder) and trained.task != "sort-dedup"
-    text = given.text + trained.tokenizer.decode(now.ids[now.given :]) if is_text else given.text
-    return analysis.build_walkthrough(trained, text, max_new_tokens=1 if is_text else None).to_dict()
+def walkthrough(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+    """Return the forward pass step by step, and the drawing of the model."""
+    pipeline = context.registry.model(request.model)
+    if isinstance(pipeline.model, VisionTransformer):
+        return analysis.build_walkthrough(pipeline, decode_pixels(request.pixels, pipeline.model)).to_dict()
+    encoded = encode_input(request, context)
+    length = max(len(encoded.ids), len(encoded.source_ids))
+    require(
+        length < _MAX_WALKTHROUGH_TOKENS,
+        f"the input has {length} tokens but a walkthrough takes fewer than {_MAX_WALKTHROUGH_TOKENS}; shorten it",
+    )
+    text = request.text
+    max_new_tokens = None
+    if isinstance(pipeline.model, Decoder) and pipeline.task != "sort-dedup":
+        text += pipeline.tokenizer.decode(encoded.ids[encoded.n_prompt :])
+        max_new_tokens = 1
+    return analysis.build_walkthrough(pipeline, text, max_new_tokens=max_new_tokens).to_dict()
 
 
-class _Tree:
-    """A stepper that notes every beginning which a search kept alive, and passes everything on."""
+class _BeamTree:
+    """An incremental decoder that records every prefix that beam search kept, and delegates to another decoder."""
 
-    def __init__(self, stepper: Any, context: RequestContext, most: int) -> None:
-        self._stepper, self._context, self._most, self._made = stepper, context, most, 0
+    def __init__(self, decoder: Any, context: RequestContext, max_new_tokens: int) -> None:
         self.nodes: list[dict[str, Any]] = []
-        self._rows: list[int | None] = []
-        self._known: dict[tuple[int | None, int], int] = {}
+        self._decoder = decoder
+        self._context = context
+        self._max_new_tokens = max_new_tokens
+        self._n_steps = 0
+        self._rows: list[int | None] = []  # node of each row
+        self._nodes_by_key: dict[tuple[int | None, int], int] = {}
 
     def prefill(self) -> Tensor:
-        self._logits: Tensor = self._stepper.prefill()
+        """Process the prompt."""
+        self._logits: Tensor = self._decoder.prefill()
         self._rows = [None] * len(self._logits)
         return self._logits
 
     def decode_step(self, ids: Tensor) -> Tensor:
-        self._made += 1
-        self._context.checkpoint(self._made, self._most, f"{self._made} tokens")
-        chances = self._logits.float().log_softmax(-1)
-        taken = enumerate(zip(self._rows, ids.tolist(), strict=True))
-        self._rows = [self.node(above, i, float(chances[row, i])) for row, (above, i) in taken]
-        self._logits = self._stepper.decode_step(ids)
+        """Append one token per row, and record it."""
+        self._n_steps += 1
+        self._context.checkpoint(self._n_steps, self._max_new_tokens, f"{self._n_steps} tokens")
+        log_probs = self._logits.float().log_softmax(-1)
+        self._rows = [
+            self.node(parent, i, float(log_probs[row, i]))
+            for row, (parent, i) in enumerate(zip(self._rows, ids.tolist(), strict=True))
+        ]
+        self._logits = self._decoder.decode_step(ids)
         return self._logits
 
     def reorder_cache(self, rows: Tensor) -> None:
+        """Replace row i by row `rows[i]`."""
         self._rows = [self._rows[i] for i in rows.tolist()]
         self._logits = self._logits.index_select(0, rows.to(self._logits.device))
-        self._stepper.reorder_cache(rows)
+        self._decoder.reorder_cache(rows)
 
-    def node(self, above: int | None, id_: int, chance: float) -> int:
-        """The number of a node, which is made where it is new."""
-        if (above, id_) not in self._known:
-            self._known[above, id_] = len(self.nodes)
-            self.nodes.append({"above": above, "id": id_, "log_p": chance})
-        return self._known[above, id_]
+    def node(self, parent: int | None, id_: int, log_prob: float) -> int:
+        """Return the index of a node; add it if it is new."""
+        key = (parent, id_)
+        if key not in self._nodes_by_key:
+            self._nodes_by_key[key] = len(self.nodes)
+            self.nodes.append({"parent": parent, "id": id_, "log_prob": log_prob})
+        return self._nodes_by_key[key]
 
 
 @torch.no_grad()
-def beams(given: Searched, context: RequestContext) -> dict[str, Any]:
-    """Beam search as the tree of all beginnings that were alive, and what came out of it."""
-    now = reading(given, context)
-    model: Any = now.trained.model
-    require(isinstance(model, (Decoder, EncoderDecoder)), f"{given.model} writes nothing: choose a model that does")
-    room = min(given.max_new_tokens, getattr(model.config, "max_len", 1 << 30) - len(now.ids))
-    require(room >= 1, "there is no room for another token: go back, or shorten the text")
-    start = now.ids if now.source else None
-    stepper = incremental_decoder(
-        model, now.inputs[0], decoder_start_ids=start, max_new_tokens=room, use_cache=True, sliding_context=False
+def beam_search(request: BeamSearchRequest, context: RequestContext) -> dict[str, Any]:
+    """Return all prefixes that beam search kept, as a tree, and its final hypotheses."""
+    encoded = encode_input(request, context)
+    model: Any = encoded.pipeline.model
+    can_generate = isinstance(model, (Decoder, EncoderDecoder))
+    require(can_generate, f"{request.model} does not generate text; choose a decoder or an encoder-decoder")
+    n_positions = getattr(model.config, "max_len", 1 << 30) - len(encoded.ids)
+    require(n_positions >= 1, "the context is full; remove a token or shorten the text")
+    max_new_tokens = min(request.max_new_tokens, n_positions)
+    decoder = incremental_decoder(
+        model,
+        encoded.inputs[0],
+        decoder_start_ids=encoded.ids if encoded.source_ids else None,
+        max_new_tokens=max_new_tokens,
+        use_cache=True,
+        sliding_context=False,
     )
-    tree = _Tree(stepper, context, room)
-    how = BeamSearch(given.width, length_penalty=given.length_penalty, n_best=given.width)
-    made = search(tree, strategy=how, max_new_tokens=room, stop_ids=now.trained.stops)
-    found = []
-    for rank in range(given.width):
-        ids = made.sequence(0, rank, with_stop=True).tolist()
-        path: list[int] = []
-        for i, chance in zip(ids, made.log_probs[0, rank].tolist(), strict=False):
-            path.append(tree.node(path[-1] if path else None, i, chance))
-        if ids:
-            told = {"score": float(made.scores[0, rank]), "ended": bool(made.finished[0, rank])}
-            found.append({"path": path, "text": now.decoded(ids), **told})
-    names = now.trained.tokenizer.tokens([node["id"] for node in tree.nodes]) if tree.nodes else []
-    return {"nodes": [node | {"token": name} for node, name in zip(tree.nodes, names, strict=True)], "found": found}
+    tree = _BeamTree(decoder, context, max_new_tokens)
+    strategy = BeamSearch(request.width, length_penalty=request.length_penalty, n_best=request.width)
+    output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=encoded.pipeline.stops)
+    hypotheses = []
+    for rank in range(request.width):
+        ids = output.sequence(0, rank, with_stop=True).tolist()
+        if not ids:
+            continue
+        nodes: list[int] = []
+        for i, log_prob in zip(ids, output.log_probs[0, rank].tolist(), strict=False):
+            nodes.append(tree.node(nodes[-1] if nodes else None, i, log_prob))
+        hypotheses.append(
+            {
+                "nodes": nodes,
+                "text": encoded.decode(ids),
+                "score": float(output.scores[0, rank]),
+                "is_finished": bool(output.finished[0, rank]),
+            }
+        )
+    names = encoded.pipeline.tokenizer.tokens([node["id"] for node in tree.nodes]) if tree.nodes else []
+    named_nodes = [node | {"token": name} for node, name in zip(tree.nodes, names, strict=True)]
+    return {"nodes": named_nodes, "hypotheses": hypotheses}

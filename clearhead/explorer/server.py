@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clearhead.analysis.views.page import read_assets, script_module
 from clearhead.errors import StorageError
-from clearhead.explorer.actions import ACTIONS
+from clearhead.explorer.request import ACTIONS
 from clearhead.explorer.worker_pool import BusyError, Job, ServerLimits, WorkerPool
 
 _PAGE = Path(__file__).parent / "page"
@@ -144,8 +144,8 @@ def _rejection(scope: Scope, address: ServerAddress) -> tuple[int, str] | None:
 def create_app(address: ServerAddress, pool: WorkerPool) -> ASGIApp:
     """Return the server as an ASGI application."""
     files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
-    files |= {"look.js": script_module(), "walk.js": script_module("walk.js")}
-    files["look.css"] = read_assets("page.css", "walk.css")
+    files |= {"report.js": script_module(), "walkthrough.js": script_module("walk.js")}
+    files["report.css"] = read_assets("page.css", "walk.css")
 
     async def get_file(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clearhead.errors import ClearheadError, ParseError
-from clearhead.explorer.actions import Cancelled, ModelRegistry, RequestContext, raise_if_set
+from clearhead.explorer.request import Cancelled, ModelRegistry, RequestContext, raise_if_set
 
 _OUT_OF_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
 

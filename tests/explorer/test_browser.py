@@ -1,5 +1,6 @@
-"""Every panel in Chromium: clicked through and typed into, with nothing wrong in the console and nothing fetched from
-elsewhere. `make browser` runs it; where there is no Chromium it is skipped."""
+"""Every panel in Chromium: mouse and keyboard input, without console messages and without requests to other servers.
+
+`make browser` runs these tests; they are skipped if Chromium is not installed."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from pathlib import Path
 import pytest
 
 BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine"),
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
 ]
 
 
@@ -28,38 +29,43 @@ def chromium():
 
 
 class Tab:
-    """A page of the browser that notes whatever goes wrong."""
+    """A browser page that records console messages, errors and requests to other servers."""
 
     def __init__(self, chromium, client, **options):
-        self.client, self.wrong = client, []
+        self.client = client
+        self.problems = []
         self.context = chromium.new_context(viewport={"width": 1360, "height": 900}, accept_downloads=True, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(45_000)
-        self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", self._asked)
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", self._on_request)
 
-    def _asked(self, request):
+    def _on_console(self, message):
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
+
+    def _on_request(self, request):
         if not request.url.startswith((self.client.address, "data:", f"blob:http://{self.client.parts.netloc}/")):
-            self.wrong.append(f"asked elsewhere: {request.url}")
+            self.problems.append(f"request to another server: {request.url}")
 
     def open(self, hash_):
         self.page.goto("about:blank")
         self.page.goto(f"{self.client.address}#{hash_}")
         return self.ready()
 
-    def ready(self, starts=""):
-        """What the panel says it shows, once it does."""
-        self.page.wait_for_selector(f'html[data-ready^="{starts}"]' if starts else "html[data-ready]")
+    def ready(self, prefix=""):
+        """Wait until the panel is drawn and return its state."""
+        self.page.wait_for_selector(f'html[data-ready^="{prefix}"]' if prefix else "html[data-ready]")
         return self.page.locator("html").get_attribute("data-ready")
 
-    def shown(self, starts):
-        self.page.wait_for_selector(f'html[data-shown^="{starts}"]')
+    def wait_for_view(self, prefix):
+        self.page.wait_for_selector(f'html[data-shown^="{prefix}"]')
 
-    def saved(self, button):
-        with self.page.expect_download() as found:
+    def download(self, button):
+        with self.page.expect_download() as event:
             button.click()
-        return Path(found.value.path()).read_bytes()
+        return Path(event.value.path()).read_bytes()
 
     @property
     def hash(self):
@@ -68,25 +74,25 @@ class Tab:
 
 @pytest.fixture
 def tab(chromium, page):
-    opened = Tab(chromium, page)
-    yield opened
-    opened.context.close()
-    assert opened.wrong == []
+    browser_tab = Tab(chromium, page)
+    yield browser_tab
+    browser_tab.context.close()
+    assert browser_tab.problems == []
 
 
-def is_picture(data):
+def is_image(data):
     return data.startswith((b"<svg", b"\x89PNG"))
 
 
-def test_every_tab_opens(tab):
-    tab.open("run")
+def test_all_panels_open_with_accessible_names(tab):
+    tab.open("model")
     for link in tab.page.locator("#tabs a").all():
         link.click()
         name = link.get_attribute("data-name")
         tab.page.wait_for_selector(f'html[data-panel="{name}"][data-ready]')
         assert tab.page.locator("#tabs a[aria-current]").all_inner_texts() == [link.inner_text()]
         assert tab.hash.partition("?")[0] == name
-        # Whatever can be used has a name for those who do not see it.
+        # Every control has an accessible name.
         nameless = tab.page.eval_on_selector_all(
             "input, select, textarea, button, [role=img], [role=button]",
             "all => all.filter(e => e.offsetParent && !(e.labels?.length || e.ariaLabel || e.textContent.trim() "
@@ -95,9 +101,9 @@ def test_every_tab_opens(tab):
         assert nameless == []
 
 
-def test_masks(tab):
-    tab.open("masks")
-    tab.page.locator(".gallery .card").first.wait_for()  # with it come the words
+def test_mask_panel_completes_and_draws_expressions(tab):
+    tab.open("mask")
+    tab.page.locator(".catalogue .card").first.wait_for()  # completion works from here on
     field = tab.page.get_by_label("Expression")
     field.fill("causal() & win")
     field.press("End")
@@ -109,24 +115,24 @@ def test_masks(tab):
     assert tab.ready("mask causal() & window(3, 0)")
     assert "e=causal%28%29+%26+window%283%2C+0%29" in tab.hash
     field.fill("causal() & nothing()")
-    tab.ready("refused")
+    tab.ready("error")
     assert tab.page.locator("pre.caret").inner_text().splitlines()[1] == " " * 11 + "^"
-    tab.page.locator(".gallery .card").nth(2).click()
+    tab.page.locator(".catalogue .card").nth(2).click()
     tab.ready("mask causal() & (window")
     for button in tab.page.locator(".answer .saving button").all():
-        assert is_picture(tab.saved(button))
+        assert is_image(tab.download(button))
 
 
-def test_attention_by_hand(tab):
-    tab.open("hand")
+def test_by_hand_panel_moves_and_edits_vectors(tab):
+    tab.open("by_hand")
     for kind in ("hard", "uniform", "identity", "permutation", "convolution", "soft"):
         tab.page.get_by_role("button", name=kind).click()
         tab.page.wait_for_selector(f'html[data-ready$="{kind}"]')
     tab.page.get_by_label("x1, first number").fill("1")
-    tab.page.wait_for_selector('html[data-ready^="hand 1,"]')
+    tab.page.wait_for_selector('html[data-ready^="by_hand 1,"]')
     tab.page.locator(".tip-of").first.focus()
     tab.page.keyboard.press("ArrowRight")
-    tab.page.wait_for_selector('html[data-ready^="hand 9/8,"]')
+    tab.page.wait_for_selector('html[data-ready^="by_hand 9/8,"]')
     before = tab.page.get_by_label("x1, first number").input_value()
     tip = tab.page.locator(".tip-of").first.bounding_box()
     tab.page.mouse.move(tip["x"] + 5, tip["y"] + 5)
@@ -137,7 +143,7 @@ def test_attention_by_hand(tab):
     tab.page.get_by_label("x1, first number").fill("2/3")
     tab.page.wait_for_selector('html[data-ready*="2/3,"]')
     tab.page.get_by_label("x1, first number").fill("2/")
-    tab.ready("refused")
+    tab.ready("error")
     tab.page.get_by_label("x1, first number").fill("1")
     tab.page.get_by_label("β (0, 2, 3/2, inf)").fill("7/2")
     tab.page.wait_for_selector('html[data-ready*=" 7/2 "]')
@@ -145,7 +151,7 @@ def test_attention_by_hand(tab):
     tab.page.wait_for_selector('html[data-ready*="1/2,-1/2"]')
 
 
-def test_cost(tab):
+def test_cost_panel_shows_cost_growth_and_limits(tab):
     tab.open("cost?d_model=64&n_heads=4&n_layers=2&d_ff=128&vocab_size=256&tokens=64")
     tab.page.get_by_role("button", name="Training step").click()
     tab.page.get_by_label("Layers").last.fill("3")
@@ -153,14 +159,14 @@ def test_cost(tab):
     tab.page.wait_for_selector("p[data-ready=yes]")
     assert tab.page.locator("svg.curve").count() == 3
     tab.page.get_by_label("Heads").last.fill("5")
-    tab.ready("refused")
+    tab.ready("error")
 
 
-def test_claims_and_sheets(tab):
+def test_claims_and_exercises_panels_run_and_grade(tab):
     tab.open("claims")
-    tab.page.get_by_label("Words").fill("softmax")
+    tab.page.get_by_label("Search").fill("softmax")
     tab.page.locator(".entries button").first.click()
-    tab.page.get_by_role("button", name="Try it now").click()
+    tab.page.get_by_role("button", name="Run").click()
     tab.ready("verdict")
     assert tab.page.locator(".evidence li").count() > 0
     tab.page.get_by_role("button", name="Quiz").click()
@@ -168,88 +174,88 @@ def test_claims_and_sheets(tab):
     tab.page.wait_for_selector("#score:has-text('of 1 right')")
     tab.page.get_by_role("button", name="Next").click()
     tab.ready("claim")
-    tab.open("sheets?name=sort-dedup-softmax")
+    tab.open("exercises?name=sort-dedup-softmax")
     tab.page.locator(".worksheet input").first.fill("77")
-    tab.page.get_by_role("button", name="Mark my answers").click()
-    tab.ready("marked 0/")
+    tab.page.get_by_role("button", name="Grade my answers").click()
+    tab.ready("graded 0/")
     assert tab.page.locator("[data-mark=wrong]").count() == 1
     tab.page.get_by_role("button", name="Show the solution").click()
     tab.page.wait_for_selector('html[data-ready$="yes"]')
     tab.page.get_by_label("Seed").last.fill("3")
-    tab.page.wait_for_selector('html[data-ready^="sheet sort-dedup-softmax-seed-3"]')
+    tab.page.wait_for_selector('html[data-ready^="worksheet sort-dedup-softmax-seed-3"]')
 
 
-def test_run(tab):
-    tab.open("run?model=sort-dedup&text=D+A+A+C")
-    tab.shown("stations")
+def test_model_panel_generates_and_shows_all_views(tab):
+    tab.open("model?model=sort-dedup&text=D+A+A+C")
+    tab.wait_for_view("walkthrough")
     boxes = tab.page.locator("#drawing .node")
-    for i in range(boxes.count()):  # every station leads somewhere
+    for i in range(boxes.count()):  # every box leads to its step
         boxes.nth(i).click()
-        assert tab.page.locator("#station h2").inner_text()
+        assert tab.page.locator("#step h2").inner_text()
     tab.page.get_by_role("button", name="Attention", exact=True).click()
-    tab.shown("attention")
+    tab.wait_for_view("attention")
     tab.page.locator(".thumb").nth(2).click()
     assert "head 2" in tab.page.locator("#where").inner_text()
-    assert is_picture(tab.saved(tab.page.locator(".inner .saving button").first))
+    assert is_image(tab.download(tab.page.locator(".inner .saving button").first))
     tab.page.get_by_label("Temperature").last.fill("0")
     tab.page.get_by_role("button", name="Step →").click()
-    tab.page.wait_for_selector(".chips .own")
+    tab.page.wait_for_selector(".chips .generated")
     assert "w=" in tab.hash
     tab.page.get_by_role("button", name="← Back").click()
-    tab.page.wait_for_selector(".chips:not(:has(.own))")
+    tab.page.wait_for_selector(".chips:not(:has(.generated))")
     tab.page.get_by_role("button", name="▶ Play").click()
-    tab.page.wait_for_selector(".chips .own:has-text('<STOP>')")
-    tab.page.get_by_role("button", name="Beams").click()
-    tab.shown("beams")
+    tab.page.wait_for_selector(".chips .generated:has-text('<STOP>')")
+    tab.page.get_by_role("button", name="Beam search").click()
+    tab.wait_for_view("beams")
     assert tab.page.locator(".tree text").count() > 3
-    page = tab.saved(tab.page.get_by_role("button", name="Save this run as one page"))
+    page = tab.download(tab.page.get_by_role("button", name="Save as one page"))
     assert page.startswith(b"<!doctype html>")
     text = tab.page.get_by_label("Text")
     text.fill("Z ?")
-    tab.ready("refused")
+    tab.ready("error")
     text.fill("Z B B A")
-    tab.ready("run sort-dedup")
-    # The address brings all of it back.
+    tab.ready("model sort-dedup")
+    # The address contains the complete state.
     address = tab.hash
     tab.open(address)
-    tab.shown("beams")
+    tab.wait_for_view("beams")
     assert tab.page.get_by_label("Text").input_value() == "Z B B A"
 
 
-def test_run_of_a_translator_and_a_picture(tab):
-    tab.open("run?model=en-es&text=How+are+you%3F&view=attention")
-    tab.shown("attention")
+def test_model_panel_shows_translations_and_images(tab):
+    tab.open("model?model=en-es&text=How+are+you%3F&view=attention")
+    tab.wait_for_view("attention")
     assert "¿Cómo" in tab.page.locator("#title").inner_text()
-    assert tab.page.locator(".chips b").all_inner_texts() == ["reads", "writes"]
+    assert tab.page.locator(".chips b").all_inner_texts() == ["input", "output"]
     tab.page.get_by_label("Model").select_option("digits-vit")
     tab.page.wait_for_selector("#view canvas")
-    tab.page.get_by_role("button", name="Stations").click()
-    tab.shown("stations")
+    tab.page.get_by_role("button", name="Walkthrough").click()
+    tab.wait_for_view("walkthrough")
 
 
-def test_change(tab):
-    tab.open("change?model=sort-dedup&text=D+A+C")
-    still = tab.ready("change")
+def test_intervention_panel_applies_and_resets_interventions(tab):
+    tab.open("intervention?model=sort-dedup&text=D+A+C")
+    before = tab.ready("intervention")
     tab.page.get_by_role("button", name="blocks.1.attention, head 2").click()
-    tab.page.wait_for_selector(".layer .off")
-    tab.page.wait_for_selector(f'html[data-ready^="change"]:not([data-ready="{still}"])')
-    assert "look.Zero(heads=[2])" in tab.page.locator(".python").inner_text()
+    tab.page.wait_for_selector(".layer .zero")
+    tab.page.wait_for_selector(f'html[data-ready^="intervention"]:not([data-ready="{before}"])')
+    assert "analysis.ZeroAblation(heads=[2])" in tab.page.locator(".python").inner_text()
     assert "edits=blocks.1.attention" in tab.hash
     tab.page.get_by_role("button", name="Scale", exact=True).click()
     tab.page.get_by_role("button", name="blocks.0.attention, the whole layer").click()
-    tab.page.wait_for_selector(".python:has-text('Replace')")
-    tab.page.get_by_label("Mask instead").fill("causal() & window(1, 0)")
+    tab.page.wait_for_selector(".python:has-text('ReplaceActivation')")
+    tab.page.get_by_label("Additional mask").fill("causal() & window(1, 0)")
     tab.page.wait_for_selector(".python:has-text('window(1, 0)')")
-    tab.page.get_by_label("Force position").fill("0")
-    tab.page.get_by_label("to be this token").fill("Q")
-    tab.page.wait_for_selector(".side .own")
-    tab.page.get_by_label("Attention's temperature").last.fill("3")
+    tab.page.get_by_label("Target position").fill("0")
+    tab.page.get_by_label("Replacement token").fill("Q")
+    tab.page.wait_for_selector(".side .generated")
+    tab.page.get_by_label("Attention temperature").last.fill("3")
     tab.page.wait_for_selector(".python:has-text('temperature=3')")
     tab.page.get_by_role("button", name="Undo all").click()
-    tab.page.wait_for_selector(".kind:has-text('Nothing moved')")
+    tab.page.wait_for_selector(".kind:has-text('No change')")
 
 
-def test_draw_a_digit(tab):
+def test_digit_panel_classifies_a_drawing(tab):
     tab.open("digit")
     tab.page.get_by_role("button", name="Clear").click()
     tab.page.wait_for_selector("html[data-ready]")
@@ -260,16 +266,16 @@ def test_draw_a_digit(tab):
     tab.page.mouse.up()
     tab.page.wait_for_selector('html[data-ready="digit 1 1"]')
     assert re.match(r"digit\?ink=", tab.hash)
-    assert tab.page.locator(".readers svg").count() == 3
+    assert tab.page.locator(".predictions svg").count() == 3
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("panel", ["run", "change", "hand", "masks", "digit", "cost", "claims", "sheets"])
-def test_a_narrow_window_needs_no_sideways_scrolling(chromium, page, panel, scheme):
+@pytest.mark.parametrize("panel", ["model", "intervention", "by_hand", "mask", "digit", "cost", "claims", "exercises"])
+def test_panels_fit_a_narrow_window(chromium, page, panel, scheme):
     tab = Tab(chromium, page, color_scheme=scheme, reduced_motion="reduce")
     tab.page.set_viewport_size({"width": 400, "height": 800})
     tab.open(panel)
-    wide = tab.page.evaluate("document.documentElement.scrollWidth")
+    width = tab.page.evaluate("document.documentElement.scrollWidth")
     tab.context.close()
-    assert wide <= 400
-    assert tab.wrong == []
+    assert width <= 400
+    assert tab.problems == []

@@ -1,4 +1,4 @@
-"""Runs, changes and drawings against the model itself, called directly."""
+"""The model, intervention and digit panels, compared with direct calls of the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from clearhead import analysis, hub
+from clearhead.data.tasks.digits import prepare
 from clearhead.generation import BeamSearch, generate
 
-PICTURE = torch.zeros(32, 32, dtype=torch.uint8)
-PICTURE[6:26, 15:18] = 240
-PIXELS = base64.b64encode(PICTURE.numpy().tobytes()).decode()
+IMAGE = torch.zeros(32, 32, dtype=torch.uint8)
+IMAGE[6:26, 15:18] = 240
+PIXELS = base64.b64encode(IMAGE.numpy().tobytes()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -29,162 +30,180 @@ def translator():
 
 
 @torch.no_grad()
-def test_what_comes_next(page, sorter):
-    found = page.post("step", {"model": "sort-dedup", "text": "D A C", "temperature": 0.5, "top_k": 3, "seed": 4})
+def test_next_token_returns_sampling_probabilities(page, sorter):
+    result = page.post(
+        "next_token", {"model": "sort-dedup", "text": "D A C", "temperature": 0.5, "top_k": 3, "seed": 4}
+    )
     ids = [*sorter.tokenizer.encode("D A C"), sorter.tokenizer.bos_id]
-    assert found["ids"] == ids
+    assert result["ids"] == ids
     logits = sorter.model(torch.tensor([ids]))[0, -1].double()
-    raw = logits.softmax(-1)
-    kept = logits.masked_fill(logits < logits.topk(3).values[-1], -math.inf)
-    expected = (kept / 0.5).softmax(-1)
-    for one in found["next"]:
-        assert one["raw"] == pytest.approx(float(raw[one["id"]]), abs=1e-6)
-        assert one["p"] == pytest.approx(float(expected[one["id"]]), abs=1e-6)
-    assert found["kept"] == 3
-    assert found["taken"]["id"] in [one["id"] for one in found["next"][:3]]
-    # Writing step by step is greedy generation, and the end is said.
-    written: list[int] = []
-    while True:
-        ask = {"model": "sort-dedup", "text": "D A C", "written": written, "temperature": 0}
-        found = page.post("step", ask)
-        written.append(found["taken"]["id"])
-        if found["ends"]:
-            break
-    made = generate(sorter.model, torch.tensor([ids]), stop_ids=sorter.tokenizer.eos_id, max_new_tokens=20)
-    assert written == made.sequence(0, with_stop=True).tolist()
-    assert found["text"] == sorter.tokenizer.decode(made.sequence(0))
+    model_probs = logits.softmax(-1)
+    top_3 = logits.masked_fill(logits < logits.topk(3).values[-1], -math.inf)
+    expected = (top_3 / 0.5).softmax(-1)
+    for candidate in result["candidates"]:
+        assert candidate["model_probability"] == pytest.approx(float(model_probs[candidate["id"]]), abs=1e-6)
+        assert candidate["probability"] == pytest.approx(float(expected[candidate["id"]]), abs=1e-6)
+    assert result["n_candidates"] == 3
+    assert result["selected"]["id"] in [candidate["id"] for candidate in result["candidates"][:3]]
 
 
 @torch.no_grad()
-def test_a_translator_reads_and_writes(page, translator):
-    made = hub.translations(translator, ["How are you?"])[0]
-    written = list(made.written[:2])
-    found = page.post("step", {"model": "en-es", "text": "How are you?", "written": written})
-    assert found["source"] == translator.tokenizer.tokens(made.read)
-    logits = translator.model(torch.tensor([made.read]), torch.tensor([[translator.tokenizer.bos_id, *written]]))
-    chances = logits[0, -1].double().softmax(-1)
-    assert found["next"][0]["raw"] == pytest.approx(float(chances.max()), abs=1e-5)
+def test_next_token_at_temperature_0_equals_greedy_generation(page, sorter):
+    ids = [*sorter.tokenizer.encode("D A C"), sorter.tokenizer.bos_id]
+    generated: list[int] = []
+    while True:
+        request = {"model": "sort-dedup", "text": "D A C", "generated_ids": generated, "temperature": 0}
+        result = page.post("next_token", request)
+        generated.append(result["selected"]["id"])
+        if result["is_end"]:
+            break
+    output = generate(sorter.model, torch.tensor([ids]), stop_ids=sorter.tokenizer.eos_id, max_new_tokens=20)
+    assert generated == output.sequence(0, with_stop=True).tolist()
+    assert result["text"] == sorter.tokenizer.decode(output.sequence(0))
 
 
-def test_the_attention_of_look(page, sorter):
-    found = page.post("attention", {"model": "sort-dedup", "text": "D A C"})
-    direct = analysis.attention_report(sorter, "D A C")
-    assert found["texts"][0] == list(direct.maps[0].rows)
-    assert [one["path"] for one in found["maps"]] == [one.path for one in direct.maps]
-    whole = page.post("page", {"model": "sort-dedup", "text": "D A C"})["html"]
-    assert whole.startswith("<!doctype html>")
-    assert "D A C" in whole
+@torch.no_grad()
+def test_next_token_of_a_translation_uses_source_and_generated_ids(page, translator):
+    translation = hub.translations(translator, ["How are you?"])[0]
+    generated = list(translation.written[:2])
+    result = page.post("next_token", {"model": "en-es", "text": "How are you?", "generated_ids": generated})
+    assert result["source"] == translator.tokenizer.tokens(translation.read)
+    target = torch.tensor([[translator.tokenizer.bos_id, *generated]])
+    logits = translator.model(torch.tensor([translation.read]), target)
+    probs = logits[0, -1].double().softmax(-1)
+    assert result["candidates"][0]["model_probability"] == pytest.approx(float(probs.max()), abs=1e-5)
 
 
-def test_stations(page, sorter):
-    found = page.post("walk", {"model": "sort-dedup", "text": "D A C"})
-    direct = analysis.build_walkthrough(sorter, "D A C").to_dict()
-    assert [one["role"] for one in found["steps"]] == [one["role"] for one in direct["steps"]]
-    assert [one["token"]["token"] for one in found["predictions"]] == ["A", "C", "D", "<STOP>"]
-    drawn = page.post("walk", {"model": "digits-vit", "pixels": PIXELS})
-    assert drawn["kind"] == "VisionTransformer"
+def test_attention_equals_the_attention_report(page, sorter):
+    result = page.post("attention", {"model": "sort-dedup", "text": "D A C"})
+    expected = analysis.attention_report(sorter, "D A C")
+    assert result["texts"][0] == list(expected.maps[0].rows)
+    paths = [attention_map["path"] for attention_map in result["maps"]]
+    assert paths == [attention_map.path for attention_map in expected.maps]
+    html = page.post("report_page", {"model": "sort-dedup", "text": "D A C"})["html"]
+    assert html.startswith("<!doctype html>")
+    assert "D A C" in html
 
 
-def test_beams(page, translator):
-    found = page.post("beams", {"model": "en-es", "text": "The house is red.", "width": 3, "max_new_tokens": 10})
-    ids = page.post("step", {"model": "en-es", "text": "The house is red."})
-    read = hub.translations(translator, ["The house is red."])[0].read
-    assert len(ids["source"]) == len(read)
-    made = generate(
+def test_walkthrough_returns_all_steps(page, sorter):
+    result = page.post("walkthrough", {"model": "sort-dedup", "text": "D A C"})
+    expected = analysis.build_walkthrough(sorter, "D A C").to_dict()
+    assert [step["role"] for step in result["steps"]] == [step["role"] for step in expected["steps"]]
+    assert [row["token"]["token"] for row in result["predictions"]] == ["A", "C", "D", "<STOP>"]
+    image_result = page.post("walkthrough", {"model": "digits-vit", "pixels": PIXELS})
+    assert image_result["kind"] == "VisionTransformer"
+
+
+def test_beam_search_returns_the_tree_of_its_hypotheses(page, translator):
+    request = {"model": "en-es", "text": "The house is red.", "width": 3, "max_new_tokens": 10}
+    result = page.post("beam_search", request)
+    encoded = page.post("next_token", {"model": "en-es", "text": "The house is red."})
+    source_ids = hub.translations(translator, ["The house is red."])[0].read
+    assert len(encoded["source"]) == len(source_ids)
+    output = generate(
         translator.model,
-        torch.tensor([read]),
+        torch.tensor([source_ids]),
         decoder_start_ids=translator.tokenizer.bos_id,
         stop_ids=translator.tokenizer.eos_id,
         strategy=BeamSearch(3, n_best=3),
         max_new_tokens=10,
     )
-    for rank, one in enumerate(found["found"]):
-        path = [found["nodes"][i]["id"] for i in one["path"]]
-        assert path == made.sequence(0, rank, with_stop=True).tolist()
-        assert one["score"] == pytest.approx(float(made.scores[0, rank]), abs=1e-5)
-        chances = [found["nodes"][i]["log_p"] for i in one["path"]]
-        assert sum(chances) / len(chances) == pytest.approx(one["score"], abs=1e-4)
-    for i, node in enumerate(found["nodes"]):
-        assert node["above"] is None or node["above"] < i
+    for rank, hypothesis in enumerate(result["hypotheses"]):
+        nodes = [result["nodes"][i] for i in hypothesis["nodes"]]
+        assert [node["id"] for node in nodes] == output.sequence(0, rank, with_stop=True).tolist()
+        assert hypothesis["score"] == pytest.approx(float(output.scores[0, rank]), abs=1e-5)
+        mean_log_prob = sum(node["log_prob"] for node in nodes) / len(nodes)
+        assert mean_log_prob == pytest.approx(hypothesis["score"], abs=1e-4)
+    for i, node in enumerate(result["nodes"]):
+        assert node["parent"] is None or node["parent"] < i
 
 
 @pytest.mark.parametrize(
-    ("change", "moves"),
+    ("changes", "has_effect"),
     [
         ({}, False),
-        ({"edits": [{"path": "blocks.1.attention", "heads": [0, 2]}]}, True),
-        ({"edits": [{"path": "blocks.0.attention", "heads": [1], "how": "scale", "by": 1.0}]}, False),
-        ({"edits": [{"path": "blocks.2.feed_forward", "how": "scale", "by": -0.5}]}, True),
-        ({"edits": [{"path": "blocks.1", "how": "patch", "positions": [2]}], "other": "A A A A"}, True),
-        ({"edits": [{"path": "blocks.1.attention", "heads": [3], "how": "patch"}], "other": "D A C B"}, False),
+        ({"interventions": [{"path": "blocks.1.attention", "heads": [0, 2]}]}, True),
+        ({"interventions": [{"path": "blocks.0.attention", "heads": [1], "kind": "scale", "factor": 1.0}]}, False),
+        ({"interventions": [{"path": "blocks.2.feed_forward", "kind": "scale", "factor": -0.5}]}, True),
+        ({"interventions": [{"path": "blocks.1", "kind": "patch", "positions": [2]}], "patch_text": "A A A A"}, True),
+        (
+            {
+                "interventions": [{"path": "blocks.1.attention", "heads": [3], "kind": "patch"}],
+                "patch_text": "D A C B",
+            },
+            False,
+        ),
         ({"mask": "causal() & window(1, 0)"}, True),
         ({"temperature": 4.0}, True),
-        ({"forced": 1, "token": "E"}, True),
+        ({"target_position": 1, "replacement": "E"}, True),
     ],
 )
-def test_a_change_and_the_python_that_does_the_same(page, change, moves):
-    ask = {"model": "sort-dedup", "text": "D A C B", **change}
-    found = page.post("change", ask)
-    assert "error" not in found, found
-    assert (found["moved"]["logits"]["kl_largest"] > 1e-9) is moves
-    out = io.StringIO()
+def test_intervene_equals_its_python_script(page, changes, has_effect):
+    result = page.post("intervene", {"model": "sort-dedup", "text": "D A C B", **changes})
+    assert "error" not in result, result
+    assert (result["changes"]["logits"]["kl_largest"] > 1e-9) is has_effect
     names: dict = {}
-    with contextlib.redirect_stdout(out):
-        exec(found["python"], names)
-    chances = names["after"].output("")[0, -1].double().softmax(-1)
-    for one in found["after"]["next"]:
-        assert one["p"] == pytest.approx(float(chances[one["id"]]), abs=1e-6)
-    plain = names["before"].output("")[0, -1].double().softmax(-1)
-    assert found["before"]["next"][0]["p"] == pytest.approx(float(plain.max()), abs=1e-6)
-    weights = names["after"].weights(found["after"]["path"])[0].mean(0)
-    shades = torch.tensor(found["after"]["weights"]) / 255
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(result["python"], names)
+    probs = names["after"].output("")[0, -1].double().softmax(-1)
+    for candidate in result["after"]["candidates"]:
+        assert candidate["probability"] == pytest.approx(float(probs[candidate["id"]]), abs=1e-6)
+    probs_before = names["before"].output("")[0, -1].double().softmax(-1)
+    best_before = result["before"]["candidates"][0]
+    assert best_before["probability"] == pytest.approx(float(probs_before.max()), abs=1e-6)
+    weights = names["after"].weights(result["after"]["layer"])[0].mean(0)
+    shades = torch.tensor(result["after"]["weights"]) / 255
     torch.testing.assert_close(shades**2, weights.float(), atol=0.006, rtol=0)
 
 
-def test_a_change_leaves_the_model_as_it_was(page):
-    ask = {"model": "sort-dedup", "text": "D A C B"}
-    before = page.post("step", ask)
-    page.post("change", ask | {"temperature": 9.0, "mask": "full()", "edits": [{"path": "blocks.0"}]})
-    assert page.post("change", ask | {"mask": "window(0,"})["error"]
-    assert page.post("step", ask) == before
+def test_intervene_leaves_the_model_unchanged(page):
+    request = {"model": "sort-dedup", "text": "D A C B"}
+    before = page.post("next_token", request)
+    changes = {"temperature": 9.0, "mask": "full()", "interventions": [{"path": "blocks.0"}]}
+    assert "error" not in page.post("intervene", request | changes)
+    assert page.post("intervene", request | {"mask": "window(0,"})["error"]
+    assert page.post("next_token", request) == before
+
+
+SORT = {"model": "sort-dedup", "text": "A B"}
 
 
 @pytest.mark.parametrize(
-    ("action", "ask", "says"),
+    ("action", "request_", "message"),
     [
-        ("step", {"model": "shakespeare", "text": "x"}, "unknown model 'shakespeare'"),
-        ("step", {"model": "../../etc", "text": "x"}, "unknown model"),
-        ("step", {"model": "sort-dedup", "text": " "}, "nothing to read"),
-        ("step", {"model": "sort-dedup", "text": "A", "written": [99999]}, "beyond the vocabulary"),
-        ("step", {"model": "sort-dedup", "text": "A " * 500}, "shorten it"),
-        ("step", {"model": "sort-dedup", "text": "A", "temperature": -1}, "at least 0"),
-        ("beams", {"model": "sort-dedup", "text": "A", "width": 99}, "at most 8"),
-        ("walk", {"model": "digits-vit", "pixels": "AAAA"}, "expected 32 × 32"),
-        ("digit", {"pixels": "ü"}, "expected 32 × 32"),
-        ("change", {"model": "sort-dedup", "text": "A B", "edits": [{"path": "blocks.9"}]}, "there is no module"),
-        ("change", {"model": "sort-dedup", "text": "A B", "edits": [{"path": "blocks.0", "heads": [1]}]}, "no heads"),
-        ("change", {"model": "sort-dedup", "text": "A B", "forced": 0, "token": "A B"}, "exactly one"),
+        ("next_token", {"model": "shakespeare", "text": "x"}, "unknown model 'shakespeare'"),
+        ("next_token", {"model": "../../etc", "text": "x"}, "unknown model"),
+        ("next_token", {"model": "sort-dedup", "text": " "}, "the input is empty"),
+        ("next_token", {"model": "sort-dedup", "text": "A", "generated_ids": [99999]}, "outside the vocabulary"),
+        ("next_token", {"model": "sort-dedup", "text": "A " * 500}, "shorten it"),
+        ("next_token", {"model": "sort-dedup", "text": "A", "temperature": -1}, "at least 0"),
+        ("beam_search", {"model": "sort-dedup", "text": "A", "width": 99}, "at most 8"),
+        ("walkthrough", {"model": "digits-vit", "pixels": "AAAA"}, "expected 32 × 32"),
+        ("classify_digit", {"pixels": "ü"}, "expected 32 × 32"),
+        ("intervene", {**SORT, "interventions": [{"path": "blocks.9"}]}, "there is no module"),
+        ("intervene", {**SORT, "interventions": [{"path": "blocks.0", "heads": [1]}]}, "no heads"),
+        ("intervene", {**SORT, "target_position": 0, "replacement": "A B"}, "exactly one"),
         (
-            "change",
-            {"model": "sort-dedup", "text": "A B", "edits": [{"path": "blocks.0", "how": "patch"}], "other": "A B C D"},
-            "make them as long",
+            "intervene",
+            {**SORT, "interventions": [{"path": "blocks.0", "kind": "patch"}], "patch_text": "A B C D"},
+            "texts of equal length",
         ),
     ],
 )
-def test_what_is_refused(page, action, ask, says):
-    assert says in page.post(action, ask)["error"]
+def test_invalid_requests_are_rejected(page, action, request_, message):
+    assert message in page.post(action, request_)["error"]
 
 
-def test_a_drawing(page):
-    found = page.post("digit", {"pixels": PIXELS})["models"]
-    assert [one["name"] for one in found] == ["digits-vit", "digits-conv"]
-    for one in found:
-        trained = hub.pipeline(one["name"])
-        direct = trained.model(analysis.trained.prepare(PICTURE[None], trained.recipe.data.normalize))[0]
-        assert one["chances"] == pytest.approx(direct.softmax(-1).tolist(), abs=1e-5)
-        assert max(map(max, one["counts"])) == 255
-    assert len(found[0]["attended"]) == 8
-    assert found[1]["attended"] is None
+def test_classify_digit_returns_probabilities_and_maps_of_each_model(page):
+    results = page.post("classify_digit", {"pixels": PIXELS})["models"]
+    assert [result["name"] for result in results] == ["digits-vit", "digits-conv"]
+    for result in results:
+        pipeline = hub.pipeline(result["name"])
+        logits = pipeline.model(prepare(IMAGE[None], pipeline.recipe.data.normalize))[0]
+        assert result["probabilities"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert max(map(max, result["pixel_attribution"])) == 255
+    assert len(results[0]["attention"]) == 8
+    assert results[1]["attention"] is None
 
 
 HUGE = 10**40
@@ -193,27 +212,33 @@ HUGE = 10**40
 @pytest.mark.parametrize(
     ("action", "request_"),
     [
-        ("step", {"model": "sort-dedup", "text": "A B", "seed": HUGE}),
-        ("step", {"model": "sort-dedup", "text": "A B", "seed": (1 << 64) - 1}),
-        ("step", {"model": "sort-dedup", "text": "A B", "top_k": HUGE, "seed": 1}),
-        ("step", {"model": "sort-dedup", "text": "A B", "written": [HUGE]}),
-        ("step", {"model": "sort-dedup", "text": "A B", "temperature": HUGE}),
-        ("beams", {"model": "sort-dedup", "text": "A B", "max_new_tokens": HUGE}),
-        ("beams", {"model": "sort-dedup", "text": "A B", "length_penalty": HUGE}),
-        ("change", {"model": "sort-dedup", "text": "A B", "forced": HUGE, "token": "C"}),
-        ("change", {"model": "sort-dedup", "text": "A B", "head": HUGE}),
-        ("change", {"model": "sort-dedup", "text": "A B", "edits": [{"path": "blocks.0", "positions": [HUGE]}]}),
-        ("change", {"model": "sort-dedup", "text": "A B", "edits": [{"path": "blocks.0.attention", "heads": [HUGE]}]}),
-        ("change", {"model": "sort-dedup", "text": "A B", "mask": f"window({HUGE}, 0)"}),
-        ("mask", {"expression": f"causal() & every({HUGE})", "n": 16}),
-        ("mask", {"expression": "causal()", "n": 16, "offset": HUGE}),
-        ("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "order": [0, 1, HUGE]}),
-        ("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "key": HUGE}),
-        ("hand", {"vectors": [["1", "0"], ["0", "1"], ["1", str(HUGE)]]}),
+        ("next_token", {"model": "sort-dedup", "text": "A B", "seed": HUGE}),
+        ("next_token", {"model": "sort-dedup", "text": "A B", "seed": (1 << 64) - 1}),
+        ("next_token", {"model": "sort-dedup", "text": "A B", "top_k": HUGE, "seed": 1}),
+        ("next_token", {"model": "sort-dedup", "text": "A B", "generated_ids": [HUGE]}),
+        ("next_token", {"model": "sort-dedup", "text": "A B", "temperature": HUGE}),
+        ("beam_search", {"model": "sort-dedup", "text": "A B", "max_new_tokens": HUGE}),
+        ("beam_search", {"model": "sort-dedup", "text": "A B", "length_penalty": HUGE}),
+        ("intervene", {**SORT, "target_position": HUGE, "replacement": "C"}),
+        ("intervene", {**SORT, "head": HUGE}),
+        (
+            "intervene",
+            {"model": "sort-dedup", "text": "A B", "interventions": [{"path": "blocks.0", "positions": [HUGE]}]},
+        ),
+        (
+            "intervene",
+            {"model": "sort-dedup", "text": "A B", "interventions": [{"path": "blocks.0.attention", "heads": [HUGE]}]},
+        ),
+        ("intervene", {**SORT, "mask": f"window({HUGE}, 0)"}),
+        ("mask", {"expression": f"causal() & every({HUGE})", "queries": 16}),
+        ("mask", {"expression": "causal()", "queries": 16, "query_offset": HUGE}),
+        ("attention_by_hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "order": [0, 1, HUGE]}),
+        ("attention_by_hand", {"vectors": [["1", "0"], ["0", "1"], ["1", "1"]], "perturbed_key": HUGE}),
+        ("attention_by_hand", {"vectors": [["1", "0"], ["0", "1"], ["1", str(HUGE)]]}),
         ("cost", {"tokens": HUGE}),
-        ("fits", {"memory": HUGE}),
-        ("claim", {"name": "score-mean", "seed": HUGE}),
-        ("sheet", {"name": "sort-dedup-softmax", "seed": HUGE}),
+        ("largest_batch", {"memory": HUGE}),
+        ("run_claim", {"name": "score-mean", "seed": HUGE}),
+        ("worksheet", {"name": "sort-dedup-softmax", "seed": HUGE}),
     ],
 )
 def test_huge_integers_are_accepted_or_rejected_with_one_sentence(page, request_, action):

@@ -22,7 +22,7 @@ from clearhead.explorer.server import (
 )
 from clearhead.explorer.worker_pool import Job, WorkerPool
 
-MASK = {"expression": "causal() & window(2, 0)", "n": 5}
+MASK = {"expression": "causal() & window(2, 0)", "queries": 5}
 
 
 def test_page_is_served_with_security_headers(page):
@@ -42,7 +42,7 @@ def test_page_is_served_with_security_headers(page):
 
 
 def test_scripts_contain_no_external_addresses():
-    folder = Path(__file__).parents[2] / "clearhead" / "explore" / "page"
+    folder = Path(__file__).parents[2] / "clearhead" / "explorer" / "page"
     for path in folder.iterdir():
         addresses = re.findall(r"https?://[^\s\"'`]+", path.read_text(encoding="utf-8"))
         assert {address.rstrip(")") for address in addresses} <= {"http://www.w3.org/2000/svg"}, path.name
@@ -64,10 +64,10 @@ def test_scripts_contain_no_external_addresses():
 )
 def test_only_same_origin_requests_are_accepted(page, headers, status):
     filled = {k: v.format(host=page.parts.netloc, port=page.parts.port) for k, v in headers.items()}
-    got, answer_headers, body = page.get(**filled)
-    assert got == status
+    actual, response_headers, body = page.get(**filled)
+    assert actual == status
     if status != 200:
-        assert "content-security-policy" in answer_headers
+        assert "content-security-policy" in response_headers
         assert json.loads(body)["error"]
         assert page.parts.path.strip("/").encode() not in body  # the token is not revealed
 
@@ -91,8 +91,8 @@ def test_only_files_of_the_page_are_served(page, name):
         (b"{}", "application/x-www-form-urlencoded", 415),
         (b"not json", "application/json", 400),
         (b"[1]", "application/json", 400),
-        (b'{"n": NaN}', "application/json", 400),
-        (b'{"n": ' + b"1" * 5000 + b"}", "application/json", 400),
+        (b'{"queries": NaN}', "application/json", 400),
+        (b'{"queries": ' + b"1" * 5000 + b"}", "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b"\xff\xfe", "application/json", 400),
         (b'{"expression": "' + b"x" * 300_000 + b'"}', "application/json", 413),
@@ -100,14 +100,14 @@ def test_only_files_of_the_page_are_served(page, name):
     ],
 )
 def test_invalid_bodies_are_rejected(page, body, kind, status):
-    got, _, text = page.send("POST", page.parts.path + "api/mask", body, content_type=kind)
-    assert got == status
+    actual, _, text = page.send("POST", page.parts.path + "api/mask", body, content_type=kind)
+    assert actual == status
     assert json.loads(text)["error"]
 
 
 def test_unknown_action_is_rejected(page):
-    got, _, text = page.send("POST", page.parts.path + "api/__class__", b"{}", content_type="application/json")
-    assert (got, json.loads(text)["error"]) == (404, "there is no action '__class__'")
+    status, _, text = page.send("POST", page.parts.path + "api/__class__", b"{}", content_type="application/json")
+    assert (status, json.loads(text)["error"]) == (404, "there is no action '__class__'")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_unknown_action_is_rejected(page):
     [
         ({}, "lacks the field 'expression'"),
         ({"expression": 5}, "expected text"),
-        ({"expression": "causal()", "n": 0}, "at least 1"),
-        ({"expression": "causal()", "n": 1 << 20}, "at most"),
-        ({"expression": "causal()", "n": True}, "expected a whole number"),
+        ({"expression": "causal()", "queries": 0}, "at least 1"),
+        ({"expression": "causal()", "queries": 1 << 20}, "at most"),
+        ({"expression": "causal()", "queries": True}, "expected a whole number"),
         ({"expression": "causal()", "path": "/etc/passwd"}, "has no field 'path'"),
-        ({"expression": "causal()", "type": "Run", "n": "x"}, "expected a whole number"),
-        ({"expression": "causal(", "n": 5}, "causal"),
+        ({"expression": "causal()", "type": "Run", "queries": "x"}, "expected a whole number"),
+        ({"expression": "causal(", "queries": 5}, "causal"),
     ],
 )
 def test_fields_of_a_request_are_validated(page, request_, message):

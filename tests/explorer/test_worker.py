@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.errors import ConfigError, ParseError
-from clearhead.explorer.actions import Cancelled
+from clearhead.explorer.request import Cancelled
 from clearhead.explorer.worker import run_job
 from clearhead.explorer.worker_pool import ServerLimits
 

@@ -1,88 +1,88 @@
-// Claims: browse the statements, try one again, or guess its verdict first.
-import { Latest, ask, choices, field, make, progress, ready, saving, slider, status } from "./tools.js";
+// Claims: browse the statements, run one, or guess its verdict first.
+import { Latest, ask, choices, field, make, progress, ready, saveButtons, slider, status } from "./tools.js";
 
-const DEFAULTS = { id: "", theme: "", words: "", seed: 0, quiz: "" };
-const said = (verdict) => verdict[0].toUpperCase() + verdict.slice(1);
+const DEFAULTS = { id: "", theme: "", search: "", seed: 0, quiz: "" };
+const capitalize = (verdict) => verdict[0].toUpperCase() + verdict.slice(1);
 
-export function open(box, given, { signal, remember }) {
-  const state = { ...DEFAULTS, ...given, seed: Number(given.seed) || 0 }, latest = new Latest(signal), other = new Latest(signal);
-  const list = make("ul", { className: "entries" }), one = make("article", { className: "entry" }), score = { right: 0, of: 0 };
+export function open(box, initial, { signal, remember }) {
+  const state = { ...DEFAULTS, ...initial, seed: Number(initial.seed) || 0 }, latest = new Latest(signal), listing = new Latest(signal);
+  const list = make("ul", { className: "entries" }), entry = make("article", { className: "entry" }), score = { right: 0, of: 0 };
   const themes = make("select", { on: { change() { fill({ theme: themes.value }); } } });
-  const words = make("input", { type: "search", value: state.words, on: { input() { fill({ words: words.value }); } } });
-  const mode = choices("How", [["", "Browse"], ["yes", "Quiz"]], state.quiz, (quiz) => { go({ quiz }); });
+  const search = make("input", { type: "search", value: state.search, on: { input() { fill({ search: search.value }); } } });
+  const mode = choices("Mode", [["", "Browse"], ["yes", "Quiz"]], state.quiz, (quiz) => { go({ quiz }); });
   box.append(make("h1", { textContent: "Claims" }),
-    make("p", { className: "lead", textContent: "Statements about attention and its neighbours from courses and exams, each tried by a program: now, on this machine, with the seed that you choose." }),
-    make("div", { className: "form" }, mode, field("Theme", themes), field("Words", words)),
-    make("div", { className: "two" }, make("div", { className: "list" }, list), one));
+    make("p", { className: "lead", textContent: "Statements about attention and related topics from courses and exams. Each is tested by a program, on this machine and with your seed." }),
+    make("div", { className: "form" }, mode, field("Theme", themes), field("Search", search)),
+    make("div", { className: "two" }, make("div", { className: "list" }, list), entry));
   let claims = [], verdicts = [];
 
   function fill(changes) {
     Object.assign(state, changes);
     remember(state, DEFAULTS);
-    const asked = state.words.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = claims.filter((claim) => (!state.theme || claim.theme === state.theme) && asked.every((word) => `${claim.statement} ${claim.id}`.toLowerCase().includes(word)));
-    list.replaceChildren(...found.map((claim) => {
+    const terms = state.search.toLowerCase().split(/\s+/).filter(Boolean);
+    const matches = claims.filter((claim) => (!state.theme || claim.theme === state.theme) && terms.every((term) => `${claim.statement} ${claim.id}`.toLowerCase().includes(term)));
+    list.replaceChildren(...matches.map((claim) => {
       const button = make("button", { type: "button", on: { click() { go({ id: claim.id }); } } }, make("span", { className: "note", textContent: claim.theme }), claim.statement);
       button.setAttribute("aria-current", String(claim.id === state.id));
       return make("li", {}, button);
-    }), ...(found.length ? [] : [make("li", { className: "note", textContent: "no statement has these words" })]));
-    return found;
+    }), ...(matches.length ? [] : [make("li", { className: "note", textContent: "no statement contains these words" })]));
+    return matches;
   }
 
   function go(changes) {
     latest.stop();
-    const found = fill(changes);
-    const claim = claims.find(({ id }) => id === state.id) ?? found[0];
-    if (!claim) return one.replaceChildren();
+    const matches = fill(changes);
+    const claim = claims.find(({ id }) => id === state.id) ?? matches[0];
+    if (!claim) return entry.replaceChildren();
     if (claim.id !== state.id) return go({ id: claim.id });
     const out = make("div");
     const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = Math.max(0, Math.round(value)); remember(state, DEFAULTS); });
-    one.replaceChildren(make("h2", { textContent: claim.statement }), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
-      state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Try it now", on: { click() { run(claim, out); } } })), out);
+    entry.replaceChildren(make("h2", { textContent: claim.statement }), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
+      state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Run", on: { click() { run(claim, out); } } })), out);
     ready(`claim ${claim.id}`);
   }
 
   function quiz(claim, out) {
-    const answers = verdicts.map((verdict) => make("button", { type: "button", className: "act", textContent: said(verdict), on: { click() {
+    const answers = verdicts.map((verdict) => make("button", { type: "button", className: "act", textContent: capitalize(verdict), on: { click() {
       for (const button of answers) button.disabled = true;
       run(claim, out, verdict);
     } } }));
     const next = make("button", { type: "button", className: "act", textContent: "Next", on: { click() {
-      const found = fill({}), others = found.filter(({ id }) => id !== claim.id);
-      go({ id: (others[Math.floor(Math.random() * others.length)] ?? claim).id });
+      const candidates = fill({}).filter(({ id }) => id !== claim.id);
+      go({ id: (candidates[Math.floor(Math.random() * candidates.length)] ?? claim).id });
     } } });
-    return make("div", { className: "form" }, ...answers, next, make("span", { className: "note", id: "score", textContent: score.of ? `${score.right} of ${score.of} right` : "What do you think?" }));
+    return make("div", { className: "form" }, ...answers, next, make("span", { className: "note", id: "score", textContent: score.of ? `${score.right} of ${score.of} right` : "Choose a verdict" }));
   }
 
   function run(claim, out, guess = null) {
-    out.textContent = "Trying it …";
-    latest.run((stop) => ask("claim", { name: claim.id, seed: state.seed }, { signal: stop, onProgress: progress }), (found) => {
+    out.textContent = "Running …";
+    latest.run((stop) => ask("run_claim", { name: claim.id, seed: state.seed }, { signal: stop, onProgress: progress }), (result) => {
       status("");
       if (guess) {
         score.of++;
-        score.right += guess === found.verdict;
-        document.getElementById("score").textContent = `${guess === found.verdict ? "Right." : "Not so."} ${score.right} of ${score.of} right`;
+        score.right += guess === result.verdict;
+        document.getElementById("score").textContent = `${guess === result.verdict ? "Right." : "Wrong."} ${score.right} of ${score.of} right`;
       }
-      out.replaceChildren(...told(found));
-      ready(`verdict ${found.id} ${found.verdict}`);
+      out.replaceChildren(...outcome(result));
+      ready(`verdict ${result.id} ${result.verdict}`);
     }, (error) => { out.textContent = error.message; status(""); });
   }
 
-  function told(found) {
-    const parts = [make("p", { className: `verdict ${found.verdict.replaceAll(" ", "-")}`, textContent: said(found.verdict) + (found.condition ? `: ${found.condition}` : "") })];
-    if (found.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), found.counter_example));
-    if (found.correction) parts.push(make("p", {}, make("b", { textContent: "Instead: " }), found.correction));
-    parts.push(make("p", { className: "note", textContent: `${found.method} · seed ${found.seed} · ${found.seconds} s` }),
-      make("ul", { className: "evidence" }, ...found.evidence.map((line) => make("li", { textContent: line }))));
-    if (found.figure) {
-      const svg = document.importNode(new DOMParser().parseFromString(found.figure, "image/svg+xml").documentElement, true);
-      parts.push(make("figure", { className: "sheet-figure" }, svg, make("figcaption", {}, saving(found.id, svg))));
+  function outcome(result) {
+    const parts = [make("p", { className: `verdict ${result.verdict.replaceAll(" ", "-")}`, textContent: capitalize(result.verdict) + (result.condition ? `: ${result.condition}` : "") })];
+    if (result.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), result.counter_example));
+    if (result.correction) parts.push(make("p", {}, make("b", { textContent: "Correction: " }), result.correction));
+    parts.push(make("p", { className: "note", textContent: `${result.method} · seed ${result.seed} · ${result.seconds} s` }),
+      make("ul", { className: "evidence" }, ...result.evidence.map((line) => make("li", { textContent: line }))));
+    if (result.figure) {
+      const svg = document.importNode(new DOMParser().parseFromString(result.figure, "image/svg+xml").documentElement, true);
+      parts.push(make("figure", { className: "sheet-figure" }, svg, make("figcaption", {}, saveButtons(result.id, svg))));
     }
     return parts;
   }
 
-  other.run((stop) => ask("claims", {}, { signal: stop }), (found) => {
-    ({ claims, verdicts } = found);
+  listing.run((stop) => ask("claims", {}, { signal: stop }), (result) => {
+    ({ claims, verdicts } = result);
     themes.append(make("option", { value: "", textContent: `all ${claims.length}` }), ...[...new Set(claims.map(({ theme }) => theme))].map((theme) => make("option", { value: theme, textContent: theme, selected: theme === state.theme })));
     go({});
   }, (error) => status(error.message));

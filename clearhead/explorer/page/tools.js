@@ -1,6 +1,6 @@
-// What every panel uses: elements, asking the server, and saving pictures.
+// Helpers of all panels: elements, requests, fields, number formats and saved images.
 
-// make("td", { className: "number" }, "0.5"): an element, its properties, its children.
+// Create an element with properties and children: make("td", { className: "number" }, "0.5").
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -27,71 +27,71 @@ export function toggle(element, name, value) {
   else element.setAttribute(name, value);
 }
 
-export class Refused extends Error {
-  constructor(told, status) { super(told.error); Object.assign(this, told, { status }); }
+export class RequestError extends Error {
+  constructor(event, status) { super(event.error); Object.assign(this, event, { status }); }
 }
 
-// Ask the server. `onPart` and `onProgress` hear of what comes before the end; aborting stops the work there, too.
+// Send a request and return its result. Aborting the signal also cancels the request on the server.
 export async function ask(action, body, { signal, onPart, onProgress } = {}) {
-  const answer = await fetch(`api/${action}`, {
+  const response = await fetch(`api/${action}`, {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal,
   });
-  if (!answer.ok) throw new Refused(await answer.json(), answer.status);
+  if (!response.ok) throw new RequestError(await response.json(), response.status);
   let last = null;
-  const hear = (line) => {
+  const onLine = (line) => {
     const event = JSON.parse(line);
     if ("done" in event || "error" in event) last = event;
     if ("part" in event) onPart?.(event.part);
     if ("progress" in event) onProgress?.(event.progress);
   };
-  if (onPart || onProgress) await byLine(answer.body.getReader(), hear);
-  else (await answer.text()).trimEnd().split("\n").forEach(hear);
-  if (!last) throw new Refused({ error: "the answer broke off: is the server still running?" });
-  if (last.error) throw new Refused(last.error);
+  if (onPart || onProgress) await readLines(response.body.getReader(), onLine);
+  else (await response.text()).trimEnd().split("\n").forEach(onLine);
+  if (!last) throw new RequestError({ error: "the connection closed before the result arrived; check that the server is running" });
+  if (last.error) throw new RequestError(last.error);
   return last.done;
 }
 
-async function byLine(reader, hear) {
+async function readLines(reader, onLine) {
   const decoder = new TextDecoder();
-  let rest = [];
+  let parts = [];
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
     const lines = decoder.decode(value, { stream: true }).split("\n");
     lines.forEach((line, i) => {
-      rest.push(line);
+      parts.push(line);
       if (i === lines.length - 1) return;
-      hear(rest.join(""));
-      rest = [];
+      onLine(parts.join(""));
+      parts = [];
     });
   }
 }
 
-// Only the newest question counts: the one before is cancelled, also on the server. `wait` gathers quick changes.
+// Runs requests one at a time: a new request cancels the previous one. `wait` milliseconds debounce quick changes.
 export class Latest {
   constructor(signal) {
-    this.ended = signal;
+    this.closing = signal;
     signal.addEventListener("abort", () => this.stop());
   }
 
   stop() {
     clearTimeout(this.timer);
-    this.going?.abort();
+    this.controller?.abort();
   }
 
-  // What `act(signal)` gives goes to `show`; what it throws to `fail`, unless it is out of date.
-  run(act, show, fail, wait = 0) {
+  // Call `send(signal)`, and then `show` with its result or `fail` with its error, unless a newer request has started.
+  run(send, show, fail, wait = 0) {
     this.stop();
-    if (this.ended.aborted) return;
-    const mine = (this.going = new AbortController());
+    if (this.closing.aborted) return;
+    const controller = (this.controller = new AbortController());
     this.timer = setTimeout(async () => {
       try {
-        const found = await act(mine.signal);
-        if (!mine.signal.aborted) show(found);
+        const result = await send(controller.signal);
+        if (!controller.signal.aborted) show(result);
       } catch (error) {
-        if (mine.signal.aborted) return;
-        if (!(error instanceof Refused || error instanceof TypeError)) throw error;
-        fail(error instanceof Refused ? error : new Refused({ error: "the server does not answer: is it still running?" }));
+        if (controller.signal.aborted) return;
+        if (!(error instanceof RequestError || error instanceof TypeError)) throw error;
+        fail(error instanceof RequestError ? error : new RequestError({ error: "the server does not respond; check that it is running" }));
       }
     }, wait);
   }
@@ -99,62 +99,64 @@ export class Latest {
 
 export const status = (text) => { document.getElementById("status").textContent = text; };
 export const progress = ({ completed, total, label }) => status(`${label} (${Math.round((100 * completed) / total)} %)`);
-export const ready = (word) => { document.documentElement.dataset.ready = word; };
+// Mark the panel as drawn; tests and benchmarks wait for this attribute.
+export const ready = (state) => { document.documentElement.dataset.ready = state; };
 
 // ---------------------------------------------------------------------- fields
 
-let fields = 0;
+let nFields = 0;
 
-// A field with its label: field("Tokens", make("input", …)).
-export function field(words, input, ...more) {
-  input.id ||= `field-${++fields}`;
-  return make("div", { className: "field" }, make("label", { htmlFor: input.id, textContent: words }), input, ...more);
+// Create a field with a label: field("Tokens", make("input", …)).
+export function field(label, input, ...more) {
+  input.id ||= `field-${++nFields}`;
+  return make("div", { className: "field" }, make("label", { htmlFor: input.id, textContent: label }), input, ...more);
 }
 
-// A slider with its number beside it, which can be typed as well. `steps` are the values it takes.
-export function slider(words, steps, value, change) {
-  const at = (number) => steps.reduce((best, step, i) => (Math.abs(step - number) < Math.abs(steps[best] - number) ? i : best), 0);
-  const number = make("input", { type: "number", value, min: steps[0], step: "any", ariaLabel: words, className: "typed" });
-  const range = make("input", { type: "range", min: 0, max: steps.length - 1, value: at(value), on: { input() {
+// Create a slider over the values `steps`, with a number field that accepts other values too.
+export function slider(label, steps, value, onChange) {
+  const nearest = (number) => steps.reduce((best, step, i) => (Math.abs(step - number) < Math.abs(steps[best] - number) ? i : best), 0);
+  const number = make("input", { type: "number", value, min: steps[0], step: "any", ariaLabel: label, className: "typed" });
+  const range = make("input", { type: "range", min: 0, max: steps.length - 1, value: nearest(value), on: { input() {
     number.value = steps[range.value];
-    change(steps[range.value]);
+    onChange(steps[range.value]);
   } } });
   number.addEventListener("input", () => {
     const typed = Number(number.value);
     if (number.value === "" || !Number.isFinite(typed)) return;
-    range.value = at(typed);
-    change(typed);
+    range.value = nearest(typed);
+    onChange(typed);
   });
-  const box = field(words, range, number);
-  box.set = (typed) => { number.value = typed; range.value = at(typed); };
+  const box = field(label, range, number);
+  box.set = (typed) => { number.value = typed; range.value = nearest(typed); };
   return box;
 }
 
-export function choices(words, names, chosen, change) {
-  const box = make("div", { className: "choices", role: "group", ariaLabel: words });
+// Create a row of buttons of which one is pressed. An option is a name, or a pair of a name and its label.
+export function choices(label, options, selected, onChange) {
+  const box = make("div", { className: "choices", role: "group", ariaLabel: label });
   const set = (name) => { for (const button of box.children) button.setAttribute("aria-pressed", String(button.dataset.name === name)); };
-  box.append(...names.map((name) => {
-    const [key, text] = Array.isArray(name) ? name : [name, name];
-    const button = make("button", { type: "button", textContent: text, on: { click() { set(key); change(key); } } });
+  box.append(...options.map((option) => {
+    const [key, text] = Array.isArray(option) ? option : [option, option];
+    const button = make("button", { type: "button", textContent: text, on: { click() { set(key); onChange(key); } } });
     button.dataset.name = key;
     return button;
   }));
-  set(chosen);
+  set(selected);
   box.set = set;
   return box;
 }
 
-// A bar of this share, and a mark at another one.
-export function gauge(share, at = null) {
+// Create a table cell with a bar from 0 to `share`, and a tick at `tick`.
+export function gauge(share, tick = null) {
   const bar = make("span"), mark = make("i");
   bar.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
-  if (at !== null) mark.style.left = `${100 * Math.min(1, at)}%`;
-  return make("td", { className: "gauge" }, make("div", { className: "track" }, bar, at === null ? null : mark));
+  if (tick !== null) mark.style.left = `${100 * Math.min(1, tick)}%`;
+  return make("td", { className: "gauge" }, make("div", { className: "track" }, bar, tick === null ? null : mark));
 }
 
-export const table = (caption, heads, rows) => make("table", { className: "plain" },
+export const table = (caption, headings, rows) => make("table", { className: "plain" },
   make("caption", { textContent: caption }),
-  make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))),
+  make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", textContent: text })))),
   make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, i) =>
     (cell instanceof Node && (cell.tagName === "TD" || cell.tagName === "TH") ? cell : make(i ? "td" : "th", { ...(i ? {} : { scope: "row" }) }, cell ?? "")))))));
 
@@ -170,9 +172,9 @@ export const large = (n) => scaled(n, 1000, ["", "k", "M", "G", "T", "P", "E"]);
 export const bytes = (n) => scaled(n, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
 export const seconds = (s) => (s < 1e-3 ? `${(s * 1e6).toPrecision(3)} µs` : s < 1 ? `${(s * 1e3).toPrecision(3)} ms` : `${s.toPrecision(3)} s`);
 
-// ---------------------------------------------------------------------- pictures
+// ---------------------------------------------------------------------- images
 
-// A picture of cells, 0 … 255 each, as SVG: rows are run-length coded, so that large ones stay small.
+// Draw a matrix of values 0 … 255 as SVG. Equal neighbors in a row share one rectangle.
 export function cells(values, title, side = 320) {
   const rows = values.length, columns = values[0]?.length ?? 0, size = side / Math.max(rows, columns, 1);
   const svg = draw("svg", { class: "cells", viewBox: `0 0 ${columns * size} ${rows * size}`, role: "img", "shape-rendering": "crispEdges" });
@@ -188,15 +190,15 @@ export function cells(values, title, side = 320) {
   return svg;
 }
 
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "opacity", "dominant-baseline"];
+const SVG_STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "opacity", "dominant-baseline"];
 
-// An SVG as a file of its own: what the style sheet says is written into it.
-function standing(svg) {
+// Return an SVG as text that needs no style sheet: computed styles become attributes.
+function standaloneSvg(svg) {
   const copy = svg.cloneNode(true), { width, height } = svg.getBoundingClientRect();
   const from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
-  from.forEach((one, i) => {
-    const style = getComputedStyle(one);
-    for (const name of KEPT) if (style.getPropertyValue(name)) to[i].setAttribute(name, style.getPropertyValue(name));
+  from.forEach((element, i) => {
+    const style = getComputedStyle(element);
+    for (const name of SVG_STYLES) if (style.getPropertyValue(name)) to[i].setAttribute(name, style.getPropertyValue(name));
   });
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("width", width);
@@ -213,27 +215,27 @@ export function download(name, blob) {
 }
 
 async function png(picture) {
-  if (picture instanceof HTMLCanvasElement) return new Promise((take) => picture.toBlob(take));
+  if (picture instanceof HTMLCanvasElement) return new Promise((resolve) => picture.toBlob(resolve));
   const image = new Image(), { width, height } = picture.getBoundingClientRect();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standing(picture))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standaloneSvg(picture))}`;
   await image.decode();
   const canvas = make("canvas", { width: 2 * width, height: 2 * height });
   canvas.getContext("2d").drawImage(image, 0, 0, 2 * width, 2 * height);
-  return new Promise((take) => canvas.toBlob(take));
+  return new Promise((resolve) => canvas.toBlob(resolve));
 }
 
 function svgText(picture) {
-  if (!(picture instanceof HTMLCanvasElement)) return standing(picture);
+  if (!(picture instanceof HTMLCanvasElement)) return standaloneSvg(picture);
   const { width, height } = picture.getBoundingClientRect();
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><image width="${width}" height="${height}" href="${picture.toDataURL()}"/></svg>`;
 }
 
-// Buttons that save a picture (an SVG or a canvas, or a function that finds it) under a name.
-export function saving(name, picture) {
-  const find = () => (typeof picture === "function" ? picture() : picture);
-  const button = (kind, act) => make("button", { type: "button", textContent: kind, title: `Save as ${kind}`, ariaLabel: `Save ${name} as ${kind}`, on: { async click() {
-    const found = find();
-    if (found) download(`${name}.${kind.toLowerCase()}`, await act(found));
+// Create buttons that save an SVG or a canvas, or the one that a function returns, as a file.
+export function saveButtons(name, picture) {
+  const current = () => (typeof picture === "function" ? picture() : picture);
+  const button = (kind, convert) => make("button", { type: "button", textContent: kind, title: `Save as ${kind}`, ariaLabel: `Save ${name} as ${kind}`, on: { async click() {
+    const image = current();
+    if (image) download(`${name}.${kind.toLowerCase()}`, await convert(image));
   } } });
-  return make("span", { className: "saving" }, button("SVG", async (found) => new Blob([svgText(found)], { type: "image/svg+xml" })), button("PNG", png));
+  return make("span", { className: "saving" }, button("SVG", async (image) => new Blob([svgText(image)], { type: "image/svg+xml" })), button("PNG", png));
 }

@@ -1,6 +1,6 @@
 """Load test of the explorer: many clients at once, honest and malicious, on a busy machine whose workers are killed.
 
-    python tools/siege.py --clients 100 --seconds 120 --seed 1
+    python tools/load_test.py --clients 100 --seconds 120 --seed 1
 
 Honest clients send requests that only they send and compare the result with their own computation, so that a result of
 another client would be noticed. Malicious clients send a wrong host, origin, token, method or type, integers beyond 64
@@ -120,7 +120,7 @@ class LoadTest:
         """Compare the count of a mask."""
         before, n = self.rng.randrange(0, 40), self.rng.randrange(3, 90)
         with self.timed("honest mask"):
-            status, event = await self.post("mask", {"expression": f"causal() & window({before}, 0)", "n": n})
+            status, event = await self.post("mask", {"expression": f"causal() & window({before}, 0)", "queries": n})
         self.expect("honest mask", status, (200, 503))
         if status == 200 and (result := self.result("honest mask", event)) is not None:
             allowed = (masks.causal() & masks.window(before, 0)).count(n, n)
@@ -132,7 +132,7 @@ class LoadTest:
         letters = self.rng.choices(string.ascii_uppercase, k=self.rng.randrange(2, 12))
         with self.timed("honest letters"):
             status, event = await self.post(
-                "step", {"model": "sort-dedup", "text": " ".join(letters), "temperature": 0}
+                "next_token", {"model": "sort-dedup", "text": " ".join(letters), "temperature": 0}
             )
         self.expect("honest letters", status, (200, 503))
         result = self.result("honest letters", event) if status == 200 else None
@@ -150,7 +150,7 @@ class LoadTest:
     async def impatient(self) -> None:
         """Disconnect while a long request runs."""
         body = json.dumps({"model": "sort-dedup", "text": "A " * 60, "width": 8, "max_new_tokens": 48}).encode()
-        await self.send(self.head("POST", f"{self.root}api/beams", len(body)), body, wait=False)
+        await self.send(self.head("POST", f"{self.root}api/beam_search", len(body)), body, wait=False)
         self.outcomes["impatient: disconnected"] += 1
 
     # ------------------------------------------------------------------ malicious clients
@@ -215,7 +215,7 @@ class LoadTest:
     async def never_reads(self) -> None:
         """Request files without reading the answers."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1)
-        head = self.head("GET", f"{self.root}look.js", Connection="keep-alive").encode()
+        head = self.head("GET", f"{self.root}report.js", Connection="keep-alive").encode()
         with contextlib.suppress(ConnectionError):
             for _ in range(100):
                 writer.write(head)
@@ -236,52 +236,16 @@ class LoadTest:
 
     async def wrong_types(self) -> None:
         """Send fields of wrong types and integers beyond 64 bits."""
-        values: list[object] = [
-            None,
-            True,
-            -1,
-            1e300,
-            "",
-            [],
-            {},
-            [[[]]],
-            {"a": {}},
-            "\x00",
-            "𝕏" * 50,
-            HUGE,
-            -HUGE,
-            [HUGE],
-        ]
-        actions = [
-            "mask",
-            "step",
-            "hand",
-            "cost",
-            "change",
-            "digit",
-            "sheet",
-            "claim",
-            "beams",
-            "walk",
-            "growth",
-            "fits",
-        ]
+        values: list[object] = [None, True, -1, 1e300, "", [], {}, [[[]]], {"a": {}}, "\x00", "𝕏" * 50]
+        values += [HUGE, -HUGE, [HUGE]]
+        actions = ["mask", "next_token", "attention_by_hand", "cost", "cost_growth", "largest_batch", "intervene"]
+        actions += ["classify_digit", "worksheet", "run_claim", "beam_search", "walkthrough"]
         action = self.rng.choice(actions)
-        names = ["expression", "n", "model", "text", "written", "vectors", "edits", "pixels", "name", "seed", "type"]
-        names += [
-            "tokens",
-            "memory",
-            "temperature",
-            "top_k",
-            "width",
-            "max_new_tokens",
-            "offset",
-            "key",
-            "forced",
-            "head",
-        ]
+        names = ["expression", "queries", "model", "text", "generated_ids", "vectors", "interventions", "pixels"]
+        names += ["name", "seed", "type", "tokens", "memory", "temperature", "top_k", "width", "max_new_tokens"]
+        names += ["query_offset", "perturbed_key", "target_position", "head"]
         request: dict[str, object] = (
-            {"model": "sort-dedup", "text": "A B"} if action in ("step", "beams", "change") else {}
+            {"model": "sort-dedup", "text": "A B"} if action in ("next_token", "beam_search", "intervene") else {}
         )
         request |= {name: self.rng.choice(values) for name in self.rng.sample(names, k=self.rng.randrange(1, 5))}
         status, event = await self.post(action, request)

@@ -1,16 +1,16 @@
-// A pad to draw on: strokes as lists of points, so that they fit an address, and the bytes that a model reads.
+// A drawing pad. Strokes are lists of points, which fit into an address; `bytes` is the image for the model.
 import { make } from "./tools.js";
 
-const SIDE = 32, SHOWN = 288, WIDE = 3.2; // pixels of the picture, of the pad, and of a stroke in the picture
+const SIDE = 32, PAD_SIDE = 288, STROKE_WIDTH = 3.2; // in pixels: the image, the pad, and a stroke in the image
 
-export function pad(changed, text = "") {
-  const canvas = make("canvas", { width: SHOWN, height: SHOWN, className: "pad", tabIndex: 0, role: "img", ariaLabel: "Draw a digit here with the pointer; Backspace takes the last stroke back, Delete clears" });
+export function drawingPad(onChange, text = "") {
+  const canvas = make("canvas", { width: PAD_SIDE, height: PAD_SIDE, className: "pad", tabIndex: 0, role: "img", ariaLabel: "Draw a digit here with the pointer; Backspace removes the last stroke, Delete clears" });
   const small = make("canvas", { width: SIDE, height: SIDE });
-  let strokes = parse(text), held = null;
+  let strokes = parse(text), stroke = null;
 
   function paint(target, side) {
     const pen = target.getContext("2d", { willReadFrequently: true }), scale = side / SIDE;
-    Object.assign(pen, { fillStyle: "#303030", strokeStyle: "#f0f0f0", lineWidth: WIDE * scale, lineCap: "round", lineJoin: "round" });
+    Object.assign(pen, { fillStyle: "#303030", strokeStyle: "#f0f0f0", lineWidth: STROKE_WIDTH * scale, lineCap: "round", lineJoin: "round" });
     pen.fillRect(0, 0, side, side);
     for (const points of strokes) {
       pen.beginPath();
@@ -19,21 +19,21 @@ export function pad(changed, text = "") {
       pen.stroke();
     }
   }
-  const draw = () => { paint(canvas, SHOWN); paint(small, SIDE); };
-  const edit = (now) => { strokes = now; draw(); changed(); };
-  const at = (event) => {
+  const draw = () => { paint(canvas, PAD_SIDE); paint(small, SIDE); };
+  const edit = (newStrokes) => { strokes = newStrokes; draw(); onChange(); };
+  const pointOf = (event) => {
     const frame = canvas.getBoundingClientRect();
     return [event.clientX - frame.left, event.clientY - frame.top].map((pixels) => Math.round(((10 * pixels) / frame.width) * SIDE) / 10);
   };
-  canvas.addEventListener("pointerdown", (event) => { held = [at(event)]; canvas.setPointerCapture(event.pointerId); edit([...strokes, held]); });
+  canvas.addEventListener("pointerdown", (event) => { stroke = [pointOf(event)]; canvas.setPointerCapture(event.pointerId); edit([...strokes, stroke]); });
   canvas.addEventListener("pointermove", (event) => {
-    if (!held) return;
-    const [x, y] = at(event), [a, b] = held.at(-1);
+    if (!stroke) return;
+    const [x, y] = pointOf(event), [a, b] = stroke.at(-1);
     if (Math.hypot(x - a, y - b) < 0.8) return;
-    held.push([x, y]);
+    stroke.push([x, y]);
     edit(strokes);
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { held = null; });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { stroke = null; });
   canvas.addEventListener("keydown", (event) => {
     if (event.key === "Backspace") edit(strokes.slice(0, -1));
     else if (event.key === "Delete") edit([]);
@@ -42,7 +42,7 @@ export function pad(changed, text = "") {
   });
   if (!strokes.length) strokes = parse("11,7 16,5 20,8 19,13 14,16 19,18 21,23 16,27 10,25"); // a three
   draw();
-  const button = (words, act) => make("button", { type: "button", className: "act", textContent: words, on: { click: act } });
+  const button = (label, act) => make("button", { type: "button", className: "act", textContent: label, on: { click: act } });
   return {
     box: make("div", { className: "padded" }, canvas, make("div", { className: "form tight" }, button("Undo", () => edit(strokes.slice(0, -1))), button("Clear", () => edit([])))),
     canvas,

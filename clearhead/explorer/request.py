@@ -22,13 +22,13 @@ Seed: TypeAlias = Annotated[int, Range(ge=0, le=(1 << 63) - 1)]  # what torch.Ge
 # All actions that the page may request, by the module that defines them. An action is a function of a request, which is
 # the frozen value that its first argument is annotated with, and of the request's context.
 _PANELS = {
-    "model_panel": ("models", "step", "attention", "walk", "beams", "page"),
-    "intervention_panel": ("change",),
-    "digit_panel": ("digit",),
-    "mask_panel": ("mask", "gallery"),
-    "by_hand_panel": ("hand",),
-    "cost_panel": ("cost", "growth", "fits"),
-    "claims_panel": ("claims", "claim", "sheets", "sheet", "marks"),
+    "model_panel": ("models", "next_token", "attention", "walkthrough", "beam_search", "report_page"),
+    "intervention_panel": ("intervene",),
+    "digit_panel": ("classify_digit",),
+    "mask_panel": ("mask", "mask_catalogue"),
+    "by_hand_panel": ("attention_by_hand",),
+    "cost_panel": ("cost", "cost_growth", "largest_batch"),
+    "claims_panel": ("claims", "run_claim", "problems", "worksheet", "grade"),
 }
 ACTIONS = {action: panel for panel, actions in _PANELS.items() for action in actions}
 
