@@ -195,7 +195,7 @@ def test_model_panel_generates_and_shows_all_views(tab):
     tab.page.get_by_role("button", name="Attention", exact=True).click()
     tab.wait_for_view("attention")
     tab.page.locator(".thumb").nth(2).click()
-    assert "head 2" in tab.page.locator("#where").inner_text()
+    tab.page.wait_for_selector("#where:has-text('head 2')")
     assert is_image(tab.download(tab.page.locator(".inner .saving button").first))
     tab.page.get_by_label("Temperature").last.fill("0")
     tab.page.get_by_role("button", name="Step →").click()
