@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import analysis
-from clearhead._core.validation import PositiveInt, NonNegativeInt, Range, did_you_mean, require
+from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, did_you_mean, require
 from clearhead.analysis.reports import (
     attention_layers,
     encode_prompt,
