@@ -94,7 +94,7 @@ def inspect_model(
             raise ConfigError(
                 f"{model} has known inputs; --vocab-size, --input-dim and --input-shape are for a factory"
             )
-        kwargs = {"how": decoding_strategy(beam, length_penalty, DEFAULT), "data": data}
+        kwargs = {"strategy": decoding_strategy(beam, length_penalty, DEFAULT), "data": data}
         inspection = model_inspection(model, input_, load_kwargs(device, dtype), kwargs)
     view = View.patching if corrupted is not None and view is None else view
     if view in DEEPER:

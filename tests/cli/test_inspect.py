@@ -112,7 +112,7 @@ class TestPictures:
         assert ran.code == 0
         assert "▓" in ran.out
         wrong = cli("inspect", "digits-vit", 3, "--data", tmp_path / "d.npz")
-        assert "expected a number from 0 to 2" in wrong.err
+        assert "expected an index from 0 to 2" in wrong.err
 
 
 @pytest.mark.parametrize("view", [view for view in View if view is not View.patches])
@@ -224,15 +224,15 @@ class TestDeeper:
         (["en-es", SENTENCE, "--head", "99"], "has no head 99"),
         (["en-es", SENTENCE, "--view", "patches"], "the patches view is for images"),
         (["en-es", SENTENCE, "--view", "contributions", "--query", "99"], "has no query 99; expected 0 to"),
-        (["en-es", SENTENCE, "--out", "a.txt"], "end it in .png, .svg or .pdf"),
+        (["en-es", SENTENCE, "--out", "a.txt"], "expected a name ending in .png, .svg or .pdf"),
         (["en-es", SENTENCE, "--html", "/"], "the page cannot be written to /"),
         (["en-es", SENTENCE, "--out", f"{__file__}/a.png"], "the figure cannot be written to"),
         (["sort-dedup", ""], "pass letters separated by blanks"),
         (["sort-dedup", "D ß"], "not in the vocabulary"),
         (["shakespeare", ""], "has no tokens"),
         (["shakespeare", "x" * 300], "takes at most 256"),
-        (["digits-vit", "nowhere.png"], "there is no picture nowhere.png"),
-        (["digits-vit", __file__], "cannot be read as a picture"),
+        (["digits-vit", "nowhere.png"], "there is no image file nowhere.png"),
+        (["digits-vit", __file__], "cannot be read as an image"),
         (["digits-conv", __file__], "has no attention; choose a Transformer"),
         (["en_es", SENTENCE], "did you mean 'en-es'?"),
     ],

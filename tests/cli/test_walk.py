@@ -67,7 +67,7 @@ def test_how_much_is_written(cli):
         (["shakespeare", ""], "has no tokens"),
         (["shakespeare", "x" * 300], "takes at most 256"),
         (["sort-dedup", ""], "pass letters separated by blanks"),
-        (["digits-vit", "nowhere.png"], "there is no picture nowhere.png"),
+        (["digits-vit", "nowhere.png"], "there is no image file nowhere.png"),
         (["digits-conv", __file__], "has no attention; choose a Transformer"),
         (["en_es", "Hello"], "did you mean 'en-es'?"),
     ],

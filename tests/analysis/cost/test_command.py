@@ -45,28 +45,27 @@ def test_command_json_contains_prediction_limit_and_measurement(run):
     assert document["measured"]["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
 
 
-def test_command_measure_without_model_writes_row_per_case(run, tmp_path, monkeypatch):
-    two = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
-    monkeypatch.setattr(catalogue, "cases", lambda scale: two)
-    status, out, error = run("--measure", "--device", "cpu", "--out", str(tmp_path / "cost.json"))
-    assert status == 0, error
+def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatch):
+    cases = tuple(Case("tiny-vision", 2, training=training) for training in (True, False))
+    monkeypatch.setattr(catalogue, "cases", lambda scale: cases)
+    result = benchmarks_cli("cost", "--device", "cpu", "--out", tmp_path / "cost.json")
+    assert result.code == 0, result.err
     document = read(tmp_path / "cost.json")
     assert [row["training"] for row in document["rows"]] == [True, False]
     for row in document["rows"]:
         assert row["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
-        assert f"{row['ratio']['time']:6.3f}" in out
-    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in out
+        assert f"{row['ratio']['time']:6.3f}" in result.out
+    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in result.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gpt2", "--tokens", "5", "--out", "x.json"), "clearhead: --out is for --measure without a model"),
         (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
         (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected a whole number of at least 1\n"),
         (
             ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
-            "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
+            "clearhead: AttentionConfig: d_model is 512 and n_heads is 7",
         ),
         ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
@@ -78,11 +77,8 @@ def test_command_measure_without_model_writes_row_per_case(run, tmp_path, monkey
             "clearhead: tokens is (3, 5); Decoder takes one sequence",
         ),
         (("vit-small", "--source-length", "3"), "clearhead: --source-length needs --tokens"),
-        (
-            ("--measure", "--train"),
-            "clearhead: --measure without a model has its own sizes, dtypes, modes",
-        ),
-        (("--measure", "--mask", "causal()"), "clearhead: --measure without a model has its own sizes"),
+        (("--measure", "--train"), "clearhead: --measure needs a model"),
+        (("--measure", "--mask", "causal()"), "clearhead: --measure needs a model"),
     ],
 )
 def test_command_invalid_options_print_one_line(run, arguments, message):
