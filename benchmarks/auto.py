@@ -21,7 +21,7 @@ from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
-from clearhead.attention.sparse.cost_model import rates_of
+from clearhead.attention.sparse.cost_model import rates_for
 from clearhead.attention.sparse.plan import plan
 from clearhead.masks import Causal, Mask
 from clearhead.masks.catalogue import CATALOGUE
@@ -100,7 +100,7 @@ def again(row: Choice) -> Choice:
         return replace(row, chosen="sdpa")  # which has a kernel for it
     gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
     made = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
-    gathers = kernel.beats_sdpa(made, row.heads, row.width, row.backward, rates_of(gpu, dtype), gpu)
+    gathers = kernel.beats_sdpa(made, row.heads, row.width, row.backward, rates_for(gpu, dtype), gpu)
     return replace(row, chosen="sparse" if gathers else "sdpa")
 
 

@@ -34,7 +34,8 @@ from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
-from clearhead.attention.sparse.plan import Plan, forget
+from clearhead.attention.sparse.plan import Plan
+from clearhead.attention.sparse.registry import clear_plans
 from clearhead.errors import StorageError
 from clearhead.masks import Causal, Mask
 from clearhead.masks.catalogue import CATALOGUE, Pattern
@@ -214,11 +215,11 @@ def _plan(call: AttentionInputs, row: Masked, repeats: int = 3) -> Plan:
     made: list[Plan] = []
 
     def queries() -> None:
-        forget()
+        clear_plans()
         made.append(kernel.plan_for(call))
-        _ = made[-1].queries
+        _ = made[-1].query_pieces
 
-    sides = [(seconds(queries), seconds(lambda: call.q.is_cuda and made[-1].keys)) for _ in range(repeats)]
+    sides = [(seconds(queries), seconds(lambda: call.q.is_cuda and made[-1].key_pieces)) for _ in range(repeats)]
     row.plan_ms, row.plan_keys_ms = (1e3 * min(times) for times in zip(*sides, strict=True))
     row.plan_bytes = made[-1].nbytes
     return made[-1]

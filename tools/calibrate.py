@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.sparse import time_both, time_forward
 from clearhead.attention.attend import Impl, attend
-from clearhead.attention.sparse.cost_model import H200, Cost, Costs, Rates, rates_of
+from clearhead.attention.sparse.cost_model import H200, KernelCosts, PairCost, Rates, rates_for
 from clearhead.attention.sparse.kernel import blocking_on
 from clearhead.attention.sparse.plan import Plan, plan
 from clearhead.masks import Mask, window
@@ -63,7 +63,7 @@ def fit(samples: Sequence[Sample], device: Rates) -> Rates:
     return replace(device, forward=_fit(forward), training=_fit(training))
 
 
-def _fit(samples: Sequence[Sample]) -> Costs:
+def _fit(samples: Sequence[Sample]) -> KernelCosts:
     rows = [
         [
             *(x for kind in KINDS for x in (getattr(s, kind) / 1e9, getattr(s, kind) * s.width / 1e9)),
@@ -77,8 +77,10 @@ def _fit(samples: Sequence[Sample]) -> Costs:
     if len({s.width for s in samples}) < 2:
         table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # one width cannot separate costs per pair from costs per width
     coefficients = robust(table, torch.ones(len(samples), dtype=torch.float64)).tolist()
-    costs: dict[str, Any] = {kind: Cost(coefficients[2 * n], coefficients[2 * n + 1]) for n, kind in enumerate(KINDS)}
-    return Costs(**costs, **dict(zip(FIXED.values(), coefficients[2 * len(KINDS) :], strict=True)))
+    costs: dict[str, Any] = {
+        kind: PairCost(coefficients[2 * n], coefficients[2 * n + 1]) for n, kind in enumerate(KINDS)
+    }
+    return KernelCosts(**costs, **dict(zip(FIXED.values(), coefficients[2 * len(KINDS) :], strict=True)))
 
 
 def robust(table: Tensor, target: Tensor, rounds: int = 8) -> Tensor:
@@ -125,7 +127,7 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
             mask_plan = _plan(mask, length, device, dtype, width)
             for training in (False, True):
                 ms = _time_ms(mask, "sparse", tensors, training)
-                work = mask_plan.work(heads, rates_of(torch.device(device)), training)
+                work = mask_plan.work(heads, rates_for(torch.device(device)), training)
                 yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
 
 
@@ -187,12 +189,12 @@ def _time_ms(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tenso
 def source(rates: Rates) -> str:
     """Return the constants as Python source."""
 
-    def costs(of: Costs) -> str:
+    def costs(of: KernelCosts) -> str:
         kinds = "".join(
-            f"        {kind}=Cost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n" for kind in KINDS
+            f"        {kind}=PairCost({getattr(of, kind).pair:.4g}, {getattr(of, kind).width:.4g}),\n" for kind in KINDS
         )
         fixed = "".join(f"        {name}={getattr(of, name):.3g},\n" for name in FIXED.values())
-        return f"    Costs(\n{kinds}{fixed}    ),\n"
+        return f"    KernelCosts(\n{kinds}{fixed}    ),\n"
 
     return f'Rates(\n    "{rates.name}",\n{costs(rates.forward)}{costs(rates.training)}    …\n)'
 
@@ -261,7 +263,7 @@ def main(arguments: list[str] | None = None) -> None:
             if options.out is not None:
                 options.out.write_text(json.dumps([asdict(s) for s in samples], indent=1), encoding="utf-8")
     samples = merged(samples)
-    rates = fit(samples, rates_of(torch.device(options.device)))
+    rates = fit(samples, rates_for(torch.device(options.device)))
     print(report(samples, rates))
     print(source(rates))
 

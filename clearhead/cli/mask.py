@@ -43,7 +43,7 @@ def mask(
         document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
         document |= {"density": density, "sparsity": 1.0 - density}
         if made is not None:
-            counts = {"dense": made.dense_pairs, "gathered": made.gathered_pairs, "computed": made.computed}
+            counts = {"dense": made.dense_pairs, "sparse": made.sparse_pairs, "computed": made.computed_pairs}
             document["plan"] = {**counts, "density": made.density, "words": words}
         return show_json(document)
     show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
@@ -63,12 +63,12 @@ def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str |
     """Return the plan for a device, which need not be available, and its explanation."""
     import torch
 
-    from clearhead.attention.sparse.cost_model import rates_of
-    from clearhead.attention.sparse.plan import plan, usual_blocking
+    from clearhead.attention.sparse.cost_model import rates_for
+    from clearhead.attention.sparse.plan import default_blocking, plan
 
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}; expected cpu or cuda")
     where = torch.device(name)
-    made = plan(mask, n, S, query_offset=offset, blocking=usual_blocking(where))
-    return made, made.explain(rates_of(where))
+    made = plan(mask, n, S, query_offset=offset, blocking=default_blocking(where))
+    return made, made.explain(rates_for(where))

@@ -11,8 +11,8 @@ import torch
 
 from clearhead import masks
 from clearhead._core.validation import Range
-from clearhead.attention.sparse.cost_model import rates_of
-from clearhead.attention.sparse.plan import plan, usual_blocking
+from clearhead.attention.sparse.cost_model import rates_for
+from clearhead.attention.sparse.plan import default_blocking, plan
 from clearhead.config import Validated
 from clearhead.explorer.request import EmptyRequest, RequestContext
 from clearhead.masks.catalogue import CATALOGUE
@@ -43,8 +43,8 @@ def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
     drawing = parsed.draw(T, S, **offset, cells=_CELLS)
     context.checkpoint()
     gpu = torch.device("cuda")  # the plan depends on structure only, so this works without a GPU
-    rates = rates_of(gpu)
-    sparse_plan = plan(parsed, T, S, **offset, blocking=usual_blocking(gpu))
+    rates = rates_for(gpu)
+    sparse_plan = plan(parsed, T, S, **offset, blocking=default_blocking(gpu))
     explanation = sparse_plan.explain(rates).splitlines()[1:]
     plan_cells = _to_bytes(sparse_plan.draw(_CELLS).cells)
     context.checkpoint()
@@ -59,7 +59,7 @@ def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
         "may_have_empty_rows": parsed.may_be_empty(T, S, **offset),
         "plan": {
             "explanation": explanation,
-            "computed": sparse_plan.computed,
+            "computed": sparse_plan.computed_pairs,
             "density": sparse_plan.density,
             "cells": plan_cells,
         },

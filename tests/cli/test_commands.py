@@ -132,10 +132,10 @@ class TestMask:
         ran = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan")
         assert ran.code == 0
         assert "pairs allowed" in ran.out
-        assert "blocks of 64 neighbouring queries" in ran.out
+        assert "blocks of 64 consecutive queries" in ran.out
         assert "as it is planned" in ran.out
         told = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan", "--device", "cuda", "--json").json["plan"]
-        assert told["computed"] == told["dense"] + told["gathered"] >= told["density"] * 4096**2 * 0.999
+        assert told["computed"] == told["dense"] + told["sparse"] >= told["density"] * 4096**2 * 0.999
         assert "NVIDIA H200" in told["words"]
 
     @pytest.mark.bad_input

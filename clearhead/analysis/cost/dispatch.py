@@ -23,7 +23,7 @@ from clearhead.attention import attend
 from clearhead.attention.attend import choose, validate_inputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
-from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_of
+from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_for
 from clearhead.attention.sparse.kernel import beats_sdpa, blocking_on
 from clearhead.attention.sparse.op import gathered
 from clearhead.attention.sparse.plan import Plan, plan
@@ -168,7 +168,7 @@ class DeviceDispatch(TorchFunctionMode):
             with _disable_current_modes():
                 pairs = mask.count(record.queries, record.keys, query_offset=_query_offset(mask, record))
                 allowed = record.mask_repeats * pairs
-                computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed
+                computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed_pairs
         return replace(record, allowed=allowed, computed=None if call_plan is None else computed, plan=call_plan)
 
     def _plan(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> Plan | None:
@@ -181,7 +181,7 @@ class DeviceDispatch(TorchFunctionMode):
             return None
         mask_plan = device_plan(self.device, mask, record, q.dtype)
         with _disable_current_modes():
-            rates = rates_of(torch.device(self.device), q.dtype)
+            rates = rates_for(torch.device(self.device), q.dtype)
             backward = torch.is_grad_enabled() and q.requires_grad
             heads = record.batch * record.heads
             is_faster = impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)

@@ -308,7 +308,7 @@ class Cost:
         planned = record.dense
         if record.mask is not None:
             mask_plan = device_plan(self.device, record.mask, record, self.dtype)
-            planned = record.mask_repeats * mask_plan.computed
+            planned = record.mask_repeats * mask_plan.computed_pairs
         computed = "allowed" if record.is_causal and self.impl != "reference" else "computed"
         return AttentionPairs(pairs("dense"), pairs("allowed"), pairs(computed), record, planned)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 
-class Cost(NamedTuple):
+class PairCost(NamedTuple):
     """Picoseconds for each pair of a query and a key, and for each pair and unit of width."""
 
     pair: float
@@ -22,13 +22,13 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class KernelCosts:
     """What each kind of work costs; launches and what a mask is built of in milliseconds."""
 
-    dense: Cost  # fused kernel without a mask
-    masked: Cost  # fused kernel with a (T, S) mask
-    full: Cost  # gathered kernel, tiles that need no test
-    partial: Cost  # gathered kernel, tiles with a test
+    dense: PairCost  # fused kernel without a mask
+    masked: PairCost  # fused kernel with a (T, S) mask
+    full: PairCost  # gathered kernel, tiles that need no test
+    partial: PairCost  # gathered kernel, tiles with a test
     launch: float
     leaf: float = 0.0  # each part of a mask that the fused kernel is given as a tensor
     scattered: float = 0.0  # each of them that draws numbers
@@ -45,8 +45,8 @@ class Rates:
     piece counts as `dense_launches` launches."""
 
     name: str
-    forward: Costs
-    training: Costs
+    forward: KernelCosts
+    training: KernelCosts
     causal_tile: int
     remainder: float = 0.0
     in_chunks: bool = False
@@ -82,49 +82,82 @@ WORTH_PLANNING = 1 << 18
 # cuda --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
 H200 = Rates(
     "NVIDIA H200",
-    Costs(
-        dense=Cost(0.2601, 0.004434), masked=Cost(0.7925, 0.008132), full=Cost(0.1144, 0.007545),
-        partial=Cost(0.4313, 0.01863), launch=0.00719, leaf=0.0145, scattered=0.406, moved=0.302,
+    KernelCosts(
+        dense=PairCost(0.2601, 0.004434),
+        masked=PairCost(0.7925, 0.008132),
+        full=PairCost(0.1144, 0.007545),
+        partial=PairCost(0.4313, 0.01863),
+        launch=0.00719,
+        leaf=0.0145,
+        scattered=0.406,
+        moved=0.302,
     ),
-    Costs(
-        dense=Cost(0.7682, 0.01904), masked=Cost(1.291, 0.03736), full=Cost(0.7832, 0.02841),
-        partial=Cost(0.07697, 0.1045), launch=0.0267, leaf=0.0164, scattered=0.41, moved=0.641,
+    KernelCosts(
+        dense=PairCost(0.7682, 0.01904),
+        masked=PairCost(1.291, 0.03736),
+        full=PairCost(0.7832, 0.02841),
+        partial=PairCost(0.07697, 0.1045),
+        launch=0.0267,
+        leaf=0.0164,
+        scattered=0.41,
+        moved=0.641,
     ),
     causal_tile=128,
-)  # fmt: skip
+)
 # Float32 has no tensor cores. At 512 to 16,384 tokens, 32 heads of width 64: the same command with
 # `--auto docs/results/auto-float32.json`. No call there is without a mask: `dense` is by the attention rates in
 # docs/results/cost.json.
 H200_SINGLE = Rates(
     "NVIDIA H200, float32",
-    Costs(
-        dense=Cost(0.0, 0.115), masked=Cost(0.0, 0.1452), full=Cost(0.0, 0.3512), partial=Cost(0.0, 0.392),
-        launch=0.0301, leaf=0.00907, scattered=0.405, moved=0.239,
+    KernelCosts(
+        dense=PairCost(0.0, 0.115),
+        masked=PairCost(0.0, 0.1452),
+        full=PairCost(0.0, 0.3512),
+        partial=PairCost(0.0, 0.392),
+        launch=0.0301,
+        leaf=0.00907,
+        scattered=0.405,
+        moved=0.239,
     ),
-    Costs(
-        dense=Cost(0.0, 0.398), masked=Cost(0.0, 0.4555), full=Cost(0.0, 1.71), partial=Cost(0.0, 2.04), launch=0.105,
-        leaf=0.0, scattered=0.398, moved=0.328,
+    KernelCosts(
+        dense=PairCost(0.0, 0.398),
+        masked=PairCost(0.0, 0.4555),
+        full=PairCost(0.0, 1.71),
+        partial=PairCost(0.0, 2.04),
+        launch=0.105,
+        leaf=0.0,
+        scattered=0.398,
+        moved=0.328,
     ),
     causal_tile=128,
-)  # fmt: skip
+)
 # Two cores, float32, at 512 to 2,048 tokens, 8 heads of width 32 and 64. Three runs of `python tools/calibrate.py
 # --device cpu --lengths 512 1024 2048 --widths 32 64 --heads 8 --seconds 330 --out N.json` were fitted together (the
 # least time of each call) by `--device cpu --samples 1.json 2.json 3.json`.
 CPU = Rates(
     "CPU",
-    Costs(
-        dense=Cost(218.4, 20.86), masked=Cost(392.3, 21.41), full=Cost(387.8, 33.43), partial=Cost(925.6, 38.17),
+    KernelCosts(
+        dense=PairCost(218.4, 20.86),
+        masked=PairCost(392.3, 21.41),
+        full=PairCost(387.8, 33.43),
+        partial=PairCost(925.6, 38.17),
         launch=0.248,
     ),
-    Costs(
-        dense=Cost(858.8, 76.14), masked=Cost(1161.0, 75.53), full=Cost(870.3, 114.1), partial=Cost(1999.0, 138.7),
+    KernelCosts(
+        dense=PairCost(858.8, 76.14),
+        masked=PairCost(1161.0, 75.53),
+        full=PairCost(870.3, 114.1),
+        partial=PairCost(1999.0, 138.7),
         launch=0.956,
     ),
-    causal_tile=512, remainder=6000.0, in_chunks=True, dense_launches=2.0,
-)  # fmt: skip
+    causal_tile=512,
+    remainder=6000.0,
+    in_chunks=True,
+    dense_launches=2.0,
+)
 
 
-def rates_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Rates:
+def rates_for(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Rates:
     """The rates of the nearest measured kind of device, for numbers of this kind."""
     if device.type == "cpu":
         return CPU

@@ -1,13 +1,14 @@
-"""A mask seen from one side: for each row, what every part of the expression lets it see.
+"""Column intervals of a mask: what each leaf of the expression lets each block of rows see.
 
-A *view* has rows (queries, or keys when the gradient of keys is wanted) gathered into blocks, and columns (the other
-side). Each leaf of the expression gives every row a *span*: an interval of columns and a residue class. Everything is
-in positions, not indices, and vectorised over rows.
+`RowBlocks` groups rows (queries, or keys for the gradients of keys) into blocks; columns are the other side. Each leaf
+gives every row an interval of columns and a residue class. Everything is in positions, not indices, and vectorized
+over rows.
 
-Between the places where a span begins or ends for the first or last row of a block, nothing changes but the residue of
-the column. So a block has a handful of *stretches*, and in each the expression is worked out once for each class of
-residues, with a lower bound (seen by all rows: full) and an upper bound (seen by any): & | ~ act on such pairs exactly
-as they do on masks. The bounds may be loose; what is called full is full, and what is called empty is empty."""
+Between the columns at which an interval starts or stops for some row of a block, visibility depends on the residue of
+the column only. So the columns of a block form a small partition of intervals. In each, the expression is evaluated
+once per residue class, with a lower bound (seen by all rows: full) and an upper bound (seen by any row): & | ~ act on
+such pairs as they do on masks. The bounds can be loose, but columns marked full are full, and columns marked empty are
+empty."""
 
 from __future__ import annotations
 
@@ -22,201 +23,233 @@ from clearhead.masks import Atom, Blocks, Causal, Full, Mask, Window, fold, leav
 from clearhead.masks.regions import Grid, Keys, KeysOf
 
 MAX_MODULUS = 1 << 20
-"""Residues are tabulated up to this common modulus; beyond it a residue class counts as unknown."""
+"""Largest common modulus for which residues are tabulated; beyond it a residue class counts as unknown."""
 MAX_CLASSES = 16
-"""How many kinds of residues are told apart."""
+"""Largest number of residue classes."""
 MAX_PROGRESSIONS = 4
-"""Full columns that need more progressions than this in one stretch are treated as partial."""
-# Leaves whose interval moves one way only as the position grows: the first and the last row of a block say all.
+"""Full columns that need more progressions than this in one interval are treated as partial."""
+# Leaves whose interval is monotone in the position: the first and last row of a block bound it.
 _MONOTONE = (Full, Causal, Window, Blocks)
 
 
 @dataclass(frozen=True)
-class View:
-    """Rows in blocks, and the columns they may see.
+class RowBlocks:
+    """Rows in blocks of M, and the columns they may see.
 
-    `rows` (N, M) are positions in increasing order, −1 where a block is not full. `by_key` says that rows are keys and
-    columns are queries."""
+    Attributes:
+        mask: The mask, or a part of it.
+        rows: (N, M) positions of the rows in increasing order, −1 for padding.
+        first: Position of the first column.
+        stop: Position after the last column.
+        grid: Sizes of the full mask.
+        n_rows: Number of rows of the mask, in these blocks or not.
+        by_key: Rows are keys and columns are queries.
+        indices: (N, M) row indices, −1 for padding; None: the blocks are rows 0, 1, 2, … in order."""
 
     mask: Mask
     rows: Tensor
-    first: int  # position of the first column
-    stop: int  # position after the last column
+    first: int
+    stop: int
     grid: Grid
-    n_rows: int  # how many rows there are in all, in these blocks or not
+    n_rows: int
     by_key: bool
-    indices: Tensor | None  # (N, M) the rows' indices, −1 for none; None: the blocks are simply rows 0, 1, 2, …
+    indices: Tensor | None
 
     @cached_property
     def valid(self) -> Tensor:
+        """(N, M) whether a place of a block contains a row."""
         return self.rows >= 0
 
     @cached_property
-    def filled(self) -> Tensor:
-        """The rows with gaps filled by the block's first row, which then decides nothing."""
+    def padded_rows(self) -> Tensor:
+        """The rows, with padding replaced by the block's first row, which changes no bound."""
         return torch.where(self.valid, self.rows, self.rows[:, :1])
 
     @cached_property
     def ends(self) -> Tensor:
-        """(N, 2) the first and the last row of each block."""
+        """(N, 2) first and last row of each block."""
         return torch.stack([self.rows[:, 0], self.rows.amax(1)], 1)
 
     @cached_property
-    def functions(self) -> dict[Atom, KeysOf | None]:
-        """For every leaf the function from rows to the columns they see; None where it has no such form."""
+    def column_functions(self) -> dict[Atom, KeysOf | None]:
+        """For each leaf, the function from rows to their interval of columns; None if it has another form."""
         return {atom: atom.keys() for atom in leaves(self.mask, swapped=self.by_key)}
 
     @cached_property
     def batch(self) -> int:
-        """How many patterns there are: one for each element of the mask's batch."""
+        """Number of patterns: one per element of the mask's batch."""
         return math.prod(self.mask.batch_shape)
 
 
-Spans = dict[Atom, Keys]
-"""What each leaf lets rows see, in tensors (batch · N, m) for the m rows of a block that were asked about."""
+Intervals = dict[Atom, Keys]
+"""For each leaf, the columns that rows see, as tensors (batch · N, m) for m rows per block."""
 
 
-def sees(span: Keys, columns: Tensor) -> Tensor:
-    """Whether rows see a list of columns (R, L) for each block: (R, m, L), or smaller where it broadcasts."""
-    at, row = columns.unsqueeze(1), span.each(lambda x: x.unsqueeze(-1))
-    found = (at >= row.start) & (at < row.stop)
-    return found if row.modulus == 1 else found & (at % row.modulus == row.residue % row.modulus)
+def is_visible(interval: Keys, columns: Tensor) -> Tensor:
+    """Return whether rows see a list of columns (R, L) per block: (R, m, L), or a shape that broadcasts to it."""
+    position, row = columns.unsqueeze(1), interval.each(lambda x: x.unsqueeze(-1))
+    in_range = (position >= row.start) & (position < row.stop)
+    return in_range if row.modulus == 1 else in_range & (position % row.modulus == row.residue % row.modulus)
 
 
-def outline_of(view: View) -> Spans | None:
-    """What each leaf says of each block, or None where some leaf has no such form (it must be tested pair by pair).
+def block_intervals(row_blocks: RowBlocks) -> Intervals | None:
+    """Return each leaf's intervals per block, or None if some leaf has no such form (its pairs must be tested).
 
-    Leaves that move one way only are asked about the ends of a block, the others about all of its rows."""
-    if None in view.functions.values():
+    Monotone leaves are evaluated at the first and last row of a block, other leaves at all rows."""
+    if None in row_blocks.column_functions.values():
         return None
-    ends, filled = view.ends, view.filled
-    return {atom: _span(view, atom, ends if isinstance(atom.leaf, _MONOTONE) else filled) for atom in view.functions}
+    ends, padded = row_blocks.ends, row_blocks.padded_rows
+    return {
+        atom: _interval(row_blocks, atom, ends if isinstance(atom.leaf, _MONOTONE) else padded)
+        for atom in row_blocks.column_functions
+    }
 
 
-def spans_at(view: View, blocks: Tensor) -> Spans:
-    """What each leaf says of every row of these blocks (R,), b · N + n for block n of batch element b."""
-    if view.batch == 1:
-        return {atom: _span(view, atom, view.filled[blocks]) for atom in view.functions}
-    # With a batch the answers for one row of blocks are many: ask for all, and choose.
-    return {atom: _span(view, atom, view.filled).each(lambda x: x[blocks]) for atom in view.functions}
+def row_intervals(row_blocks: RowBlocks, blocks: Tensor) -> Intervals:
+    """Return each leaf's interval per row of these blocks (R,), b · N + n for block n of batch element b."""
+    if row_blocks.batch == 1:
+        rows = row_blocks.padded_rows[blocks]
+        return {atom: _interval(row_blocks, atom, rows) for atom in row_blocks.column_functions}
+    # With a batch, each row of blocks has several intervals: compute all and select.
+    return {
+        atom: _interval(row_blocks, atom, row_blocks.padded_rows).each(lambda x: x[blocks])
+        for atom in row_blocks.column_functions
+    }
 
 
-def _span(view: View, atom: Atom, rows: Tensor) -> Keys:
-    function, device = view.functions[atom], atom.leaf.device
-    assert function is not None  # or there would be no outline
+def _interval(row_blocks: RowBlocks, atom: Atom, rows: Tensor) -> Keys:
+    """Return a leaf's intervals for rows (N, m), as tensors (batch · N, m)."""
+    function, device = row_blocks.column_functions[atom], atom.leaf.device
+    assert function is not None  # or block_intervals would have returned None
 
     def spread(x: Tensor) -> Tensor:
-        return x.to(rows.device).broadcast_to(shape).reshape(view.batch * rows.shape[0], rows.shape[1])
+        return x.to(rows.device).broadcast_to(shape).reshape(row_blocks.batch * rows.shape[0], rows.shape[1])
 
-    flat, shape = rows.reshape(-1), (*view.mask.batch_shape, rows.numel())
+    flat, shape = rows.reshape(-1), (*row_blocks.mask.batch_shape, rows.numel())
     return function(flat if device is None else flat.to(device)).each(spread)
 
 
 @dataclass(frozen=True)
-class Residues:
-    """Columns sorted into classes by their remainder: those that every residue span treats alike.
+class ResidueClasses:
+    """Columns classified by their residue; all intervals treat the residues of a class equally.
 
-    `of` maps a remainder to its class. `shift` (blocks,) is added by each block: column − shift is what is divided."""
+    Attributes:
+        modulus: Common modulus.
+        class_of: (modulus,) class of each residue.
+        count: Number of classes.
+        shift: (blocks,) offset of each block: column − shift is what is divided.
+        visible: (count,) bool per class, for the leaves whose residue classes are known."""
 
     modulus: int
-    of: Tensor  # (modulus,)
+    class_of: Tensor
     count: int
     shift: Tensor | int
-    truth: dict[Atom, Tensor]  # (count,) bool for spans that are known by class
+    visible: dict[Atom, Tensor]
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(count,) how many remainders each class has."""
-        return torch.bincount(self.of, minlength=self.count)
+        """(count,) number of residues in each class."""
+        return torch.bincount(self.class_of, minlength=self.count)
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Edges (B, E + 1) of the stretches of each block and, for each, class by class, what is full and what is seen."""
+class IntervalPartition:
+    """The columns of each block, cut into intervals that all rows treat alike up to residues.
+
+    Attributes:
+        edges: (B, E + 1) first column of each interval, and the end.
+        full: (B, E, C) bool: columns of residue class C are seen by all rows.
+        seen: (B, E, C) bool: they are seen by some row.
+        flags: (B, E) what each leaf lets rows see there (nothing, some, all), encoded as one number.
+        residues: The residue classes."""
 
     edges: Tensor
-    full: Tensor  # (B, E, C) bool
-    seen: Tensor  # (B, E, C) bool
-    flags: Tensor  # (B, E) what each span is there (none, some, all), as one number
-    residues: Residues
+    full: Tensor
+    seen: Tensor
+    flags: Tensor
+    residues: ResidueClasses
 
 
-def _residues(spans: Spans, device: torch.device) -> Residues:
-    """The classes of columns: from residues that never change, or from one that changes block by block."""
-    moving = {atom: span for atom, span in spans.items() if span.modulus > 1 and isinstance(span.residue, Tensor)}
-    fixed = {atom: span for atom, span in spans.items() if span.modulus > 1 and atom not in moving}
+def _residues(intervals: Intervals, device: torch.device) -> ResidueClasses:
+    """Return the residue classes, from residues that are constant or from one that changes per block."""
+    moving = {
+        atom: interval
+        for atom, interval in intervals.items()
+        if interval.modulus > 1 and isinstance(interval.residue, Tensor)
+    }
+    fixed = {atom: interval for atom, interval in intervals.items() if interval.modulus > 1 and atom not in moving}
     shift = _common_shift(list(moving.values()))
     if shift is not None:
-        fixed = {atom: span._replace(residue=0) for atom, span in moving.items()}  # counted from the shift
+        fixed = {atom: interval._replace(residue=0) for atom, interval in moving.items()}  # relative to the shift
     modulus = 1
-    known: list[Atom] = []
-    for atom, span in fixed.items():
-        common = math.lcm(modulus, span.modulus)
-        if common <= MAX_MODULUS and len(known) < 16:
+    tabulated: list[Atom] = []
+    for atom, interval in fixed.items():
+        common = math.lcm(modulus, interval.modulus)
+        if common <= MAX_MODULUS and len(tabulated) < 16:
             modulus = common
-            known.append(atom)
-    remainder = torch.arange(modulus, device=device)
-    code = torch.zeros_like(remainder)
-    for bit, atom in enumerate(known):
-        code += ((remainder - fixed[atom].residue) % fixed[atom].modulus == 0).long() << bit
-    kinds, of = code.unique(return_inverse=True)
-    if len(kinds) > MAX_CLASSES:
-        return Residues(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
-    truth = {atom: (kinds >> bit) & 1 == 1 for bit, atom in enumerate(known)}
-    return Residues(modulus, of, len(kinds), 0 if shift is None else shift, truth)
+            tabulated.append(atom)
+    residue = torch.arange(modulus, device=device)
+    code = torch.zeros_like(residue)
+    for bit, atom in enumerate(tabulated):
+        code += ((residue - fixed[atom].residue) % fixed[atom].modulus == 0).long() << bit
+    codes, class_of = code.unique(return_inverse=True)
+    if len(codes) > MAX_CLASSES:
+        return ResidueClasses(1, torch.zeros(1, dtype=torch.int64, device=device), 1, 0, {})
+    visible = {atom: (codes >> bit) & 1 == 1 for bit, atom in enumerate(tabulated)}
+    return ResidueClasses(modulus, class_of, len(codes), 0 if shift is None else shift, visible)
 
 
 def _common_shift(moving: list[Keys]) -> Tensor | None:
-    """The residue that all moving spans share within each block, or None."""
-    if not moving or any(span.modulus != moving[0].modulus for span in moving):
+    """Return the residue (B,) that all moving intervals share within each block, or None."""
+    if not moving or any(interval.modulus != moving[0].modulus for interval in moving):
         return None
     first = moving[0].residue
     assert isinstance(first, Tensor)
-    if any(not torch.equal(span.residue, first) for span in moving[1:] if isinstance(span.residue, Tensor)):
+    if any(not torch.equal(interval.residue, first) for interval in moving[1:] if isinstance(interval.residue, Tensor)):
         return None
     shift = first[:, 0]
     return shift if bool((first == shift[:, None]).all()) else None
 
 
-def stretches_of(view: View, spans: Spans) -> Stretches:
-    """Cut each block's columns where a span changes, and say what is full and what is seen in each stretch."""
-    device = view.rows.device
-    blocks = view.batch * view.rows.shape[0]
-    residues = _residues(spans, device)
+def partition_columns(row_blocks: RowBlocks, intervals: Intervals) -> IntervalPartition:
+    """Partition each block's columns where an interval changes, and evaluate the mask in each part."""
+    device = row_blocks.rows.device
+    blocks = row_blocks.batch * row_blocks.rows.shape[0]
+    residues = _residues(intervals, device)
 
     def extremes(value: Tensor | int) -> tuple[Tensor, Tensor]:
-        """The least and the greatest of the rows of each block, (B,) each."""
+        """Return the minimum and maximum over the rows of each block, (B,) each."""
         if isinstance(value, Tensor):
             return value.amin(1), value.amax(1)
-        same = torch.full((blocks,), value, device=device)
-        return same, same
+        constant = torch.full((blocks,), value, device=device)
+        return constant, constant
 
-    bounds = {atom: (*extremes(span.start), *extremes(span.stop)) for atom, span in spans.items()}
-    ends = [torch.full((blocks,), at, device=device) for at in (view.first, view.stop)]
-    cuts = [cut.clamp(view.first, view.stop) for four in bounds.values() for cut in four]
+    bounds = {atom: (*extremes(interval.start), *extremes(interval.stop)) for atom, interval in intervals.items()}
+    ends = [torch.full((blocks,), column, device=device) for column in (row_blocks.first, row_blocks.stop)]
+    cuts = [cut.clamp(row_blocks.first, row_blocks.stop) for leaf_bounds in bounds.values() for cut in leaf_bounds]
     edges = torch.stack([*ends, *cuts], 1).sort(1).values  # (B, E + 1)
-    at = edges[:, :-1]  # a stretch is all alike: ask at its first column
-    flags = torch.zeros_like(at)
+    column = edges[:, :-1]  # the first column represents its interval
+    flags = torch.zeros_like(column)
 
-    def pair(atom: Atom) -> tuple[Tensor, Tensor]:
-        low_min, low_max, high_min, high_max = (four[:, None] for four in bounds[atom])
-        full = ((at >= low_max) & (at < high_min))[..., None]  # (B, E, 1)
-        seen = ((at >= low_min) & (at < high_max))[..., None]
-        if spans[atom].modulus > 1:
-            truth = residues.truth.get(atom)
-            full, seen = (full & False, seen) if truth is None else (full & truth, seen & truth)
+    def evaluate_leaf(atom: Atom) -> tuple[Tensor, Tensor]:
+        low_min, low_max, high_min, high_max = (bound[:, None] for bound in bounds[atom])
+        full = ((column >= low_max) & (column < high_min))[..., None]  # (B, E, 1)
+        seen = ((column >= low_min) & (column < high_max))[..., None]
+        if intervals[atom].modulus > 1:
+            visible = residues.visible.get(atom)
+            full, seen = (full & False, seen) if visible is None else (full & visible, seen & visible)
         return full, seen
 
-    for atom in spans:
-        full, seen = pair(atom)
+    for atom in intervals:
+        full, seen = evaluate_leaf(atom)
         flags = flags * 4 + full.any(-1) + 2 * seen.any(-1)
     full, seen = fold(
-        view.mask,
-        leaf=pair,
+        row_blocks.mask,
+        leaf=evaluate_leaf,
         both=lambda a, b: (a[0] & b[0], a[1] & b[1]),
         either=lambda a, b: (a[0] | b[0], a[1] | b[1]),
         inverse=lambda a: (~a[1], ~a[0]),
-        swapped=view.by_key,
+        swapped=row_blocks.by_key,
     )
-    shape = (*at.shape, residues.count)
-    return Stretches(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
+    shape = (*column.shape, residues.count)
+    return IntervalPartition(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)

@@ -19,7 +19,7 @@ from clearhead._core.tensor_state import HAS_TRITON, is_concrete
 from clearhead.attention import sdpa
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_of
+from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
 from clearhead.masks import Atom, Causal, Mask, allow, as_mask, fold, leaves
 from clearhead.masks import structural as kinds
@@ -139,7 +139,7 @@ def is_predicted_faster(call: AttentionInputs) -> bool:
         # Without a count of their changes, tensors in a mask would have to be planned for in every call.
         if as_mask(call.mask).versions is None:
             return False
-        ours, theirs = (rates_of(call.q.device, dtype) for dtype in (call.q.dtype, instead))
+        ours, theirs = (rates_for(call.q.device, dtype) for dtype in (call.q.dtype, instead))
         return beats_sdpa(plan_for(call), heads, width, backward, ours, instead=theirs)
     from clearhead.attention.sparse.op import constant_beats_sdpa
 
@@ -231,7 +231,7 @@ def _recipe(call: AttentionInputs) -> tuple[Any, ...] | None:
     if text is None:
         return None
     cut = blocking_for(call)
-    blocking = (cut.queries, cut.keys, cut.dense_from, cut.triangle, cut.long)
+    blocking = (cut.query_rows, cut.key_rows, cut.min_dense_columns, cut.dense_causal, cut.long_rows)
     return call.q.device, text, call.T, call.S, call.query_offset, *blocking
 
 

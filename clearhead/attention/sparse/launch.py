@@ -1,8 +1,8 @@
-"""Launches of the Triton kernels: tile sizes, strides and lists of one piece, gathered into the arguments they take.
+"""Launch the Triton kernels: tile sizes, strides and the block index of a launch_args, as kernel arguments.
 
-The lists are cut into tiles of N places. A kernel walks tile after tile, whatever segments a tile touches; those before
-the first partial column need no test. A block with a very long list is split among several programs, whose results are
-added up afterwards."""
+Lists are cut into tiles of N positions. A kernel iterates over tiles, whatever column ranges a tile contains; tiles
+before the first partial column need no test. A block with a very long list is split among several programs, whose
+partial results are reduced afterwards."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from clearhead.attention.sparse.block_index import Lists, ragged
+from clearhead.attention.sparse.block_index import BlockIndex, ragged_positions
 
-PROGRAMS = 400
-"""About how many programs a large GPU runs at a time (three on each of 132 multiprocessors)."""
-SHORTEST = 16
-"""A list is not split into parts of fewer tiles than this."""
+CONCURRENT_PROGRAMS = 400
+"""Approximate number of programs that a large GPU runs at once (three on each of 132 multiprocessors)."""
+MIN_SPLIT_TILES = 16
+"""Smallest number of tiles per part of a split list."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of a block, columns of a tile, warps, pipeline stages and registers of a kernel."""
+    """Rows of a block, columns of a tile, warps and pipeline stages of a kernel.
+
+    `registers` limits the registers per thread, without and with a bias or bits; None: no limit."""
 
     M: int
     N: int
     warps: int
     stages: int
-    registers: tuple[int, int] | None = None  # at most so many a thread, and with a bias or bits; None: any number
+    registers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """One tile for each kernel, and others for the large blocks of pieces with long lists, where that pays."""
+    """One tile per kernel, and others for the larger blocks of pieces with long block_index, if these pay off."""
 
     forward: Tile
     query: Tile
     key: Tile
     long: Tiles | None = None
 
-    def fitting(self, lists: Lists) -> Tiles:
-        """Those for blocks of this size."""
-        return self if self.long is None or lists.M < self.long.forward.M else self.long
+    def for_blocks(self, block_index: BlockIndex) -> Tiles:
+        """Return the tiles for blocks of this size."""
+        return self if self.long is None or block_index.M < self.long.forward.M else self.long
 
 
 def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
-    """Sizes that fit the registers and shared memory of a current GPU, measured on an H200.
+    """Return tile sizes that fit the registers and shared memory of a current GPU, measured on an H200.
 
-    128 registers a thread leave room for four blocks of threads on a multiprocessor, 168 for three."""
+    A multiprocessor runs four thread blocks at once with 128 registers per thread, and three with 168."""
     if dtype == torch.float32:
         tile = Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
         return Tiles(tile, tile, tile)
@@ -63,16 +65,16 @@ def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
     return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
-def power_of_two(width: int) -> int:
-    """The width a tile is given: tensor cores want at least 16, and tiles are powers of two."""
+def padded_width(width: int) -> int:
+    """Return the width of a tile: a power of two, at least 16 for tensor cores."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-class Problem:
-    """q, k, v of one call with four dimensions each and unit stride in the last, and the bias if there is one."""
+class KernelInputs:
+    """q, k, v of a call with four dimensions and unit stride in the last one, and the expanded bias, if any."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> None:
-        self.q, self.k, self.v = (unit(x) for x in (q, k, v))
+        self.q, self.k, self.v = (unit_stride(x) for x in (q, k, v))
         self.B, self.H, self.T, self.D = q.shape
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.groups = self.H // self.K
@@ -85,118 +87,143 @@ class Problem:
         return self.q.flatten(0, 1), self.k.flatten(0, 1), self.v.flatten(0, 1)
 
     @property
-    def wide(self) -> torch.dtype:
-        """The dtype that is computed in."""
+    def acc_dtype(self) -> torch.dtype:
+        """Accumulation dtype: float32 or wider."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
-    def patterns(self, lists: Lists) -> Tensor:
-        """(B · H,) int32: which of the mask's patterns each batch element and head has."""
+    def patterns(self, block_index: BlockIndex) -> Tensor:
+        """Return (B · H,) int32: the index of the mask's pattern for each batch element and head."""
 
-        def made() -> Tensor:
-            numbers = torch.arange(max(lists.batch, 1), dtype=torch.int32, device=self.q.device)
-            return numbers.reshape(lists.batch_shape or (1,)).expand(self.B, self.H).reshape(-1).contiguous()
+        def compute() -> Tensor:
+            patterns = torch.arange(max(block_index.batch, 1), dtype=torch.int32, device=self.q.device)
+            return patterns.reshape(block_index.batch_shape or (1,)).expand(self.B, self.H).reshape(-1).contiguous()
 
-        return lists.once((self.B, self.H), made)
+        return block_index.memoize((self.B, self.H), compute)
 
 
-def unit(x: Tensor) -> Tensor:
+def unit_stride(x: Tensor) -> Tensor:
+    """Return x, copied if the stride of its last dimension is not 1."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Piece:
-    """The lists of one piece as the kernels take them: shared out in tiles, with what the kernels are compiled for.
+class LaunchArgs:
+    """Arguments of the kernels for one piece: its block index, scheduled in tiles, and compile-time constants.
 
-    The first piece begins its results, the others add to them."""
+    `is_first`: the piece overwrites the results; other pieces add to them."""
 
-    def __init__(self, problem: Problem, lists: Lists, tile: Tile, first: bool, *, in_step: bool = False) -> None:
-        self.problem, self.lists, self.first = problem, lists, first
-        how = (tile.N, problem.B * problem.H, first, in_step)
-        self.work = lists.once(("schedule", *how), lambda: schedule(lists, *how))
-        self.active = self.work.items.shape[1] if problem.B * problem.H else 0
-        self.patterns = problem.patterns(lists)
-        self.fixed = self._constants(tile)
-        modulus, residue = lists.skip
-        self.numbers = lists.N, self.work.items.shape[1], residue + 1 - modulus
-        marks = lists.bounds if lists.bounds is not None else lists.bits
-        # Where there is none, any tensor of the right kind; below in the order the kernels take them.
-        self.rows, marks, pool = (self.work.items if x is None else x for x in (lists.rows, marks, lists.pool))
-        self.tensors = (self.patterns, self.rows, self.work.segments, self.work.items, marks, pool)
-        bias = problem.bias
-        self.bias, self.bias_strides = (problem.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
+    def __init__(
+        self,
+        inputs: KernelInputs,
+        block_index: BlockIndex,
+        tile: Tile,
+        is_first: bool,
+        *,
+        lockstep: bool = False,
+    ) -> None:
+        self.inputs, self.block_index, self.is_first = inputs, block_index, is_first
+        key = (tile.N, inputs.B * inputs.H, is_first, lockstep)
+        self.work = block_index.memoize(("schedule", *key), lambda: schedule(block_index, *key))
+        self.active = self.work.work_items.shape[1] if inputs.B * inputs.H else 0
+        self.patterns = inputs.patterns(block_index)
+        self.constants = self._constants(tile)
+        modulus, residue = block_index.skipped_residue
+        self.sizes = block_index.N, self.work.work_items.shape[1], residue + 1 - modulus
+        row_mask = block_index.row_bounds if block_index.row_bounds is not None else block_index.row_bits
+        # For an absent tensor, any int tensor is passed; kernels do not read it.
+        placeholder = self.work.work_items
+        self.rows, row_mask, column_ids = (
+            placeholder if x is None else x for x in (block_index.row_ids, row_mask, block_index.column_ids)
+        )
+        # In the order of the kernels' parameters.
+        self.tensors = (
+            self.patterns,
+            self.rows,
+            self.work.column_ranges,
+            self.work.work_items,
+            row_mask,
+            column_ids,
+        )
+        bias = inputs.bias
+        self.bias, self.bias_strides = (inputs.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
 
     def _constants(self, tile: Tile) -> dict[str, Any]:
-        x, lists = self.problem, self.lists
-        largest = max(y.shape[2] * y.stride(2) for y in (x.q, x.k, x.v))
-        more = x.bias is not None or lists.bits is not None
-        registers = {} if tile.registers is None or torch.version.hip else {"maxnreg": tile.registers[more]}
+        x, block_index = self.inputs, self.block_index
+        max_offset = max(y.shape[2] * y.stride(2) for y in (x.q, x.k, x.v))
+        needs_registers = x.bias is not None or block_index.row_bits is not None
+        registers = {}
+        if tile.registers is not None and not torch.version.hip:
+            registers = {"maxnreg": tile.registers[needs_registers]}
         return {
             **registers,
             "D": x.D,
             "E": x.E,
-            "DP": power_of_two(x.D),
-            "EP": power_of_two(x.E),
-            "M": lists.M,
+            "DP": padded_width(x.D),
+            "EP": padded_width(x.E),
+            "M": block_index.M,
             "N": tile.N,
-            "SEGMENTS": self.work.segments.shape[1],
-            "PATTERNS": lists.batch > 1,
-            "ROWS": lists.rows is not None,
-            "MARKS": 1 if lists.bounds is not None else 2 if lists.bits is not None else 0,
-            "SKIP": lists.skip[0],
-            "POOL": lists.pool is not None,
-            "BIAS": x.bias is not None,
-            "FIRST": self.first,
-            "WIDE": largest >= 1 << 31,
+            "N_RANGES": self.work.column_ranges.shape[1],
+            "HAS_PATTERNS": block_index.batch > 1,
+            "HAS_ROW_IDS": block_index.row_ids is not None,
+            "ROW_MASK": 1 if block_index.row_bounds is not None else 2 if block_index.row_bits is not None else 0,
+            "SKIP_MODULUS": block_index.skipped_residue[0],
+            "HAS_COLUMN_IDS": block_index.column_ids is not None,
+            "HAS_BIAS": x.bias is not None,
+            "IS_FIRST": self.is_first,
+            "INT64_OFFSETS": max_offset >= 1 << 31,
             "PRECISION": "ieee" if x.q.dtype == torch.float32 else "tf32",
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
 
-    def slots(self, heads: int, width: int, like: Tensor) -> Tensor:
-        """Room for unfinished results; without any, some tensor that is never read."""
-        if not self.work.slots:
-            return like
-        return torch.empty(heads * self.work.slots * self.lists.M * width, dtype=torch.float32, device=like.device)
+    def partials(self, heads: int, width: int, placeholder: Tensor) -> Tensor:
+        """Return a buffer for the partial results of split blocks; `placeholder` if no block is split."""
+        if not self.work.n_partials:
+            return placeholder
+        size = heads * self.work.n_partials * self.block_index.M * width
+        return torch.empty(size, dtype=torch.float32, device=placeholder.device)
 
-    def add_up(self, into: Tensor, part: Tensor, groups: int) -> None:
-        """Finishes the gradients of the blocks that were split."""
-        if not self.work.slots:
+    def reduce(self, gradient: Tensor, partials: Tensor, groups: int) -> None:
+        """Sum the partial gradients of split blocks."""
+        if not self.work.n_partials:
             return
-        from clearhead.attention.sparse.triton_backward import sum_kernel
+        from clearhead.attention.sparse.triton_backward import sum_partials_kernel
 
-        active, width = self.work.joins.shape[1], into.shape[3]
-        sum_kernel[(active * into.shape[0] * into.shape[1],)](
-            into, part, self.work.slots, self.patterns, self.rows, self.work.joins,
-            *into.stride()[:3], into.shape[2], self.problem.H, groups, self.lists.N, active,
-            D=width, DP=power_of_two(width), M=self.lists.M, ROWS=self.fixed["ROWS"], FIRST=self.first,
+        active, width = self.work.reductions.shape[1], gradient.shape[3]
+        sum_partials_kernel[(active * gradient.shape[0] * gradient.shape[1],)](
+            gradient, partials, self.work.n_partials, self.patterns, self.rows, self.work.reductions,
+            *gradient.stride()[:3], gradient.shape[2], self.inputs.H, groups, self.block_index.N, active,
+            D=width, DP=padded_width(width), M=self.block_index.M, HAS_ROW_IDS=self.constants["HAS_ROW_IDS"],
+            IS_FIRST=self.is_first,
         )  # fmt: skip
 
 
-def forward(x: Problem, lists: Lists, tile: Tile, out: Tensor, lse: Tensor, first: bool) -> None:
-    """Adds a piece to `out` and `lse`, or begins them."""
-    from clearhead.attention.sparse.triton_forward import forward_kernel, join_kernel
+def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, lse: Tensor, is_first: bool) -> None:
+    """Merge a piece into `out` and `lse`, or overwrite them if it is the first."""
+    from clearhead.attention.sparse.triton_forward import forward_kernel, merge_partials_kernel
 
-    piece, heads = Piece(x, lists, tile, first), x.B * x.H
-    if not piece.active:
+    args, heads = LaunchArgs(x, block_index, tile, is_first), x.B * x.H
+    if not args.active:
         return
-    fixed, slots = piece.fixed, piece.work.slots
-    part, state = piece.slots(heads, fixed["EP"], lse), piece.slots(heads, 2, lse)
-    forward_kernel[(piece.active * heads,)](
-        x.q, x.k, x.v, out, lse, piece.bias, part, state, slots, *piece.tensors,
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *piece.bias_strides,
-        x.scale, x.T, x.H, x.groups, *piece.numbers,
-        **fixed,
+    constants, n_partials = args.constants, args.work.n_partials
+    partials, state = args.partials(heads, constants["EP"], lse), args.partials(heads, 2, lse)
+    forward_kernel[(args.active * heads,)](
+        x.q, x.k, x.v, out, lse, args.bias, partials, state, n_partials, *args.tensors,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *args.bias_strides,
+        x.scale, x.T, x.H, x.groups, *args.sizes,
+        **constants,
     )  # fmt: skip
-    if slots:
-        active = piece.work.joins.shape[1]
-        join_kernel[(active * heads,)](
-            out, lse, part, state, slots, piece.patterns, piece.rows, piece.work.joins,
-            *out.stride()[:3], x.T, x.H, lists.N, active,
-            E=x.E, EP=fixed["EP"], M=lists.M, ROWS=fixed["ROWS"], FIRST=first, WIDE=fixed["WIDE"], BIAS=fixed["BIAS"],
+    if n_partials:
+        active = args.work.reductions.shape[1]
+        merge_partials_kernel[(active * heads,)](
+            out, lse, partials, state, n_partials, args.patterns, args.rows, args.work.reductions,
+            *out.stride()[:3], x.T, x.H, block_index.N, active,
+            E=x.E, EP=constants["EP"], M=block_index.M, HAS_ROW_IDS=constants["HAS_ROW_IDS"], IS_FIRST=is_first,
+            INT64_OFFSETS=constants["INT64_OFFSETS"], HAS_BIAS=constants["HAS_BIAS"],
         )  # fmt: skip
 
 
-def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tensor, Tensor]:
-    """What both gradients ask of each query, (B, H, T) float32 each: the shift of its scores, and Σ out · grad."""
+def prepare(out: Tensor, grad: Tensor, lse: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Return what both gradients need per query, (B, H, T) float32: the shift of its scores, and Σ out · grad."""
     from clearhead.attention.sparse.triton_forward import prepare_kernel
 
     B, H, T, E = out.shape
@@ -205,99 +232,118 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, biased: bool) -> tuple[Tenso
         M = 64
         prepare_kernel[(-(-T // M), B * H)](
             out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H,
-            E=E, EP=power_of_two(E), M=M, BIAS=biased,
+            E=E, EP=padded_width(E), M=M, HAS_BIAS=has_bias,
         )  # fmt: skip
     return shift, delta
 
 
-State = tuple[Tensor, Tensor, Tensor]
-"""What gradients are made of: that of the output, and each query's shift and delta."""
+BackwardState = tuple[Tensor, Tensor, Tensor]
+"""The gradient of the output, and the shift and delta of each query (see `prepare`)."""
 
 
-def query_gradient(x: Problem, lists: Lists, tile: Tile, state: State, dq: Tensor, first: bool) -> None:
-    """Adds a piece to `dq`, or begins it."""
+def query_gradient(
+    x: KernelInputs, block_index: BlockIndex, tile: Tile, state: BackwardState, dq: Tensor, is_first: bool
+) -> None:
+    """Add a piece to `dq`, or overwrite it if it is the first."""
     from clearhead.attention.sparse.triton_backward import query_kernel
 
-    piece, heads = Piece(x, lists, tile, first), x.B * x.H
-    if not piece.active:
+    args, heads = LaunchArgs(x, block_index, tile, is_first), x.B * x.H
+    if not args.active:
         return
     grad, shift, delta = state
-    part = piece.slots(heads, piece.fixed["DP"], shift)
-    query_kernel[(piece.active * heads,)](
-        x.q, x.k, x.v, grad, dq, shift, delta, piece.bias, part, piece.work.slots, *piece.tensors,
+    partials = args.partials(heads, args.constants["DP"], shift)
+    query_kernel[(args.active * heads,)](
+        x.q, x.k, x.v, grad, dq, shift, delta, args.bias, partials, args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *piece.bias_strides, x.scale, x.T, x.H, x.groups, *piece.numbers,
-        **piece.fixed,
+        *args.bias_strides, x.scale, x.T, x.H, x.groups, *args.sizes,
+        **args.constants,
     )  # fmt: skip
-    piece.add_up(dq, part, 1)
+    args.reduce(dq, partials, 1)
 
 
-def key_gradient(x: Problem, lists: Lists, tile: Tile, state: State, dk: Tensor, dv: Tensor, first: bool) -> None:
-    """Adds a piece to `dk` and `dv`, or begins them; `lists` are those of the keys."""
+def key_gradient(
+    x: KernelInputs, block_index: BlockIndex, tile: Tile, state: BackwardState, dk: Tensor, dv: Tensor, is_first: bool
+) -> None:
+    """Add a piece of the keys' index to `dk` and `dv`, or overwrite them if it is the first."""
     from clearhead.attention.sparse.triton_backward import key_kernel
 
-    # Heads that share a key/value head must walk the same blocks: patterns of their own forbid splitting and skipping.
-    alike = lists.batch == 1 or lists.batch_shape[-1] == 1 or x.groups == 1
-    piece, heads = Piece(x, lists, tile, first, in_step=not alike), x.B * x.K
-    if not piece.active:
+    # Query heads that share a key/value head must iterate over the same blocks: if their patterns differ, no block is
+    # split or dropped.
+    same_pattern = block_index.batch == 1 or block_index.batch_shape[-1] == 1 or x.groups == 1
+    args, heads = LaunchArgs(x, block_index, tile, is_first, lockstep=not same_pattern), x.B * x.K
+    if not args.active:
         return
     grad, shift, delta = state
-    dk_part, dv_part = (piece.slots(heads, piece.fixed[width], shift) for width in ("DP", "EP"))
-    key_kernel[(piece.active * heads,)](
-        x.q, x.k, x.v, grad, dk, dv, shift, delta, piece.bias, dk_part, dv_part, piece.work.slots, *piece.tensors,
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *piece.bias_strides,
+    dk_partials, dv_partials = (args.partials(heads, args.constants[width], shift) for width in ("DP", "EP"))
+    key_kernel[(args.active * heads,)](
+        x.q, x.k, x.v, grad, dk, dv, shift, delta, args.bias, dk_partials, dv_partials,
+        args.work.n_partials, *args.tensors,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *args.bias_strides,
         *dk.stride()[:3], *dv.stride()[:3],
-        x.scale, x.S, x.T, x.H, x.groups, *piece.numbers,
-        **piece.fixed, AHEAD=tile.warps > 4,
+        x.scale, x.S, x.T, x.H, x.groups, *args.sizes,
+        **args.constants, VALUES_FIRST=tile.warps > 4,
     )  # fmt: skip
-    piece.add_up(dk, dk_part, x.groups)
-    piece.add_up(dv, dv_part, x.groups)
+    args.reduce(dk, dk_partials, x.groups)
+    args.reduce(dv, dv_partials, x.groups)
 
 
-# -- lists cut into tiles, and the tiles shared out --------------------------------------------------------------------
+# -- schedules --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The segments as the kernels read them, and the programs that walk them; tensors are int32."""
+class WorkSchedule:
+    """The column ranges as the kernels read them, and the work of each program; tensors are int32.
 
-    segments: Tensor  # (blocks, n, 3): the column at place 0 if the segment went back so far, step, first place
-    # (batch, A, 7): block (−1: nothing), first tile, last tile + 1, slot of the result (−1: final), and of the block:
-    # how many columns all rows see, how many there are, where the description of its rows begins.
-    items: Tensor
-    joins: Tensor  # (batch, X, 3): block (−1: none), first slot, number of slots
-    slots: int  # how many unfinished results each head has
+    Attributes:
+        column_ranges: (blocks, n, 3) column at list position 0 (extrapolated), step, first list position.
+        work_items: (batch, A, 7) block (−1: none), first tile, end tile, index of the partial result (−1: none), and of
+            the block: `n_full`, `n_total`, `row_mask_start`.
+        reductions: (batch, X, 3) block (−1: none), first partial result, number of partial results.
+        n_partials: Number of partial results per head."""
+
+    column_ranges: Tensor
+    work_items: Tensor
+    reductions: Tensor
+    n_partials: int
 
 
-def schedule(lists: Lists, N: int, heads: int, keep_empty: bool, in_step: bool) -> Schedule:
-    """Tiles of N places, for `heads` (batch × heads) at once; `in_step`: every pattern has the same whole blocks."""
-    start, step, end = lists.segments.long().unbind(-1)
+def schedule(block_index: BlockIndex, N: int, heads: int, keep_empty: bool, lockstep: bool) -> WorkSchedule:
+    """Return the schedule in tiles of N positions for `heads` (batch × heads) at once.
+
+    `lockstep`: every pattern has the same blocks, none of them split."""
+    start, step, end = block_index.column_ranges.long().unbind(-1)
     begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
-    # Moved back to place 0 of the list: a kernel then adds step times the place. There is a first one, be it empty.
-    segments = torch.stack([start - step * begin, step, begin], -1)[:, (end > begin).any(0)]
-    segments = segments if segments.shape[1] else segments.new_zeros(len(segments), 1, 3)
-    tiles = (lists.total.long() + N - 1) // N
-    items, joins, slots = _share(tiles.reshape(-1, lists.N).cpu(), heads, keep_empty, in_step)
-    items = items.to(lists.total.device)
-    number = items[..., 0].clamp(min=0) + lists.N * torch.arange(len(items), device=items.device)[:, None]
-    more = torch.stack([x[number].int() for x in (lists.full, lists.total, lists.where)], -1)
-    return Schedule(segments.int().contiguous(), torch.cat([items, more], -1), joins.to(items.device), slots)
+    # Extrapolated to list position 0: a kernel then adds step × position. At least one range remains, even if empty.
+    ranges = torch.stack([start - step * begin, step, begin], -1)[:, (end > begin).any(0)]
+    ranges = ranges if ranges.shape[1] else ranges.new_zeros(len(ranges), 1, 3)
+    tiles = (block_index.n_total.long() + N - 1) // N
+    tiles = tiles.reshape(-1, block_index.N).cpu()
+    items, reductions, n_partials = _split_work(tiles, heads, keep_empty, lockstep)
+    items = items.to(block_index.n_total.device)
+    block = items[..., 0].clamp(min=0) + block_index.N * torch.arange(len(items), device=items.device)[:, None]
+    block_fields = (block_index.n_full, block_index.n_total, block_index.row_mask_start)
+    block_values = torch.stack([x[block].int() for x in block_fields], -1)
+    work_items = torch.cat([items, block_values], -1)
+    return WorkSchedule(ranges.int().contiguous(), work_items, reductions.to(items.device), n_partials)
 
 
-def _share(tiles: Tensor, heads: int, keep_empty: bool, in_step: bool) -> tuple[Tensor, Tensor, int]:
-    """Items and joins for blocks of so many tiles (batch, N), longest items first, or all whole and in order."""
+def _split_work(tiles: Tensor, heads: int, keep_empty: bool, lockstep: bool) -> tuple[Tensor, Tensor, int]:
+    """Return work items and reductions for blocks with this many tiles (batch, N).
+
+    Longest items come first; if `lockstep`, blocks are not split and are in order."""
     work = int(tiles.sum()) * max(heads // len(tiles), 1)
-    limit = max(SHORTEST, -(-work // (3 * PROGRAMS)))
-    parts = torch.ones_like(tiles) if in_step else ((tiles + limit - 1) // limit).clamp(min=int(keep_empty))
-    slots = torch.where(parts > 1, parts, 0)
-    begins = slots.cumsum(1) - slots
-    items, joins = [], []
-    for count, n, own, begin in zip(tiles, parts, slots, begins, strict=True):
-        block, part = ragged(n)
-        first, last = (count[block] * end // n[block] for end in (part, part + 1))
-        item = torch.stack([block, first, last, torch.where(own[block] > 0, begin[block] + part, -1)], 1)
-        items.append(item if in_step else item[(first - last).sort(stable=True).indices])
-        split = own.nonzero().flatten()
-        joins.append(torch.stack([split, begin[split], own[split]], 1))
-    tables = [pad_sequence(rows, batch_first=True, padding_value=-1).int() for rows in (items, joins)]
-    return tables[0], tables[1], int(slots.sum(1).max())
+    limit = max(MIN_SPLIT_TILES, -(-work // (3 * CONCURRENT_PROGRAMS)))
+    parts = torch.ones_like(tiles) if lockstep else ((tiles + limit - 1) // limit).clamp(min=int(keep_empty))
+    partials = torch.where(parts > 1, parts, 0)
+    begins = partials.cumsum(1) - partials
+    items, reductions = [], []
+    for n_tiles, n_parts, n_partials, begin in zip(tiles, parts, partials, begins, strict=True):
+        block, part = ragged_positions(n_parts)
+        first, last = (n_tiles[block] * end // n_parts[block] for end in (part, part + 1))
+        partial = torch.where(n_partials[block] > 0, begin[block] + part, -1)
+        item = torch.stack([block, first, last, partial], 1)
+        items.append(item if lockstep else item[(first - last).sort(stable=True).indices])
+        split = n_partials.nonzero().flatten()
+        reductions.append(torch.stack([split, begin[split], n_partials[split]], 1))
+    tables = [pad_sequence(rows, batch_first=True, padding_value=-1).int() for rows in (items, reductions)]
+    return tables[0], tables[1], int(partials.sum(1).max())

@@ -1,7 +1,7 @@
-"""The gathered way as one operator of torch's: `torch.compile` and autograd see a single node, on every device.
+"""Sparse attention as one torch operator, so that `torch.compile` and autograd see a single node on every device.
 
-A plan cannot travel through an operator's arguments, so it goes by its number (`Plan.handle`); whoever calls keeps the
-plan alive, and so does the node that waits for its backward."""
+A plan cannot be an argument of an operator, so its handle is (`Plan.handle`). The caller keeps the plan alive, and so
+does the autograd node until its backward."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch import Tensor
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
-from clearhead.attention.sparse.cost_model import rates_of
-from clearhead.attention.sparse.launch import Problem, unit
-from clearhead.attention.sparse.plan import Blocking, Plan, by_handle, pin, plan
+from clearhead.attention.sparse.cost_model import rates_for
+from clearhead.attention.sparse.launch import KernelInputs, unit_stride
+from clearhead.attention.sparse.plan import Blocking, Plan, plan
+from clearhead.attention.sparse.registry import pin_plan, plan_by_handle
 from clearhead.masks import parse
 
 _ATEN = torch.ops.aten
 
 Recipe = tuple[Any, ...]
-"""A device, the text of a mask, T, S, the offset and the fields of a `Blocking`: all that a plan is made of."""
+"""A device, the text of a mask, T, S, the offset and the fields of a `Blocking`: all that a plan is sparse_plan of."""
 
 
 @torch.compiler.assume_constant_result
 def constant_handle(recipe: Recipe) -> int:
-    """The number of a plan that is made while a graph is compiled, and kept as long as the process lives."""
-    return pin(_follow(recipe))
+    """The index of a plan that is sparse_plan while a graph is compiled, and kept as long as the process lives."""
+    return pin_plan(_follow(recipe))
 
 
 @torch.compiler.assume_constant_result
@@ -37,7 +38,7 @@ def constant_beats_sdpa(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype],
     `dtypes` are that in which it would gather, and that of the fused kernel instead."""
     from clearhead.attention.sparse.kernel import beats_sdpa
 
-    ours, theirs = (rates_of(recipe[0], dtype) for dtype in dtypes)
+    ours, theirs = (rates_for(recipe[0], dtype) for dtype in dtypes)
     return beats_sdpa(_follow(recipe), *work, ours, instead=theirs)
 
 
@@ -53,14 +54,14 @@ def _follow(recipe: Recipe) -> Plan:
     schema="(Tensor q, Tensor k, Tensor v, Tensor? bias, int handle, float scale) -> (Tensor, Tensor)",
 )
 def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
-    """out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, by the plan with this number."""
-    made, problem = by_handle(handle), Problem(q, k, v, bias, scale)
+    """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for the plan with this handle."""
+    sparse_plan, kernel_inputs = plan_by_handle(handle), KernelInputs(q, k, v, bias, scale)
     if runs_triton(q):
-        out, lse = _forward_triton(made, problem)
+        out, lse = _forward_triton(sparse_plan, kernel_inputs)
     else:
-        with torch.autocast("cpu", enabled=False):  # products of wide numbers stay wide
-            out, lse = _forward_cpu(made, problem)
-    # As a compiled graph was told; dense kernels lay out theirs as they like.
+        with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
+            out, lse = _forward_cpu(sparse_plan, kernel_inputs)
+    # The layout that the fake implementation declares; dense kernels return other layouts.
     return out.contiguous(), lse.contiguous()
 
 
@@ -75,7 +76,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: 
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, int handle, float scale,"
-        " bool learned) -> (Tensor, Tensor, Tensor, Tensor)"
+        " bool needs_dbias) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
 )
 def gathered_backward(
@@ -88,16 +89,17 @@ def gathered_backward(
     lse: Tensor,
     handle: int,
     scale: float,
-    learned: bool,
+    needs_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and of a bias that is `learned` (of any other, nothing: a tensor without elements)."""
-    made, problem, grad, dbias = by_handle(handle), Problem(q, k, v, bias, scale), unit(grad), q.new_empty(0)
+    """Return the gradients of q, k, v and, if `needs_dbias`, of the bias (else an empty tensor)."""
+    sparse_plan, kernel_inputs = plan_by_handle(handle), KernelInputs(q, k, v, bias, scale)
+    grad, dbias = unit_stride(grad), q.new_empty(0)
     if runs_triton(q):
-        dq, dk, dv = _backward_triton(made, problem, grad, out, lse)
+        dq, dk, dv = _backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
     else:
-        sums = q.new_zeros(bias.shape, dtype=problem.wide) if bias is not None and learned else None
+        sums = q.new_zeros(bias.shape, dtype=kernel_inputs.acc_dtype) if bias is not None and needs_dbias else None
         with torch.autocast("cpu", enabled=False):
-            dq, dk, dv = _backward_cpu(made, problem, grad, out, lse, sums)
+            dq, dk, dv = _backward_cpu(sparse_plan, kernel_inputs, grad, out, lse, sums)
         if bias is not None and sums is not None:
             dbias = sums.to(bias.dtype)
     return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias
@@ -105,10 +107,10 @@ def gathered_backward(
 
 @gathered_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *how: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _handle, _scale, learned = how
-    dbias = bias.new_empty(bias.shape) if bias is not None and learned else q.new_empty(0)
+    _handle, _scale, needs_dbias = options
+    dbias = bias.new_empty(bias.shape) if bias is not None and needs_dbias else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias
 
 
@@ -119,16 +121,16 @@ def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa
     ctx.handle, ctx.scale = handle, scale
     ctx.set_materialize_grads(False)
     if not torch.compiler.is_compiling():
-        ctx.plan = by_handle(handle)  # keeps it
+        ctx.plan = plan_by_handle(handle)  # keeps it alive
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     q, k, v, bias, out, lse = ctx.saved_tensors
     if grad is None:
         return None, None, None, None, None, None
-    learned = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, dbias = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale, learned)
-    return dq, dk, dv, dbias if learned else None, None, None
+    needs_dbias = bias is not None and ctx.needs_input_grad[3]
+    dq, dk, dv, dbias = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale, needs_dbias)
+    return dq, dk, dv, dbias if needs_dbias else None, None, None
 
 
 gathered.register_autograd(_backward, setup_context=_setup)
@@ -137,121 +139,124 @@ gathered.register_autograd(_backward, setup_context=_setup)
 # -- with Triton ------------------------------------------------------------------------------------------------------
 
 
-def _forward_triton(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
+def _forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
     tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E))
-    found = _dense_forward(plan, x)
-    if found is not None:
-        out, lse = found[0], found[1].contiguous()
+    dense = _dense_forward(plan, x)
+    if dense is not None:
+        out, lse = dense[0], dense[1].contiguous()
     else:
         out = x.q.new_empty((*x.q.shape[:-1], x.E))
         lse = x.q.new_empty(x.q.shape[:-1], dtype=torch.float32)
-        if not plan.queries:
+        if not plan.query_pieces:
             return out.zero_(), lse.fill_(-math.inf)
-    for number, lists in enumerate(plan.queries):
-        first = found is None and number == 0
-        launch.forward(x, lists, tiles.fitting(lists).forward, out, lse, first)
+    for index, block_index in enumerate(plan.query_pieces):
+        is_first = dense is None and index == 0
+        launch.forward(x, block_index, tiles.for_blocks(block_index).forward, out, lse, is_first)
     return out, lse
 
 
-def _backward_triton(plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found = _dense_backward(plan, x, grad, out, lse)
-    if found is None:
-        # The first piece writes every row; without a piece nothing does.
-        make = torch.empty_like if plan.queries else torch.zeros_like
-        dq, dk, dv = (make(y, memory_format=torch.contiguous_format) for y in (x.q, x.k, x.v))
+def _backward_triton(
+    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dense = _dense_backward(plan, x, grad, out, lse)
+    if dense is None:
+        # The first piece overwrites every row; without pieces, the gradients are zero.
+        allocate = torch.empty_like if plan.query_pieces else torch.zeros_like
+        dq, dk, dv = (allocate(y, memory_format=torch.contiguous_format) for y in (x.q, x.k, x.v))
     else:
-        dq, dk, dv = found
-    if not plan.queries:
+        dq, dk, dv = dense
+    if not plan.query_pieces:
         return dq, dk, dv
     tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E))
     state = (grad, *launch.prepare(out, grad, lse, x.bias is not None))
-    for number, lists in enumerate(plan.queries):
-        first = found is None and number == 0
-        launch.query_gradient(x, lists, tiles.fitting(lists).query, state, dq, first)
-    for number, lists in enumerate(plan.keys):
-        first = found is None and number == 0
-        launch.key_gradient(x, lists, tiles.fitting(lists).key, state, dk, dv, first)
+    for index, block_index in enumerate(plan.query_pieces):
+        is_first = dense is None and index == 0
+        launch.query_gradient(x, block_index, tiles.for_blocks(block_index).query, state, dq, is_first)
+    for index, block_index in enumerate(plan.key_pieces):
+        is_first = dense is None and index == 0
+        launch.key_gradient(x, block_index, tiles.for_blocks(block_index).key, state, dk, dv, is_first)
     return dq, dk, dv
 
 
 # -- with torch operations --------------------------------------------------------------------------------------------
 
 
-def _forward_cpu(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
-    found = _dense_forward(plan, x)
-    if found is None:
-        out = x.q.new_zeros((*x.q.shape[:-1], x.E), dtype=x.wide)
-        lse = x.q.new_full(x.q.shape[:-1], -math.inf, dtype=x.wide)
+def _forward_cpu(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
+    dense = _dense_forward(plan, x)
+    if dense is None:
+        out = x.q.new_zeros((*x.q.shape[:-1], x.E), dtype=x.acc_dtype)
+        lse = x.q.new_full(x.q.shape[:-1], -math.inf, dtype=x.acc_dtype)
     else:
-        out, lse = (y.to(x.wide).contiguous() for y in found)
-    for lists in plan.queries if x.q.numel() else ():
-        cpu.forward(x, lists, out.flatten(0, 1), lse.flatten(0, 1))
+        out, lse = (y.to(x.acc_dtype).contiguous() for y in dense)
+    for block_index in plan.query_pieces if x.q.numel() else ():
+        cpu.forward(x, block_index, out.flatten(0, 1), lse.flatten(0, 1))
     return out.to(x.q.dtype), lse
 
 
 def _backward_cpu(
-    plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
+    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = _dense_backward(plan, x, grad, out, lse)
-    if found is None:
-        dq, dk, dv = (y.new_zeros(y.shape, dtype=x.wide) for y in (x.q, x.k, x.v))
+    dense = _dense_backward(plan, x, grad, out, lse)
+    if dense is None:
+        dq, dk, dv = (y.new_zeros(y.shape, dtype=x.acc_dtype) for y in (x.q, x.k, x.v))
     else:
-        dq, dk, dv = (y.to(x.wide).contiguous() for y in found)
-    delta = (out.to(x.wide) * grad.to(x.wide)).sum(-1)
+        dq, dk, dv = (y.to(x.acc_dtype).contiguous() for y in dense)
+    delta = (out.to(x.acc_dtype) * grad.to(x.acc_dtype)).sum(-1)
     shift = torch.where(lse == -math.inf, math.inf, lse)
     state = (grad.flatten(0, 1), shift.flatten(0, 1), delta.flatten(0, 1))
-    into = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
-    for lists in plan.queries if x.q.numel() else ():
-        cpu.backward(x, lists, state, into, dbias)
+    gradients = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
+    for block_index in plan.query_pieces if x.q.numel() else ():
+        cpu.backward(x, block_index, state, gradients, dbias)
     return dq.to(x.q.dtype), dk.to(x.k.dtype), dv.to(x.v.dtype)
 
 
-# -- the dense piece: torch's fused kernels, called so that they give their log-sum-exp too ---------------------------
+# -- the dense piece: torch's fused kernels, called directly because they return the log-sum-exp -----------------------
 
 
-def _dense_forward(plan: Plan, x: Problem) -> tuple[Tensor, Tensor] | None:
-    """out (B, H, T, E) and log-sum-exp (B, H, T), float32."""
-    if plan.columns is None and not plan.triangle:
+def _dense_forward(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor] | None:
+    """Return out (B, H, T, E) and log-sum-exp (B, H, T) in float32; None without a dense piece."""
+    if plan.dense_columns is None and not plan.has_dense_causal:
         return None
-    q, (k, v), causal = x.q, _dense_keys(plan, x), plan.triangle
+    q, (k, v), causal = x.q, _dense_keys(plan, x), plan.has_dense_causal
     if not q.is_cuda:
         out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=x.scale)
         return out, lse
-    found = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=x.scale)
-    return found[0], found[1].reshape(q.shape[:-1])
+    dense = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=x.scale)
+    return dense[0], dense[1].reshape(q.shape[:-1])
 
 
 def _dense_backward(
-    plan: Plan, x: Problem, grad: Tensor, out: Tensor, lse: Tensor
+    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of q, k, v: given the output and log-sum-exp of all pieces merged, exactly those of this piece."""
-    if plan.columns is None and not plan.triangle:
+    """Return the gradients of q, k, v for the dense piece, exact because out and lse are those of all pieces merged."""
+    if plan.dense_columns is None and not plan.has_dense_causal:
         return None
-    given = (grad, x.q, *_dense_keys(plan, x), out)
+    arguments = (grad, x.q, *_dense_keys(plan, x), out)
     if not x.q.is_cuda:
         dq, *gradients = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-            *given, lse, 0.0, plan.triangle, scale=x.scale
+            *arguments, lse, 0.0, plan.has_dense_causal, scale=x.scale
         )
     else:
         seed = torch.zeros((), dtype=torch.int64, device=x.q.device)
         dq, *gradients = _ATEN._scaled_dot_product_cudnn_attention_backward(
-            *given, lse.unsqueeze(-1), seed, seed, None, None, None, x.T, given[2].shape[2], 0.0, plan.triangle,
+            *arguments, lse.unsqueeze(-1), seed, seed, None, None, None, x.T, arguments[2].shape[2], 0.0,
+            plan.has_dense_causal,
             scale=x.scale,
         )  # fmt: skip
     if x.groups > 1:
         gradients = [part.unflatten(1, (-1, x.groups)).sum(2) for part in gradients]
-    if plan.columns is not None:
-        wholes = [torch.zeros(y.shape, dtype=dq.dtype, device=dq.device) for y in (x.k, x.v)]
-        gradients = [y.index_copy_(2, plan.columns, part) for y, part in zip(wholes, gradients, strict=True)]
+    if plan.dense_columns is not None:
+        full = [torch.zeros(y.shape, dtype=dq.dtype, device=dq.device) for y in (x.k, x.v)]
+        gradients = [y.index_copy_(2, plan.dense_columns, part) for y, part in zip(full, gradients, strict=True)]
     return dq, gradients[0], gradients[1]
 
 
-def _dense_keys(plan: Plan, x: Problem) -> tuple[Tensor, Tensor]:
-    """The keys and values of the dense piece, one head for each of the queries'."""
+def _dense_keys(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of the dense piece, repeated for each query head."""
     k, v = x.k, x.v
-    if plan.progression is not None and k.is_cuda:
-        chosen = slice(*plan.progression)
-        k, v = k[:, :, chosen], v[:, :, chosen]  # views: the kernel steps over the keys between
-    elif plan.columns is not None:
-        k, v = k.index_select(2, plan.columns), v.index_select(2, plan.columns)
+    if plan.dense_range is not None and k.is_cuda:
+        columns = slice(*plan.dense_range)
+        k, v = k[:, :, columns], v[:, :, columns]  # strided views, no copies
+    elif plan.dense_columns is not None:
+        k, v = k.index_select(2, plan.dense_columns), v.index_select(2, plan.dense_columns)
     return (k, v) if x.groups == 1 else (k.repeat_interleave(x.groups, 1), v.repeat_interleave(x.groups, 1))

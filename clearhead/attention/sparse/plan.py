@@ -1,54 +1,60 @@
-"""`plan`: what will be computed for a mask, and what is skipped.
+"""Plan sparse attention: what is computed for a mask, and what is skipped.
 
-    Plan = dense columns that every query sees (or the whole triangle), given to the fused kernel
-         + lists of columns for blocks of queries, given to the gathered kernel
+    Plan = dense columns that every query sees (or the causal triangle), computed by the fused kernel
+         + a block-sparse index of the other pairs, computed by the sparse kernel
     merged exactly through their log-sum-exps
 
-A plan is made from the mask's structure, without building T × S, and is kept: the same mask and sizes give the same
-plan, until a tensor inside of the mask is changed in place."""
+A plan is built from the structure of the mask, without a T × S tensor, and cached: the same mask and sizes return the
+same plan until a tensor in the mask is modified in place."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any
-from weakref import WeakValueDictionary
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.sparse.block_index import Lists, Pairs, Scatter, lists_of, pairs_of
+from clearhead.attention.sparse import report
+from clearhead.attention.sparse.block_index import BlockIndex, PairList, RandomPairs, index_pairs, list_pairs
 from clearhead.attention.sparse.build import build
-from clearhead.attention.sparse.cost_model import Rates, rates_of
-from clearhead.attention.sparse.split import split, taken_out, view_of
-from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, causal, leaves
+from clearhead.attention.sparse.cost_model import Rates, rates_for
+from clearhead.attention.sparse.registry import cached_plan, next_handle, register
+from clearhead.attention.sparse.split import extract_disjuncts, make_row_blocks, split
+from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, leaves
 from clearhead.masks.regions import Grid
 
-KEPT = 64
-"""How many plans are kept; the one that was not used for longest goes first."""
-
-LONG = 4096
-"""Columns in a block's list, on average over a piece, from which larger blocks pay if nearly all need no test: these
-read their columns for more rows, but beside the edges of a mask they compute more pairs that are not allowed."""
+LONG_LIST_COLUMNS = 4096
+"""Mean number of columns per block from which larger blocks pay off if nearly all need no test: they read each column
+for more rows, but compute more pairs that are not allowed at the edges of a mask."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """How a plan cuts the work: rows in a block (queries, and keys for their gradients), and when dense calls pay."""
+    """Tile sizes of a plan, and when dense calls pay off.
 
-    queries: int = 64
-    keys: int = 64
-    dense_from: int | None = 1024  # columns seen by all from which a dense call pays; None: never
-    triangle: bool = True  # whether there is a dense call for the whole of causal()
-    # Rows in a block of a piece with long lists (see `LONG`); None: as many as in any other.
-    long: int | None = None
+    Attributes:
+        query_rows: Queries per block.
+        key_rows: Keys per block, for their gradients.
+        min_dense_columns: Columns seen by every query from which a dense call pays off; None: never.
+        dense_causal: Whether a dense kernel computes all of `causal()`.
+        long_rows: Rows per block of a piece with long lists (see `LONG_LIST_COLUMNS`); None: as in any other piece."""
+
+    query_rows: int = 64
+    key_rows: int = 64
+    min_dense_columns: int | None = 1024
+    dense_causal: bool = True
+    long_rows: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which pairs are computed for `mask`, and how. Made by `plan`."""
+    """Which pairs are computed for `mask`, and how. Returned by `plan`.
+
+    `handle` identifies the plan in torch operators (see `registry`). `dense_columns` (C,) are the keys that every query
+    sees, if a dense call computes them. `has_dense_causal`: a dense causal call computes all of `causal()`.
+    `sparse_mask` is the remainder, for the sparse kernel; `pairs_cache` is shared by both sides of its index."""
 
     mask: Mask
     T: int
@@ -56,78 +62,82 @@ class Plan:
     query_offset: int
     device: torch.device
     blocking: Blocking
-    handle: int  # its number, by which a compiled graph finds it
-    columns: Tensor | None  # (C,) the keys that every query sees, where a dense call takes them
-    triangle: bool  # whether a dense causal call takes all of causal()
-    rest: Mask | None  # what is left for the gathered kernel
-    memo: dict[Scatter, Pairs] = field(default_factory=dict)  # what both sides need
+    handle: int
+    dense_columns: Tensor | None
+    has_dense_causal: bool
+    sparse_mask: Mask | None
+    pairs_cache: dict[RandomPairs, PairList] = field(default_factory=dict)
 
     @cached_property
-    def progression(self) -> tuple[int, int, int] | None:
-        """(first, stop, step) of `columns` where they are evenly spaced, so that no copy of them is needed."""
-        if self.columns is None or len(self.columns) < 2:
+    def dense_range(self) -> tuple[int, int, int] | None:
+        """(first, stop, step) of `dense_columns` if they are evenly spaced, so that a strided view replaces a copy."""
+        if self.dense_columns is None or len(self.dense_columns) < 2:
             return None
-        steps = self.columns.diff()
+        steps = self.dense_columns.diff()
         step = int(steps[0])
-        return (int(self.columns[0]), int(self.columns[-1]) + 1, step) if bool((steps == step).all()) else None
+        if not bool((steps == step).all()):
+            return None
+        return int(self.dense_columns[0]), int(self.dense_columns[-1]) + 1, step
 
     @cached_property
-    def queries(self) -> tuple[Lists, ...]:
-        """The gathered pieces, each with blocks of queries that list keys."""
-        return self._lists(False)
+    def query_pieces(self) -> tuple[BlockIndex, ...]:
+        """The sparse pieces, each an index of the keys of each block of queries."""
+        return self._build_pieces(False)
 
     @cached_property
-    def keys(self) -> tuple[Lists, ...]:
-        """The same pairs as blocks of keys that list queries, for the gradients of keys and values."""
-        return self._lists(True)
+    def key_pieces(self) -> tuple[BlockIndex, ...]:
+        """The same pairs as an index of the queries of each block of keys, for the gradients of keys and values."""
+        return self._build_pieces(True)
 
-    def _lists(self, by_key: bool) -> tuple[Lists, ...]:
-        if self.rest is None:
+    def _build_pieces(self, by_key: bool) -> tuple[BlockIndex, ...]:
+        if self.sparse_mask is None:
             return ()
         n_rows = self.S if by_key else self.T
-        M = self.blocking.keys if by_key else self.blocking.queries
-        grid, found = Grid(self.S, self.query_offset), list[Lists]()
-        for part in split(self.rest, n_rows):
-            if isinstance(part, Scatter):
-                if part not in self.memo:
-                    self.memo[part] = pairs_of(part, self.T, grid, self.device)
+        M = self.blocking.key_rows if by_key else self.blocking.query_rows
+        grid = Grid(self.S, self.query_offset)
+        pieces: list[BlockIndex] = []
+        for part in split(self.sparse_mask, n_rows):
+            if isinstance(part, RandomPairs):
+                if part not in self.pairs_cache:
+                    self.pairs_cache[part] = list_pairs(part, self.T, grid, self.device)
                 shape = (self.S, self.T) if by_key else (self.T, self.S)
-                found.append(lists_of(self.memo[part], shape, M, by_key))
+                pieces.append(index_pairs(self.pairs_cache[part], shape, M, by_key))
                 continue
-            lists = build(view_of(part, self.T, grid, M, by_key, self.device), self.device)
-            if self.blocking.long is not None and _is_long(lists):
-                lists = build(view_of(part, self.T, grid, self.blocking.long, by_key, self.device), self.device)
-            found.append(lists.to(self.device))
-        return tuple(found)
+            index = build(make_row_blocks(part, self.T, grid, M, by_key, self.device), self.device)
+            if self.blocking.long_rows is not None and _is_long(index):
+                larger = make_row_blocks(part, self.T, grid, self.blocking.long_rows, by_key, self.device)
+                index = build(larger, self.device)
+            pieces.append(index.to(self.device))
+        return tuple(pieces)
 
-    # -- numbers ------------------------------------------------------------------------------------------------------
+    # -- counts and predicted time ------------------------------------------------------------------------------------
 
     @cached_property
-    def allowed(self) -> int:
-        """How many pairs the mask allows, over its batch."""
+    def allowed_pairs(self) -> int:
+        """Number of pairs that the mask allows, over its batch."""
         return self.mask.count(self.T, self.S, query_offset=self.query_offset)
 
     @property
     def dense_pairs(self) -> int:
-        """How many pairs the dense calls compute (half of the square for a causal one)."""
-        columns = 0 if self.columns is None else len(self.columns)
-        return self.T * columns + (self.T * (self.S + 1) // 2 if self.triangle else 0)
+        """Number of pairs that the dense calls compute (half of the square for a causal call)."""
+        columns = 0 if self.dense_columns is None else len(self.dense_columns)
+        return self.T * columns + (self.T * (self.S + 1) // 2 if self.has_dense_causal else 0)
 
     @cached_property
-    def gathered_pairs(self) -> int:
-        """How many pairs the gathered kernel computes, allowed or not, over the mask's batch."""
-        return sum(lists.pairs for lists in self.queries)
+    def sparse_pairs(self) -> int:
+        """Number of pairs that the sparse kernel computes, allowed or not, over the mask's batch."""
+        return sum(index.pairs for index in self.query_pieces)
 
     @property
-    def computed(self) -> int:
-        """How many pairs are computed in all, over the mask's batch."""
-        return self.dense_pairs * self._batch + self.gathered_pairs
+    def computed_pairs(self) -> int:
+        """Number of computed pairs, over the mask's batch."""
+        return self.dense_pairs * self._batch + self.sparse_pairs
 
     @property
     def density(self) -> float:
-        """Computed pairs as a fraction of all."""
+        """Computed pairs as a fraction of all pairs."""
         pairs = self.T * self.S * self._batch
-        return self.computed / pairs if pairs else 0.0
+        return self.computed_pairs / pairs if pairs else 0.0
 
     @property
     def _batch(self) -> int:
@@ -135,97 +145,69 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the lists made so far."""
-        made = [*self.queries, *(self.keys if "keys" in self.__dict__ else ())]
-        return sum(lists.nbytes for lists in made) + (0 if self.columns is None else 8 * len(self.columns))
+        """Memory of the index tensors built so far."""
+        pieces = [*self.query_pieces, *(self.key_pieces if "key_pieces" in self.__dict__ else ())]
+        return sum(index.nbytes for index in pieces) + (
+            0 if self.dense_columns is None else 8 * len(self.dense_columns)
+        )
 
     def predicted_ms(
         self, *, heads: int = 1, width: int = 64, rates: Rates | None = None, backward: bool = False
     ) -> float:
-        """The time that this plan should take for `heads` (batch × heads) of `width`, on its device."""
-        rates = rates_of(self.device) if rates is None else rates
+        """Return the predicted time for `heads` (batch × heads) of `width`, at the rates of its device by default."""
+        rates = rates_for(self.device) if rates is None else rates
         work = self.work(heads, rates, backward)
         return rates.milliseconds(**work, width=width, backward=backward)
 
     def work(self, heads: int, rates: Rates, backward: bool) -> dict[str, float]:
-        """Pairs of each kind and kernels launched, for `heads` (batch × heads): what `rates.milliseconds` asks for.
+        """Return the pairs of each kind and the kernel launches for `heads` (batch × heads).
 
-        With backward a kernel takes about half of its time for lists of queries, and half for lists of keys, which may
-        be longer. Those of masks with data are not made for this: they may be needed for a single call."""
-        beyond = min(rates.causal_tile, self.S) / 2 * self.T if self.triangle else 0
-        dense = float(min(self.dense_pairs + beyond, self.T * self.S) * heads)
+        The result is the keyword arguments of `rates.milliseconds`. With backward, about half of a kernel's time is
+        attributed to the index of the queries and half to that of the keys, which can be longer. The latter is not
+        built for masks with data, because it may be needed for a single call."""
+        padding = min(rates.causal_tile, self.S) / 2 * self.T if self.has_dense_causal else 0
+        dense = float(min(self.dense_pairs + padding, self.T * self.S) * heads)
         work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * rates.dense_launches}
-        each = max(heads // max(self._batch, 1), 1)
+        heads_per_pattern = max(heads // max(self._batch, 1), 1)
         both = backward and not rates.in_chunks and self.mask.is_structural
-        for lists in (*self.queries, *self.keys) if both else self.queries:
-            pairs, launches = lists.chunked(each) if rates.in_chunks else (lists.pairs * each, 1)
+        for index in (*self.query_pieces, *self.key_pieces) if both else self.query_pieces:
+            if rates.in_chunks:
+                pairs, launches = index.chunked_work(heads_per_pattern)
+            else:
+                pairs, launches = index.pairs * heads_per_pattern, 1
             share = 0.5 if both else 1.0
-            partial = share * lists.partial_pairs / max(lists.pairs, 1)
+            partial = share * index.partial_pairs / max(index.pairs, 1)
             work["full"] += pairs * (share - partial)
             work["partial"] += pairs * partial
             work["launches"] += launches * share
         return work
 
     def fused_work(self, heads: int, device: torch.device | None = None) -> dict[str, float]:
-        """What the fused kernel would do instead: all pairs, and the parts of the mask that it is given as a tensor.
+        """Return the work of the fused kernel for the same call: all pairs, and the leaves of the mask as tensors.
 
-        It would do so on `device`, if that is another one than the plan is on."""
-        each = float(self.T * self.S)
+        `device` is the device of the call, if it differs from the plan's."""
+        pairs = float(self.T * self.S)
         if not self.mask.depends_on_query:
-            return {"dense": heads * each}
-        parts, where = [leaf for leaf, _ in leaves(self.mask)], (device or self.device).type
+            return {"dense": heads * pairs}
+        parts = [leaf for leaf, _ in leaves(self.mask)]
+        device_type = (device or self.device).type
         return {
-            "masked": heads * each,
+            "masked": heads * pairs,
             "leaves": len(parts),
             "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
-            "moved": sum(leaf.device is not None and leaf.device.type != where for leaf in parts),
-            "remainders": each * sum(isinstance(leaf, Dilated) for leaf in parts),
+            "moved": sum(leaf.device is not None and leaf.device.type != device_type for leaf in parts),
+            "remainders": pairs * sum(isinstance(leaf, Dilated) for leaf in parts),
         }
 
-    # -- for people ---------------------------------------------------------------------------------------------------
+    # -- display ------------------------------------------------------------------------------------------------------
 
     def explain(self, rates: Rates | None = None) -> str:
-        """The plan in words, with the time it should take at these rates (those of its device, if not given)."""
-        rates = rates_of(self.device) if rates is None else rates
-        dense = self.triangle or self.columns is not None
-        gathered = [lists for lists in self.queries if lists.pairs]
-        lines = [f"{self.mask}: {self.T:,} queries, {self.S:,} keys, {self.allowed:,} pairs allowed"]
-        if self.triangle:
-            lines.append(f"  dense      causal attention over all keys: {self.dense_pairs:,} pairs")
-        elif self.columns is not None:
-            keys = f"{len(self.columns):,} keys that every query sees, gathered once"
-            lines.append(f"  dense      {keys}: {self.dense_pairs:,} pairs")
-        lines += [f"  gathered   {lists}" for lists in gathered]
-        if dense + len(gathered) > 1:
-            lines.append(f"  merged     {dense + len(gathered)} pieces, by their log-sum-exps in float32")
-        needed = f"{100 * self.allowed / self.computed if self.computed else 100:.0f} %"
-        share = f"{self.density:.4f} of all; {needed} of them are allowed"
-        lines.append(f"  together   {self.computed:,} pairs computed, {share}")
-        everything = rates.milliseconds(dense=32.0 * self.T * self.S, width=64)
-        ratio = self.predicted_ms(heads=32, rates=rates) / max(everything, 1e-12)
-        setting = f"({rates.name}, 32 heads of width 64)"
-        lines.append(f"  predicted  {ratio:.3f} of the time of attention without a mask {setting}")
-        return "\n".join(lines)
+        """Return the plan as text, with the predicted time at these rates (by default those of its device)."""
+        return report.explain(self, rates)
 
     def draw(self, cells: int = 32) -> Drawing:
-        """What is computed, drawn like a mask: a cell is as dark as the part of its pairs that is, needed or not."""
-        T, S, rows, columns = self.T, self.S, min(self.T, cells), min(self.S, cells)
-        counts = torch.zeros(rows, columns, dtype=torch.float64)
-        if self.triangle:
-            halves = torch.tensor(causal().draw(T, S, cells=cells).cells, dtype=torch.float64)
-            counts += halves * _sizes(T, rows, S, columns)
-        if self.columns is not None:
-            counts += _sizes(T, rows, 1, 1) * _cells(self.columns[None].cpu(), S, columns)
-        for lists in self.queries:
-            blocks = (lists.total > 0).nonzero().flatten()
-            for part in blocks.split(max(1, (1 << 22) // max(lists.longest, lists.M, 1))):
-                inside = torch.arange(lists.longest, device=part.device) < lists.total[part][:, None]
-                across = torch.where(inside, lists.columns(part, lists.longest), -1)
-                down = _cells(lists.row_indices(part).cpu(), T, rows)
-                counts += down.T @ _cells(across.cpu(), S, columns) / max(lists.batch, 1)
-        shades = counts / _sizes(T, rows, S, columns) if counts.numel() else counts
-        table = tuple([tuple(row) for row in shades.clamp(max=1.0).tolist()])
-        return Drawing(f"{self.mask}, as it is planned", T, S, self.query_offset, self.mask.batch_shape, table, T)
+        """Return a picture of the computed pairs; a cell's shade is the share of its pairs that is computed."""
+        return report.draw(self, cells)
 
     def __str__(self) -> str:
         return self.explain()
@@ -240,84 +222,63 @@ def plan(
     device: torch.device | str = "cpu",
     blocking: Blocking | None = None,
 ) -> Plan:
-    """The plan for T queries and S keys (T if not given), from the mask's structure; kept for the next call.
+    """Return the plan of a mask; cached.
 
-    Unless said otherwise it is cut as `attend` cuts it on this device for heads of width 64, in float32 on a CPU and in
-    bfloat16 elsewhere."""
+    Args:
+        mask: The mask; None allows every pair.
+        T: Number of queries.
+        S: Number of keys; T by default.
+        query_offset: Position of the first query among the keys, required if the mask needs it and T ≠ S.
+        device: Device of the index tensors.
+        blocking: Tile sizes. By default those of `attend` on this device for heads of width 64.
+
+    Returns:
+        The plan.
+
+    Raises:
+        MaskError: A size is invalid, or the mask needs `query_offset`.
+
+    Example:
+        print(plan(window(128, 128) | every(64), 2048))"""
     mask = as_mask(mask)
     S = T if S is None else S
-    position = mask.check(T, S, query_offset)
-    where = torch.device(device)
-    blocking = usual_blocking(where) if blocking is None else blocking
-    versions, what = mask.versions, (mask, T, S, position, where, blocking)
-    # Tensors that do not count their changes may have others next time: such a plan serves this call alone.
-    return _make(*what) if versions is None else _kept(versions, *what)
+    start = mask.check(T, S, query_offset)
+    device = torch.device(device)
+    blocking = default_blocking(device) if blocking is None else blocking
+    versions = mask.versions
+    if versions is None:  # modifications of its tensors are not counted, so the plan is valid for this call only
+        return _build_plan(mask, T, S, start, device, blocking)
+    return cached_plan(_build_plan, versions, mask, T, S, start, device, blocking)
 
 
-def usual_blocking(device: torch.device) -> Blocking:
-    """How `attend` cuts the work there, for heads of width 64 in the numbers that are usual on such a device."""
-    from clearhead.attention.sparse.kernel import blocking_on  # which follows plans
+def default_blocking(device: torch.device) -> Blocking:
+    """Return the blocking of `attend` for heads of width 64, in float32 on a CPU and in bfloat16 elsewhere."""
+    from clearhead.attention.sparse.kernel import blocking_on  # which imports this module
 
     return blocking_on(device, torch.float32 if device.type == "cpu" else torch.bfloat16, 64, 64)
 
 
-def by_handle(handle: int) -> Plan:
-    """The plan with this number; it must be in use somewhere."""
-    return _BY_HANDLE[handle]
-
-
-def pin(made: Plan) -> int:
-    """Keeps a plan for good, because a compiled graph will ask for it by its number, which is returned."""
-    _PINNED[made.handle] = made
-    return made.handle
-
-
-def forget() -> None:
-    """Drops all kept plans (those that compiled graphs use stay)."""
-    _kept.cache_clear()
-
-
-_BY_HANDLE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
-_PINNED: dict[int, Plan] = {}
-_NUMBERS = itertools.count(1)
-
-
-@lru_cache(KEPT)
-def _kept(versions: tuple[int, ...], *what: Any) -> Plan:
-    return _make(*what)
-
-
-def _make(mask: Mask, T: int, S: int, query_offset: int, device: torch.device, blocking: Blocking) -> Plan:
-    empty = not T or not S or 0 in mask.batch_shape
+def _build_plan(mask: Mask, T: int, S: int, query_offset: int, device: torch.device, blocking: Blocking) -> Plan:
+    is_empty = not T or not S or 0 in mask.batch_shape
     columns: Tensor | None = None
-    triangle, rest = False, None if empty else mask
-    if not empty and blocking.triangle and T == S and query_offset == 0:
-        whole, rest = taken_out(mask, lambda part: isinstance(part, Causal))
-        triangle = whole is not None
-    if not empty and not triangle and blocking.dense_from is not None:
-        whole, left = taken_out(mask, lambda part: part.is_structural and not part.depends_on_query)
-        if whole is not None:
-            seen = whole.dense(1, S, query_offset=query_offset, device=device).reshape(S).nonzero().flatten()
-            if len(seen) >= blocking.dense_from:
-                columns, rest = seen, left
-    made = Plan(mask, T, S, query_offset, device, blocking, next(_NUMBERS), columns, triangle, rest)
-    _BY_HANDLE[made.handle] = made
-    return made
+    has_dense_causal = False
+    sparse_mask = None if is_empty else mask
+    if not is_empty and blocking.dense_causal and T == S and query_offset == 0:
+        dense_mask, sparse_mask = extract_disjuncts(mask, lambda part: isinstance(part, Causal))
+        has_dense_causal = dense_mask is not None
+    if not is_empty and not has_dense_causal and blocking.min_dense_columns is not None:
+        dense_mask, remainder = extract_disjuncts(mask, lambda part: part.is_structural and not part.depends_on_query)
+        if dense_mask is not None:
+            row = dense_mask.dense(1, S, query_offset=query_offset, device=device).reshape(S)
+            visible = row.nonzero().flatten()
+            if len(visible) >= blocking.min_dense_columns:
+                columns, sparse_mask = visible, remainder
+    plan = Plan(mask, T, S, query_offset, device, blocking, next_handle(), columns, has_dense_causal, sparse_mask)
+    register(plan)
+    return plan
 
 
-def _is_long(lists: Lists) -> bool:
-    blocks = lists.N * lists.batch
-    return lists.pairs >= LONG * lists.M * blocks > 0 and lists.partial_pairs <= lists.pairs / 10
-
-
-def _cells(indices: Tensor, n: int, cells: int) -> Tensor:
-    """(R, cells) how many of each row's indices (of n; negative ones are none) lie in each cell."""
-    cell = ((indices + 1) * cells - 1).div(max(n, 1), rounding_mode="floor").clamp(min=0)
-    counts = torch.zeros(len(indices), cells, dtype=torch.float64)
-    return counts.scatter_add_(1, cell, (indices >= 0).to(torch.float64))
-
-
-def _sizes(T: int, rows: int, S: int, columns: int) -> Tensor:
-    """(rows, columns) how many pairs each cell has."""
-    heights, widths = ((torch.arange(k + 1) * n // k).diff().to(torch.float64) for n, k in ((T, rows), (S, columns)))
-    return heights[:, None] * widths[None, :]
+def _is_long(index: BlockIndex) -> bool:
+    """Return whether the lists are long, and mostly need no test, so that larger blocks pay off."""
+    blocks = index.N * index.batch
+    return index.pairs >= LONG_LIST_COLUMNS * index.M * blocks > 0 and index.partial_pairs <= index.pairs / 10

@@ -1,8 +1,8 @@
-"""The gradients of the gathered kernel: queries by the forward plan's lists, keys and values by the transposed plan's.
+"""Gradients of the sparse kernel: queries by the query index, keys and values by the key index.
 
-Both recompute the weights from the stored log-sum-exp, p = exp(s − lse), which is that of all pieces together: the
-gradient of each piece is then exact. `prepare_kernel` makes a `shift` of it. See `gathered_triton` for the walk and
-the letters."""
+Both recompute the weights p = exp(s − lse) from the stored log-sum-exp of all pieces together, so the gradient of each
+piece is exact. `prepare_kernel` derives the `shift` from it. The loop over tiles and the letters are those of
+`triton_forward`."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -15,149 +15,156 @@ import triton.language as tl
 
 from clearhead.attention.sparse.triton_forward import (
     LOG2E,
-    _biased,
-    _block,
-    _columns,
-    _hide,
-    _item,
-    _marks,
-    _products,
-    _tile,
+    _add_bias,
+    _apply_row_mask,
+    _load_columns,
+    _load_row_mask,
+    _load_rows,
+    _load_tile,
+    _load_work_item,
+    _matmul_transposed,
 )
 
 
 @triton.jit
-def _weights(s, c, shift, BIAS: tl.constexpr):
-    """The weights of scores s. Beside a bias of 1e38 the rounding of a product is beyond any exponent: the difference
-    comes first, and a weight is never more than 1."""
-    return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if BIAS else tl.math.exp2(s * c - shift)
+def _softmax_weights(s, c, shift, HAS_BIAS: tl.constexpr):
+    """Return the softmax weights of scores s.
+
+    With a bias of 1e38 the rounding error of a product exceeds any exponent, so the difference is computed first, and a
+    weight is at most 1."""
+    return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if HAS_BIAS else tl.math.exp2(s * c - shift)
 
 
 @triton.jit
 def query_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, shift_ptr, delta_ptr, bias_ptr, part_ptr, slots,
-    patterns, rows, segments, items, marks, pool,
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, shift_ptr, delta_ptr, bias_ptr, partials_ptr, n_partials,
+    patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
     scale, n_rows, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
-    POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
+    SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of queries; not FIRST: added to what is there."""
+    """Compute the gradient of a block of queries; if not IS_FIRST, add it to the stored one."""
     pid = tl.program_id(0)
     bh = pid // active
     b = (bh // H).to(tl.int64)
     h = (bh % H).to(tl.int64)
-    pattern, item = _item(items, patterns, bh, active, PATTERNS)
+    pattern, item = _load_work_item(work_items, patterns, bh, active, HAS_PATTERNS)
     n = tl.load(item)
     if n >= 0:
         n_full = tl.load(item + 4)
         total = tl.load(item + 5)
-        low, high, bits = _marks(tl.load(item + 6), marks, M, MARKS)
-        block, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
-        q = _tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, WIDE)
-        do = _tile(do_ptr + b * sgb + h * sgh, row, sgt, E, EP, WIDE)
+        low, high, bits = _load_row_mask(tl.load(item + 6), row_mask, M, ROW_MASK)
+        block, row, valid = _load_rows(n, pattern, n_blocks, n_rows, row_ids, M, HAS_ROW_IDS)
+        q = _load_tile(q_ptr + b * sqb + h * sqh, row, sqt, D, DP, INT64_OFFSETS)
+        do = _load_tile(do_ptr + b * sgb + h * sgh, row, sgt, E, EP, INT64_OFFSETS)
         shift = tl.load(shift_ptr + bh.to(tl.int64) * n_rows + row)
         delta = tl.load(delta_ptr + bh.to(tl.int64) * n_rows + row)
         k_base = k_ptr + b * skb + (h // groups) * skh
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
-        mine = segments + block * (3 * SEGMENTS)
+        block_ranges = column_ranges + block * (3 * N_RANGES)
         dq = tl.zeros([M, DP], tl.float32)
-        c = LOG2E if BIAS else scale * LOG2E
+        c = LOG2E if HAS_BIAS else scale * LOG2E
         for t in range(tl.load(item + 1), tl.load(item + 2)):
             x = t * N + tl.arange(0, N)
-            index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
-            k = _tile(k_base, index, sks, D, DP, WIDE)
-            v = _tile(v_base, index, svs, E, EP, WIDE)
-            s = _products(q, k, PRECISION)
-            dp = _products(do, v, PRECISION)
-            if BIAS:
+            index = _load_columns(
+                x, n_full, total, block_ranges, column_ids, skip_shift, N_RANGES, SKIP_MODULUS, HAS_COLUMN_IDS
+            )
+            k = _load_tile(k_base, index, sks, D, DP, INT64_OFFSETS)
+            v = _load_tile(v_base, index, svs, E, EP, INT64_OFFSETS)
+            s = _matmul_transposed(q, k, PRECISION)
+            dp = _matmul_transposed(do, v, PRECISION)
+            if HAS_BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = _biased(s, at, scale)
+                s = _add_bias(s, at, scale)
             if t >= n_full // N:
-                s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-            p = _weights(s, c, shift[:, None], BIAS)
+                s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
+            p = _softmax_weights(s, c, shift[:, None], HAS_BIAS)
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
         dq = dq * scale
         d = tl.arange(0, DP)
         row = row.to(tl.int64)
         at = dq_ptr + b * sdb + h * sdh + row[:, None] * sdt + d[None, :]
-        inside = there[:, None] & (d < D)[None, :]
-        slot = tl.load(item + 3)
-        if slot < 0:
-            if not FIRST:
-                dq += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(at, dq.to(dq_ptr.dtype.element_ty), mask=inside)
+        in_bounds = valid[:, None] & (d < D)[None, :]
+        partial = tl.load(item + 3)
+        if partial < 0:
+            if not IS_FIRST:
+                dq += tl.load(at, mask=in_bounds, other=0.0).to(tl.float32)
+            tl.store(at, dq.to(dq_ptr.dtype.element_ty), mask=in_bounds)
         else:
-            _put(part_ptr, bh.to(tl.int64) * slots + slot, dq, M, DP)
+            _store_partial(partials_ptr, bh.to(tl.int64) * n_partials + partial, dq, M, DP)
 
 
 @triton.jit
 def key_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, shift_ptr, delta_ptr, bias_ptr, dk_part, dv_part, slots,
-    patterns, rows, segments, items, marks, pool,
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, shift_ptr, delta_ptr, bias_ptr, dk_partials, dv_partials, n_partials,
+    patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sbb, sbh, sbt, sbs,
     sxb, sxh, sxs, syb, syh, sys,
     scale, n_rows, n_queries, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    SEGMENTS: tl.constexpr, PATTERNS: tl.constexpr, ROWS: tl.constexpr, MARKS: tl.constexpr, SKIP: tl.constexpr,
-    POOL: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
+    N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
+    SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr,
+    VALUES_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block of keys and values, over all query heads that share them.
+    """Compute the gradients of a block of keys and values, over all query heads that share them.
 
-    AHEAD: the product with the values is begun before the weights are computed, which then takes no time of its own. It
-    pays where a block has two groups of warps; where it has one, blocks do that for each other and registers are short.
-    """
+    VALUES_FIRST: the product with the values starts before the weights are computed, which hides their time. It pays
+    off with two groups of warps per block; with one, other blocks hide it already, and registers are scarce."""
     pid = tl.program_id(0)
     K = H // groups
     bk = pid // active
     b = (bk // K).to(tl.int64)
     h_kv = (bk % K).to(tl.int64)
     first_head = (bk // K) * H + (bk % K) * groups
-    _, item = _item(items, patterns, first_head, active, PATTERNS)
+    _, item = _load_work_item(work_items, patterns, first_head, active, HAS_PATTERNS)
     n = tl.load(item)
     if n >= 0:
-        _, row, there = _block(n, 0, n_blocks, n_rows, rows, M, ROWS)
-        k = _tile(k_ptr + b * skb + h_kv * skh, row, sks, D, DP, WIDE)
-        v = _tile(v_ptr + b * svb + h_kv * svh, row, svs, E, EP, WIDE)
+        _, row, valid = _load_rows(n, 0, n_blocks, n_rows, row_ids, M, HAS_ROW_IDS)
+        k = _load_tile(k_ptr + b * skb + h_kv * skh, row, sks, D, DP, INT64_OFFSETS)
+        v = _load_tile(v_ptr + b * svb + h_kv * svh, row, svs, E, EP, INT64_OFFSETS)
         dk = tl.zeros([M, DP], tl.float32)
         dv = tl.zeros([M, EP], tl.float32)
-        c = LOG2E if BIAS else scale * LOG2E
+        c = LOG2E if HAS_BIAS else scale * LOG2E
         for g in range(groups):
             bh = first_head + g
             h = h_kv * groups + g
-            pattern, own = _item(items, patterns, bh, active, PATTERNS)  # of the same block
-            n_full = tl.load(own + 4)
-            total = tl.load(own + 5)
-            low, high, bits = _marks(tl.load(own + 6), marks, M, MARKS)
-            mine = segments + (pattern * n_blocks + n) * (3 * SEGMENTS)
+            pattern, head_item = _load_work_item(work_items, patterns, bh, active, HAS_PATTERNS)  # of the same block
+            n_full = tl.load(head_item + 4)
+            total = tl.load(head_item + 5)
+            low, high, bits = _load_row_mask(tl.load(head_item + 6), row_mask, M, ROW_MASK)
+            block_ranges = column_ranges + (pattern * n_blocks + n) * (3 * N_RANGES)
             q_base = q_ptr + b * sqb + h * sqh
             do_base = do_ptr + b * sgb + h * sgh
             shift_base = shift_ptr + bh.to(tl.int64) * n_queries
             delta_base = delta_ptr + bh.to(tl.int64) * n_queries
             bias_base = bias_ptr + b * sbb + h * sbh
-            for t in range(tl.load(own + 1), tl.load(own + 2)):
+            for t in range(tl.load(head_item + 1), tl.load(head_item + 2)):
                 x = t * N + tl.arange(0, N)
-                index = _columns(x, n_full, total, mine, pool, skip_shift, SEGMENTS, SKIP, POOL)
-                q = _tile(q_base, index, sqt, D, DP, WIDE)
-                do = _tile(do_base, index, sgt, E, EP, WIDE)
+                index = _load_columns(
+                    x, n_full, total, block_ranges, column_ids, skip_shift, N_RANGES, SKIP_MODULUS, HAS_COLUMN_IDS
+                )
+                q = _load_tile(q_base, index, sqt, D, DP, INT64_OFFSETS)
+                do = _load_tile(do_base, index, sgt, E, EP, INT64_OFFSETS)
                 shift = tl.load(shift_base + index)
                 delta = tl.load(delta_base + index)
-                s = _products(k, q, PRECISION)
-                if AHEAD:
-                    dp = _products(v, do, PRECISION)
-                if BIAS:
+                s = _matmul_transposed(k, q, PRECISION)
+                if VALUES_FIRST:
+                    dp = _matmul_transposed(v, do, PRECISION)
+                if HAS_BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
-                    s = _biased(s, at, scale)
+                    s = _add_bias(s, at, scale)
                 if t >= n_full // N:
-                    s = _hide(s, t * N - n_full, total - n_full, low, high, bits, M, N, MARKS)
-                p = _weights(s, c, shift[None, :], BIAS)
+                    s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
+                p = _softmax_weights(s, c, shift[None, :], HAS_BIAS)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-                if not AHEAD:
-                    dp = _products(v, do, PRECISION)
+                if not VALUES_FIRST:
+                    dp = _matmul_transposed(v, do, PRECISION)
                 ds = p * (dp - delta[None, :])
                 dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         dk = dk * scale
@@ -166,52 +173,52 @@ def key_kernel(
         row = row.to(tl.int64)
         at_k = dk_ptr + b * sxb + h_kv * sxh + row[:, None] * sxs + d[None, :]
         at_v = dv_ptr + b * syb + h_kv * syh + row[:, None] * sys + e[None, :]
-        in_k = there[:, None] & (d < D)[None, :]
-        in_v = there[:, None] & (e < E)[None, :]
-        slot = tl.load(item + 3)
-        if slot < 0:
-            if not FIRST:
+        in_k = valid[:, None] & (d < D)[None, :]
+        in_v = valid[:, None] & (e < E)[None, :]
+        partial = tl.load(item + 3)
+        if partial < 0:
+            if not IS_FIRST:
                 dk += tl.load(at_k, mask=in_k, other=0.0).to(tl.float32)
                 dv += tl.load(at_v, mask=in_v, other=0.0).to(tl.float32)
             tl.store(at_k, dk.to(dk_ptr.dtype.element_ty), mask=in_k)
             tl.store(at_v, dv.to(dv_ptr.dtype.element_ty), mask=in_v)
         else:
-            number = bk.to(tl.int64) * slots + slot
-            _put(dk_part, number, dk, M, DP)
-            _put(dv_part, number, dv, M, EP)
+            number = bk.to(tl.int64) * n_partials + partial
+            _store_partial(dk_partials, number, dk, M, DP)
+            _store_partial(dv_partials, number, dv, M, EP)
 
 
 @triton.jit
-def _put(part, number, value, M: tl.constexpr, W: tl.constexpr):
-    """Stores an unfinished result (M, W) in its slot."""
+def _store_partial(part, number, value, M: tl.constexpr, W: tl.constexpr):
+    """Store a partial result (M, W)."""
     at = part + (number * M + tl.arange(0, M))[:, None] * W + tl.arange(0, W)[None, :]
     tl.store(at, value)
 
 
 @triton.jit
-def sum_kernel(
-    x_ptr, part_ptr, slots, patterns, rows, joins, sxb, sxh, sxs, n_rows, H, groups, n_blocks, active,
-    D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, FIRST: tl.constexpr,
+def sum_partials_kernel(
+    x_ptr, partials_ptr, n_partials, patterns, row_ids, reductions, sxb, sxh, sxs, n_rows, H, groups, n_blocks, active,
+    D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, HAS_ROW_IDS: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the parts of a block that was split, and what was there before. H / groups heads have results."""
+    """Sum the parts of a split block, and the stored gradient unless IS_FIRST. There are H / groups heads."""
     pid = tl.program_id(0)
     K = H // groups
     bk = pid // active
     pattern = tl.load(patterns + (bk // K) * H + (bk % K) * groups)
-    join = joins + (pattern * active + pid % active) * 3
-    n = tl.load(join)
+    reduction = reductions + (pattern * active + pid % active) * 3
+    n = tl.load(reduction)
     if n >= 0:
-        _, row, there = _block(n, pattern, n_blocks, n_rows, rows, M, ROWS)
+        _, row, valid = _load_rows(n, pattern, n_blocks, n_rows, row_ids, M, HAS_ROW_IDS)
         r = tl.arange(0, M)
         d = tl.arange(0, DP)
         total = tl.zeros([M, DP], tl.float32)
-        first = tl.load(join + 1)
-        for slot in range(first, first + tl.load(join + 2)):
-            at = bk.to(tl.int64) * slots + slot
-            total += tl.load(part_ptr + (at * M + r)[:, None] * DP + d[None, :])
-        to = x_ptr + (bk // K).to(tl.int64) * sxb + (bk % K).to(tl.int64) * sxh
-        to = to + row.to(tl.int64)[:, None] * sxs + d[None, :]
-        inside = there[:, None] & (d < D)[None, :]
-        if not FIRST:
-            total += tl.load(to, mask=inside, other=0.0).to(tl.float32)
-        tl.store(to, total.to(x_ptr.dtype.element_ty), mask=inside)
+        first = tl.load(reduction + 1)
+        for partial in range(first, first + tl.load(reduction + 2)):
+            at = bk.to(tl.int64) * n_partials + partial
+            total += tl.load(partials_ptr + (at * M + r)[:, None] * DP + d[None, :])
+        pointers = x_ptr + (bk // K).to(tl.int64) * sxb + (bk % K).to(tl.int64) * sxh
+        pointers = pointers + row.to(tl.int64)[:, None] * sxs + d[None, :]
+        in_bounds = valid[:, None] & (d < D)[None, :]
+        if not IS_FIRST:
+            total += tl.load(pointers, mask=in_bounds, other=0.0).to(tl.float32)
+        tl.store(pointers, total.to(x_ptr.dtype.element_ty), mask=in_bounds)

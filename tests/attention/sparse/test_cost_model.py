@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention.sparse import kernel
-from clearhead.attention.sparse.cost_model import CPU, H200, rates_of
+from clearhead.attention.sparse.cost_model import CPU, H200, rates_for
 from clearhead.attention.sparse.plan import Blocking, plan
 from clearhead.masks import blocks, causal, documents, every, padding, parse, window
 from tests.support.mask_strategies import masks
@@ -79,7 +79,7 @@ def test_data_that_lies_elsewhere_is_copied_for_the_fused_kernel():
 def test_training_counts_the_lists_of_keys_too():
     """Each landmark is seen by all: a block of keys lists more queries than a block of queries lists keys."""
     made = plan(causal() & (blocks(128) | every(128, start=127)), 512, blocking=Blocking(64, 64, None, False))
-    (queries,), (keys,) = made.queries, made.keys
+    (queries,), (keys,) = made.query_pieces, made.key_pieces
     assert keys.pairs > 1.5 * queries.pairs
     forward, training = (made.work(3, H200, backward) for backward in (False, True))
     assert forward["full"] + forward["partial"] == 3 * queries.pairs
@@ -96,6 +96,6 @@ def test_float32_on_a_gpu_gathers_only_what_is_sparse_enough():
     for dtype in (torch.float32, torch.bfloat16):
         blocking = kernel.blocking_on(gpu, dtype, 64, 64)
         plans = {mask: plan(mask, 4096, blocking=blocking) for mask in (window(64, 64), ~window(2, 2))}
-        rates = rates_of(gpu, dtype)
+        rates = rates_for(gpu, dtype)
         found[dtype] = [kernel.beats_sdpa(made, 32, 64, True, rates) for made in plans.values()]
     assert found == {torch.float32: [True, False], torch.bfloat16: [True, True]}

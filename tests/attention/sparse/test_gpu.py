@@ -159,7 +159,7 @@ CASES = [
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
     Case(causal() & (window(9, 0) | every(3)), square(2053), deterministic=True),
     Case(window(2, 2) | every(4), (1, 4, 2, 4099, 4099, 64, 64), deterministic=True),
-    # Lists so long that they are cut into larger blocks.
+    # BlockIndex so long that they are cut into larger blocks.
     Case(blocks(6000), (1, 2, 1, 9001, 9001, 128, 128)),
     Case(causal() & blocks(9000), (1, 1, 1, 9001, 9001, 96, 128), HALF, deterministic=True),
     *expressions(40),
@@ -369,9 +369,9 @@ def test_the_dense_cases_have_a_dense_piece():
     """Else the cases above would not show that pieces are merged rightly."""
     found = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]
     assert len(found) == 4
-    assert all(made.triangle or made.columns is not None for made in found)
+    assert all(made.has_dense_causal or made.dense_columns is not None for made in found)
 
 
 def test_the_long_cases_have_large_blocks():
     found = [plan_of(case) for case in CASES if case.shape[3] == 9001]
-    assert [lists.M for made in found for lists in (*made.queries, *made.keys)] == [128] * 4
+    assert [lists.M for made in found for lists in (*made.query_pieces, *made.key_pieces)] == [128] * 4

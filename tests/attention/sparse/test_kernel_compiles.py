@@ -18,7 +18,7 @@ import torch
 from clearhead.attention.sparse import kernel as gathered
 from clearhead.attention.sparse import op
 from clearhead.attention.sparse import plan as planning
-from clearhead.attention.sparse.launch import Problem
+from clearhead.attention.sparse.launch import KernelInputs
 from clearhead.attention.sparse.plan import plan
 from clearhead.masks import allow, blocks, causal, documents, every, prefix, scattered, window
 
@@ -35,8 +35,8 @@ SHARED = 227 * 1024  # bytes that one block of threads may use there
 T = 331
 MEMORY, REGISTERS = 228 * 1024, 1 << 16  # of a multiprocessor
 KERNELS = {
-    triton_forward: ("forward_kernel", "join_kernel", "prepare_kernel"),
-    triton_backward: ("query_kernel", "key_kernel", "sum_kernel"),
+    triton_forward: ("forward_kernel", "merge_partials_kernel", "prepare_kernel"),
+    triton_backward: ("query_kernel", "key_kernel", "sum_partials_kernel"),
 }
 TYPES = {
     torch.float16: "*fp16",
@@ -139,8 +139,8 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
     blocking = gathered.blocking_on(torch.device("cuda"), dtype, D, D, dense=False)
     made = plan(mask, T, blocking=blocking)
-    out, lse = op._forward_triton(made, Problem(q, k, v, added, 0.125))
-    op._backward_triton(made, Problem(q, k, v, added, 0.125), grad, out, lse)
+    out, lse = op._forward_triton(made, KernelInputs(q, k, v, added, 0.125))
+    op._backward_triton(made, KernelInputs(q, k, v, added, 0.125), grad, out, lse)
     kernels = {one.kernel for one in found}
     assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
     assert max(one.shared for one in found) <= SHARED
@@ -164,7 +164,7 @@ def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
     q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=bias is None)
     added = None if bias is None else torch.randn(1, 1, T, T).to(bias)
-    op._forward_triton(plan(mask, T, blocking=blocking), Problem(q, k, v, added, 0.125))
+    op._forward_triton(plan(mask, T, blocking=blocking), KernelInputs(q, k, v, added, 0.125))
     (kernel,) = (one for one in found if one.kernel == "forward_kernel")
     assert kernel.spilled == 0
     assert kernel.at_once >= at_once
@@ -172,13 +172,13 @@ def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
 
 def test_large_blocks_of_long_lists_fit(found, monkeypatch):
     """Twice the rows need twice the warps, and no more shared memory or registers than there are."""
-    monkeypatch.setattr(planning, "LONG", 100)
+    monkeypatch.setattr(planning, "LONG_LIST_COLUMNS", 100)
     q, k, v, grad = (torch.randn(1, 2, T, 128).bfloat16() for _ in range(4))
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 128, 128, dense=False)
     made = plan(blocks(256), T, blocking=blocking)
-    assert (made.queries[0].M, made.keys[0].M) == (128, 128)
-    out, lse = op._forward_triton(made, Problem(q, k, v, None, 0.125))
-    op._backward_triton(made, Problem(q, k, v, None, 0.125), grad, out, lse)
+    assert (made.query_pieces[0].M, made.key_pieces[0].M) == (128, 128)
+    out, lse = op._forward_triton(made, KernelInputs(q, k, v, None, 0.125))
+    op._backward_triton(made, KernelInputs(q, k, v, None, 0.125), grad, out, lse)
     for one in found:
         assert one.shared <= SHARED
         assert 256 * one.registers <= REGISTERS

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention.sparse import plan as planning
-from clearhead.attention.sparse.plan import Blocking, forget, plan
+from clearhead.attention.sparse.plan import Blocking, plan
+from clearhead.attention.sparse.registry import clear_plans
 from clearhead.masks import (
     allow,
     blocks,
@@ -67,14 +68,14 @@ MASKS = st.deferred(
 
 def dense(lists):
     """The bool tensor (batch, n_rows, n_columns) that lists describe; no pair may be listed twice."""
-    blocks = torch.arange(lists.total.shape[0])
+    blocks = torch.arange(lists.n_total.shape[0])
     result = torch.zeros(lists.batch, lists.n_rows + 1, lists.n_columns + 1, dtype=torch.int32)
-    if not len(blocks) or not lists.longest:
+    if not len(blocks) or not lists.max_length:
         return result[:, :-1, :-1] > 0
-    allowed = lists.allowed(blocks, lists.longest)
+    allowed = lists.visible(blocks, lists.max_length)
     rows = lists.row_indices(blocks)
     rows = torch.where(rows < 0, lists.n_rows, rows)[..., None].expand_as(allowed)
-    columns = lists.columns(blocks, lists.longest)[:, None].expand_as(allowed)
+    columns = lists.columns(blocks, lists.max_length)[:, None].expand_as(allowed)
     batch = (blocks // lists.N)[:, None, None].expand_as(allowed)
     result.index_put_((batch, rows, columns), allowed.int(), accumulate=True)
     result = result[:, :-1, :-1]
@@ -88,20 +89,20 @@ def computed(made, lists, by_key):
     shape = (made.S, made.T) if by_key else (made.T, made.S)
     total = sum(pieces) if pieces else torch.zeros(1, *shape, dtype=torch.int32)
     total = total.mT if by_key else total
-    if made.columns is not None:
+    if made.dense_columns is not None:
         total = total.clone()
-        total[..., made.columns] += 1
-    return total + torch.ones(made.T, made.S, dtype=torch.int32).tril() if made.triangle else total
+        total[..., made.dense_columns] += 1
+    return total + torch.ones(made.T, made.S, dtype=torch.int32).tril() if made.has_dense_causal else total
 
 
 def assert_covers(mask, T, S, query_offset=0, blocking=SMALL):
     made = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
     wanted = mask.dense(T, S, query_offset=query_offset).int()
     wanted = wanted[None] if wanted.dim() == 2 else wanted.flatten(0, -3)
-    for lists, by_key in ((made.queries, False), (made.keys, True)):
+    for lists, by_key in ((made.query_pieces, False), (made.key_pieces, True)):
         assert torch.equal(computed(made, lists, by_key).expand_as(wanted), wanted), (mask, by_key)
-    assert made.allowed == wanted.sum()
-    assert made.computed >= made.allowed
+    assert made.allowed_pairs == wanted.sum()
+    assert made.computed_pairs >= made.allowed_pairs
 
 
 @settings(max_examples=80)
@@ -144,10 +145,10 @@ def test_sizes_at_the_edge(mask, sizes):
 def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
     """CENG 403 (Transformers and Attention): itself, two before, two after, every fourth token."""
     made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
-    assert len(made.columns) == 1024
-    (band,) = made.queries
-    assert band.longest == (128 + 4) * 3 // 4  # the fourth is in the dense piece already, and left out
-    assert band.bounds is not None  # an interval for each query, not a bit for each pair
+    assert len(made.dense_columns) == 1024
+    (band,) = made.query_pieces
+    assert band.max_length == (128 + 4) * 3 // 4  # the fourth is in the dense piece already, and left out
+    assert band.row_bounds is not None  # an interval for each query, not a bit for each pair
     assert made.density < 0.28
 
 
@@ -165,9 +166,9 @@ def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
 )
 def test_little_is_computed_that_is_not_allowed(expression, most):
     made = plan(parse(expression), 8192, blocking=Blocking(128, 64, 1024, True))
-    assert 1 <= made.computed / made.allowed <= most
-    by_key = sum(lists.pairs for lists in made.keys)
-    assert by_key / made.allowed <= 1.1 * most
+    assert 1 <= made.computed_pairs / made.allowed_pairs <= most
+    by_key = sum(lists.pairs for lists in made.key_pieces)
+    assert by_key / made.allowed_pairs <= 1.1 * most
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_little_is_computed_that_is_not_allowed(expression, most):
 )
 def test_long_lists_are_cut_into_larger_blocks(expression, rows):
     made = plan(parse(expression), 1 << 15, blocking=Blocking(64, 64, None, False, 128))
-    assert [lists.M for lists in (*made.queries, *made.keys)] == [rows, rows]
+    assert [lists.M for lists in (*made.query_pieces, *made.key_pieces)] == [rows, rows]
 
 
 @pytest.mark.parametrize("mask", [blocks(50), documents(IDS) | every(5), prefix(70).T, every(4).T], ids=str)
@@ -190,21 +191,21 @@ def test_larger_blocks_compute_the_same_pairs(mask, monkeypatch):
     monkeypatch.setattr(planning, "_is_long", lambda lists: True)
     assert_covers(mask, 137, 137, 0, Blocking(16, 16, None, False, 64))
     made = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
-    assert {lists.M for lists in (*made.queries, *made.keys)} == {64}
+    assert {lists.M for lists in (*made.query_pieces, *made.key_pieces)} == {64}
 
 
 def test_memory_is_linear_in_the_length():
     mask = causal() & (window(256, 0) | every(128))
     small, large = (plan(mask, n, blocking=Blocking(128, 64, None, False)) for n in (1 << 14, 1 << 17))
-    assert small.keys
-    assert large.keys
+    assert small.key_pieces
+    assert large.key_pieces
     assert large.nbytes <= 8.2 * small.nbytes
 
 
 def test_blocks_that_look_alike_share_a_description():
-    (few,) = plan(window(256, 256), 1 << 12).queries
-    (many,) = plan(window(256, 256), 1 << 15).queries
-    assert len(few.bounds) == len(many.bounds)
+    (few,) = plan(window(256, 256), 1 << 12).query_pieces
+    (many,) = plan(window(256, 256), 1 << 15).query_pieces
+    assert len(few.row_bounds) == len(many.row_bounds)
 
 
 def test_a_plan_is_kept_until_forgotten():
@@ -212,7 +213,7 @@ def test_a_plan_is_kept_until_forgotten():
     first = plan(mask, 53)
     assert plan(window(3, 1) | every(7), 53) is first
     assert plan(mask, 59) is not first
-    forget()
+    clear_plans()
     assert plan(mask, 53) is not first
 
 
@@ -222,7 +223,7 @@ def test_explain_counts_what_it_names():
     assert "window(2, 2) | every(4): 4,096 queries, 4,096 keys" in text
     assert f"{made.mask.dense(4096).sum():,} pairs allowed" in text
     assert "1,024 keys that every query sees" in text
-    assert f"{made.computed:,} pairs computed" in text
+    assert f"{made.computed_pairs:,} pairs computed" in text
     assert "merged     2 pieces" in text
 
 
@@ -247,9 +248,9 @@ def test_the_cells_of_a_drawing_add_up_to_what_is_computed(expression, sizes):
     shades = torch.tensor(made.draw(20).cells, dtype=torch.float64)
     heights, widths = ((torch.arange(21) * n // 20).diff().double() for n in (T, S))
     wanted = made.dense_pairs
-    for lists in made.queries:
-        there = (lists.row_indices(torch.arange(len(lists.total))) >= 0).sum(1)  # the last forbid may have few rows
-        wanted += int((there * lists.total).sum())
+    for lists in made.query_pieces:
+        there = (lists.row_indices(torch.arange(len(lists.n_total))) >= 0).sum(1)  # the last forbid may have few rows
+        wanted += int((there * lists.n_total).sum())
     assert float(heights @ shades @ widths) == pytest.approx(wanted)
 
 

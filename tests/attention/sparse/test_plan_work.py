@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.attention.sparse.plan import Blocking, forget, plan
+from clearhead.attention.sparse.plan import Blocking, plan
+from clearhead.attention.sparse.registry import clear_plans
 from clearhead.masks.catalogue import CATALOGUE
 from tests.support.work_counters import Effort
 
 BLOCKING = Blocking(64, 64, 1024, True, 128)
-SHORT, LONG = 1 << 14, 1 << 20
+SHORT, LONG_LIST_COLUMNS = 1 << 14, 1 << 20
 PATTERNS = {pattern.name: pattern for pattern in CATALOGUE}
 # The masks with a `scattered`, and how many keys it names for a query.
 NAMED = {"BigBird": 3, "random scatter": 16}
@@ -23,12 +24,12 @@ NAMED = {"BigBird": 3, "random scatter": 16}
 def assert_little_work(name, T):
     """For the queries' side, with all that comes before it, and for the keys' side after it."""
     mask = PATTERNS[name].mask(T)
-    forget()
+    clear_plans()
     with Effort() as before:
         made = plan(mask, T, blocking=BLOCKING)
-        _ = made.queries
+        _ = made.query_pieces
     with Effort() as after:
-        _ = made.keys
+        _ = made.key_pieces
     for took in (before, after):
         assert took.operations < 4_000
         assert took.calls < 60_000 + T // 4
@@ -46,7 +47,7 @@ def test_sixteen_thousand_tokens(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name not in NAMED])
 def test_a_million_tokens(name):
-    assert assert_little_work(name, LONG).nbytes < 32 * LONG
+    assert assert_little_work(name, LONG_LIST_COLUMNS).nbytes < 32 * LONG_LIST_COLUMNS
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -61,12 +62,14 @@ def test_blocks_of_a_long_plan_see_what_the_mask_says(name):
         p, j = (at[None], rows[:, None]) if by_key else (rows[:, None], at[None])
         wanted = mask.allows(p, j, keys=T).int()
         found = torch.zeros_like(wanted)
-        if made.triangle:
+        if made.has_dense_causal:
             found += (j <= p).int()
-        if made.columns is not None:
-            dense = torch.isin(rows, made.columns)[:, None] if by_key else torch.isin(at, made.columns)[None]
+        if made.dense_columns is not None:
+            dense = (
+                torch.isin(rows, made.dense_columns)[:, None] if by_key else torch.isin(at, made.dense_columns)[None]
+            )
             found += dense.int()
-        for lists in made.keys if by_key else made.queries:
+        for lists in made.key_pieces if by_key else made.query_pieces:
             found += seen_by(lists, rows, T)
         assert torch.equal(found, wanted), by_key
 
@@ -80,7 +83,7 @@ def seen_by(lists, rows, T):
     for number, row in enumerate(rows.tolist()):
         block, place = divmod(int(home[row]), lists.M)
         blocks = torch.tensor([block])
-        columns = lists.columns(blocks, lists.longest)
-        allowed = lists.allowed(blocks, lists.longest)[0, place]
+        columns = lists.columns(blocks, lists.max_length)
+        allowed = lists.visible(blocks, lists.max_length)[0, place]
         result[number].index_add_(0, columns[0][allowed], torch.ones(int(allowed.sum()), dtype=torch.int32))
     return result

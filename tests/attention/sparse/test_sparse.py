@@ -16,7 +16,7 @@ from clearhead.attention import Bilinear, Dot, HardMax, Softmax, attend
 from clearhead.attention.attend import choose
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.scores import ScaledDot
-from clearhead.attention.sparse import kernel, op
+from clearhead.attention.sparse import kernel, op, registry
 from clearhead.attention.sparse import plan as plan_module
 from clearhead.errors import ImplementationError
 from clearhead.masks import (
@@ -146,7 +146,7 @@ def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
     out = attend(q, q, q, mask | window(2, 2), impl=impl)
     out.sum().backward()
     assert out.shape == q.grad.shape == q.shape
-    assert plan_module.plan(mask, 2048).computed == 0
+    assert plan_module.plan(mask, 2048).computed_pairs == 0
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
@@ -336,7 +336,7 @@ def test_compiles_as_one_graph_with_its_backward(impl, counted):
     compiled = torch.compile(way(impl), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(results_of(compiled, inputs), results_of(way("reference"), inputs))
     assert counted
-    planned = next(reversed(plan_module._PINNED.values()))  # as the same call would be outside of a graph
+    planned = next(reversed(registry._PINNED.values()))  # as the same call would be outside of a graph
     assert planned.blocking == kernel.blocking_on(torch.device("cpu"), torch.float32, 16, 16)
 
 
@@ -363,7 +363,7 @@ def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
 
 @pytest.mark.compiled
 def test_a_compiled_model_gathers(counted):
-    """The model joins its own mask with the caller's inside of the graph."""
+    """The model reductions its own mask with the caller's inside of the graph."""
     mask = causal() & (window(9, 0) | every(64))
     config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=mask)
     model = config.build().eval()
@@ -383,7 +383,7 @@ def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
     shape = (2, LENGTH, 3, 8) if turned else (2, 3, LENGTH, 8)
     q, k, v = (x.transpose(1, 2) if turned else x for x in torch.randn(3, *shape).unbind())
     for learned in (False, True):
-        bias = torch.randn(3, LENGTH, LENGTH)[None] if learned and made.columns is None else None
+        bias = torch.randn(3, LENGTH, LENGTH)[None] if learned and made.dense_columns is None else None
         results = op.gathered(q, k, v, bias, made.handle, 0.3)
         args = (torch.randn_like(results[0]), q, k, v, bias, *results, made.handle, 0.3, learned)
         for operator, inputs in (

@@ -141,7 +141,7 @@ def case(number):
     from clearhead.attention.sparse import launch
 
     text, shape, query_offset, name, kind, dense, split = CASES[number]
-    launch.SHORTEST, launch.PROGRAMS = (2, 1) if split else (16, 400)
+    launch.MIN_SPLIT_TILES, launch.CONCURRENT_PROGRAMS = (2, 1) if split else (16, 400)
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
     bias = bias_of(kind, shape, query_offset, generator)
@@ -213,11 +213,11 @@ def long_lists():
     from clearhead.attention.sparse import plan as planning
     from clearhead.masks import blocks
 
-    planning.LONG = 60
+    planning.LONG_LIST_COLUMNS = 60
     mask, shape = blocks(96), (1, 2, 1, 203, 203, 16, 32)
     found = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
     made = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
-    return {"errors": found, "rows in a block": [made.queries[0].M, made.keys[0].M]}
+    return {"errors": found, "rows in a block": [made.query_pieces[0].M, made.key_pieces[0].M]}
 
 
 def main():
