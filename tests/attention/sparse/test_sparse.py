@@ -363,7 +363,7 @@ def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
 
 @pytest.mark.compiled
 def test_a_compiled_model_gathers(counted):
-    """The model reductions its own mask with the caller's inside of the graph."""
+    """The model joins its own mask with the caller's inside of the graph."""
     mask = causal() & (window(9, 0) | every(64))
     config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=mask)
     model = config.build().eval()
