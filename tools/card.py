@@ -15,7 +15,7 @@ from clearhead._core.atomic_io import write_atomically
 from clearhead.hub.bundled import CARD, read_card
 from clearhead.hub.evaluate import Evaluation, evaluate
 from clearhead.hub.pipeline import Pipeline, pipeline
-from clearhead.hub.translate import DEFAULT
+from clearhead.hub.translate import DEFAULT_STRATEGY
 
 # In the order they are written; those after `measured` come from the model itself.
 WRITTEN = ("description", "data", "license", "command", "trained_on", "train_seconds")
@@ -29,7 +29,7 @@ def measure(trained: Pipeline, data: str | Path | None) -> dict[str, Any]:
     if trained.task == "speech":
         results["streams"] = evaluate(trained, data, streams=True)
     if trained.task == "translation":
-        results["beam 5"] = evaluate(trained, data, strategy=DEFAULT)
+        results["beam 5"] = evaluate(trained, data, strategy=DEFAULT_STRATEGY)
     return {
         **card,
         "task": trained.task,

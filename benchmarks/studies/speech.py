@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies.runner import Curve, Outcome, Sizes, Study
-from clearhead.hub.evaluate import hear
+from clearhead.hub.evaluate import score_recordings
 from clearhead.masks import full
 from clearhead.models import load_checkpoint
 from clearhead.training import train
@@ -49,8 +49,8 @@ def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, d
         settled = Recipe.of(f"{folder}/run").data
     assert isinstance(settled, SpeechData)
     task = settled.load(seed=0)  # the same streams for every seed
-    single, streams = hear(model, task.singles), hear(model, task.validation)
-    wait, half = (None if model.config.mask == full() else streams.latency(share) for share in (0.95, 0.5))
+    single, streams = score_recordings(model, task.singles), score_recordings(model, task.validation)
+    wait, half = (None if model.config.mask == full() else streams.latency_quantile(share) for share in (0.95, 0.5))
     curve: Curve = {SINGLE: 1 - single.accuracy, STREAMS: streams.error_rate, WAIT: wait}
     return curve, {"median wait": half, "training loss": made.train_loss}
 

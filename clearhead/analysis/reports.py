@@ -21,13 +21,13 @@ from clearhead.errors import DataError, optional_dependency
 from clearhead.generation import Greedy, Strategy, generate
 from clearhead.generation.ctc import decode
 from clearhead.hub import Pipeline
-from clearhead.hub.translate import DEFAULT, Translation, translations
+from clearhead.hub.translate import DEFAULT_STRATEGY, Translation, translations
 from clearhead.models import CTCEncoder, VisionTransformer
 from clearhead.nn import MultiHeadAttention
 
 
 def attention_report(
-    trained: Pipeline, text_or_path: str, *, strategy: Strategy = DEFAULT, data: Path | None = None
+    trained: Pipeline, text_or_path: str, *, strategy: Strategy = DEFAULT_STRATEGY, data: Path | None = None
 ) -> AttentionReport:
     """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
     sound.
@@ -58,7 +58,7 @@ def attention_report(
 
 
 def model_inputs(
-    trained: Pipeline, text_or_path: str, *, strategy: Strategy = DEFAULT, data: Path | None = None
+    trained: Pipeline, text_or_path: str, *, strategy: Strategy = DEFAULT_STRATEGY, data: Path | None = None
 ) -> ModelInputs:
     """Return an input in the form in which its model is called, for `logit_lens`, `attribute`, `patch` and `ablate`.
 
@@ -109,7 +109,11 @@ def translation_report(trained: Pipeline, translation: Translation) -> Attention
     input_ids, names = source_and_target_ids(trained, translation), trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
         trained.model(*(ids_tensor(trained, ids) for ids in input_ids))
-    source_tokens, target_tokens, written_tokens = names(input_ids[0]), names(input_ids[1]), names(translation.written)
+    source_tokens, target_tokens, written_tokens = (
+        names(input_ids[0]),
+        names(input_ids[1]),
+        names(translation.target_ids),
+    )
     labels: Labels = {
         "encoder.**": (source_tokens, source_tokens),
         "**.cross_attention": (written_tokens, source_tokens),
@@ -123,9 +127,9 @@ def translation_report(trained: Pipeline, translation: Translation) -> Attention
 
 def source_and_target_ids(trained: Pipeline, translation: Translation) -> tuple[list[int], list[int]]:
     """Return the inputs of encoder and decoder of a translation."""
-    if not translation.read:
+    if not translation.source_ids:
         raise DataError("the input is empty; pass a sentence to translate")
-    return list(translation.read), [trained.tokenizer.bos_id, *translation.written[:-1]]
+    return list(translation.source_ids), [trained.tokenizer.bos_id, *translation.target_ids[:-1]]
 
 
 def sorting_ids(trained: Pipeline, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:

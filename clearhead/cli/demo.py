@@ -33,7 +33,7 @@ def demo(text: Annotated[list[str] | None, argument("Sentences to translate afte
         f"{sizes.n_encoder_layers} + {sizes.n_decoder_layers} layers, trained by this project:\n"
     )
     texts = [SENTENCES[0], *text] if text else list(SENTENCES)
-    made = [one for one in ch.hub.translations(trained, texts) if one.read]
+    made = [one for one in ch.hub.translations(trained, texts) if one.source_ids]
     console.print(table(("English", "Spanish"), [(one.source, one.target) for one in made]))
     for one in made:
         console.print("\n[bold]Cross-attention[/bold]: each target token (left) over ", end="")

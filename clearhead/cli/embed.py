@@ -39,7 +39,7 @@ def embed(
             numpy.savez(out, vectors=vectors.numpy(), texts=numpy.array(texts))
         elif out is not None:
             save_tensors(out, {"vectors": vectors}, {})
-    near = hub.nearest(vectors, pairs)
+    near = hub.nearest_pairs(vectors, pairs)
     rows = [{"similarity": similarity, "a": texts[i], "b": texts[j]} for similarity, i, j in near]
     cells = [(f"{similarity:.3f}", texts[i][:_MAX_CHARS], texts[j][:_MAX_CHARS]) for similarity, i, j in near]
     last = f"{len(texts):,} vectors of dimension {vectors.shape[1]}" + (f" in {out}" if out else "")

@@ -38,7 +38,7 @@ def explore(
 
     from clearhead.analysis.cost.fit import parse_bytes
     from clearhead.errors import ConfigError, MissingDependencyError
-    from clearhead.hub.bundled import find
+    from clearhead.hub.bundled import model_folder
     from clearhead.hub.checkpoint import is_third_party
 
     try:
@@ -54,7 +54,7 @@ def explore(
     names = list(dict.fromkeys(models or hub.names()))
     for name in names:
         if not is_third_party(name):
-            find(name)  # raises if the model does not exist
+            model_folder(name)  # raises if the model does not exist
     device_kwargs = {"device": load_kwargs(device, dtype)["device"], "dtype": dtype}
     limits = ServerLimits(workers=workers, timeout=timeout, memory=parse_bytes(memory))
     threads = max(1, (os.cpu_count() or 1) // workers)

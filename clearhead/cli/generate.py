@@ -51,9 +51,9 @@ def generate(
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
     trained.require("text", "sort-dedup")
     tokenizer = trained.tokenizer
-    ids = hub.conversation(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
-    alone = trained.task == "sort-dedup"  # its output does not continue the prompt
-    if alone:
+    ids = hub.encode_chat(trained, [{"role": "user", "content": prompt}]) if chat else tokenizer.prompt(prompt)
+    standalone = trained.task == "sort-dedup"  # its output does not continue the prompt
+    if standalone:
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty; give a text to continue")
@@ -73,13 +73,13 @@ def generate(
     new_ids: list[int] = []
     text = ""
     if not json:
-        sys.stdout.write("" if alone or chat else prompt)
-    for piece in stream_text(trained, ids, new_ids, alone=alone, **kwargs):
+        sys.stdout.write("" if standalone or chat else prompt)
+    for piece in stream_text(trained, ids, new_ids, standalone=standalone, **kwargs):
         text += piece
         if not json:
             sys.stdout.write(piece)
             sys.stdout.flush()
-    finished = bool(new_ids) and new_ids[-1] in trained.stops
+    finished = bool(new_ids) and new_ids[-1] in trained.stop_ids
     if json:
         return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(new_ids), "finished": finished})
     sys.stdout.write("\n")

@@ -84,7 +84,7 @@ def inspect_model(
     from clearhead.analysis import save_page
     from clearhead.analysis.views import figures
     from clearhead.cli.inspect_views import model_inspection, module_inspection, show_analysis
-    from clearhead.hub.translate import DEFAULT
+    from clearhead.hub.translate import DEFAULT_STRATEGY
 
     if is_factory(model):
         inputs = (vocab_size, input_dim, input_shape)
@@ -94,7 +94,7 @@ def inspect_model(
             raise ConfigError(
                 f"{model} has known inputs; --vocab-size, --input-dim and --input-shape are for a factory"
             )
-        kwargs = {"strategy": decoding_strategy(beam, length_penalty, DEFAULT), "data": data}
+        kwargs = {"strategy": decoding_strategy(beam, length_penalty, DEFAULT_STRATEGY), "data": data}
         inspection = model_inspection(model, input_, load_kwargs(device, dtype), kwargs)
     view = View.patching if corrupted is not None and view is None else view
     if view in DEEPER:

@@ -57,7 +57,9 @@ def listen(
         )
     trained.listen().push(torch.zeros(8_000))  # warm up: the first computation takes longest
     printer = _StreamPrinter(trained.listen(beam=beam), json=json, keeps_audio=attention or html is not None)
-    stream = Stream(source, rate=printer.listener.rate, raw_rate=sample_rate, kind=sample_format, channels=channels)
+    stream = Stream(
+        source, rate=printer.listener.sample_rate, raw_rate=sample_rate, kind=sample_format, channels=channels
+    )
     with contextlib.suppress(KeyboardInterrupt):  # report what was recognized so far
         for chunk in stream:
             printer.process(chunk)
@@ -86,7 +88,7 @@ class _StreamPrinter:
         if chunk is not None:
             if self.keeps_audio and self.seconds < _MAX_ATTENTION_SECONDS:
                 self.chunks.append(chunk)
-            self.seconds += len(chunk) / self.listener.rate
+            self.seconds += len(chunk) / self.listener.sample_rate
         began, worked = time.perf_counter(), time.process_time()
         symbols = self.listener.flush() if chunk is None else self.listener.push(chunk)
         took = time.perf_counter() - began

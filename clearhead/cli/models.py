@@ -14,10 +14,10 @@ from clearhead.cli.output import console, emit, show_json, table
 def models(name: Annotated[str | None, argument("Show the card of this model.")] = None, json: Json = False) -> None:
     """List the bundled models, or show the card of one."""
     from clearhead.errors import StorageError
-    from clearhead.hub.bundled import find, read_card
+    from clearhead.hub.bundled import model_folder, read_card
 
     if name is not None:
-        folder = find(name)
+        folder = model_folder(name)
         card = read_card(folder)
         if not card:
             raise StorageError(f"{folder} has no card; measure the model with: clearhead evaluate {name}")

@@ -25,7 +25,7 @@ def transcribe(
 ) -> None:
     """Transcribe recordings with a model such as Whisper."""
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
-    pairs = list(zip(sound, trained.transcribe(sound, times=timestamps, language=language), strict=True))
+    pairs = list(zip(sound, trained.transcribe(sound, timestamps=timestamps, language=language), strict=True))
     if json:
         return show_json([{"file": str(file), **dataclasses.asdict(transcript)} for file, transcript in pairs])
     for file, transcript in pairs:

@@ -37,16 +37,16 @@ def translate(
     json: Json = False,
 ) -> None:
     """Translate sentences (a bundled model translates English to Spanish)."""
-    from clearhead.hub.translate import DEFAULT
+    from clearhead.hub.translate import DEFAULT_STRATEGY
 
     texts = texts_of(text, file)
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
-    translations = hub.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT))
+    translations = hub.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT_STRATEGY))
     if json:
         return show_json([{"source": translation.source, "target": translation.target} for translation in translations])
     for translation in translations:
         print_line(translation.target)
-        if attention and translation.read:
+        if attention and translation.source_ids:
             show_picture("\n" + cross_attention(trained, translation) + "\n")
 
 

@@ -102,7 +102,7 @@ class EncodedInput:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of these ids without stop tokens."""
-        return self.pipeline.tokenizer.decode([i for i in ids if i not in self.pipeline.stops])
+        return self.pipeline.tokenizer.decode([i for i in ids if i not in self.pipeline.stop_ids])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tokens as plain data for JSON."""
@@ -154,7 +154,7 @@ def with_answer(encoded: EncodedInput) -> EncodedInput:
         model,
         encoded.inputs[0],
         decoder_start_ids=encoded.ids if encoded.source_ids else None,
-        stop_ids=encoded.pipeline.stops,
+        stop_ids=encoded.pipeline.stop_ids,
         max_new_tokens=max(1, min(length, model.config.max_len - len(encoded.ids))),
     )
     return replace(encoded, ids=[*encoded.ids, *output.sequence(0).tolist()])
@@ -230,7 +230,7 @@ def next_token(request: NextTokenRequest, context: RequestContext) -> dict[str, 
         "vocab_size": len(probs),
         "entropy": float(-(probs * probs.clamp(min=1e-300).log()).sum()),
         "selected": {"id": selected, "token": names[-1]},
-        "is_end": selected in encoded.pipeline.stops,
+        "is_end": selected in encoded.pipeline.stop_ids,
         "text": encoded.decode(encoded.ids[encoded.n_prompt :]),
     }
 
@@ -357,7 +357,7 @@ def beam_search(request: BeamSearchRequest, context: RequestContext) -> dict[str
     )
     tree = _BeamTree(decoder, context, max_new_tokens)
     strategy = BeamSearch(request.width, length_penalty=request.length_penalty, n_best=request.width)
-    output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=encoded.pipeline.stops)
+    output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=encoded.pipeline.stop_ids)
     hypotheses = []
     for rank in range(request.width):
         ids = output.sequence(0, rank, with_stop=True).tolist()

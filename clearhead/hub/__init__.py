@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from clearhead.hub.evaluate import Evaluation, evaluate
     from clearhead.hub.pipeline import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
-    from clearhead.hub.text_generation import conversation, nearest
+    from clearhead.hub.text_generation import encode_chat, nearest_pairs
     from clearhead.hub.translate import Translation, translate, translations
 
 lazy(__name__)
 
 __all__ = [
     "BUNDLED_FOLDER", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "Transcript",
-    "Translation", "cards", "conversation", "evaluate", "export", "load", "names", "nearest",
+    "Translation", "cards", "encode_chat", "evaluate", "export", "load", "names", "nearest_pairs",
     "pipeline", "transcribe", "translate", "translations",
 ]  # fmt: skip

@@ -34,27 +34,29 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{path} is not a card: {error}") from error
 
 
-def is_ours(name: str | Path) -> bool:
+def is_clearhead_model(name: str | Path) -> bool:
     """Return whether a name refers to a bundled model or a folder with config.toml."""
-    return _folder(name) is not None
+    return _find_folder(name) is not None
 
 
-def _folder(name: str | Path) -> Path | None:
-    places = [BUNDLED_FOLDER / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
-    return next((folder for folder in places if (folder / "config.toml").is_file()), None)
+def _find_folder(name: str | Path) -> Path | None:
+    """Return the folder with config.toml that a name refers to, or None."""
+    candidates = [BUNDLED_FOLDER / str(name)] if str(name) in names() else [Path(name), Path(name, "model")]
+    return next((folder for folder in candidates if (folder / "config.toml").is_file()), None)
 
 
-def find(name: str | Path) -> Path:
-    """Return the folder of a model name or path; raise `StorageError` if there is none."""
-    if (folder := _folder(name)) is not None:
+def model_folder(name: str | Path) -> Path:
+    """Return the folder of a model name or path; raise `StorageError` if it does not exist."""
+    if (folder := _find_folder(name)) is not None:
         return folder
-    path, known = Path(name), names()
+    path = Path(name)
+    bundled = names()
     if path.is_dir():
         hint = "expected config.toml, or config.json of a Hugging Face folder"
         if (path / "train.toml").is_file():
-            hint = f"its run is not finished; go on with: clearhead train --resume {path}"
-        raise StorageError(f"{path} holds no model: {hint}")
-    hint = did_you_mean(name, known, fallback=f"in the box are: {', '.join(known) or 'none'}")
+            hint = f"its training run is not finished; continue with: clearhead train --resume {path}"
+        raise StorageError(f"{path} contains no model: {hint}")
+    hint = did_you_mean(name, bundled, fallback=f"bundled models are: {', '.join(bundled) or 'none'}")
     raise StorageError(
-        f"there is no model {str(name)!r}, neither in the box nor as a folder or file (on the hub: hf:org/name); {hint}"
+        f"{str(name)!r} is not a bundled model, a folder or a file (models on the hub are named hf:org/name); {hint}"
     )

@@ -1,9 +1,9 @@
-"""How good a trained model is, on data that it has not seen: the numbers on its card.
+"""Evaluate trained models on validation data: the metrics on their cards.
 
-Every task has a loss, a perplexity and an accuracy, over the labels one by one. TranslationTask adds BLEU and chrF by
-sacrebleu, with the signature that says how they were computed; sort-dedup adds exact matches of whole outputs. Speech
-has single recordings, of which all digits must be right, or streams with an error rate and latencies instead: how long
-after its end each digit is written down."""
+Every task has a loss, a perplexity and an accuracy over its labels. Translation adds BLEU and chrF (sacrebleu), and
+sort-dedup the share of exactly matching outputs. Speech is scored on single recordings, where all digits must be right,
+or on streams, with a digit error rate and latencies (from the end of a digit until it is recognized).
+"""
 
 from __future__ import annotations
 
@@ -33,31 +33,49 @@ from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What was measured. Fields that a task has no use for are None."""
+    """Metrics of a model; those of other tasks are None.
+
+    Attributes:
+        model: Name of the model.
+        task: Its task.
+        decoding: Decoding strategy.
+        examples: Number of examples.
+        n_tokens: Number of labels.
+        loss: Cross-entropy in nats per label.
+        perplexity: exp(loss).
+        accuracy: Share of correct labels; for speech, of recordings or streams without an error.
+        bleu: BLEU of translations.
+        chrf: chrF of translations.
+        signature: sacrebleu's signatures of both.
+        exact_match: Share of outputs that match exactly.
+        digit_error_rate: Substituted, inserted and deleted digits per digit of a stream.
+        latency_median: Median seconds from the end of a digit until it is recognized.
+        latency_95: 95th percentile of the same.
+    """
 
     model: str
     task: str
     decoding: str
     examples: int
     n_tokens: int
-    loss: float  # nats a label
+    loss: float
     perplexity: float
-    accuracy: float  # of labels; for speech of recordings or streams without a mistake
+    accuracy: float
     bleu: float | None = None
     chrf: float | None = None
-    signature: str | None = None  # sacrebleu's, for both
-    exact_match: float | None = None  # of whole outputs
-    digit_error_rate: float | None = None  # of streams: digits to be changed, added or left out, for each that is there
-    latency_median: float | None = None  # seconds from the end of a digit until it is written down
-    latency_95: float | None = None  # that 95 % of the digits do not exceed
+    signature: str | None = None
+    exact_match: float | None = None
+    digit_error_rate: float | None = None
+    latency_median: float | None = None
+    latency_95: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As `clearhead evaluate --json` prints it."""
+        """Return the metrics that are not None, as `clearhead evaluate --json` prints them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def evaluate(
-    trained: Pipeline,
+    pipeline: Pipeline,
     data: str | Path | None = None,
     *,
     strategy: Strategy = GREEDY,
@@ -65,147 +83,188 @@ def evaluate(
     streams: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Measure a model on its task's validation part, or for translation on a whole file of pairs.
+    """Evaluate a model on the validation split of its task.
 
-    `data` is where the data are (a task that makes its own needs none). `limit` takes only the first examples. For
-    speech those are single recordings or, if asked for, `streams` that are put together from them."""
+    Args:
+        pipeline: A model trained by clearhead.
+        data: Folder of the data, or a file of sentence pairs to evaluate a translator on. Tasks with generated data
+            need none.
+        strategy: Decoding strategy of translation and sort-dedup.
+        limit: Largest number of examples.
+        streams: Evaluate a speech model on streams composed of recordings, instead of single recordings.
+        on_done: Called with the number of translated sentences and their total.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        ConfigError: If `limit` is below 1.
+        DataError: If the data is missing or does not fit the model.
+    """
     if streams:
-        trained.require("speech")
-    split, task = _validation(trained, data)
+        pipeline.require("speech")
+    split, task = _validation_split(pipeline, data)
     if isinstance(task, Speech) and not streams:
         split = task.singles
     n = len(split) if limit is None else min(limit, len(split))
     if n < 1:
-        raise ConfigError(f"limit is {limit}; at least 1 example is needed")
-    numbers = _label_by_label(trained, split, n)
+        raise ConfigError(f"limit is {limit}; expected at least 1 example")
+    metrics = _label_metrics(pipeline, split, n)
     extra: dict[str, Any] = {}
     if isinstance(split, PairSplit):
-        made = translate(trained, split.sources[:n], strategy=strategy, on_done=lambda done: on_done(done, n))
-        extra = _bleu(made, split.targets[:n])
+        outputs = translate(pipeline, split.sources[:n], strategy=strategy, on_done=lambda done: on_done(done, n))
+        extra = _bleu(outputs, split.targets[:n])
     elif isinstance(task, Speech):
-        heard = hear(trained.model, split, n)
-        extra = {"decoding": "greedy CTC", "accuracy": heard.accuracy}
+        recording_scores = score_recordings(pipeline.model, split, n)
+        extra = {"decoding": "greedy CTC", "accuracy": recording_scores.accuracy}
         if streams:
-            waits = {"latency_median": heard.latency(0.5), "latency_95": heard.latency(0.95)}
-            extra |= {"digit_error_rate": heard.error_rate, **waits}
+            extra["digit_error_rate"] = recording_scores.error_rate
+            extra["latency_median"] = recording_scores.latency_quantile(0.5)
+            extra["latency_95"] = recording_scores.latency_quantile(0.95)
     elif isinstance(task, SortDedup):
-        extra = {"exact_match": _exact(trained, split, n, strategy)}
-    return Evaluation(
-        model=trained.name, task=trained.task, examples=n, **({"decoding": str(strategy)} | numbers | extra)
-    )
+        extra = {"exact_match": _exact_match(pipeline, split, n, strategy)}
+    metrics = {"decoding": str(strategy)} | metrics | extra
+    return Evaluation(model=pipeline.name, task=pipeline.task, examples=n, **metrics)
 
 
-def _validation(trained: Pipeline, data: str | Path | None) -> tuple[Split[Batch], Any]:
-    recipe = trained.recipe
+def _validation_split(pipeline: Pipeline, data: str | Path | None) -> tuple[Split[Batch], Any]:
+    """Return the validation split and its task."""
+    recipe = pipeline.recipe
     if isinstance(recipe.data, TranslationData) and data is not None and Path(data).is_file():
         pairs = read_pairs(data, swap=recipe.data.swap)
-        split = PairSplit(pairs, trained.tokenizer, max_tokens=recipe.data.max_tokens)
-        return split, TranslationTask(split, split, trained.tokenizer)
-    has_text = (trained.folder / "tokenizer.json").is_file()
+        split = PairSplit(pairs, pipeline.tokenizer, max_tokens=recipe.data.max_tokens)
+        return split, TranslationTask(split, split, pipeline.tokenizer)
+    has_text = (pipeline.folder / "tokenizer.json").is_file()
     settings: DataConfig = recipe.data.at(data)
     if isinstance(settings, SpeechData):
         settings = settings.replace(only_heard=True)
-    task = settings.load(seed=recipe.train.seed, tokenizer=trained.tokenizer if has_text else None)
-    size, wanted = getattr(task, "image_size", None), getattr(trained.model.config, "image_size", None)
-    if data is None and size is not None and wanted is not None and size != wanted:
-        here, there = ("×".join(map(str, side)) for side in (size, wanted))
+    task = settings.load(seed=recipe.train.seed, tokenizer=pipeline.tokenizer if has_text else None)
+    data_size = getattr(task, "image_size", None)
+    model_size = getattr(pipeline.model.config, "image_size", None)
+    if data is None and data_size is not None and model_size is not None and data_size != model_size:
+        data_text, model_text = ("×".join(map(str, size)) for size in (data_size, model_size))
         raise DataError(
-            f"{trained.name} reads pictures of {there} and those without --data (in Python, data=) are {here}: "
-            "give the data that it was made for"
+            f"{pipeline.name} takes images of {model_text}, but the default data has {data_text}; give the data that "
+            "it was trained on with --data (in Python, data=)"
         )
     return task.validation, task
 
 
 @torch.no_grad()
-def _label_by_label(trained: Pipeline, split: Split[Batch], n: int) -> dict[str, Any]:
-    device = next(trained.model.parameters()).device
-    sums, labels = torch.zeros(2, dtype=torch.float64), 0
-    # Rows of like length together: the sums do not depend on it, the padding does.
+def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> dict[str, Any]:
+    """Return the number of labels, loss, perplexity and accuracy of the first `n` examples."""
+    device = next(pipeline.model.parameters()).device
+    sums = torch.zeros(2, dtype=torch.float64)
+    n_labels = 0
+    # Rows of similar length share a batch, to reduce padding; the sums do not depend on it.
     for rows in split.lengths()[:n].sum(1).argsort().split(256):
         batch = split.batch(rows).to(device)
-        sums += scores(trained.model, batch).cpu()
-        labels += batch.n_labels
-    loss, accuracy = (sums / labels).tolist()
-    return {"n_tokens": labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+        sums += scores(pipeline.model, batch).cpu()
+        n_labels += batch.n_labels
+    loss, accuracy = (sums / n_labels).tolist()
+    return {"n_tokens": n_labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
 
 
-def _bleu(made: list[str], wanted: list[str]) -> dict[str, Any]:
+def _bleu(outputs: list[str], references: list[str]) -> dict[str, Any]:
+    """Return BLEU, chrF and their signature."""
     with optional_dependency("BLEU and chrF need sacrebleu: pip install sacrebleu"):
         from sacrebleu.metrics import BLEU, CHRF
     bleu, chrf = BLEU(), CHRF()
-    numbers = {name: one.corpus_score(made, [wanted]).score for name, one in (("bleu", bleu), ("chrf", chrf))}
-    return {**numbers, "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}"}
+    return {
+        "bleu": bleu.corpus_score(outputs, [references]).score,
+        "chrf": chrf.corpus_score(outputs, [references]).score,
+        "signature": f"BLEU {bleu.get_signature()}; chrF {chrf.get_signature()}",
+    }
 
 
-def _exact(trained: Pipeline, split: Split[Batch], n: int, strategy: Strategy) -> float:
-    """How many whole outputs are right: the prompt ends with <START>, the answer with <STOP>."""
-    tokenizer = trained.tokenizer
-    device = next(trained.model.parameters()).device
-    right = 0
+def _exact_match(pipeline: Pipeline, split: Split[Batch], n: int, strategy: Strategy) -> float:
+    """Return the share of outputs that match exactly. A prompt ends with <START>, an output with <STOP>."""
+    tokenizer = pipeline.tokenizer
+    device = next(pipeline.model.parameters()).device
+    n_correct = 0
     for rows in torch.arange(n).split(512):
         batch = split.batch(rows)
-        prompts, answers = [], []
+        prompts, targets = [], []
         for ids, labels, weights in zip(batch.ids, batch.labels, batch.weights, strict=True):  # type: ignore[attr-defined]
-            first = int(weights.argmax())  # the first label that counts stands beside <START>
-            prompts.append(ids[: first + 1].to(device))
-            answers.append(labels[weights > 0].tolist())
-        longest = max(len(answer) for answer in answers)
-        made = generate(
-            trained.model, prompts, strategy=strategy, max_new_tokens=longest + 1, stop_ids=tokenizer.eos_id
+            start = int(weights.argmax())  # the first weighted label is predicted from <START>
+            prompts.append(ids[: start + 1].to(device))
+            targets.append(labels[weights > 0].tolist())
+        longest = max(len(target) for target in targets)
+        generated = generate(
+            pipeline.model, prompts, strategy=strategy, max_new_tokens=longest + 1, stop_ids=tokenizer.eos_id
         )
-        right += sum(made.sequence(i, with_stop=True).tolist() == answer for i, answer in enumerate(answers))
-    return right / n
+        n_correct += sum(generated.sequence(i, with_stop=True).tolist() == target for i, target in enumerate(targets))
+    return n_correct / n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """What was written down of some recordings. Latencies are of the digits that are right, in seconds."""
+class RecordingScores:
+    """Recognition errors and latencies over some recordings.
 
-    exact: int  # recordings of which every digit is right, and none is too many
-    mistakes: int  # digits to be changed, added or left out
-    digits: int
-    recordings: int
+    Attributes:
+        n_exact: Recordings without an error.
+        n_errors: Substituted, inserted and deleted digits.
+        n_digits: Spoken digits.
+        n_recordings: Recordings.
+        latencies: Latency in seconds of each correct digit.
+    """
+
+    n_exact: int
+    n_errors: int
+    n_digits: int
+    n_recordings: int
     latencies: tuple[float, ...]
 
     @property
     def accuracy(self) -> float:
-        return self.exact / self.recordings
+        """Share of recordings without an error."""
+        return self.n_exact / self.n_recordings
 
     @property
     def error_rate(self) -> float:
-        return self.mistakes / self.digits
+        """Errors per spoken digit."""
+        return self.n_errors / self.n_digits
 
-    def latency(self, share: float) -> float | None:
-        """The latency that this share of the digits does not exceed."""
+    def latency_quantile(self, q: float) -> float | None:
+        """Return the latency that a share `q` of the correct digits does not exceed; None if no digit is correct."""
         ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
 
 
 @torch.no_grad()
-def hear(model: nn.Module, split: Split[Any], n: int | None = None, rows: int = 64) -> Heard:
-    """Listens to the first `n` recordings of a part (None: all). A digit is written down when the likeliest class
-    becomes it, and known when all that its moment sees has been heard."""
+def score_recordings(
+    model: nn.Module, split: Split[Any], n: int | None = None, batch_size: int = 64
+) -> RecordingScores:
+    """Recognize the first `n` recordings of a split (None: all) by greedy CTC, and count errors and latencies.
+
+    A digit is recognized in the first frame of its run, and known once the context of that frame has been received.
+    """
     assert isinstance(model, CTCEncoder)
     try:
-        step = model.streaming.chunk
+        chunk = model.streaming.chunk
     except ConfigError:
-        step = 0  # everything is known at the end, and nothing before
-    exact = mistakes = digits = 0
+        chunk = 0  # nothing is known before the end
+    n_exact = n_errors = n_digits = 0
     latencies = []
     device = next(model.parameters()).device
     order = split.lengths()[: len(split) if n is None else n].sum(1).argsort(stable=True)
-    for some in order.split(rows):
-        batch = split.batch(some).to(device)
+    for rows in order.split(batch_size):
+        batch = split.batch(rows).to(device)
         logits = batch.logits(model)
-        stacked, mel = model.config.frame_stacking, batch.mel
-        answers = written(logits, batch.n_moments(logits))
-        for answer, labels, spans, count, last in zip(
-            answers, batch.labels.tolist(), batch.spans.tolist(), batch.counts, batch.n_moments(logits), strict=True
+        stacking = model.config.frame_stacking
+        mel = batch.mel
+        recognized = written(logits, batch.n_moments(logits))
+        for symbols, labels, spans, n_labels, n_frames in zip(
+            recognized, batch.labels.tolist(), batch.spans.tolist(), batch.counts, batch.n_moments(logits), strict=True
         ):
-            errors, pairs = compared([symbol for symbol, _ in answer], labels[:count])
-            exact, mistakes, digits = exact + (errors == 0), mistakes + errors, digits + count
+            errors, pairs = compared([symbol for symbol, _ in symbols], labels[:n_labels])
+            n_exact += errors == 0
+            n_errors += errors
+            n_digits += n_labels
             for i, j in pairs:
-                moment = answer[i][1]
-                known = min(last, (moment // step + 1) * step if step else last)  # moments that have to be there
-                latencies.append(mel.end(known * stacked - 1) / mel.sample_rate - spans[j][1])
-    return Heard(exact=exact, mistakes=mistakes, digits=digits, recordings=len(order), latencies=tuple(latencies))
+                frame = symbols[i][1]
+                n_needed = min(n_frames, (frame // chunk + 1) * chunk if chunk else n_frames)
+                latencies.append(mel.end(n_needed * stacking - 1) / mel.sample_rate - spans[j][1])
+    return RecordingScores(
+        n_exact=n_exact, n_errors=n_errors, n_digits=n_digits, n_recordings=len(order), latencies=tuple(latencies)
+    )

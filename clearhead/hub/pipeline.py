@@ -1,9 +1,10 @@
-"""Where models are found, by the names that every command takes: one in the box, the folder of a run or of a model, a
-Hugging Face folder, `hf:org/name`, or a .gguf file.
+"""`Pipeline`: a model with its tokenizer and its settings, loaded by name.
 
-A folder of ours holds weights and configuration, the tokenizer, the recipe of training, and for those in the box a
-card: data and licence, metrics, the command, the time. All of it is data, as a foreign folder is; loading runs no code.
-`export` writes a Hugging Face folder of any model, with its tokenizer and the settings of generation beside it."""
+A name is a bundled model, the folder of a training run or of a model, a Hugging Face folder, `hf:org/name` or a .gguf
+file. A folder of clearhead contains parameters, configuration, tokenizer and training recipe. Bundled models also have
+a card with data, license, metrics, command and training time. Loading never runs code from a folder. `export` writes
+any model as a Hugging Face folder with its tokenizer and generation settings.
+"""
 
 from __future__ import annotations
 
@@ -23,92 +24,111 @@ from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
 from clearhead.errors import DataError
 from clearhead.generation import LogitsProcessors
 from clearhead.hub import checkpoint, convert, formats, speech, text_generation, tokenizer_files
-from clearhead.hub.bundled import find, is_ours, read_card
-from clearhead.hub.translate import translate as texts_translated
+from clearhead.hub.bundled import is_clearhead_model, model_folder, read_card
+from clearhead.hub.translate import translate as translate_texts
 from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
 from clearhead.training.recipe import Recipe
 
-# What a model can do that comes without a recipe.
+# The task of models without a training recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
 _TASKS |= {CTCEncoder: "speech", VisionTransformer: "pictures"}
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A trained model and what belongs to it: `own` if it was trained here, `source` if it came from elsewhere."""
+    """A trained model together with its tokenizer and settings.
+
+    Attributes:
+        name: Name that it was loaded by.
+        folder: Folder or file of the model.
+        model: The model, in evaluation mode.
+        train_recipe: Recipe of the training run; None for third-party models.
+        source: The third-party checkpoint; None for clearhead's own models.
+        source_tokenizer: The tokenizer of the checkpoint, if it has one.
+    """
 
     name: str
     folder: Path
     model: nn.Module
-    own: Recipe | None = None
+    train_recipe: Recipe | None = None
     source: formats.CheckpointReader | None = None
-    pieces: Tokenizer | None = None  # the tokenizer that came with the source
+    source_tokenizer: Tokenizer | None = None
 
     @property
     def recipe(self) -> Recipe:
-        """How it was trained; a `DataError` for a model from elsewhere."""
-        if self.own is None:
-            raise DataError(f"{self.name} was not trained by this project, so there is no recipe of its data")
-        return self.own
+        """The recipe that the model was trained with; raises `DataError` for third-party models."""
+        if self.train_recipe is None:
+            raise DataError(f"{self.name} was not trained by clearhead, so it has no training recipe")
+        return self.train_recipe
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer it was trained with; a `DataError` for models of pictures."""
+        """The tokenizer of the model; raises `DataError` if it has none."""
         if self.source is not None:
-            return tokenizer_files.load_tokenizer(self.source) if self.pieces is None else self.pieces
+            return (
+                tokenizer_files.load_tokenizer(self.source) if self.source_tokenizer is None else self.source_tokenizer
+            )
         if not (self.folder / "tokenizer.json").is_file():
-            raise DataError(f"{self.name} has no tokenizer: it reads no text (its task is {self.task})")
+            raise DataError(f"{self.name} has no tokenizer: its task is {self.task}, not text")
         return load_tokenizer(self.folder)
 
     @property
     def task(self) -> str:
-        """What it was trained for, or what a model of its kind can do."""
-        if self.own is not None:
-            return self.own.task
-        hears = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
-        return "transcription" if hears else _TASKS.get(type(self.model), "other")
+        """The task of the training recipe, or the usual one of this type of model."""
+        if self.train_recipe is not None:
+            return self.train_recipe.task
+        takes_audio = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
+        return "transcription" if takes_audio else _TASKS.get(type(self.model), "other")
 
     @property
-    def stops(self) -> tuple[int, ...]:
+    def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a text."""
         return (self.tokenizer.eos_id,) if self.source is None else tokenizer_files.eos_ids(self.source)
 
     @property
-    def start(self) -> tuple[int, ...]:
-        """The ids that a model which reads one text and writes another writes after."""
+    def decoder_start_ids(self) -> tuple[int, ...]:
+        """The ids that an encoder-decoder generates after."""
         return (self.tokenizer.bos_id,) if self.source is None else tokenizer_files.decoder_start_ids(self.source)
 
     @cached_property
     def logits_processors(self) -> LogitsProcessors | None:
-        """What its maker forces and forbids in generation; None where that is nothing."""
+        """The logits processors of the model's generation settings, if any."""
         return None if self.source is None else tokenizer_files.generation_constraints(self.source)
 
     @cached_property
     def pooling(self) -> dict[str, Any]:
-        """How one vector is made of a text: `first` token or the mean, `unit` length, `max_len` tokens at most."""
-        plain = {"first": False, "unit": False, "max_len": None}
-        return (
-            plain if self.source is None or not self.source.path.is_dir() else tokenizer_files.pooling_mode(self.source)
-        )
+        """How a text is embedded: `first` token or the mean, `unit` norm, and `max_len` tokens."""
+        if self.source is None or not self.source.path.is_dir():
+            return {"first": False, "unit": False, "max_len": None}
+        return tokenizer_files.pooling_mode(self.source)
 
-    generate, chat, stream = text_generation.generate, text_generation.chat, text_generation.stream
-    translate, transcribe = texts_translated, speech.transcribe
-    embed, classify = text_generation.embed, text_generation.classify
+    generate = text_generation.generate
+    chat = text_generation.chat
+    stream = text_generation.stream
+    translate = translate_texts
+    transcribe = speech.transcribe
+    embed = text_generation.embed
+    classify = text_generation.classify
 
     def listen(self, *, beam: int = 1) -> speech.StreamingRecognizer:
-        """What hears with a model of speech: feed it samples as they come. After the end there is as much silence as
-        after the sounds that it was trained and measured with."""
+        """Return a recognizer for an audio stream.
+
+        After the end, it adds as much silence as the recordings of training and evaluation end with.
+
+        Args:
+            beam: Width of the beam search; 1 for greedy decoding.
+        """
         self.require("speech")
         assert isinstance(self.model, CTCEncoder)
         return speech.StreamingRecognizer(self.model, beam=beam, tail_seconds=TAIL)
 
     @property
     def card(self) -> dict[str, Any]:
-        """What is written about it; empty for a model that is not in the box."""
+        """The card of a bundled model; empty for other models."""
         return read_card(self.folder)
 
     def require(self, *tasks: str) -> None:
-        """Raise unless the model was trained for one of these tasks."""
+        """Raise `DataError` unless the model's task is one of these."""
         if self.task not in tasks:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
@@ -116,80 +136,120 @@ class Pipeline:
 def pipeline(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
 ) -> Pipeline:
-    """A model with its tokenizer, ready to be used, by any name that stands for one."""
-    if not is_ours(name) and checkpoint.is_third_party(name):
-        source, pieces = checkpoint.open_checkpoint(name), None
-        with contextlib.suppress(DataError):  # none came with it, which is said when one is asked for
-            pieces = tokenizer_files.load_tokenizer(
-                source
-            )  # before the weights: one that does not fit them is refused here
+    """Load a model with its tokenizer.
+
+    Args:
+        name: A bundled model (`"en-es"`), the folder of a run or a model, a Hugging Face folder, `"hf:org/name"` or a
+            .gguf file.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters; None for the stored one.
+
+    Returns:
+        The pipeline, with methods such as `generate`, `translate`, `embed` and `transcribe`.
+
+    Raises:
+        StorageError: If there is no such model, or it cannot be read.
+
+    Example:
+        pipeline("en-es").translate("Hello world")
+    """
+    if not is_clearhead_model(name) and checkpoint.is_third_party(name):
+        source = checkpoint.open_checkpoint(name)
+        tokenizer = None
+        with contextlib.suppress(DataError):  # a missing tokenizer is reported when it is used
+            # Before the parameters: a tokenizer that does not match them is rejected early.
+            tokenizer = tokenizer_files.load_tokenizer(source)
         model = convert.load_from_reader(source, device=device, dtype=dtype)
-        return Pipeline(str(name), source.path, model, source=source, pieces=pieces)
-    folder = find(name)
+        return Pipeline(str(name), source.path, model, source=source, source_tokenizer=tokenizer)
+    folder = model_folder(name)
     model = storage.load_checkpoint(folder, device=device, dtype=dtype)
     return Pipeline(str(name), folder, model.eval(), Recipe.of(folder))
 
 
 def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """The model alone, for evaluation, by any name that stands for one: in the box (`"en-es"`), the folder of a run or
-    of a model, a Hugging Face folder, `"hf:org/name"`, a .gguf file.
+    """Load a model without its tokenizer, in evaluation mode.
 
-    Its dtype is the stored one unless `dtype` asks for another. The result is typed Any, because the name says which
-    model it is."""
-    if not is_ours(name) and checkpoint.is_third_party(name):
+    Args:
+        name: A bundled model (`"en-es"`), the folder of a run or a model, a Hugging Face folder, `"hf:org/name"` or a
+            .gguf file.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters; by default the stored one.
+
+    Returns:
+        The model. Its type depends on the name, so it is annotated as Any.
+
+    Raises:
+        StorageError: If there is no such model, or it cannot be read.
+    """
+    if not is_clearhead_model(name) and checkpoint.is_third_party(name):
         return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
-    return storage.load_checkpoint(find(name), device=device, dtype=dtype)
+    return storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
 
 
-def export(trained: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
-    """Write a model into a new folder, from which transformers loads it, and say as which family."""
-    files = _texts(trained)
-    known = {} if trained.source is None else dict(trained.source.config)
-    known |= json.loads(files.get("generation_config.json", "{}"))
-    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
-    keys: dict[str, Any] = {key: known[key] for key in kept if key in known}
-    return convert.export_third_party(trained.model, folder, family=family, keys=keys, files=files).name
+def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
+    """Export a model with its tokenizer to a new folder that transformers loads.
+
+    Args:
+        pipeline: The model.
+        folder: A folder that does not exist or is empty.
+        family: Name of the family; by default the first that can express the model.
+
+    Returns:
+        The name of the family.
+
+    Raises:
+        StorageError: If the folder is not empty, or no family can express the model.
+    """
+    files = _text_files(pipeline)
+    source_keys = {} if pipeline.source is None else dict(pipeline.source.config)
+    source_keys |= json.loads(files.get("generation_config.json", "{}"))
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
+    keys: dict[str, Any] = {name: source_keys[name] for name in names if name in source_keys}
+    return convert.export_third_party(pipeline.model, folder, family=family, keys=keys, files=files).name
 
 
-def _texts(trained: Pipeline) -> dict[str, str]:
-    """The files beside the weights: as they came, for a model from elsewhere, else made from our tokenizer."""
-    if trained.source is not None and trained.source.path.is_dir():
-        return tokenizer_files.tokenizer_files(trained.source)
+def _text_files(pipeline: Pipeline) -> dict[str, str]:
+    """Return tokenizer and settings files by name: those of a third-party folder unchanged, else converted."""
+    if pipeline.source is not None and pipeline.source.path.is_dir():
+        return tokenizer_files.tokenizer_files(pipeline.source)
     try:
-        tokenizer = trained.tokenizer
+        tokenizer = pipeline.tokenizer
     except DataError:
-        return {}  # it reads no text
+        return {}  # not a model of text
     roles = {"pad_token": tokenizer.pad_id, "bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     names = dict(zip(roles, tokenizer.tokens(list(roles.values())), strict=True))
-    longest = getattr(trained.model.config, "max_len", None)
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, **names}
-    settings = {f"{role}_id": number for role, number in roles.items()}
+    max_len = getattr(pipeline.model.config, "max_len", None)
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_len, **names}
+    generation_config = {f"{role}_id": id_ for role, id_ in roles.items()}
     return {
         "tokenizer.json": tokenizer_json(tokenizer),
-        "tokenizer_config.json": json.dumps(about, indent=2, ensure_ascii=False) + "\n",
-        "generation_config.json": json.dumps(settings, indent=2) + "\n",
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n",
+        "generation_config.json": json.dumps(generation_config, indent=2) + "\n",
     }
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
-    """A tokenizer of ours in the form of the `tokenizers` library, which gives the same ids and the same text back."""
+    """Return a tokenizer as JSON of the `tokenizers` library, with the same ids and the same decoded text."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Inner
 
     if isinstance(tokenizer, ByteLevelBPE | HFTokenizer):
         return tokenizer.to_json()
     if isinstance(tokenizer, CharTokenizer):
-        special, unknown = [PAD, BOS, EOS], [UNK] if tokenizer.unknown else []
-        special += unknown
-        words = {word: number for number, word in enumerate([*special, *tokenizer.alphabet])}
-        inner: Any = Inner(models.WordLevel(words, *unknown))
+        unknown = [UNK] if tokenizer.unknown else []
+        special = [PAD, BOS, EOS, *unknown]
+        vocabulary = {token: id_ for id_, token in enumerate([*special, *tokenizer.alphabet])}
+        inner: Any = Inner(models.WordLevel(vocabulary, *unknown))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
     elif isinstance(tokenizer, Symbols):
         special = list(tokenizer.special)
-        inner = Inner(models.WordLevel({word: number for number, word in enumerate(tokenizer.symbols)}))
+        inner = Inner(models.WordLevel({symbol: id_ for id_, symbol in enumerate(tokenizer.symbols)}))
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
-        raise DataError(f"a {type(tokenizer).__name__} tokenizer has no form that transformers reads")
+        raise DataError(
+            f"a {type(tokenizer).__name__} tokenizer cannot be exported; expected characters, symbols, byte-level BPE "
+            "or a Hugging Face tokenizer"
+        )
     inner.add_special_tokens(special)
     return inner.to_str()

@@ -1,19 +1,19 @@
-"""Sound in, text out: recordings through an encoder-decoder that hears (`transcribe`), and samples in pieces of any
-size through an encoder, with an event for each symbol as soon as it is recognised (`StreamingRecognizer`).
+"""Speech recognition: `transcribe` for recordings (encoder-decoders), `StreamingRecognizer` for streams (CTC encoders).
 
-A window of `transcribe` is as long as the model was trained for (30 seconds of Whisper's). It ends with the last moment
-that the model has written down, and the next one begins there, so that no word is cut. Of several recordings the
-windows go together.
+`transcribe` processes a recording in windows of the length that the model was trained for (30 seconds for Whisper). A
+window ends at the last timestamp that the model generates, and the next one starts there, so that no word is cut.
+Windows of several recordings share a batch.
 
-What a `StreamingRecognizer` gives does not depend on the pieces: the mask under which the model was trained says how
-far each moment sees, and a cache keeps just that much. Under a window it keeps as much after hours as after seconds. A
-mask that looks ahead without end (`full()`) is run once, at the end.
+A `StreamingRecognizer` takes samples in chunks of any size and returns each symbol as soon as it is final. Its results
+do not depend on the chunks: the mask that the model was trained with defines the context of each frame, and a cache
+keeps exactly that context, so under a window memory stays constant. A mask with unbounded look-ahead (`full()`) is
+evaluated once, at the end.
 
-    listener = hub.pipeline("spoken-digits").listen()
-    for samples in pieces:
-        for event in listener.push(samples):
-            print(event.text, event.end)
-    print(listener.flush())                               # what the end of the sound decides
+    recognizer = ch.pipeline("spoken-digits").listen()
+    for samples in chunks:
+        for symbol in recognizer.push(samples):
+            print(symbol.text, symbol.end)
+    print(recognizer.flush())
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from clearhead._core.shapes import Float
 from clearhead._core.validation import NonNegativeFloat, PositiveInt, validate
-from clearhead.data import audio as samples
+from clearhead.data import audio
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
 from clearhead.generation.ctc import CTCGreedyDecoder, CTCPrefixBeamDecoder, CTCSymbol
@@ -40,8 +40,8 @@ from clearhead.nn.mel import Mel
 if TYPE_CHECKING:
     from clearhead.hub.pipeline import Pipeline
 
-_BATCH = 8  # windows that are heard together
-_PIECE = 4.0  # seconds that are worked on at once: what is fed whole needs no more memory than what comes bit by bit
+_BATCH_SIZE = 8  # windows per batch
+_CHUNK_SECONDS = 4.0  # longer input is processed in chunks, so that memory does not depend on the caller's chunks
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The transcript of a recording. `notes` report conversions of the audio and problems with it."""
+    """The transcript of a recording.
+
+    Attributes:
+        text: The whole text.
+        segments: Its parts with their times.
+        seconds: Duration of the recording.
+        language: Language code; None for a model of one language.
+        notes: Conversions of the audio and problems with it.
+    """
 
     text: str
     segments: tuple[Segment, ...]
@@ -69,152 +77,190 @@ class Transcript:
 
 @accepts_single(str, Path, Tensor)
 def transcribe(
-    trained: Pipeline,
-    sounds: Sequence[str | Path | Tensor],
+    pipeline: Pipeline,
+    recordings: Sequence[str | Path | Tensor],
     *,
-    times: bool = True,
+    timestamps: bool = True,
     language: str | None = None,
     strategy: Strategy = GREEDY,
 ) -> list[Transcript]:
-    """What is said in a recording, with times: a file, or samples (N,) at 16 kHz; a list of transcripts for a list.
+    """Transcribe recordings.
 
-    Without `times` windows are cut blindly, and each is one segment. A model of many languages finds out which is
-    spoken, unless `language` ("en") says it."""
-    trained.require("transcription")
-    speech = _Speech(trained, times, strategy)
-    heard = [speech.read(sound) for sound in sounds]
-    for start in range(0, len(heard), _BATCH):
-        speech.hear(heard[start : start + _BATCH], language)
-    return [speech.transcript(one) for one in heard]
+    Args:
+        pipeline: A Whisper model.
+        recordings: Files, or samples (N,) at 16 kHz; one, or several.
+        timestamps: Generate timestamps. Without them windows are cut at fixed times, and each is one segment.
+        language: Language code such as "en"; by default a multilingual model detects it.
+        strategy: Decoding strategy.
+
+    Returns:
+        One transcript for a single recording, else a list.
+
+    Raises:
+        DataError: If the model does not transcribe, or does not support the language.
+    """
+    pipeline.require("transcription")
+    transcriber = _WindowedTranscriber(pipeline, timestamps, strategy)
+    states = [transcriber.read(recording) for recording in recordings]
+    for start in range(0, len(states), _BATCH_SIZE):
+        transcriber.run(states[start : start + _BATCH_SIZE], language)
+    return [transcriber.transcript(state) for state in states]
 
 
 @dataclass
 class _RecordingState:
-    """A recording on its way: its frames, and what has been written of it."""
+    """A recording in progress: its frames, and the segments so far."""
 
-    frames: Tensor  # (T, F), and a window of silence after them
-    n_frames: int
+    frames: Tensor  # (T, F), followed by a window of silence
+    n_frames: int  # without the silence
     seconds: float
     notes: tuple[str, ...]
-    at: int = 0  # the frame where the next window begins
+    position: int = 0  # first frame of the next window
     language: str | None = None
-    parts: list[tuple[int, int, list[int]]] = field(default_factory=list)  # from and to which frame, ids
+    segments: list[tuple[int, int, list[int]]] = field(default_factory=list)  # first frame, end frame, ids
 
 
-class _Speech:
-    def __init__(self, trained: Pipeline, times: bool, strategy: Strategy) -> None:
-        assert trained.source is not None  # who hears came from elsewhere
-        self.trained, self.times, self.strategy = trained, times, strategy
-        model: Any = trained.model
+class _WindowedTranscriber:
+    """Transcribes recordings window by window."""
+
+    def __init__(self, pipeline: Pipeline, timestamps: bool, strategy: Strategy) -> None:
+        assert pipeline.source is not None  # clearhead trains no such model
+        self.pipeline = pipeline
+        self.timestamps = timestamps
+        self.strategy = strategy
+        model: Any = pipeline.model
         self.config = model.config
         self.mel = Mel.whisper(self.config.n_features)
         self.window: int = 2 * self.config.encoder.max_len  # frames
-        self.said = trained.source.generation()
-        last_control = self.said.get("no_timestamps_token_id")
-        if not isinstance(last_control, int):
+        self.settings = pipeline.source.generation()
+        no_timestamps = self.settings.get("no_timestamps_token_id")
+        if not isinstance(no_timestamps, int):
             raise DataError(
-                f"{trained.name} does not say which ids are times: its generation_config.json has no "
-                "no_timestamps_token_id; get that file of its maker"
+                f"the generation_config.json of {pipeline.name} has no no_timestamps_token_id, so its timestamp ids "
+                "are unknown; download that file again"
             )
-        self.first, self.end = last_control + 1, trained.stops[0]
-        latest = self.said.get("max_initial_timestamp_index")
-        moments = WhisperTimestampRules(self.first, self.end, latest if isinstance(latest, int) else None)
+        self.first_timestamp = no_timestamps + 1
+        self.end_id = pipeline.stop_ids[0]
+        latest = self.settings.get("max_initial_timestamp_index")
+        rules = WhisperTimestampRules(self.first_timestamp, self.end_id, latest if isinstance(latest, int) else None)
         self.logits_processors = replace(
-            trained.logits_processors or LogitsProcessors(), timestamp_rules=moments if times else None
+            pipeline.logits_processors or LogitsProcessors(), timestamp_rules=rules if timestamps else None
         )
 
-    def read(self, sound: str | Path | Tensor) -> _RecordingState:
+    def read(self, recording: str | Path | Tensor) -> _RecordingState:
+        """Return the frames of a recording, followed by a window of silence."""
         rate = self.mel.sample_rate
-        found = samples.Sound(sound, rate) if isinstance(sound, Tensor) else samples.read(sound, rate)
-        data = found.samples
-        if data.dim() != 1 or not len(data):
-            raise DataError(f"samples have shape {tuple(data.shape)}; expected (N,), one channel at 16 kHz, not empty")
-        # With a window of silence after it, as its maker's models are used to.
-        silent = torch.nn.functional.pad(data.float(), (0, self.window * self.mel.hop))
-        frames = self.mel(silent[None])[0]
-        return _RecordingState(frames, -(-len(data) // self.mel.hop), found.seconds, found.notes)
+        sound = audio.Sound(recording, rate) if isinstance(recording, Tensor) else audio.read(recording, rate)
+        samples = sound.samples
+        if samples.dim() != 1 or not len(samples):
+            raise DataError(
+                f"samples have shape {tuple(samples.shape)}; expected (N,), one channel at 16 kHz, not empty"
+            )
+        # Whisper models were trained on recordings that are followed by silence.
+        padded = torch.nn.functional.pad(samples.float(), (0, self.window * self.mel.hop))
+        frames = self.mel(padded[None])[0]
+        return _RecordingState(frames, -(-len(samples) // self.mel.hop), sound.seconds, sound.notes)
 
-    def hear(self, recordings: Sequence[_RecordingState], language: str | None) -> None:
-        """Writes down what is said, a window of every recording at a time."""
-        while going := [one for one in recordings if one.at < one.n_frames]:
-            windows = torch.stack([one.frames[one.at : one.at + self.window] for one in going])
-            windows = windows.to(next(self.trained.model.parameters()))
-            self._find_languages(going, windows, language)
-            for spoken in dict.fromkeys(one.language for one in going):  # ids that it writes after depend on it
-                rows = [i for i, one in enumerate(going) if one.language == spoken]
-                for row, ids in zip(rows, self._written(windows[rows], spoken), strict=True):
-                    self._note(going[row], ids)
+    def run(self, states: Sequence[_RecordingState], language: str | None) -> None:
+        """Transcribe recordings to their ends, one window of each at a time."""
+        while unfinished := [state for state in states if state.position < state.n_frames]:
+            windows = torch.stack([state.frames[state.position : state.position + self.window] for state in unfinished])
+            windows = windows.to(next(self.pipeline.model.parameters()))
+            self._set_languages(unfinished, windows, language)
+            for spoken in dict.fromkeys(state.language for state in unfinished):  # start ids depend on the language
+                rows = [i for i, state in enumerate(unfinished) if state.language == spoken]
+                for row, ids in zip(rows, self._generate(windows[rows], spoken), strict=True):
+                    self._add_segments(unfinished[row], ids)
 
-    def _written(self, windows: Tensor, language: str | None) -> Iterable[list[int]]:
-        # What the model is told: the language, to transcribe, and where no times are wanted, that.
-        said = self.said
-        told = [] if language is None else [said["lang_to_id"][language], said["task_to_id"]["transcribe"]]
-        start = [*self.trained.start, *told, *([] if self.times else [self.first - 1])]
-        room = self.config.max_len - len(start)
-        bounds: dict[str, Any] = {
-            "decoder_start_ids": start,
-            "stop_ids": self.trained.stops,
-            "max_new_tokens": room,
-            "logits_processors": self.logits_processors,
-        }
-        made = generate(self.trained.model, windows, strategy=self.strategy, **bounds).to("cpu")
-        return [made.sequence(row).tolist() for row in range(len(windows))]
+    def _generate(self, windows: Tensor, language: str | None) -> Iterable[list[int]]:
+        """Return the ids of each window."""
+        start_ids = list(self.pipeline.decoder_start_ids)
+        if language is not None:
+            start_ids += [self.settings["lang_to_id"][language], self.settings["task_to_id"]["transcribe"]]
+        if not self.timestamps:
+            start_ids.append(self.first_timestamp - 1)
+        generated = generate(
+            self.pipeline.model,
+            windows,
+            strategy=self.strategy,
+            decoder_start_ids=start_ids,
+            stop_ids=self.pipeline.stop_ids,
+            max_new_tokens=self.config.max_len - len(start_ids),
+            logits_processors=self.logits_processors,
+        ).to("cpu")
+        return [generated.sequence(row).tolist() for row in range(len(windows))]
 
     @torch.no_grad()
-    def _find_languages(self, going: Sequence[_RecordingState], windows: Tensor, language: str | None) -> None:
-        emitted_at = self.said.get("lang_to_id")
-        if not isinstance(emitted_at, dict):
+    def _set_languages(self, states: Sequence[_RecordingState], windows: Tensor, language: str | None) -> None:
+        """Set the language of recordings that have none: the given one, or the most likely."""
+        language_ids = self.settings.get("lang_to_id")
+        if not isinstance(language_ids, dict):
             if language not in (None, "en"):
-                raise DataError(f"{self.trained.name} knows English alone; leave the language out")
+                raise DataError(f"{self.pipeline.name} supports English only; leave the language out")
             return
-        names = {name.strip("<|>"): name for name in emitted_at}
-        if language is not None and language not in names:
-            raise DataError(f"the language {language!r} is not known; expected one of: {', '.join(sorted(names))}")
-        new = [i for i, one in enumerate(going) if one.language is None]
-        found = [] if language is None else [names[language]] * len(new)
+        tokens = {token.strip("<|>"): token for token in language_ids}
+        if language is not None and language not in tokens:
+            raise DataError(f"the language {language!r} is not known; expected one of: {', '.join(sorted(tokens))}")
+        new = [i for i, state in enumerate(states) if state.language is None]
+        languages = [] if language is None else [tokens[language]] * len(new)
         if language is None and new:
-            model: Any = self.trained.model
-            start = torch.tensor([self.trained.start] * len(new), device=windows.device)
-            logits = model(windows[new], start)[:, -1, list(emitted_at.values())]
-            found = [list(emitted_at)[i] for i in logits.argmax(-1).tolist()]
-        for i, name in zip(new, found, strict=True):
-            going[i].language = name
+            model: Any = self.pipeline.model
+            start_ids = torch.tensor([self.pipeline.decoder_start_ids] * len(new), device=windows.device)
+            logits = model(windows[new], start_ids)[:, -1, list(language_ids.values())]
+            languages = [list(language_ids)[i] for i in logits.argmax(-1).tolist()]
+        for i, name in zip(new, languages, strict=True):
+            states[i].language = name
 
-    def _note(self, one: _RecordingState, ids: list[int]) -> None:
-        """Cuts a window's ids into segments at its times, and moves on to where the last one ended."""
-        length = min(self.window, one.n_frames - one.at)
-        is_time = [id_ >= self.first for id_ in ids]
+    def _add_segments(self, state: _RecordingState, ids: list[int]) -> None:
+        """Split the ids of a window into segments at its timestamps, and move to the end of the last segment."""
+        length = min(self.window, state.n_frames - state.position)
+        is_time = [id_ >= self.first_timestamp for id_ in ids]
         cuts = [i for i in range(1, len(ids)) if is_time[i] and is_time[i - 1]]
-        whole = is_time[-2:] == [False, True]  # nothing is said after the last moment
-        moved = length
+        ends_with_silence = is_time[-2:] == [False, True]  # no text follows the last timestamp
+        advance = length
         if not cuts:
-            moments = [id_ - self.first for id_, time in zip(ids, is_time, strict=True) if time and id_ > self.first]
-            one.parts.append((one.at, one.at + min(2 * moments[-1] if moments else length, self.window), ids))
+            times = [
+                id_ - self.first_timestamp
+                for id_, time in zip(ids, is_time, strict=True)
+                if time and id_ > self.first_timestamp
+            ]
+            end = state.position + min(2 * times[-1] if times else length, self.window)
+            state.segments.append((state.position, end, ids))
         else:
-            for begin, end in zip([0, *cuts], [*cuts, *([len(ids)] if whole else [])], strict=False):
-                part = ids[begin:end]
-                first, last = (2 * (id_ - self.first) for id_ in (part[0], part[-1]))
-                one.parts.append((one.at + first, one.at + last, part))
-            if not whole:
-                moved = 2 * (ids[cuts[-1] - 1] - self.first)
-        one.at += moved or length  # a window in which nothing ended goes by whole
+            ends = [*cuts, *([len(ids)] if ends_with_silence else [])]
+            for start, stop in zip([0, *cuts], ends, strict=False):
+                part = ids[start:stop]
+                first, last = (2 * (id_ - self.first_timestamp) for id_ in (part[0], part[-1]))
+                state.segments.append((state.position + first, state.position + last, part))
+            if not ends_with_silence:
+                advance = 2 * (ids[cuts[-1] - 1] - self.first_timestamp)
+        state.position += advance or length  # skip a window in which no segment ends
 
-    def transcript(self, one: _RecordingState) -> Transcript:
-        a_frame = self.mel.hop / self.mel.sample_rate
+    def transcript(self, state: _RecordingState) -> Transcript:
+        """Return the transcript of a finished recording."""
+        frame_seconds = self.mel.hop / self.mel.sample_rate
         segments = []
-        for start, end, ids in one.parts:
-            text = self.trained.tokenizer.decode([id_ for id_ in ids if id_ < self.end])
+        for start, end, ids in state.segments:
+            text = self.pipeline.tokenizer.decode([id_ for id_ in ids if id_ < self.end_id])
             if text.strip():
-                segments.append(Segment(round(start * a_frame, 2), round(end * a_frame, 2), text.strip()))
+                times = round(start * frame_seconds, 2), round(end * frame_seconds, 2)
+                segments.append(Segment(*times, text.strip()))
         text = " ".join(segment.text for segment in segments)
-        language = None if one.language is None else one.language.strip("<|>")
-        return Transcript(text, tuple(segments), one.seconds, language, one.notes)
+        language = None if state.language is None else state.language.strip("<|>")
+        return Transcript(text, tuple(segments), state.seconds, language, state.notes)
 
 
 @dataclass(frozen=True)
 class RecognizedSymbol:
-    """A symbol that was recognised. Seconds from the beginning of the sound: the moments from `start` to `end` say it,
-    and it could be told when the sound up to `known` had come. `log_prob` is that of the clearest moment."""
+    """A recognized symbol, with times in seconds from the start of the recording.
+
+    Attributes:
+        text: The symbol.
+        start: Start of its first frame in the most likely alignment.
+        end: End of its last frame.
+        emitted_at: Duration of the audio that was needed to recognize it.
+        log_prob: Log-probability of its most certain frame.
+    """
 
     text: str
     start: float
@@ -224,67 +270,90 @@ class RecognizedSymbol:
 
 
 class StreamingRecognizer:
-    """Hears one sound after another: `feed` it samples at `rate` Hz, (N,) from −1 to 1, and call `end` after the last.
+    """Recognizes symbols in a stream of samples, and returns each as soon as it is final.
 
-    `beam` is the width of the search for symbols; 1 takes the likeliest one at every moment. `silence` is how many
-    seconds of it are heard after the end: a model that writes down what has been said needs a moment to do so."""
+    Call `push` with chunks of samples at `sample_rate` Hz, and `flush` at the end of a recording; after that the next
+    recording may follow.
+
+    Args:
+        model: A CTC encoder.
+        beam: Width of the beam search; 1 for greedy decoding.
+        tail_seconds: Silence added after the end, because a model recognizes a symbol some time after it ended.
+
+    Example:
+        recognizer = StreamingRecognizer(model)
+        symbols = [*recognizer.push(samples), *recognizer.flush()]
+    """
 
     def __init__(self, model: CTCEncoder, *, beam: int = 1, tail_seconds: float = 0.0) -> None:
-        self.model, self._beam = model, validate(beam, "beam", PositiveInt)
+        self.model = model
+        self._beam = validate(beam, "beam", PositiveInt)
         self._tail_seconds = validate(tail_seconds, "tail_seconds", NonNegativeFloat)
-        self.rate = model.config.mel.sample_rate
+        self.sample_rate = model.config.mel.sample_rate
         try:
-            self._step, self._streams = model.streaming.chunk, True  # moments that are known together
+            self._chunk = model.streaming.chunk  # encoder frames that become final together
+            self._is_streaming = True
         except ConfigError:
-            self._step, self._streams = 1 << 40, False  # none is known before the end
+            self._chunk = 1 << 40  # no frame is final before the end
+            self._is_streaming = False
         self._frames: Tensor
-        self._begin()
+        self._reset()
 
     def push(self, samples: Float[Tensor, " N"]) -> list[RecognizedSymbol]:
-        """What can be told now and could not before."""
-        found: list[RecognizedSymbol] = []
-        step = self._step * self.model.config.frame_stacking
-        for part in samples.split(round(_PIECE * self.rate)):
+        """Process samples (N,), from −1 to 1, and return the symbols that become final."""
+        symbols: list[RecognizedSymbol] = []
+        step = self._chunk * self.model.config.frame_stacking
+        for part in samples.split(round(_CHUNK_SECONDS * self.sample_rate)):
             self._frames = torch.cat((self._frames, self._mel.push(part)))
-            ready = len(self._frames) // step * step
-            found += self._told(self._run(self._frames[:ready]))
-            self._frames = self._frames[ready:].clone()
-        return found
+            n_ready = len(self._frames) // step * step
+            symbols += self._with_times(self._decode(self._frames[:n_ready]))
+            self._frames = self._frames[n_ready:].clone()
+        return symbols
 
     def flush(self) -> list[RecognizedSymbol]:
-        """What the end of the sound decides. After it, another sound may be fed."""
-        over = self._mel.n_samples / self.rate
-        enough = over >= self.seconds(1)  # what is too short for a moment has said nothing
-        found = self.push(torch.zeros(round(self._tail_seconds * self.rate))) if enough else []
-        rest = torch.cat((self._frames, self._mel.flush()))
-        found += self._told([*self._run(rest), *self._search.flush()])
-        self._begin()
-        return [replace(one, start=min(one.start, over), end=min(one.end, over), emitted_at=over) for one in found]
+        """End the recording, and return its remaining symbols."""
+        duration = self._mel.n_samples / self.sample_rate
+        has_frame = duration >= self.seconds(1)
+        symbols = self.push(torch.zeros(round(self._tail_seconds * self.sample_rate))) if has_frame else []
+        remaining = torch.cat((self._frames, self._mel.flush()))
+        symbols += self._with_times([*self._decode(remaining), *self._search.flush()])
+        self._reset()
+        return [
+            replace(symbol, start=min(symbol.start, duration), end=min(symbol.end, duration), emitted_at=duration)
+            for symbol in symbols
+        ]
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
+        """Prepare for the next recording."""
         config = self.model.config
-        self._mel, self._frames = config.mel.stream(), torch.zeros(0, config.mel.n_mels)
-        self._cache = KVCache() if self._streams else None
+        self._mel = config.mel.stream()
+        self._frames = torch.zeros(0, config.mel.n_mels)
+        self._cache = KVCache() if self._is_streaming else None
         self._search = (
             CTCGreedyDecoder(config.blank) if self._beam == 1 else CTCPrefixBeamDecoder(self._beam, blank=config.blank)
         )
 
     @torch.no_grad()
-    def _run(self, frames: Tensor) -> list[CTCSymbol]:
+    def _decode(self, frames: Tensor) -> list[CTCSymbol]:
+        """Return the symbols that become final with these feature frames."""
         if len(frames) < self.model.config.frame_stacking:
             return []
         logits = self.model(frames[None].to(self.model.head.weight), cache=self._cache)[0]
         return self._search.push(logits.float().log_softmax(-1))
 
-    def _told(self, symbols: list[CTCSymbol]) -> list[RecognizedSymbol]:
-        moment, step, told = self.model.config.frame_seconds, self._step, self.seconds
+    def _with_times(self, symbols: list[CTCSymbol]) -> list[RecognizedSymbol]:
+        """Convert frames to seconds."""
         return [
             RecognizedSymbol(
-                str(one.id), one.start * moment, told(one.end), told(-(-one.emitted_at // step) * step), one.log_prob
+                text=str(symbol.id),
+                start=symbol.start * self.model.config.frame_seconds,
+                end=self.seconds(symbol.end),
+                emitted_at=self.seconds(-(-symbol.emitted_at // self._chunk) * self._chunk),
+                log_prob=symbol.log_prob,
             )
-            for one in symbols
+            for symbol in symbols
         ]
 
-    def seconds(self, moments: int) -> float:
-        """How long a sound has so many moments: the last frame of the last of them has come."""
-        return self.model.config.mel.end(moments * self.model.config.frame_stacking - 1) / self.rate
+    def seconds(self, n_frames: int) -> float:
+        """Return the duration of the audio that `n_frames` encoder frames need."""
+        return self.model.config.mel.end(n_frames * self.model.config.frame_stacking - 1) / self.sample_rate

@@ -21,7 +21,7 @@ from clearhead.nn.positions import LearnedPositionEmbedding
 if TYPE_CHECKING:
     from clearhead.hub.pipeline import Pipeline
 
-Messages = Sequence[Mapping[str, str]]  # messages, each with a role and a content
+Messages = Sequence[Mapping[str, str]]  # each with a role and a content
 
 GREEDY = Greedy()
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
@@ -30,192 +30,277 @@ _EXAMPLE = '{"role": "user", "content": "Hello"}'
 def accepts_single(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: let a batch function also accept a single item, and then return a single result."""
 
-    def of_both(run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def one_or_several(trained: Pipeline, given: Any, **strategy: Any) -> Any:
-            return run(trained, [given], **strategy)[0] if isinstance(given, kinds) else run(trained, given, **strategy)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(pipeline: Pipeline, inputs: Any, **options: Any) -> Any:
+            if isinstance(inputs, kinds):
+                return function(pipeline, [inputs], **options)[0]
+            return function(pipeline, inputs, **options)
 
-        return one_or_several
+        return wrapper
 
-    return of_both
+    return decorate
 
 
 @accepts_single(str)
 def generate(
-    trained: Pipeline, texts: Sequence[str], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
+    pipeline: Pipeline, texts: Sequence[str], *, strategy: Strategy = GREEDY, max_new_tokens: int = 100
 ) -> list[str]:
-    """What a decoder writes after a text, without the text itself, or an encoder-decoder of a text; a list of them for
-    a list, made in one batch."""
-    if trained.task == "translation":
-        return list(trained.translate(list(texts), strategy=strategy, max_new_tokens=max_new_tokens))
-    trained.require("text")
-    return _written(trained, [_checked(trained.tokenizer.prompt(text)) for text in texts], strategy, max_new_tokens)
+    """Generate text in one batch: a decoder continues each text, an encoder-decoder translates it.
+
+    Args:
+        pipeline: The model.
+        texts: One text, or several.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new tokens per text.
+
+    Returns:
+        The new text, without the prompt: one for a single text, else a list.
+    """
+    if pipeline.task == "translation":
+        return list(pipeline.translate(list(texts), strategy=strategy, max_new_tokens=max_new_tokens))
+    pipeline.require("text")
+    prompts = [_require_tokens(pipeline.tokenizer.prompt(text)) for text in texts]
+    return _generate_texts(pipeline, prompts, strategy, max_new_tokens)
 
 
 def chat(
-    trained: Pipeline,
+    pipeline: Pipeline,
     messages: Messages | Sequence[Messages],
     *,
     strategy: Strategy = GREEDY,
     max_new_tokens: int = 100,
 ) -> Any:
-    """What a decoder answers to `[{"role": "user", "content": "…"}]`, which its own template makes one text of; a list
-    of answers for a list of conversations."""
-    trained.require("text")
-    one = bool(messages) and isinstance(messages[0], Mapping)
-    talks: Any = [messages] if one else messages
-    written = _written(trained, [conversation(trained, talk) for talk in talks], strategy, max_new_tokens)
-    return written[0] if one else written
+    """Generate the next message of a conversation, or of each of several.
+
+    Args:
+        pipeline: A decoder with a chat template.
+        messages: `[{"role": "user", "content": "…"}, …]`, or a list of conversations.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new tokens per message.
+
+    Returns:
+        The text of the message: one for a single conversation, else a list.
+
+    Raises:
+        DataError: If the model has no chat template, or a message has no role or content.
+    """
+    pipeline.require("text")
+    is_single = bool(messages) and isinstance(messages[0], Mapping)
+    conversations: Any = [messages] if is_single else messages
+    prompts = [encode_chat(pipeline, conversation) for conversation in conversations]
+    replies = _generate_texts(pipeline, prompts, strategy, max_new_tokens)
+    return replies[0] if is_single else replies
 
 
-def conversation(trained: Pipeline, messages: Messages) -> list[int]:
-    """The ids of a conversation up to where the model answers, with the special tokens of its template."""
-    template = None if trained.source is None else trained.source.template()
+def encode_chat(pipeline: Pipeline, messages: Messages) -> list[int]:
+    """Apply the model's chat template, and return the ids of the conversation up to the model's next message.
+
+    Args:
+        pipeline: A decoder with a chat template.
+        messages: `[{"role": "user", "content": "…"}, …]`.
+
+    Raises:
+        DataError: If the model has no chat template, or a message has no role or content.
+    """
+    template = None if pipeline.source is None else pipeline.source.template()
     if template is None:
-        raise DataError(f"{trained.name} has no chat template, so it was not made for conversations; use generate")
+        raise DataError(f"{pipeline.name} has no chat template, so it is not a chat model; use generate")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise DataError(f"a message is {message!r:.60}; expected a role and a content, such as {_EXAMPLE}")
-    specials = getattr(trained.tokenizer, "specials", {})
+    specials = getattr(pipeline.tokenizer, "specials", {})
     settings = {"add_generation_prompt": True, "tools": None, "documents": None}
-    return _checked(trained.tokenizer.encode(render(template, messages, {**specials, **settings})))
+    return _require_tokens(pipeline.tokenizer.encode(render(template, messages, {**specials, **settings})))
 
 
-def _written(trained: Pipeline, prompts: list[list[int]], strategy: Strategy, max_new_tokens: int) -> list[str]:
+def _generate_texts(pipeline: Pipeline, prompts: list[list[int]], strategy: Strategy, max_new_tokens: int) -> list[str]:
+    """Return the text after each prompt."""
     if not prompts:
         return []
-    bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors}
-    room, _ = remaining_context(trained, max(map(len, prompts)), max_new_tokens)
-    made = generation.generate(trained.model, prompts, strategy=strategy, max_new_tokens=room, **bounds)
-    return [decode_suffix(trained, ids, made.sequence(i).tolist()) for i, ids in enumerate(prompts)]
+    limit, _ = remaining_context(pipeline, max(map(len, prompts)), max_new_tokens)
+    generated = generation.generate(
+        pipeline.model,
+        prompts,
+        strategy=strategy,
+        max_new_tokens=limit,
+        stop_ids=pipeline.stop_ids,
+        logits_processors=pipeline.logits_processors,
+    )
+    return [decode_suffix(pipeline, ids, generated.sequence(i).tolist()) for i, ids in enumerate(prompts)]
 
 
-def decode_suffix(trained: Pipeline, ids: list[int], new: list[int]) -> str:
-    """Return the text of new ids after others, with the leading space that a separate text would lack."""
-    before, whole = trained.tokenizer.decode(ids), trained.tokenizer.decode([*ids, *new])
-    return whole[len(before) :] if whole.startswith(before) else trained.tokenizer.decode(new)
+def decode_suffix(pipeline: Pipeline, ids: list[int], new: list[int]) -> str:
+    """Return the text of the ids `new` after `ids`, with the leading space that a separate text would lack."""
+    prefix = pipeline.tokenizer.decode(ids)
+    text = pipeline.tokenizer.decode([*ids, *new])
+    return text[len(prefix) :] if text.startswith(prefix) else pipeline.tokenizer.decode(new)
 
 
 def stream(
-    trained: Pipeline, text: str | Messages, *, strategy: Greedy | Sample = GREEDY, max_new_tokens: int = 100
+    pipeline: Pipeline, text: str | Messages, *, strategy: Greedy | Sample = GREEDY, max_new_tokens: int = 100
 ) -> Iterator[str]:
-    """What a decoder writes after a text, or answers in a conversation, piece by piece as it is made."""
-    trained.require("text")
-    ids = _checked(trained.tokenizer.prompt(text)) if isinstance(text, str) else conversation(trained, text)
-    return stream_text(
-        trained, ids, [], strategy=strategy, max_new_tokens=remaining_context(trained, len(ids), max_new_tokens)[0]
-    )
+    """Continue a text or a conversation, and yield the new text piece by piece.
+
+    Args:
+        pipeline: A decoder.
+        text: A text, or the messages of a conversation.
+        strategy: `Greedy()` or `Sample(…)`.
+        max_new_tokens: Largest number of new tokens.
+    """
+    pipeline.require("text")
+    ids = _require_tokens(pipeline.tokenizer.prompt(text)) if isinstance(text, str) else encode_chat(pipeline, text)
+    limit, _ = remaining_context(pipeline, len(ids), max_new_tokens)
+    return stream_text(pipeline, ids, [], strategy=strategy, max_new_tokens=limit)
 
 
 def stream_text(
-    trained: Pipeline, ids: list[int], made: list[int], *, alone: bool = False, **strategy: Any
+    pipeline: Pipeline, ids: list[int], new_ids: list[int], *, standalone: bool = False, **options: Any
 ) -> Iterator[str]:
-    """The text after ids as it is made; its ids go into `made`, a stop as well. `alone`: as a text of its own."""
-    bounds: dict[str, Any] = {"stop_ids": trained.stops, "logits_processors": trained.logits_processors, **strategy}
-    context, shown, rest = [] if alone else ids, "", ""
-    for step in generation.stream(trained.model, [ids], **bounds):
-        made.append(int(step.ids[0]))
-        if made[-1] in trained.stops:
+    """Generate after `ids` and yield the text piece by piece.
+
+    Args:
+        pipeline: A decoder.
+        ids: The prompt.
+        new_ids: A list that the new ids are appended to, including a stop id.
+        standalone: Decode the new ids without the prompt.
+        **options: Of `clearhead.generation.stream`.
+    """
+    options = {"stop_ids": pipeline.stop_ids, "logits_processors": pipeline.logits_processors, **options}
+    context = [] if standalone else ids
+    yielded = ""
+    text = ""
+    for step in generation.stream(pipeline.model, [ids], **options):
+        new_ids.append(int(step.ids[0]))
+        if new_ids[-1] in pipeline.stop_ids:
             break
-        # Decoding the whole each time keeps pieces together that are one character only in company; alone they read as
-        # �, which is held back until the rest has come.
-        rest = decode_suffix(trained, context, made)
-        ready = rest.rstrip("\N{REPLACEMENT CHARACTER}")
-        if len(ready) > len(shown):
-            yield ready[len(shown) :]
-            shown = ready
-    if len(rest) > len(shown):
-        yield rest[len(shown) :]
+        # All new ids are decoded each time, because several tokens may form one character. An incomplete character
+        # decodes to U+FFFD, which is held back until the next tokens complete it.
+        text = decode_suffix(pipeline, context, new_ids)
+        complete = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        if len(complete) > len(yielded):
+            yield complete[len(yielded) :]
+            yielded = complete
+    if len(text) > len(yielded):
+        yield text[len(yielded) :]
 
 
 @accepts_single(str)
-def embed(trained: Pipeline, texts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "N M"]:
-    """An encoder's vector of a text (M,), or those of a list of texts (N, M): the mean of the tokens' vectors, or what
-    the model's folder says instead."""
-    pooling = trained.pooling
+def embed(pipeline: Pipeline, texts: Sequence[str], *, batch_size: int = 64) -> Float[Tensor, "N M"]:
+    """Embed texts with an encoder, using the pooling of the model's folder (by default the mean over tokens).
 
-    def pooled(model: Encoder, x: Tensor, lengths: Tensor) -> Tensor:
-        x, lengths = x.cpu().float(), lengths.cpu()  # (B, T, M)
-        real = torch.arange(x.shape[1]) < lengths[:, None]
-        mean = (x * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
+    Args:
+        pipeline: An encoder with a tokenizer.
+        texts: One text, or several.
+        batch_size: Number of texts per forward pass.
+
+    Returns:
+        A vector (M,) for a single text, else (N, M).
+    """
+    pooling = pipeline.pooling
+
+    def pool(model: Encoder, x: Tensor, lengths: Tensor) -> Tensor:
+        x = x.cpu().float()  # (B, T, M)
+        lengths = lengths.cpu()
+        is_token = torch.arange(x.shape[1]) < lengths[:, None]
+        mean = (x * is_token[..., None]).sum(1) / lengths[:, None].clamp(min=1)
         return x[:, 0] if pooling["first"] else mean
 
-    vectors = _read(trained, texts, pooled, batch, pooling["max_len"])
+    vectors = _encode_texts(pipeline, texts, pool, batch_size, pooling["max_len"])
     return torch.nn.functional.normalize(vectors, dim=1) if pooling["unit"] else vectors
 
 
 @accepts_single(str)
-def classify(trained: Pipeline, given: Sequence[str] | Tensor, *, batch: int = 64) -> list[dict[str, float]]:
-    """How likely each class is, by its name, likeliest first: of a text, or a list of these for a list of texts or for
-    pictures (N, C, height, width) as the model takes them. Where a text may be of several classes at once, each has a
-    probability of its own."""
-    if isinstance(given, Tensor):
-        trained.require("pictures")
+def classify(pipeline: Pipeline, inputs: Sequence[str] | Tensor, *, batch_size: int = 64) -> list[dict[str, float]]:
+    """Return the probability of each class by its name, most likely first.
+
+    Args:
+        pipeline: An encoder or a vision model with a classifier.
+        inputs: One text, several texts, or images (N, C, height, width).
+        batch_size: Number of texts per forward pass.
+
+    Returns:
+        One dictionary for a single text, else a list. If a text may belong to several classes, their probabilities are
+        independent and do not sum to 1.
+    """
+    if isinstance(inputs, Tensor):
+        pipeline.require("pictures")
         with torch.no_grad():
-            logits = trained.model(given.to(next(trained.model.parameters()))).cpu().float()
+            logits = pipeline.model(inputs.to(next(pipeline.model.parameters()))).cpu().float()
     else:
-        logits = _read(trained, given, lambda model, x, lengths: model.classified(x).cpu().float(), batch)
-    said = {} if trained.source is None else trained.source.config
-    several = said.get("problem_type") == "multi_label_classification"
-    names = said.get("id2label", {})
+        logits = _encode_texts(
+            pipeline, inputs, lambda model, x, lengths: model.classified(x).cpu().float(), batch_size
+        )
+    source_config = {} if pipeline.source is None else pipeline.source.config
+    is_multi_label = source_config.get("problem_type") == "multi_label_classification"
+    names = source_config.get("id2label", {})
     result = []
-    for row in (logits.sigmoid() if several else logits.softmax(-1)).tolist():
+    for row in (logits.sigmoid() if is_multi_label else logits.softmax(-1)).tolist():
         order = sorted(range(len(row)), key=lambda i: -row[i])
         result.append({str(names.get(str(i), i)): row[i] for i in order})
     return result
 
 
 @torch.no_grad()
-def _read(
-    trained: Pipeline, texts: Sequence[str], use: Callable[..., Tensor], batch: int, longest: int | None = None
+def _encode_texts(
+    pipeline: Pipeline,
+    texts: Sequence[str],
+    reduce: Callable[..., Tensor],
+    batch_size: int,
+    max_len: int | None = None,
 ) -> Tensor:
-    """A row for each text of what `use(model, x, lengths)` makes of an encoder's vectors (B, T, M) and their
-    numbers (B,). Texts of like length go together, so that little is padding."""
-    model = trained.model
+    """Return `reduce(model, x, lengths)` of the encoder's output x (B, T, M) per text, one row each.
+
+    Texts of similar length share a batch, to reduce padding.
+    """
+    model = pipeline.model
     if not isinstance(model, Encoder):
         kind = type(model).__name__
-        raise DataError(f"{trained.name} cannot embed texts: it is a {kind}; expected an Encoder")
-    longest = min(longest or model.config.max_len, model.config.max_len)
-    rows = [torch.tensor(trained.tokenizer.prompt(text, longest), dtype=torch.int64) for text in texts]
-    device, order = next(model.parameters()).device, sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    made = torch.empty(0, model.config.d_model)
-    for start in range(0, len(rows), batch):
-        chosen = order[start : start + batch]
-        lengths = torch.tensor([len(rows[i]) for i in chosen])
-        ids = torch.nn.utils.rnn.pad_sequence([rows[i] for i in chosen], batch_first=True)
-        found = use(model, model(ids.to(device), mask=padding(lengths)), lengths)
-        made = made if start else found.new_empty(len(rows), found.shape[1])
-        made[chosen] = found
-    return made
+        raise DataError(f"cannot embed with {pipeline.name}: it is a {kind}; expected an Encoder")
+    max_len = min(max_len or model.config.max_len, model.config.max_len)
+    rows = [torch.tensor(pipeline.tokenizer.prompt(text, max_len), dtype=torch.int64) for text in texts]
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    result = torch.empty(0, model.config.d_model)
+    for start in range(0, len(rows), batch_size):
+        indices = order[start : start + batch_size]
+        lengths = torch.tensor([len(rows[i]) for i in indices])
+        ids = torch.nn.utils.rnn.pad_sequence([rows[i] for i in indices], batch_first=True)
+        vectors = reduce(model, model(ids.to(device), mask=padding(lengths)), lengths)
+        result = result if start else vectors.new_empty(len(rows), vectors.shape[1])
+        result[indices] = vectors
+    return result
 
 
-def nearest(vectors: Float[Tensor, "N M"], most: int) -> list[tuple[float, int, int]]:
-    """Return the pairs of rows with the largest cosine, best first: cosine, first row, second row."""
-    unit, found = torch.nn.functional.normalize(vectors, dim=1), []
+def nearest_pairs(vectors: Float[Tensor, "N M"], n: int) -> list[tuple[float, int, int]]:
+    """Return the `n` pairs of rows with the largest cosine, best first: cosine, first row, second row."""
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    pairs: list[tuple[float, int, int]] = []
     for i in range(len(unit) - 1):
-        best = (unit[i + 1 :] @ unit[i]).topk(min(most, len(unit) - 1 - i))
-        found += [(value, i, i + 1 + j) for value, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-        found = sorted(found, key=lambda pair: -pair[0])[:most]
-    return found
+        best = (unit[i + 1 :] @ unit[i]).topk(min(n, len(unit) - 1 - i))
+        pairs += [(value, i, i + 1 + j) for value, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        pairs = sorted(pairs, key=lambda pair: -pair[0])[:n]
+    return pairs
 
 
-def _checked(ids: list[int]) -> list[int]:
+def _require_tokens(ids: list[int]) -> list[int]:
+    """Return the ids of a prompt; raise `DataError` if there are none."""
     if not ids:
-        raise DataError("the prompt is empty: give some text to go on from")
+        raise DataError("the prompt is empty; give a text to continue")
     return ids
 
 
 def remaining_context(
-    trained: Pipeline, length: int, max_new_tokens: int, *, sliding_context: bool = False
+    pipeline: Pipeline, prompt_length: int, max_new_tokens: int, *, sliding_context: bool = False
 ) -> tuple[int, int | None]:
     """Return the number of new tokens that fit, and the context length if positions are learned, else None."""
-    table = getattr(trained.model, "positions", None)
+    table = getattr(pipeline.model, "positions", None)
     if sliding_context or not isinstance(table, LearnedPositionEmbedding):
         return max_new_tokens, None
-    longest = table.length
-    if length >= longest:
+    context_length = table.length
+    if prompt_length >= context_length:
         raise DataError(
-            f"the prompt has {length:,} tokens and {trained.name} reads at most {longest:,}; give a shorter one, or "
-            "--sliding-context, which goes on from the last of them"
+            f"the prompt has {prompt_length:,} tokens and the context of {pipeline.name} is {context_length:,}; give a "
+            "shorter prompt, or --sliding-context, which drops the oldest tokens"
         )
-    return min(max_new_tokens, longest - length), longest
+    return min(max_new_tokens, context_length - prompt_length), context_length

@@ -18,78 +18,108 @@ from clearhead.nn.positions import LearnedPositions
 if TYPE_CHECKING:
     from clearhead.hub.pipeline import Pipeline
 
-LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the shipped translator's validation sentences
-DEFAULT = BeamSearch(5, length_penalty=LENGTH_PENALTY)
+LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the validation sentences of en-es
+DEFAULT_STRATEGY = BeamSearch(5, length_penalty=LENGTH_PENALTY)
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A text and its translation, with the ids that the model read and those that it wrote.
+    """A text and its translation, with the ids of both.
 
-    Encoding the translation need not give these ids again: a model may spell a rare word in other pieces than the
-    tokenizer would cut it into."""
+    Encoding the translation may give other ids: the model can spell a rare word in other tokens than the tokenizer.
+
+    Attributes:
+        source: The text.
+        target: The translation.
+        source_ids: Ids that the model encoded.
+        target_ids: Ids that the model generated, including the stop id, if any.
+    """
 
     source: str
     target: str
-    read: tuple[int, ...]
-    written: tuple[int, ...]  # with the end token, where it came
+    source_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
 
 
 @accepts_single(str)
-def translate(trained: Pipeline, texts: Sequence[str], **strategy: Any) -> list[str]:
-    """What an encoder-decoder writes of a text; a list of translations for a list, in their order. `strategy`,
-    `max_new_tokens`, `batch` and `on_done` as for `translations`."""
-    return [made.target for made in translations(trained, texts, **strategy)]
+def translate(pipeline: Pipeline, texts: Sequence[str], **options: Any) -> list[str]:
+    """Translate texts with an encoder-decoder.
+
+    Args:
+        pipeline: The model.
+        texts: One text, or several.
+        **options: `strategy`, `max_new_tokens`, `batch_size` and `on_done`, as for `translations`.
+
+    Returns:
+        One translation for a single text, else a list.
+    """
+    return [translation.target for translation in translations(pipeline, texts, **options)]
 
 
 def translations(
-    trained: Pipeline,
+    pipeline: Pipeline,
     texts: Sequence[str],
     *,
-    strategy: Strategy = DEFAULT,
+    strategy: Strategy = DEFAULT_STRATEGY,
     max_new_tokens: int | None = None,
-    batch: int = 256,
+    batch_size: int = 256,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[Translation]:
-    """A translation for each text, in their order, with its ids: what `look.translation` shows.
+    """Translate texts, and return each translation together with its ids.
 
-    Texts of like length go together, so that little is padding. `max_new_tokens` defaults to twice the longest
-    source of a batch and a little more. An empty text stays empty."""
-    trained.require("translation")
-    tokenizer = trained.tokenizer
+    Texts of similar length share a batch, to reduce padding. The translation of an empty text is empty.
+
+    Args:
+        pipeline: An encoder-decoder with a tokenizer.
+        texts: The texts.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new tokens per text; by default twice the longest text of a batch, plus 8.
+        batch_size: Number of texts per batch.
+        on_done: Called after each batch with the number of texts translated so far.
+
+    Raises:
+        DataError: If the model does not translate, or a text is longer than the model's maximum.
+    """
+    pipeline.require("translation")
+    tokenizer = pipeline.tokenizer
     rows = [row for row, text in enumerate(texts) if text.strip()]
     results = [Translation(text, "", (), ()) for text in texts]
     if not rows:
         return results
-    given = [texts[row].strip() for row in rows]
-    foreign = trained.source is not None
-    sources = Ragged.of([tokenizer.prompt(text) for text in given]) if foreign else encode_sources(tokenizer, given)
-    lengths, longest = sources.lengths.tolist(), getattr(trained.model.config, "max_len", None)
-    for text, length in zip(given, lengths, strict=True):
-        if longest is not None and length > longest:
+    stripped = [texts[row].strip() for row in rows]
+    if pipeline.source is not None:
+        sources = Ragged.of([tokenizer.prompt(text) for text in stripped])
+    else:
+        sources = encode_sources(tokenizer, stripped)
+    lengths = sources.lengths.tolist()
+    max_len = getattr(pipeline.model.config, "max_len", None)
+    for text, length in zip(stripped, lengths, strict=True):
+        if max_len is not None and length > max_len:
             raise DataError(
-                f"a text of {length} tokens is longer than the {longest} that {trained.name} was trained for: "
+                f"a text has {length} tokens, longer than the {max_len} that {pipeline.name} was trained for: "
                 f"{text[:40]!r}…; split it into sentences"
             )
     order = sorted(range(len(rows)), key=lambda i: lengths[i])
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
-        ids, found = sources.padded(torch.tensor(part), fill=0)
-        prompt = [row[:n] for row, n in zip(ids, found.tolist(), strict=True)]
-        limit = 2 * max(lengths[i] for i in part) + 8 if max_new_tokens is None else max_new_tokens
-        config: Any = trained.model.config
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        ids, batch_lengths = sources.padded(torch.tensor(indices), fill=0)
+        prompts = [row[:n] for row, n in zip(ids, batch_lengths.tolist(), strict=True)]
+        limit = 2 * max(lengths[i] for i in indices) + 8 if max_new_tokens is None else max_new_tokens
+        config: Any = pipeline.model.config
         if isinstance(getattr(config, "positions", None), LearnedPositions):
-            limit = min(limit, config.max_len - len(trained.start))
-        bounds: dict[str, Any] = {
-            "decoder_start_ids": trained.start,
-            "stop_ids": trained.stops,
-            "logits_processors": trained.logits_processors,
-        }
-        made = generate(trained.model, prompt, strategy=strategy, max_new_tokens=limit, **bounds)
-        made = made.to("cpu")  # once, and not number by number
-        for row, i in enumerate(part):
-            target = tokenizer.decode(made.sequence(row).tolist()).strip()
-            written = made.sequence(row, with_stop=True).tolist()
-            results[rows[i]] = Translation(texts[rows[i]], target, tuple(prompt[row].tolist()), tuple(written))
-        on_done(min(start + batch, len(order)))
+            limit = min(limit, config.max_len - len(pipeline.decoder_start_ids))
+        generated = generate(
+            pipeline.model,
+            prompts,
+            strategy=strategy,
+            max_new_tokens=limit,
+            decoder_start_ids=pipeline.decoder_start_ids,
+            stop_ids=pipeline.stop_ids,
+            logits_processors=pipeline.logits_processors,
+        ).to("cpu")  # one copy, instead of one per sequence
+        for row, i in enumerate(indices):
+            target = tokenizer.decode(generated.sequence(row).tolist()).strip()
+            target_ids = generated.sequence(row, with_stop=True).tolist()
+            results[rows[i]] = Translation(texts[rows[i]], target, tuple(prompts[row].tolist()), tuple(target_ids))
+        on_done(min(start + batch_size, len(order)))
     return results

@@ -11,7 +11,7 @@ import torch
 from clearhead import analysis, hub
 from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Greedy, generate
-from clearhead.hub.translate import DEFAULT
+from clearhead.hub.translate import DEFAULT_STRATEGY
 
 RARE = [
     "Zbigniew Brzezinski visited Kyrgyzstan.",
@@ -44,7 +44,7 @@ def searched(source: str, how) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("source", RARE)
 def test_what_is_shown_is_what_was_written(source):
     trained = translator()
-    read, written = searched(source, DEFAULT)
+    read, written = searched(source, DEFAULT_STRATEGY)
     report = analysis.attention_report(trained, source)
     names = trained.tokenizer.tokens
     again = [*trained.tokenizer.encode(trained.tokenizer.decode(written[:-1])), trained.tokenizer.eos_id]
@@ -74,7 +74,7 @@ def test_translations_are_translate_with_ids():
     made = hub.translations(trained, texts, strategy=BeamSearch(2))
     assert [one.target for one in made] == hub.translate(trained, texts, strategy=BeamSearch(2))
     assert [one.source for one in made] == texts
-    assert made[1].read == made[1].written == ()
+    assert made[1].source_ids == made[1].target_ids == ()
     with pytest.raises(DataError, match="pass a sentence to translate"):
         analysis.translation_report(trained, made[1])
-    assert (list(made[2].read), list(made[2].written)) == searched("Thank you.", BeamSearch(2))
+    assert (list(made[2].source_ids), list(made[2].target_ids)) == searched("Thank you.", BeamSearch(2))

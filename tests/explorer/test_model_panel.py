@@ -65,11 +65,11 @@ def test_next_token_at_temperature_0_equals_greedy_generation(page, sorter):
 @torch.no_grad()
 def test_next_token_of_a_translation_uses_source_and_generated_ids(page, translator):
     translation = hub.translations(translator, ["How are you?"])[0]
-    generated = list(translation.written[:2])
+    generated = list(translation.target_ids[:2])
     result = page.post("next_token", {"model": "en-es", "text": "How are you?", "generated_ids": generated})
-    assert result["source"] == translator.tokenizer.tokens(translation.read)
+    assert result["source"] == translator.tokenizer.tokens(translation.source_ids)
     target = torch.tensor([[translator.tokenizer.bos_id, *generated]])
-    logits = translator.model(torch.tensor([translation.read]), target)
+    logits = translator.model(torch.tensor([translation.source_ids]), target)
     probs = logits[0, -1].double().softmax(-1)
     assert result["candidates"][0]["model_probability"] == pytest.approx(float(probs.max()), abs=1e-5)
 
@@ -98,7 +98,7 @@ def test_beam_search_returns_the_tree_of_its_hypotheses(page, translator):
     request = {"model": "en-es", "text": "The house is red.", "width": 3, "max_new_tokens": 10}
     result = page.post("beam_search", request)
     encoded = page.post("next_token", {"model": "en-es", "text": "The house is red."})
-    source_ids = hub.translations(translator, ["The house is red."])[0].read
+    source_ids = hub.translations(translator, ["The house is red."])[0].source_ids
     assert len(encoded["source"]) == len(source_ids)
     output = generate(
         translator.model,

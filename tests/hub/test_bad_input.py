@@ -199,7 +199,7 @@ def test_a_configuration_that_does_not_fit_its_weights(made, tmp_path, name, cha
 
 
 def test_names_that_stand_for_nothing(tmp_path):
-    refused("no-such-model", "neither in the box")
+    refused("no-such-model", "is not a bundled model")
     refused(tmp_path, "config.json")
     (tmp_path / "notes.txt").write_text("hello")
     refused(tmp_path / "notes.txt", "notes.txt", "is a file")

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from clearhead import hub
 from clearhead.errors import DataError, StorageError
-from clearhead.hub.bundled import BUNDLED_FOLDER, find, read_card
+from clearhead.hub.bundled import BUNDLED_FOLDER, model_folder, read_card
 from tools.card import to_toml
 
 FIELDS = {
@@ -79,13 +79,13 @@ class TestTranslate:
     def test_answers_stand_in_the_order_of_the_questions(self, translator):
         together = hub.translate(translator, self.texts)
         assert together == [hub.translate(translator, [text])[0] for text in self.texts]
-        assert together == hub.translate(translator, self.texts, batch=1)
+        assert together == hub.translate(translator, self.texts, batch_size=1)
         assert together[0] == "Gracias."
         assert together[1] == together[3] == ""
 
     def test_reports_progress(self, translator):
         done = []
-        hub.translate(translator, ["Yes.", "No.", "Thank you."], batch=2, on_done=done.append)
+        hub.translate(translator, ["Yes.", "No.", "Thank you."], batch_size=2, on_done=done.append)
         assert done == [2, 3]
 
     def test_nothing_to_do(self, translator):
@@ -126,12 +126,12 @@ class TestEvaluate:
 class TestRefused:
     def test_unknown_names_and_empty_folders(self, tmp_path):
         with pytest.raises(StorageError, match="did you mean 'shakespeare'"):
-            find("shakespear")
-        with pytest.raises(StorageError, match=r"holds no model: expected config\.toml"):
-            find(tmp_path)
+            model_folder("shakespear")
+        with pytest.raises(StorageError, match=r"contains no model: expected config\.toml"):
+            model_folder(tmp_path)
         (tmp_path / "train.toml").touch()
         with pytest.raises(StorageError, match="clearhead train --resume"):
-            find(tmp_path)
+            model_folder(tmp_path)
 
     def test_a_card_that_is_none(self, tmp_path):
         (tmp_path / "card.toml").write_text("= nothing")
@@ -142,5 +142,5 @@ class TestRefused:
         trained = hub.pipeline("digits-conv")
         with pytest.raises(DataError, match="was trained for digits, and this needs a model for translation"):
             hub.translate(trained, ["Hi"])
-        with pytest.raises(DataError, match="it reads no text"):
+        with pytest.raises(DataError, match="has no tokenizer"):
             _ = trained.tokenizer

@@ -84,7 +84,7 @@ def test_the_ids_are_those_of_transformers(folder, name):
     values = {**trained.tokenizer.specials, "add_generation_prompt": True, "tools": None, "documents": None}
     assert render(trained.source.template(), TALK, values) == text
     assert len(text) > 60
-    ids = hub.conversation(trained, TALK)
+    ids = hub.encode_chat(trained, TALK)
     assert ids == theirs.apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
 
 

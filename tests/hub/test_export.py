@@ -40,7 +40,7 @@ def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):
         got, wanted = theirs(batch).logits, trained.model(batch)
     assert (got - wanted).abs().max() <= 3000 * torch.finfo(torch.float64).eps * wanted.abs().max()
     made = theirs.generate(batch, max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
-    ours = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stops).sequence(0).tolist()
+    ours = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stop_ids).sequence(0).tolist()
     assert made[: len(ours)] == ours
 
 
@@ -82,7 +82,7 @@ def test_files_beside_the_weights_go_out_as_they_came(llama, tmp_path):
     (llama / "generation_config.json").write_text(json.dumps(settings))
     (llama / "chat_template.jinja").write_text("{{ messages }}")
     trained = hub.pipeline(llama)
-    assert trained.stops == (2, 7)
+    assert trained.stop_ids == (2, 7)
     hub.export(trained, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"

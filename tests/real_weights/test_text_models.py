@@ -71,7 +71,7 @@ def test_smollm_gives_the_logits_of_transformers(model, peer):
 def test_smollm_generates_the_ids_of_transformers(model, peer):
     ids = torch.tensor([model.tokenizer.prompt(PROMPT)])
     theirs = peer.generate(ids, max_new_tokens=20, do_sample=False, repetition_penalty=1.0)[0, ids.shape[1] :].tolist()
-    ours = ch.generate(model.model, ids, max_new_tokens=20, stop_ids=model.stops).sequence(0).tolist()
+    ours = ch.generate(model.model, ids, max_new_tokens=20, stop_ids=model.stop_ids).sequence(0).tolist()
     print(f"\n{len(ours)} greedy ids: {model.tokenizer.decode(ours)!r}")
     assert theirs[: len(ours)] == ours
 
@@ -89,10 +89,10 @@ def test_smollm_answers_by_its_template(model, peer, smollm):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(smollm.parent, gguf_file=smollm.name)
     talk = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = hub.conversation(model, talk)
+    ids = hub.encode_chat(model, talk)
     assert ids == theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
     answer = model.chat(talk, max_new_tokens=20)
-    made = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=list(model.stops))
+    made = peer.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=list(model.stop_ids))
     print(f"\n{talk[0]['content']} {answer}")
     assert answer == theirs.decode(made[0, len(ids) :], skip_special_tokens=True)
     assert "Paris" in answer

@@ -6,7 +6,7 @@ import pytest
 
 from clearhead.errors import DataError
 from clearhead.hub import evaluate, pipeline
-from clearhead.hub.evaluate import Heard
+from clearhead.hub.evaluate import RecordingScores
 from clearhead.training import train
 from tests.data.recorded import recorded
 
@@ -50,12 +50,15 @@ def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
 
 
 def test_latencies_are_those_of_the_digits_that_are_right():
-    heard = Heard(exact=1, mistakes=3, digits=12, recordings=4, latencies=tuple(i / 100 for i in range(20)))
+    heard = RecordingScores(
+        n_exact=1, n_errors=3, n_digits=12, n_recordings=4, latencies=tuple(i / 100 for i in range(20))
+    )
     assert heard.accuracy == 0.25
     assert heard.error_rate == 0.25
-    assert heard.latency(0.5) == 0.10
-    assert heard.latency(0.95) == 0.19
-    assert Heard(exact=0, mistakes=1, digits=1, recordings=1, latencies=()).latency(0.5) is None
+    assert heard.latency_quantile(0.5) == 0.10
+    assert heard.latency_quantile(0.95) == 0.19
+    silent = RecordingScores(n_exact=0, n_errors=1, n_digits=1, n_recordings=1, latencies=())
+    assert silent.latency_quantile(0.5) is None
 
 
 @pytest.mark.bad_input

@@ -194,7 +194,7 @@ def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
             tasks.ids_tensor(trained, ids),
             strategy=Greedy(),
             max_new_tokens=n_new,
-            stop_ids=trained.stops,
+            stop_ids=trained.stop_ids,
         )
         generated = new.sequence(0, with_stop=True).tolist()
     input_ids = [*ids, *generated[:-1]]
@@ -202,7 +202,7 @@ def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
     run = _WalkthroughRun(trained.model, trained.name, {"": axis}, text, tasks.ids_tensor(trained, input_ids))
     if not generated:
         return run.result(tasks.shorten_text(text))
-    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stops])
+    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stop_ids])
     run.add_predictions(generated, trained.tokenizer.tokens, first=len(ids) - 1)
     return run.result(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
 
@@ -214,7 +214,7 @@ def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
     axes = {"encoder": TokenAxis("S", tokens(input_ids), len(input_ids)), "": TokenAxis("T", tokens(target), 1)}
     inputs = (tasks.ids_tensor(trained, half) for half in (input_ids, target))
     run = _WalkthroughRun(trained.model, trained.name, axes, text, *inputs)
-    run.add_predictions(generated.written, tokens)
+    run.add_predictions(generated.target_ids, tokens)
     return run.result(f"{tasks.shorten_text(text)} → {generated.target}")
 
 

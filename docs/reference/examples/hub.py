@@ -19,14 +19,14 @@ model = hub.load("sort-dedup")
 
 family = hub.export(hub.pipeline("shakespeare"), "exported")
 
-hub.nearest(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), 1)  # → [(1.0, 0, 2)]
+hub.nearest_pairs(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), 1)  # → [(1.0, 0, 2)]
 
 part = hub.Segment(0.0, 1.5, "Hello.")
 str(hub.Transcript("Hello.", (part,), 2.0))  # → 'Hello.'
 
 callable(hub.transcribe)  # → True
 
-callable(hub.conversation)  # → True
+callable(hub.encode_chat)  # → True
 
 import torch
 from clearhead.models import CTCEncoder, tiny_speech
