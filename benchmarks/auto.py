@@ -99,8 +99,8 @@ def again(row: Choice) -> Choice:
     if isinstance(mask, Causal):
         return replace(row, chosen="sdpa")  # which has a kernel for it
     gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
-    made = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
-    gathers = kernel.beats_sdpa(made, row.heads, row.width, row.backward, rates_for(gpu, dtype), gpu)
+    sparse_plan = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
+    gathers = kernel.beats_sdpa(sparse_plan, row.heads, row.width, row.backward, rates_for(gpu, dtype), gpu)
     return replace(row, chosen="sparse" if gathers else "sdpa")
 
 

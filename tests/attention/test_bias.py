@@ -148,7 +148,7 @@ def test_a_gpu_gathers_what_its_fused_kernel_would_have_to_widen(monkeypatch, ma
     """In half precision with the bias in float32; also where there is nothing to skip."""
     made = plan(mask, 2048, blocking=gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=False))
     monkeypatch.setattr(gathered, "plan_for", lambda call: made)
-    monkeypatch.setattr(gathered, "_is_real", lambda call: True)
+    monkeypatch.setattr(gathered, "_is_concrete_call", lambda call: True)
     monkeypatch.setattr(gathered, "HAS_TRITON", True)
     with FakeTensorMode():
         q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")

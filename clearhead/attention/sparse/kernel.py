@@ -1,16 +1,11 @@
-"""The gathered way: each block of queries is computed with the keys it may see, and with no others.
+"""The sparse implementation of `attend`: each block of queries is computed with the keys it may see only.
 
-The work follows the plan of the mask (`attention.plan`), for any mask at all: keys that every query sees go through a
-dense kernel, the rest through a kernel that gathers columns. On a GPU that is Triton, on the CPU torch operations. A
-bias that is learned gets its gradient from the torch operations; the Triton kernels give none, and leave such calls to
-the fused kernel."""
+The work follows the plan of the mask (`attention.sparse.plan`), for any mask: keys that every query sees are computed
+by a dense kernel, all others by a kernel that gathers columns. That is a Triton kernel on a GPU and torch operations on
+a CPU. A learned bias gets its gradient from the torch operations; the Triton kernels compute none, so that SDPA handles
+such calls."""
 
 from __future__ import annotations
-
-import operator
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,16 +14,16 @@ from clearhead._core.tensor_state import HAS_TRITON, is_concrete
 from clearhead.attention import sdpa
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
+from clearhead.attention.sparse.compile import constant_beats_sdpa, constant_handle, is_static, plan_key
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
-from clearhead.masks import Atom, Causal, Mask, allow, as_mask, fold, leaves
-from clearhead.masks import structural as kinds
+from clearhead.masks import Causal, Mask, allow, as_mask, leaves
 
-_WIDEST = 256
+_MAX_WIDTH = 256
 
 
 class SparseImplementation(Implementation):
-    """Only the pairs that the plan of the mask names."""
+    """Compute only the pairs in the plan of the mask."""
 
     name = "sparse"
 
@@ -40,21 +35,21 @@ class SparseImplementation(Implementation):
             return reason
         assert isinstance(call.normalizer, Softmax)
         if call.normalizer.dropout:
-            return "dropout of weights is not gathered"
-        if not torch.compiler.is_compiling() and not _is_real(call):
-            return "torch.func and FakeTensorMode cannot see through it"
+            return "dropout of attention weights is not supported"
+        if not torch.compiler.is_compiling() and not _is_concrete_call(call):
+            return "torch.func transforms and FakeTensorMode are not supported"
         if _is_exporting():
-            return "a plan belongs to this process, and what is exported runs in others"
-        if torch.compiler.is_compiling() and _recipe(call) is None:
-            return "a graph that is compiled plans only for sizes that do not change and masks without tensors"
+            return "a plan exists in this process only, and exported programs run in others"
+        if torch.compiler.is_compiling() and plan_key(call) is None:
+            return "torch.compile needs static shapes and a mask without tensors"
         if call.q.is_cuda:
             return _triton_unsupported_reason(call)
         if call.q.device.type != "cpu":
-            return f"there is no gathered kernel for {call.q.device.type}"
+            return f"there is no sparse kernel for {call.q.device.type}"
         return None
 
     def run(self, call: AttentionInputs) -> Tensor:
-        from clearhead.attention.sparse.op import constant_handle, gathered
+        from clearhead.attention.sparse.op import gathered
 
         assert isinstance(call.normalizer, Softmax)
         dot = call.scores.as_dot(call.q)
@@ -62,21 +57,20 @@ class SparseImplementation(Implementation):
         q, scale = dot
         lead = q.shape[:-3]
         mask = as_mask(call.mask)
-        mask = mask if len(lead) == 1 or not mask.batch_shape else _folded(mask, call, lead)
+        mask = mask if len(lead) == 1 or not mask.batch_shape else _fold_batch(mask, call, lead)
         if torch.compiler.is_compiling():
-            recipe = _recipe(call)
-            assert recipe is not None  # unsupported_reason has said so
-            handle = constant_handle(recipe)
+            key = plan_key(call)
+            assert key is not None  # checked by unsupported_reason
+            handle = constant_handle(key)
         else:
-            made = plan(
+            # Referenced until the operator has run, because the registry does not keep the plan alive.
+            sparse_plan = plan(
                 mask, call.T, call.S, query_offset=call.query_offset, device=q.device, blocking=blocking_for(call)
             )
-            handle = made.handle
+            handle = sparse_plan.handle
         bias = None if call.bias is None else call.scaled_bias()
         if bias is not None and len(lead) != 1 and bias.requires_grad:
-            bias = bias.to(
-                call.acc_dtype
-            )  # before it is shared out, so that what comes back is added up in wide numbers
+            bias = bias.to(call.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
         bias = None if bias is None else mask_to_bhts(bias, lead)
         out, _ = gathered(
             to_bhtd(q), to_bhtd(call.k), to_bhtd(call.v), bias, handle, scale / call.normalizer.temperature
@@ -84,20 +78,17 @@ class SparseImplementation(Implementation):
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
     def is_preferred(self, call: AttentionInputs) -> bool:
-        """Whether gathering can run this call and its plan predicts that it is faster than the fused kernel."""
+        """Return whether the kernel supports this call, and its plan is predicted to be faster than SDPA."""
         if call.T * call.S < WORTH_PLANNING:
             return False
         if (call.mask is None or isinstance(call.mask, Causal)) and not sdpa.needs_fp32_upcast(call):
-            return False  # the fused kernel skips what there is to skip
-        if (
-            not isinstance(call.normalizer, Softmax)
-            or call.normalizer.dropout
-            or call.q.device.type not in ("cpu", "cuda")
-        ):
-            return False  # not worth a plan: it could not be followed
-        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_real(call)):
+            return False  # SDPA skips the hidden half itself
+        is_plain_softmax = isinstance(call.normalizer, Softmax) and not call.normalizer.dropout
+        if not is_plain_softmax or call.q.device.type not in ("cpu", "cuda"):
+            return False  # unsupported, so a plan would be useless
+        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_concrete_call(call)):
             return False
-        # Last, because it may look at the data.
+        # Last, because it can read the mask's data.
         return is_predicted_faster(call) and self.unsupported_reason(call) is None
 
 
@@ -105,173 +96,110 @@ SPARSE = SparseImplementation()
 
 
 def _triton_unsupported_reason(call: AttentionInputs) -> str | None:
+    """Return why the Triton kernels do not support a call, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
     if call.bias is not None and call.bias.requires_grad:
-        return "the bias needs a gradient, which the kernel does not give"
+        return "the bias needs a gradient, which the Triton kernels do not compute"
     if call.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"the kernel is for float16, bfloat16 and float32, not {call.q.dtype}"
-    widest = max(call.q.shape[-1], call.v.shape[-1])
-    return f"heads are {widest} wide; the kernel takes up to {_WIDEST}" if widest > _WIDEST else None
+        return f"the Triton kernels support float16, bfloat16 and float32, not {call.q.dtype}"
+    width = max(call.q.shape[-1], call.v.shape[-1])
+    return f"the Triton kernels support heads up to {_MAX_WIDTH} wide, not {width}" if width > _MAX_WIDTH else None
 
 
 def _is_exporting() -> bool:
-    """Whether a graph is made for other processes. torch 2.11 takes its own function for true in every graph."""
+    """Return whether torch.export is tracing. In torch 2.11, `torch.compiler.is_exporting()` is True in every graph."""
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def _is_real(call: AttentionInputs) -> bool:
-    """Whether the call is computed as it comes, and is not transformed or only sized."""
+def _is_concrete_call(call: AttentionInputs) -> bool:
+    """Return whether all tensors of the call have data, and no torch.func transform is active."""
     bias = [] if call.bias is None else [call.bias]
-    held = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
-    return all([is_concrete(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *held)])
+    mask_data = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
+    return all([is_concrete(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *mask_data)])
 
 
 def is_predicted_faster(call: AttentionInputs) -> bool:
-    """Whether the plan is predicted to be faster than the fused kernel."""
+    """Return whether the plan of a call is predicted to be faster than SDPA."""
     heads = 1
     for n in call.q.shape[:-2]:
         heads = heads * n
     width = max(call.q.shape[-1], call.v.shape[-1])
     backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
-    instead = call.acc_dtype if sdpa.needs_fp32_upcast(call) else call.q.dtype
+    sdpa_dtype = call.acc_dtype if sdpa.needs_fp32_upcast(call) else call.q.dtype
     if not torch.compiler.is_compiling():
-        # Without a count of their changes, tensors in a mask would have to be planned for in every call.
+        # Plans of tensors without a modification count cannot be cached: every call would build one.
         if as_mask(call.mask).versions is None:
             return False
-        ours, theirs = (rates_for(call.q.device, dtype) for dtype in (call.q.dtype, instead))
-        return beats_sdpa(plan_for(call), heads, width, backward, ours, instead=theirs)
-    from clearhead.attention.sparse.op import constant_beats_sdpa
-
-    recipe = _recipe(call)
-    if recipe is None or not _is_static(heads) or not _is_static(width):
+        sparse_rates, sdpa_rates = (rates_for(call.q.device, dtype) for dtype in (call.q.dtype, sdpa_dtype))
+        return beats_sdpa(plan_for(call), heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
+    key = plan_key(call)
+    if key is None or not is_static(heads) or not is_static(width):
         return False
-    return constant_beats_sdpa(recipe, (call.q.dtype, instead), (heads, width, backward))
+    return constant_beats_sdpa(key, (call.q.dtype, sdpa_dtype), (heads, width, backward))
 
 
 def beats_sdpa(
-    made: Plan,
+    sparse_plan: Plan,
     heads: int,
     width: int,
     backward: bool,
     rates: Rates,
     device: torch.device | None = None,
     *,
-    instead: Rates | None = None,
+    sdpa_rates: Rates | None = None,
 ) -> bool:
-    """Whether a plan should take less time than the fused kernel, for so many heads (with the batch) of this width.
+    """Return whether a plan is predicted to be faster than SDPA.
 
-    On `device`, if that is another one than the plan is on; the fused kernel at the rates `instead`, if it has others.
-    """
-    ours = made.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
-    theirs = rates if instead is None else instead
-    return ours < theirs.milliseconds(**made.fused_work(heads, device), width=width, backward=backward)
+    Args:
+        sparse_plan: The plan.
+        heads: Batch size times number of heads.
+        width: Width of a head.
+        backward: Whether gradients are computed too.
+        rates: Rates of the device.
+        device: Device of the call, if it differs from the plan's.
+        sdpa_rates: Rates for SDPA if they differ, as for another dtype.
+
+    Returns:
+        True if the plan is predicted to be faster."""
+    sparse_ms = sparse_plan.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
+    sdpa_rates = rates if sdpa_rates is None else sdpa_rates
+    return sparse_ms < sdpa_rates.milliseconds(**sparse_plan.fused_work(heads, device), width=width, backward=backward)
 
 
 def plan_for(call: AttentionInputs) -> Plan:
-    """The plan that `run` would follow."""
+    """Return the plan that `run` follows."""
     return plan(
         call.mask, call.T, call.S, query_offset=call.query_offset, device=call.q.device, blocking=blocking_for(call)
     )
 
 
 def blocking_for(call: AttentionInputs) -> Blocking:
-    """Rows of a block as the kernels want them, and dense calls only where there is a dense kernel."""
+    """Return the blocking for a call: the tile sizes of its kernels, and dense calls if there is a dense kernel."""
     return blocking_on(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None)
 
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:
-    """The same for any device, whether it is here or not."""
-    dense = dense and _has_dense(device, dtype, D, E)
+    """Return the blocking for queries of width D and values of width E on any device, available or not."""
+    dense = dense and _has_dense_kernel(device, dtype, D, E)
     if device.type != "cuda":
         return Blocking(64, 64, 128 if dense else None, dense)
     from clearhead.attention.sparse.launch import tiles_for
 
     tiles = tiles_for(dtype, max(D, E))
-    long = None if tiles.long is None else tiles.long.forward.M
-    return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense, long)
+    long_rows = None if tiles.long is None else tiles.long.forward.M
+    return Blocking(tiles.forward.M, tiles.key.M, 1024 if dense else None, dense, long_rows)
 
 
-def _has_dense(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool:
-    """Whether torch has a kernel that gives its log-sum-exp, for queries of width D and values of width E."""
+def _has_dense_kernel(device: torch.device, dtype: torch.dtype, D: int, E: int) -> bool:
+    """Return whether torch has a kernel that returns its log-sum-exp, for queries of width D and values of width E."""
     if device.type != "cuda":
         return device.type == "cpu" and D == E
     if torch.are_deterministic_algorithms_enabled():
-        return False  # its backward adds up in whatever order threads come
+        return False  # its backward sums in a varying order
     return dtype in (torch.float16, torch.bfloat16) and D % 8 == 0 and E % 8 == 0 and max(D, E) <= 128
 
 
-def _folded(mask: Mask, call: AttentionInputs, lead: torch.Size) -> Mask:
-    """A mask with several batch dimensions as one with a single one, as the tensors are folded."""
+def _fold_batch(mask: Mask, call: AttentionInputs, lead: torch.Size) -> Mask:
+    """Return the mask with its batch dimensions folded into one, like the tensors."""
     return allow(mask_to_bhts(mask.dense(call.T, call.S, query_offset=call.query_offset, device=call.q.device), lead))
-
-
-# -- plans of a graph that is being compiled --------------------------------------------------------------------------
-#
-# Dynamo hands only constants to a function that runs at compile time. A mask that was put together inside the traced
-# code is none, but its text is; of an object made there, such as a `Blocking`, only the defaults would be handed on.
-
-_OURS = (
-    kinds.Full,
-    kinds.Causal,
-    kinds.Window,
-    kinds.Every,
-    kinds.Dilated,
-    kinds.Prefix,
-    kinds.Blocks,
-    kinds.Scattered,
-)
-_FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _OURS}
-_Text = tuple[str, str]  # the operator that an expression ends in, if any, and the expression
-
-
-def _recipe(call: AttentionInputs) -> tuple[Any, ...] | None:
-    """What a plan is made of (see `gathered_ops.Recipe`), where mask and sizes are constants of the graph."""
-    text = spell(as_mask(call.mask)) if all([_is_static(n) for n in (call.T, call.S, call.query_offset)]) else None
-    if text is None:
-        return None
-    cut = blocking_for(call)
-    blocking = (cut.query_rows, cut.key_rows, cut.min_dense_columns, cut.dense_causal, cut.long_rows)
-    return call.q.device, text, call.T, call.S, call.query_offset, *blocking
-
-
-def spell(mask: Mask) -> str | None:
-    """The mask as `parse` reads it; None where it holds a tensor, or a number that is no constant of the graph."""
-    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
-        return None
-    text = fold(
-        mask,
-        leaf=_leaf,
-        both=_joined(" & "),
-        either=_joined(" | "),
-        inverse=lambda part: ("~", "~" + _inside(part)),
-        transposed=lambda part: ("", _inside(part) + ".T"),
-    )
-    return text[1]
-
-
-def _is_static(value: int) -> bool:
-    from torch.fx.experimental.symbolic_shapes import has_static_value
-
-    return has_static_value(value)
-
-
-def _is_constant(atom: Atom) -> bool:
-    if type(atom.leaf) not in _OURS:
-        return False
-    return all([_is_static(getattr(atom.leaf, name)) for name in _FIELDS[type(atom.leaf).__name__]])
-
-
-def _leaf(atom: Atom) -> _Text:
-    name = type(atom.leaf).__name__
-    numbers = [str(int(getattr(atom.leaf, field))) for field in _FIELDS[name]]
-    return "", name.lower() + "(" + ", ".join(numbers) + ")"
-
-
-def _joined(sign: str) -> Callable[[_Text, _Text], _Text]:
-    # A row of one sign gets no brackets, however long: nested, it might be too deep.
-    return lambda a, b: (sign, _inside(a, sign) + sign + _inside(b))
-
-
-def _inside(part: _Text, sign: str = "") -> str:
-    return part[1] if part[0] in ("", sign) else "(" + part[1] + ")"

@@ -13,41 +13,14 @@ from torch import Tensor
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
-from clearhead.attention.sparse.cost_model import rates_for
 from clearhead.attention.sparse.launch import KernelInputs, unit_stride
-from clearhead.attention.sparse.plan import Blocking, Plan, plan
-from clearhead.attention.sparse.registry import pin_plan, plan_by_handle
-from clearhead.masks import parse
+from clearhead.attention.sparse.plan import Plan
+from clearhead.attention.sparse.registry import plan_by_handle
 
 _ATEN = torch.ops.aten
 
-Recipe = tuple[Any, ...]
-"""A device, the text of a mask, T, S, the offset and the fields of a `Blocking`: all that a plan is sparse_plan of."""
 
-
-@torch.compiler.assume_constant_result
-def constant_handle(recipe: Recipe) -> int:
-    """The index of a plan that is sparse_plan while a graph is compiled, and kept as long as the process lives."""
-    return pin_plan(_follow(recipe))
-
-
-@torch.compiler.assume_constant_result
-def constant_beats_sdpa(recipe: Recipe, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
-    """Whether gathering promises to be faster, answered while a graph is compiled.
-
-    `dtypes` are that in which it would gather, and that of the fused kernel instead."""
-    from clearhead.attention.sparse.kernel import beats_sdpa
-
-    ours, theirs = (rates_for(recipe[0], dtype) for dtype in dtypes)
-    return beats_sdpa(_follow(recipe), *work, ours, instead=theirs)
-
-
-def _follow(recipe: Recipe) -> Plan:
-    device, mask, T, S, query_offset, *blocking = recipe
-    return plan(parse(mask), T, S, query_offset=query_offset, device=device, blocking=Blocking(*blocking))
-
-
-# The schemas are written out: torch would read them off the signatures, which a type checker may have wrapped.
+# The schemas are explicit: torch would infer them from the signatures, which a runtime type checker may have wrapped.
 @torch.library.custom_op(
     "clearhead::gathered",
     mutates_args=(),

@@ -1,0 +1,117 @@
+"""Sparse attention under `torch.compile`: masks as text, keys of plans, and functions evaluated at compile time.
+
+Dynamo passes only constants to a function that runs at compile time. A mask built inside the traced code is not a
+constant, but its text is. Of an object created there, such as a `Blocking`, only the default values would be passed, so
+a plan key contains its fields."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from clearhead.attention.inputs import AttentionInputs
+from clearhead.attention.sparse.cost_model import rates_for
+from clearhead.attention.sparse.plan import Blocking, Plan, plan
+from clearhead.attention.sparse.registry import pin_plan
+from clearhead.masks import Atom, Mask, as_mask, fold, parse
+from clearhead.masks import structural as kinds
+
+PlanKey = tuple[Any, ...]
+"""Everything that determines a plan: device, text of the mask, T, S, query offset and the fields of a `Blocking`."""
+
+_LEAVES = (
+    kinds.Full,
+    kinds.Causal,
+    kinds.Window,
+    kinds.Every,
+    kinds.Dilated,
+    kinds.Prefix,
+    kinds.Blocks,
+    kinds.Scattered,
+)
+_FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _LEAVES}
+_Expression = tuple[str, str]  # the outermost operator of an expression ("" if none), and its text
+
+
+@torch.compiler.assume_constant_result
+def constant_handle(key: PlanKey) -> int:
+    """Return the handle of a plan, built while a graph is compiled and kept for the life of the process."""
+    return pin_plan(plan_from_key(key))
+
+
+@torch.compiler.assume_constant_result
+def constant_beats_sdpa(key: PlanKey, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
+    """Return whether the plan is predicted to be faster than SDPA, evaluated while a graph is compiled.
+
+    `dtypes` are those of the sparse kernel and of SDPA; `work` is heads, width and backward, as for `beats_sdpa`."""
+    from clearhead.attention.sparse.kernel import beats_sdpa  # which imports this module
+
+    sparse_rates, sdpa_rates = (rates_for(key[0], dtype) for dtype in dtypes)
+    return beats_sdpa(plan_from_key(key), *work, sparse_rates, sdpa_rates=sdpa_rates)
+
+
+def plan_key(call: AttentionInputs) -> PlanKey | None:
+    """Return the key of a call's plan; None unless mask and sizes are constants of the graph."""
+    from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
+
+    has_static_sizes = all([is_static(n) for n in (call.T, call.S, call.query_offset)])
+    text = mask_to_expr(as_mask(call.mask)) if has_static_sizes else None
+    if text is None:
+        return None
+    blocking = blocking_for(call)
+    rows = (blocking.query_rows, blocking.key_rows)
+    dense = (blocking.min_dense_columns, blocking.dense_causal)
+    return call.q.device, text, call.T, call.S, call.query_offset, *rows, *dense, blocking.long_rows
+
+
+def plan_from_key(key: PlanKey) -> Plan:
+    """Return the plan that a key determines."""
+    device, mask, T, S, query_offset, *blocking = key
+    return plan(parse(mask), T, S, query_offset=query_offset, device=device, blocking=Blocking(*blocking))
+
+
+def mask_to_expr(mask: Mask) -> str | None:
+    """Return the mask in the notation of `parse`; None if it contains a tensor or a size that is not a constant."""
+    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
+        return None
+    expression = fold(
+        mask,
+        leaf=_leaf,
+        both=_joined(" & "),
+        either=_joined(" | "),
+        inverse=lambda part: ("~", "~" + _parenthesize(part)),
+        transposed=lambda part: ("", _parenthesize(part) + ".T"),
+    )
+    return expression[1]
+
+
+def is_static(value: int) -> bool:
+    """Return whether a size is a constant of the graph that is compiled."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(value)
+
+
+def _is_constant(atom: Atom) -> bool:
+    if type(atom.leaf) not in _LEAVES:
+        return False
+    return all([is_static(getattr(atom.leaf, name)) for name in _FIELDS[type(atom.leaf).__name__]])
+
+
+def _leaf(atom: Atom) -> _Expression:
+    name = type(atom.leaf).__name__
+    numbers = [str(int(getattr(atom.leaf, field))) for field in _FIELDS[name]]
+    return "", name.lower() + "(" + ", ".join(numbers) + ")"
+
+
+def _joined(sign: str) -> Callable[[_Expression, _Expression], _Expression]:
+    # A chain of one operator gets no parentheses, because nested ones could exceed the maximum depth.
+    return lambda a, b: (sign, _parenthesize(a, sign) + sign + _parenthesize(b))
+
+
+def _parenthesize(part: _Expression, sign: str = "") -> str:
+    return part[1] if part[0] in ("", sign) else "(" + part[1] + ")"
