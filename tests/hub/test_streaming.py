@@ -25,7 +25,7 @@ MASKS = {
     "window": masks.causal() & masks.window(7, 0),
     "chunks": (masks.causal() | masks.blocks(3)) & masks.window(8, 2),
 }
-N_MODELS, N_SPLITS = (500, 20) if os.environ.get("WHOLE") else (12, 2)  # 10,000 in `make speech`
+N_MODELS, N_SPLITS = (500, 20) if os.environ.get("WHOLE") else (12, 2)  # 10,000 in `make test-streaming`
 
 
 def ctc_encoder(mask: masks.Mask, *, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> CTCEncoder:

