@@ -138,7 +138,9 @@ class CTCEncoder(Stack):
     """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
 
     def __init__(self, config: CTCEncoderConfig) -> None:
-        embedding = StackedFrames(config.mel.n_mels, config.frame_stacking, config.d_model, earlier=config.left_frames)
+        embedding = StackedFrames(
+            config.mel.n_mels, config.frame_stacking, config.d_model, left_frames=config.left_frames
+        )
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         self.head = nn.Linear(config.d_model, config.n_symbols + 1)

@@ -36,7 +36,7 @@ class TransformerConfig(BlockSpec):
     def validate(self) -> None:
         super().validate()
         require(
-            self.first_norm or not self.residual.normalised,
+            self.first_norm or not self.residual.has_normalized_output,
             f"{self.owner}: {self.residual} normalizes after each branch; leave first_norm out",
         )
 
@@ -128,7 +128,7 @@ class Stack(nn.Module):
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()
         # Post-norm blocks already end in a norm.
-        self.norm = nn.Identity() if config.residual.normalised else config.norm.build(config.d_model)
+        self.norm = nn.Identity() if config.residual.has_normalized_output else config.norm.build(config.d_model)
 
     def add_positions(self, x: Tensor, positions: Tensor | None = None, offset: int = 0) -> Tensor:
         """Add positions to embeddings (B, T, M) and apply norm and dropout.

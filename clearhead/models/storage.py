@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,14 @@ if TYPE_CHECKING:
 CONFIG = "config.toml"
 WEIGHTS = "model.safetensors"
 _NEW = ".new"
+
+# Modules in files of version 0.2, and their current names.
+_RENAMED_MODULES = {
+    "after1": "post_attention",
+    "after2": "post_feed_forward",
+    "after_cross": "post_cross_attention",
+    "widen": "embedding_proj",
+}
 
 # What a stored number may be, under safetensors' names: kinds must agree, widths may differ (a half-precision copy).
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -255,8 +262,13 @@ def open_safetensors(path: Path, device: str | torch.device) -> Iterator[safe_op
 
 
 def _stored_names(file: safe_open) -> dict[str, str]:
-    """Return the name of each tensor in the file by its current name; version 0.2 named one module differently."""
-    return {re.sub(r"(^|\.)widen\.", r"\1embedding_proj.", name): name for name in file.keys()}  # noqa: SIM118
+    """Return the name of each tensor in the file by its current name; version 0.2 named some modules differently."""
+    return {_current_name(name): name for name in file.keys()}  # noqa: SIM118
+
+
+def _current_name(name: str) -> str:
+    """Return the current name of a tensor in a file of version 0.2."""
+    return ".".join(_RENAMED_MODULES.get(part, part) for part in name.split("."))
 
 
 def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path: Path) -> None:

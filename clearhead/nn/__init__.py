@@ -1,5 +1,6 @@
-"""What a model is put together from: norms, residual connections, feed-forward, embeddings, the block, and how weights
-begin. Choices (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values in configs; the rest are modules."""
+"""Modules of Transformers: attention, KV cache, norms, residual connections, feed-forward, embeddings, blocks.
+
+Variants (`PreNorm()`, `RMSNorm()`, `SwiGLU()`, …) are frozen values that are stored in configurations."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
-from clearhead.nn.norms import LayerNorm, Norm, Parallel, PostNorm, PreNorm, Residual, RMSNorm, SandwichNorm
+from clearhead.nn.norms import LayerNorm, Norm, RMSNorm
+from clearhead.nn.residual import Parallel, PostNorm, PreNorm, Residual, SandwichNorm
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 
 __all__ = [

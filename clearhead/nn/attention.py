@@ -75,7 +75,7 @@ class AttentionConfig(Config):
         scores: Score function of queries and keys.
     """
 
-    called: ClassVar[str] = "MultiHeadAttention"  # the class named in error messages
+    display_name: ClassVar[str] = "MultiHeadAttention"  # the class named in error messages
 
     d_model: PositiveInt
     n_heads: PositiveInt

@@ -1,13 +1,11 @@
-"""The block that every model here stacks: attention, then (in a decoder that reads a memory) cross-attention, then
-feed-forward, each inside a residual connection.
+"""The Transformer block: self-attention, optional cross-attention and feed-forward, each in a residual connection.
 
-Letters: B batch, T tokens, S tokens of the memory, M model width."""
+Letters: B batch, T tokens, S tokens of the memory, M model dim."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,38 +18,47 @@ from clearhead.nn.attention import AttentionConfig, MultiHeadAttention
 from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
-from clearhead.nn.norms import LayerNorm, Norm, PreNorm, Residual, SandwichNorm
+from clearhead.nn.norms import LayerNorm, Norm
 from clearhead.nn.positions import Rotary
+from clearhead.nn.residual import PreNorm, Residual, SandwichNorm
 from clearhead.ops.activations import GELU, Activation
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSpec(AttentionConfig):
-    """What a block is made of, but for its positions. Three dropouts, all for training only:
+    """Sizes and variants of a block, without its positions.
 
-    `dropout` falls on what each branch adds to the stream, `attention_dropout` on the attention weights, and
-    `feed_forward_dropout` on the hidden features of the feed-forward."""
+    Attributes:
+        d_ff: Width of the feed-forward; None for 4 · d_model.
+        dropout: Dropout of the output of each branch.
+        attention_dropout: Dropout of the attention weights.
+        feed_forward_dropout: Dropout of the hidden features of the feed-forward.
+        norm: Normalization layer.
+        residual: Residual connection, and where it normalizes.
+        activation: Activation of the feed-forward.
+        experts: Mixture of experts in place of the feed-forward (Mixtral); None for one feed-forward.
+        qk_norm: Norm of the queries and keys of every head, before rotary embeddings; None for no norm.
+        layer_scale: Initial value of a learned factor per feature of each branch (CaiT); None for no factor.
+    """
 
-    d_ff: PositiveInt | None = None  # None: 4 · d_model
+    d_ff: PositiveInt | None = None
     dropout: DropoutRate = 0.0
     attention_dropout: DropoutRate = 0.0
     feed_forward_dropout: DropoutRate = 0.0
     norm: Norm = LayerNorm()
     residual: Residual = PreNorm()
     activation: Activation = GELU()
-    experts: Experts | None = None  # several feed-forwards, of which each token takes a few (Mixtral)
-    qk_norm: Norm | None = None  # of the queries and keys of every head, before they are turned
-    layer_scale: PositiveFloat | None = (
-        None  # each branch times a learned vector that begins with this everywhere (CaiT)
-    )
+    experts: Experts | None = None
+    qk_norm: Norm | None = None
+    layer_scale: PositiveFloat | None = None
 
     @property
     def ff_width(self) -> int:
-        """F: `d_ff`, or its default."""
+        """Width of the feed-forward: `d_ff`, or its default."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def check_rotary(self, rotary: Rotary) -> None:
-        """Refuses here, before anything is built, a width of heads that cannot be turned."""
+        """Raise ConfigError if the head width does not support this rotary embedding."""
         try:
             rotary.rotary_dim(self.head_width)
         except ShapeError as error:
@@ -60,7 +67,7 @@ class BlockSpec(AttentionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(BlockSpec):
-    """A block by itself: its parts, and how its queries and keys are turned."""
+    """Configuration of a standalone block: `BlockSpec` and its rotary embedding."""
 
     rotary: Rotary | None = None
 
@@ -74,8 +81,18 @@ class BlockConfig(BlockSpec):
 
 
 class Block(nn.Module):
-    """One layer of a Transformer. With `cross=True` it also reads a memory, the output of an encoder. `rotary` is for
-    parts that do not say how queries and keys are turned, as those of a whole model do not."""
+    """One layer of a Transformer: self-attention, optional cross-attention, and the feed-forward.
+
+    Args:
+        config: Sizes and variants of the block.
+        rotary: Rotary embedding of self-attention; ignored if `config` is a `BlockConfig`, which has its own.
+        cross: Whether the block has cross-attention to the output of an encoder.
+
+    Example:
+        >>> block = Block(BlockConfig(d_model=64, n_heads=4))
+        >>> block(torch.randn(2, 10, 64), mask=causal()).shape
+        torch.Size([2, 10, 64])
+    """
 
     def __init__(self, config: BlockSpec, *, rotary: Rotary | None = None, cross: bool = False) -> None:
         super().__init__()
@@ -83,13 +100,14 @@ class Block(nn.Module):
         self.norm1 = config.norm.build(config.d_model)
         self.attention = _attention(config, config.rotary if isinstance(config, BlockConfig) else rotary)
         self.norm_cross = config.norm.build(config.d_model) if cross else None
-        # The memory has positions of its own, so queries are not turned against its keys.
+        # Positions of the target and of the source are unrelated, so cross-attention has no rotary embedding.
         self.cross_attention = _attention(config, None) if cross else None
         self.norm2 = config.norm.build(config.d_model)
         self.feed_forward = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.after1, self.after2 = _after(config), _after(config)
-        self.after_cross = _after(config) if cross else None
+        self.post_attention = _post_branch(config)
+        self.post_feed_forward = _post_branch(config)
+        self.post_cross_attention = _post_branch(config) if cross else None
 
     def forward(
         self,
@@ -101,65 +119,105 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T M"]:
-        """x (B, T, M) after this layer; `mask` and `bias` are for self-attention, `memory_mask` for the memory."""
-        self._check(memory)
-        own = other = cache
+        """Apply the block to the residual stream `x`.
+
+        Args:
+            x: Residual stream, shape (B, T, M).
+            mask: Mask of self-attention.
+            bias: Added to the scores of self-attention.
+            memory: Encoder output, shape (B, S, M); required if the block has cross-attention.
+            memory_mask: Which encoder positions may be attended to, usually `padding(lengths)`.
+            cache: KV cache of this block; `x` contains the new tokens only.
+
+        Returns:
+            The updated residual stream, shape (B, T, M).
+        """
+        self._check_memory(memory)
+        self_cache = cross_cache = cache
         if cache is not None and self.cross_attention is not None:
-            own, other = cache["self"], cache["cross"]
-        first, entered = self.norm1, x
-        x = self.residual(
-            x, first, lambda h: self._end(self.after1, self.attention(h, mask=mask, bias=bias, cache=own)), entered
-        )
-        if (cross := self.cross_attention) is not None and (norm := self.norm_cross) is not None:
-            x = self.residual(
-                x, norm, lambda h: self._end(self.after_cross, cross(h, memory, mask=memory_mask, cache=other)), entered
-            )
-        return self.residual(x, self.norm2, lambda h: self._end(self.after2, self.feed_forward(h)), entered)
+            self_cache = cache["self"]
+            cross_cache = cache["cross"]
 
-    def _end(self, after: nn.Module | None, x: Tensor) -> Tensor:
-        """What a branch adds to the stream."""
-        return self.dropout(x if after is None else after(x))
+        def self_attention(h: Tensor) -> Tensor:
+            h = self.attention(h, mask=mask, bias=bias, cache=self_cache)
+            return self._branch_out(self.post_attention, h)
 
-    def _check(self, memory: Tensor | None) -> None:
+        def feed_forward(h: Tensor) -> Tensor:
+            return self._branch_out(self.post_feed_forward, self.feed_forward(h))
+
+        block_input = x
+        x = self.residual(x, self.norm1, self_attention, block_input)
+        cross_attention = self.cross_attention
+        if cross_attention is not None and self.norm_cross is not None:
+
+            def attend_memory(h: Tensor) -> Tensor:
+                h = cross_attention(h, memory, mask=memory_mask, cache=cross_cache)
+                return self._branch_out(self.post_cross_attention, h)
+
+            x = self.residual(x, self.norm_cross, attend_memory, block_input)
+        return self.residual(x, self.norm2, feed_forward, block_input)
+
+    def _branch_out(self, post_branch: nn.Module | None, x: Tensor) -> Tensor:
+        """Apply the optional norm or scale after a branch, and dropout."""
+        return self.dropout(x if post_branch is None else post_branch(x))
+
+    def _check_memory(self, memory: Tensor | None) -> None:
+        """Raise ConfigError unless a memory is passed exactly if the block has cross-attention."""
         if memory is not None and self.cross_attention is None:
-            what = "A memory was given to a block that cannot read one; expected none."
-            raise ConfigError(f"{what} Build it with cross=True.")
+            raise ConfigError("got a memory, but this block has no cross-attention; build it with cross=True")
         if memory is None and self.cross_attention is not None:
             raise ConfigError(
-                "No memory was given to a block that reads one; expected memory=(B, S, M), the output of an encoder, "
-                "also when decoding with a cache."
+                "this block has cross-attention; expected memory=(B, S, M), the output of an encoder, also when "
+                "decoding with a cache"
             )
 
 
 class LayerScale(nn.Module):
-    """Every feature times a learned number, which begins small so that a deep stack begins as nearly nothing."""
+    """Multiply every feature by a learned factor with a small initial value, so that branches start near zero."""
 
-    def __init__(self, d_model: int, start: float) -> None:
+    def __init__(self, d_model: int, initial_value: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((d_model,), start))
+        self.weight = nn.Parameter(torch.full((d_model,), initial_value))
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
         return x * self.weight
 
 
-def _after(config: BlockSpec) -> nn.Module | None:
-    """What stands between a branch and the stream: the second norm of a sandwich, a scale, both, or nothing."""
-    parts: list[nn.Module] = []
+def _post_branch(config: BlockSpec) -> nn.Module | None:
+    """Return the module after a branch: the second sandwich norm, the layer scale, both or None."""
+    modules: list[nn.Module] = []
     if isinstance(config.residual, SandwichNorm):
-        parts.append(config.norm.build(config.d_model))
+        modules.append(config.norm.build(config.d_model))
     if config.layer_scale is not None:
-        parts.append(LayerScale(config.d_model, config.layer_scale))
-    return nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else None
+        modules.append(LayerScale(config.d_model, config.layer_scale))
+    if len(modules) > 1:
+        return nn.Sequential(*modules)
+    return modules[0] if modules else None
 
 
 def _feed_forward(config: BlockSpec) -> FeedForward | ExpertsFeedForward:
-    how: dict[str, Any] = {"bias": config.biases.ff, "dropout": config.feed_forward_dropout}
-    make = partial(FeedForward, config.d_model, config.ff_width, config.activation, **how)
-    return make() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, make)
+    """Build the feed-forward, or the mixture of experts."""
+    build = partial(
+        FeedForward,
+        config.d_model,
+        config.ff_width,
+        config.activation,
+        bias=config.biases.ff,
+        dropout=config.feed_forward_dropout,
+    )
+    return build() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, build)
 
 
 def _attention(config: BlockSpec, rotary: Rotary | None) -> MultiHeadAttention:
+    """Build an attention layer."""
     return MultiHeadAttention(
-        config.d_model, config.n_heads, n_kv_heads=config.n_kv_heads, d_head=config.d_head, bias=config.bias,
-        dropout=config.attention_dropout, rotary=rotary, qk_norm=config.qk_norm, scores=config.scores,
-    )  # fmt: skip
+        config.d_model,
+        config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        d_head=config.d_head,
+        bias=config.bias,
+        dropout=config.attention_dropout,
+        rotary=rotary,
+        qk_norm=config.qk_norm,
+        scores=config.scores,
+    )

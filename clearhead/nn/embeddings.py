@@ -1,6 +1,6 @@
-"""How tokens, images and sounds enter the residual stream: a row of a table for each id, a projection for each patch.
+"""Embeddings of tokens, image patches and audio frames.
 
-Letters: B batch, T tokens, V vocabulary, M model width, C channels, N patches, F features of a frame."""
+Letters: B batch, T tokens or frames, V vocabulary, M model dim, C channels, N patches, F features of a frame."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clearhead.errors import DtypeError, ShapeError
 
 
 class TokenEmbedding(nn.Embedding):
-    """Row `ids` of a learned table (V, M), times √M where `scaled` (as in 2017, so that it matches the positions).
+    """Learned embedding table (V, M), multiplied by √M if `scaled`, as in the original Transformer.
 
-    Ids outside the vocabulary are refused by name on the CPU; on an accelerator, where looking would stall the queue,
-    and inside `torch.compile`, the lookup itself refuses."""
+    On the CPU, ids outside the vocabulary raise ShapeError. On an accelerator, where the check would synchronize, and
+    under torch.compile, the embedding lookup itself fails."""
 
     def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
         V = check_int(vocab_size, "TokenEmbedding: vocab_size", minimum=1)
@@ -29,25 +29,24 @@ class TokenEmbedding(nn.Embedding):
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def reset_parameters(self) -> None:
-        """Normal with variance 1/M: rows of about unit length, and features of variance 1 once scaled."""
+        """Draw from a normal distribution with variance 1/M: rows have norm about 1, scaled features variance 1."""
         nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... M"]:
-        """(B, T) ids to (B, T, M)."""
+        """Return the embeddings (…, M) of ids (…)."""
         if ids.dtype not in (torch.int64, torch.int32):
-            wanted = "whole numbers, torch.int64 or torch.int32"
-            raise DtypeError(f"ids are {ids.dtype}; expected {wanted}. Convert them with `.long()`.")
-        wrong = find_out_of_range(ids, self.num_embeddings)
-        if wrong is not None:
+            raise DtypeError(f"ids are {ids.dtype}; expected torch.int64 or torch.int32: convert them with `.long()`")
+        invalid_id = find_out_of_range(ids, self.num_embeddings)
+        if invalid_id is not None:
             raise ShapeError(
-                f"ids hold {wrong}, but the vocabulary has {self.num_embeddings} tokens; expected 0 … "
-                f"{self.num_embeddings - 1}. Check that the tokenizer and the model belong together."
+                f"ids contain {invalid_id}, but the vocabulary has {self.num_embeddings} tokens; expected 0 … "
+                f"{self.num_embeddings - 1}: check that the tokenizer belongs to this model"
             )
         x = F.embedding(ids, self.weight)
         return x * self.scale if self.scaled else x
 
     def logits(self, x: Float[Tensor, "... M"], bias: Float[Tensor, " V"] | None = None) -> Float[Tensor, "... V"]:
-        """The tied output: each token's score is x · its row (unscaled), so input and output share one matrix."""
+        """Return the logits of a tied language-model head: x times the (unscaled) embedding matrix."""
         return F.linear(x, self.weight, bias)
 
     def extra_repr(self) -> str:
@@ -55,10 +54,10 @@ class TokenEmbedding(nn.Embedding):
 
 
 class PatchEmbedding(nn.Module):
-    """Cuts an image into squares of `patch` × `patch` pixels and projects each, flattened, to width M.
+    """Cut an image into squares of `patch` × `patch` pixels and project each, flattened, to M features.
 
-    Patches come row by row; inside one the order is channel, row, column. That is exactly a convolution whose kernel
-    and stride are the patch: `as_convolution` gives it."""
+    Patches are ordered row by row, and the values of a patch by channel, row, column. This is equivalent to a
+    convolution whose kernel and stride are the patch: see `as_convolution`."""
 
     def __init__(self, n_channels: int, patch: int, d_model: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -68,36 +67,36 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Linear(n_channels * patch**2, d_model, bias=bias)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """How many patches an image has down and across; a size that does not divide is refused."""
+        """Return the rows and columns of patches of an image; raise ShapeError if its size is not divisible."""
         if height < self.patch or width < self.patch or height % self.patch or width % self.patch:
             raise ShapeError(
-                f"The image is {height} × {width} pixels; expected multiples of the patch, {self.patch}. "
-                "Resize, crop or pad it."
+                f"the image is {height} × {width} pixels; expected multiples of the patch size {self.patch}: "
+                "resize, crop or pad it"
             )
         return height // self.patch, width // self.patch
 
     def patches(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N pixels"]:
-        """The flattened patches (B, N, C · patch²), before the projection."""
+        """Return the flattened patches (B, N, C · patch²), before the projection."""
         if images.ndim != 4 or images.shape[1] != self.n_channels:
-            wanted = f"(B, {self.n_channels}, height, width)"
-            raise ShapeError(f"images have shape {tuple(images.shape)}; expected {wanted}.")
+            raise ShapeError(f"images have shape {tuple(images.shape)}; expected (B, {self.n_channels}, height, width)")
         if not images.is_floating_point():
-            advice = "Convert bytes with `images.float() / 255`."
-            raise DtypeError(f"images are {images.dtype}; expected floating point. {advice}")
+            raise DtypeError(
+                f"images are {images.dtype}; expected floating point: convert bytes with `images.float() / 255`"
+            )
         B, C, height, width = images.shape
         rows, columns = self.grid(height, width)
         p = self.patch
-        cut = images.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, p, p)
-        return cut.reshape(B, rows * columns, C * p * p)
+        patches = images.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, p, p)
+        return patches.reshape(B, rows * columns, C * p * p)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N M"]:
-        """(B, C, height, width) to (B, N, M)."""
+        """Return the embeddings (B, N, M) of images (B, C, height, width)."""
         return self.projection(self.patches(images))
 
     def as_convolution(self) -> nn.Conv2d:
-        """The same map as a strided convolution, (B, C, height, width) to (B, M, rows, columns).
+        """Return the equivalent strided convolution, (B, C, height, width) to (B, M, rows, columns).
 
-        It uses the same memory for its weights: training or loading one changes the other."""
+        Its parameters share memory with this module: training or loading one changes the other."""
         weight, bias = self.projection.weight, self.projection.bias
         M, C, p = len(weight), self.n_channels, self.patch
         convolution = nn.Conv2d(C, M, p, stride=p, bias=bias is not None, device="meta")
@@ -108,35 +107,34 @@ class PatchEmbedding(nn.Module):
 
 
 class StackedFrames(nn.Module):
-    """Projects every `stacked` frames of a sound, with the `earlier` ones before them, side by side to width M: patches
-    of time, which overlap where `earlier` is above 0.
+    """Concatenate every `n_stacked` frames of audio, with `left_frames` preceding ones, and project them to M features.
 
-    Frames at the end that do not fill a stack are left out."""
+    Stacks overlap if `left_frames` is positive. Incomplete stacks at the end are dropped."""
 
-    def __init__(self, n_features: int, stacked: int, d_model: int, *, earlier: int = 0) -> None:
+    def __init__(self, n_features: int, n_stacked: int, d_model: int, *, left_frames: int = 0) -> None:
         super().__init__()
         self.n_features = check_int(n_features, "StackedFrames: n_features", minimum=1)
-        self.stacked = check_int(stacked, "StackedFrames: stacked", minimum=1)
-        self.earlier = check_int(earlier, "StackedFrames: earlier", minimum=0)
+        self.n_stacked = check_int(n_stacked, "StackedFrames: n_stacked", minimum=1)
+        self.left_frames = check_int(left_frames, "StackedFrames: left_frames", minimum=0)
         d_model = check_int(d_model, "StackedFrames: d_model", minimum=1)
-        self.projection = nn.Linear(n_features * (stacked + earlier), d_model)
+        self.projection = nn.Linear(n_features * (n_stacked + left_frames), d_model)
 
     def forward(
-        self, frames: Float[Tensor, "B T F"], before: Float[Tensor, "B earlier F"] | None = None
+        self, frames: Float[Tensor, "B T F"], left: Float[Tensor, "B left F"] | None = None
     ) -> Float[Tensor, "B N M"]:
-        """(B, T, F) to (B, T // stacked, M). `before` are the frames before the first; None: zeros."""
+        """Return the embeddings (B, T // n_stacked, M) of frames (B, T, F); `left` precedes them, by default zeros."""
         validate_frames(frames, self.n_features)
-        N = frames.shape[1] // self.stacked
-        if before is None:
-            before = frames.new_zeros(len(frames), self.earlier, self.n_features)
-        x = torch.cat((before, frames[:, : N * self.stacked]), 1)
+        N = frames.shape[1] // self.n_stacked
+        if left is None:
+            left = frames.new_zeros(len(frames), self.left_frames, self.n_features)
+        x = torch.cat((left, frames[:, : N * self.n_stacked]), 1)
         if not N:
             return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
-        return self.projection(x.unfold(1, self.earlier + self.stacked, self.stacked).flatten(2))
+        return self.projection(x.unfold(1, self.left_frames + self.n_stacked, self.n_stacked).flatten(2))
 
 
 class ConvStem(nn.Module):
-    """Two convolutions over three frames each, the second at every other frame: one vector for two frames (Whisper)."""
+    """Two convolutions with kernel size 3, the second with stride 2, as in Whisper."""
 
     def __init__(self, n_features: int, d_model: int) -> None:
         super().__init__()
@@ -146,14 +144,14 @@ class ConvStem(nn.Module):
         self.conv2 = nn.Conv1d(d_model, d_model, kernel_size=3, stride=2, padding=1)
 
     def forward(self, frames: Float[Tensor, "B T F"]) -> Float[Tensor, "B N M"]:
-        """(B, T, F) to (B, ⌈T / 2⌉, M)."""
+        """Return the embeddings (B, ⌈T / 2⌉, M) of frames (B, T, F)."""
         validate_frames(frames, self.n_features)
         return F.gelu(self.conv2(F.gelu(self.conv1(frames.transpose(1, 2))))).transpose(1, 2)
 
 
 def validate_frames(frames: Tensor, n_features: int) -> None:
-    """Refuses what are no frames of a sound with so many features."""
+    """Raise ShapeError unless `frames` is (B, T, n_features), and DtypeError unless it is floating point."""
     if frames.ndim != 3 or frames.shape[2] != n_features:
-        raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {n_features}).")
+        raise ShapeError(f"frames have shape {tuple(frames.shape)}; expected (B, T, {n_features})")
     if not frames.is_floating_point():
-        raise DtypeError(f"frames are {frames.dtype}; expected floating point, such as `Mel` gives.")
+        raise DtypeError(f"frames are {frames.dtype}; expected floating point, as returned by `Mel`")

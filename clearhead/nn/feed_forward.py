@@ -1,6 +1,6 @@
-"""The feed-forward half of a block: each token on its own, up to width F, through a non-linearity, and down again.
+"""The feed-forward network of a block, which is applied to each token separately.
 
-Letters: M model width, F feed-forward width."""
+Letters: M model dim, F feed-forward dim."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from clearhead.ops.activations import Activation
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where the activation is gated.
+    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) if the activation is gated.
 
-    Dropout, in training, falls on the F hidden features, just before the way down."""
+    Dropout is applied to the F hidden features, before `down`.
+
+    Args:
+        d_model: Input and output dim M.
+        d_ff: Hidden dim F.
+        activation: Activation, such as `GELU()` or `SwiGLU()`.
+        bias: Whether the linear layers have biases.
+        dropout: Dropout rate.
+    """
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True, dropout: float = 0.0
@@ -30,10 +38,9 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
-        """Each token by itself: (…, M) becomes (…, F) and (…, M) again."""
+        """Apply the network to the last dim of x (…, M)."""
         if x.ndim < 1 or x.shape[-1] != self.up.in_features:
-            wanted = f"(…, {self.up.in_features}), the width of this feed-forward"
-            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected (…, {self.up.in_features})")
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (…, F)
         else:

@@ -1,6 +1,6 @@
-"""How weights begin. A choice walks over a module and sets its linear maps, embeddings and tables of learned positions.
+"""Parameter initialization: each variant initializes linear layers, embeddings and learned positions of a module.
 
-Biases begin at zero. Norms, and parameters that belong to none of these, keep what they were built with."""
+Biases are set to zero. Norms and other parameters keep the values of their constructors."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from clearhead._core.validation import PositiveFloat, check_int
 from clearhead.config import Validated
 from clearhead.nn.positions import LearnedPositionEmbedding
 
-# The last map of each residual branch, by name: attention's output and the feed-forward's way down.
+# Names of the last linear layer of each residual branch.
 RESIDUAL_OUTPUTS = frozenset({"o_proj", "down"})
 
 
 @dataclass(frozen=True)
 class Xavier:
-    """Linear maps uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010).
+    """Linear layers uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010).
 
-    Embeddings are normal with variance 1 / M, so that times √M they have variance 1; positions likewise stay small."""
+    Embeddings and learned positions are normal with variance 1 / M, so embeddings scaled by √M have variance 1."""
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
-        """Sets the weights of `module`; the depth does not matter to this choice."""
-        for _, part in _parts(module):
-            if isinstance(part, nn.Linear):
-                nn.init.xavier_uniform_(part.weight)
+        """Initialize `module`; `n_layers` is not used."""
+        for _, submodule in _modules(module):
+            if isinstance(submodule, nn.Linear):
+                nn.init.xavier_uniform_(submodule.weight)
             else:
-                nn.init.normal_(part.weight, std=part.weight.shape[-1] ** -0.5)
+                nn.init.normal_(submodule.weight, std=submodule.weight.shape[-1] ** -0.5)
 
 
 @dataclass(frozen=True)
 class TruncatedNormal(Validated):
-    """Normal with standard deviation `std`, drawn again beyond two of them (BERT, ViT).
+    """Normal with standard deviation `std`, truncated at two standard deviations (BERT, ViT).
 
-    What is cut off counts: the weights' own standard deviation is 0.88 · std."""
+    Because of the truncation, the standard deviation of the parameters is 0.88 · std."""
 
     std: PositiveFloat = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
-        """Sets the weights of `module`; the depth does not matter to this choice."""
-        for _, part in _parts(module):
-            nn.init.trunc_normal_(part.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
+        """Initialize `module`; `n_layers` is not used."""
+        for _, submodule in _modules(module):
+            nn.init.trunc_normal_(submodule.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
 
 
 @dataclass(frozen=True)
 class DepthScaled(Validated):
-    """Normal with standard deviation `std`; the last map of each residual branch 1 / √(2L) of that (GPT-2).
+    """Normal with standard deviation `std`, divided by √(2L) in the last layer of each residual branch (GPT-2).
 
-    A stack of L layers adds 2L branches to the stream, so its variance at the end does not grow with L."""
+    L layers add 2L branches to the residual stream, so its final variance does not grow with L."""
 
     std: PositiveFloat = 0.02
 
     def apply(self, module: nn.Module, n_layers: int) -> None:
-        """Sets the weights of `module`, a stack of `n_layers` blocks."""
+        """Initialize `module`, a stack of `n_layers` blocks."""
         check_int(n_layers, "DepthScaled: n_layers", minimum=1)
-        for name, part in _parts(module):
+        for name, submodule in _modules(module):
             ends_branch = name.rpartition(".")[2] in RESIDUAL_OUTPUTS
-            nn.init.normal_(part.weight, std=self.std / math.sqrt(2 * n_layers) if ends_branch else self.std)
+            nn.init.normal_(submodule.weight, std=self.std / math.sqrt(2 * n_layers) if ends_branch else self.std)
 
 
 Init: TypeAlias = Xavier | TruncatedNormal | DepthScaled
 
 
-def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding | LearnedPositionEmbedding]]:
-    """The parts to set, by name, each weight once (a tied weight by its first owner); biases are zeroed on the way."""
-    seen: set[Tensor] = set()
-    for name, part in module.named_modules():
-        if not isinstance(part, (nn.Linear, nn.Embedding, LearnedPositionEmbedding)):
+def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding | LearnedPositionEmbedding]]:
+    """Yield the modules to initialize with their names, each weight once, and set biases to zero."""
+    initialized: set[Tensor] = set()
+    for name, submodule in module.named_modules():
+        if not isinstance(submodule, (nn.Linear, nn.Embedding, LearnedPositionEmbedding)):
             continue
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
-        if part.weight not in seen:
-            seen.add(part.weight)
-            yield name, part
+        if isinstance(submodule, nn.Linear) and submodule.bias is not None:
+            nn.init.zeros_(submodule.bias)
+        if submodule.weight not in initialized:
+            initialized.add(submodule.weight)
+            yield name, submodule

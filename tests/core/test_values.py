@@ -169,12 +169,12 @@ MISTAKES = [
     ({"dropout": 1.5}, "dropout is 1.5; expected a number of at least 0 and below 1"),
     (
         {"n_heads": 5},
-        "d_model is 12 and n_heads is 5; expected a width that the heads divide: change one of them, or give d_head",
+        "d_model is 12 and n_heads is 5; expected a multiple of n_heads: change one of them, or give d_head",
     ),
     (
         {"n_kv_heads": 2},
-        "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads, so that each key head serves equally "
-        "many query heads",
+        "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads, so that each key head serves the "
+        "same number of query heads",
     ),
 ]
 

@@ -141,7 +141,7 @@ def test_replace_checks_again():
     config = small()
     assert config.replace(n_heads=4).n_heads == 4
     assert config.n_heads == 3
-    with pytest.raises(ConfigError, match="d_model is 12 and n_heads is 5; expected a width that the heads divide"):
+    with pytest.raises(ConfigError, match="d_model is 12 and n_heads is 5; expected a multiple of n_heads"):
         config.replace(n_heads=5)
     with pytest.raises(ConfigError, match="no field 'n_head'; did you mean 'n_heads'"):
         config.replace(n_head=4)
@@ -268,7 +268,7 @@ MAKING_FAULTS = {
     "dropout": ({"dropout": 1.0}, "DecoderConfig: dropout is 1.0; expected a number of at least 0 and below 1"),
     "heads": (
         {"n_heads": 5},
-        "DecoderConfig: d_model is 12 and n_heads is 5; expected a width that the heads divide: change one of them, or",
+        "DecoderConfig: d_model is 12 and n_heads is 5; expected a multiple of n_heads: change one of them, or",
     ),
     "shared heads": ({"n_kv_heads": 2}, "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads"),
     "odd rotary": ({"positions": Rotary(), "d_head": 3}, "expected an even number"),

@@ -113,14 +113,14 @@ def test_other_mistakes_are_told():
         model(torch.randn(1, 8, 5), cache=cache)
     with pytest.raises(ShapeError, match=r"expected \(B, T, 5\)"):
         model(torch.randn(1, 8, 6))
-    with pytest.raises(DtypeError, match="such as `Mel` gives"):
+    with pytest.raises(DtypeError, match="as returned by `Mel`"):
         StackedFrames(5, 2, 12)(torch.zeros(1, 8, 5, dtype=torch.int64))
     with pytest.raises(ShapeError, match="cannot evict 7 of the 3 tokens"):
         cache.evict_oldest(7)
 
 
 def test_patches_of_time_are_a_convolution():
-    embedding = StackedFrames(5, 3, 7, earlier=4).double()
+    embedding = StackedFrames(5, 3, 7, left_frames=4).double()
     frames = torch.randn(2, 17, 5, dtype=torch.float64)
     kernel = embedding.projection.weight.unflatten(1, (5, 7))  # (M, F, earlier + stacked)
     padded = torch.nn.functional.pad(frames.mT, (4, 0))[..., : 4 + 15]

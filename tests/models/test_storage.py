@@ -400,7 +400,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, sma
     other = tiny_decoder().replace(d_ff=37).build()
     with (
         small_disk(room),
-        pytest.raises(StorageError, match=f"cannot save to {folder}: File too large; .*untouched") as e,
+        pytest.raises(StorageError, match=f"cannot save to {folder}: File too large; .*unchanged") as e,
     ):
         save_checkpoint(other, folder)
     assert "\n" not in str(e.value)

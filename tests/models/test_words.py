@@ -114,8 +114,10 @@ def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
 
 def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
     block = built(residual=SandwichNorm(), layer_scale=0.1).blocks[0]
-    (norm1, scale1), (norm2, scale2) = block.after1, block.after2
-    assert torch.equal(CONFIG.replace(layer_scale=0.1).build().blocks[1].after2.weight, torch.full((14,), 0.1))
+    (norm1, scale1), (norm2, scale2) = block.post_attention, block.post_feed_forward
+    assert torch.equal(
+        CONFIG.replace(layer_scale=0.1).build().blocks[1].post_feed_forward.weight, torch.full((14,), 0.1)
+    )
     x = torch.randn(2, 5, 14, dtype=torch.float64)
     y = x + norm1(block.attention(block.norm1(x))) * scale1.weight
     torch.testing.assert_close(block(x), y + norm2(block.feed_forward(block.norm2(y))) * scale2.weight)

@@ -316,9 +316,9 @@ def test_short_inputs(cross):
 
 def test_memory_must_fit_the_block():
     x, memory = torch.zeros(B, T, M), torch.zeros(B, S, M)
-    with pytest.raises(ConfigError, match=r"A memory was given to a block that cannot read one.*cross=True"):
+    with pytest.raises(ConfigError, match=r"got a memory, but this block has no cross-attention.*cross=True"):
         Block(config())(x, memory=memory)
-    with pytest.raises(ConfigError, match=r"No memory was given to a block that reads one; expected memory="):
+    with pytest.raises(ConfigError, match=r"this block has cross-attention; expected memory="):
         Block(config(), cross=True)(x)
 
 
@@ -326,7 +326,7 @@ def test_memory_must_fit_the_block():
     ("changes", "message"),
     [
         ({"d_model": 0}, "d_model is 0; expected a whole number of at least 1"),
-        ({"n_heads": 4}, "d_model is 21 and n_heads is 4; expected a width that the heads divide"),
+        ({"n_heads": 4}, "d_model is 21 and n_heads is 4; expected a multiple of n_heads"),
         ({"n_kv_heads": 2}, "n_heads is 3 and n_kv_heads is 2; expected a multiple of n_kv_heads"),
         ({"d_head": 0}, "d_head is 0; expected a whole number"),
         ({"d_ff": -1}, "d_ff is -1; expected a whole number"),

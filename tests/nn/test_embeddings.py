@@ -51,13 +51,13 @@ def test_tokens_start_with_unit_rows():
 
 @pytest.mark.parametrize(("wrong", "shown"), [(11, "11"), (-1, "-1"), (10**12, "1000000000000")])
 def test_ids_outside_the_vocabulary_are_refused(wrong, shown):
-    with pytest.raises(ShapeError, match=rf"ids hold {shown}, but the vocabulary has 11 tokens; expected 0 … 10"):
+    with pytest.raises(ShapeError, match=rf"ids contain {shown}, but the vocabulary has 11 tokens; expected 0 … 10"):
         TokenEmbedding(11, 5)(torch.tensor([[3, wrong, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
 def test_ids_of_another_dtype_are_refused(unchecked, dtype):
-    with pytest.raises(DtypeError, match=rf"ids are {dtype}; expected whole numbers.*`\.long\(\)`"):
+    with pytest.raises(DtypeError, match=rf"ids are {dtype}; expected torch.int64.*`\.long\(\)`"):
         TokenEmbedding(11, 5)(torch.zeros(2, 3, dtype=dtype))
 
 
@@ -134,7 +134,7 @@ def test_no_images():
 
 @pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9), (2, 3), (0, 3)])
 def test_sizes_that_do_not_divide_are_refused(height, width):
-    with pytest.raises(ShapeError, match=f"image is {height} × {width} pixels; expected multiples of the patch, 3"):
+    with pytest.raises(ShapeError, match=f"image is {height} × {width} pixels; expected multiples of the patch size 3"):
         PatchEmbedding(2, 3, 5)(torch.zeros(1, 2, height, width))
 
 

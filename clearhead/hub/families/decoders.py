@@ -317,7 +317,7 @@ GEMMA2 = dataclasses.replace(
     converters=(*GEMMA.converters, Converter(_read_gemma2, _write_gemma2)),
     # Before Llama's, whose second norm has the name of the first sandwich's.
     rows=(
-        *block(_LAYER, after1="post_attention_layernorm", after2="post_feedforward_layernorm"),
+        *block(_LAYER, post_attention="post_attention_layernorm", post_feed_forward="post_feedforward_layernorm"),
         *block(_LAYER, norm2="pre_feedforward_layernorm"),
         *_ROWS,
     ),

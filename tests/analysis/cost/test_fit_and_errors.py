@@ -114,7 +114,7 @@ def test_parse_bytes_invalid_text_raises_config_error(text):
         (
             lambda: AttentionSizes(10, 3),
             ConfigError,
-            "d_model is 10 and n_heads is 3; expected a width that the heads divide",
+            "d_model is 10 and n_heads is 3; expected a multiple of n_heads",
         ),
         (lambda: AttentionSizes(-8, 2), ConfigError, "d_model is -8"),
         (
