@@ -47,6 +47,7 @@ RENAMED_TYPES = {
     "Shift": "RandomShift",
     "SoundConfig": "AudioEncoderConfig",
     "SpeechConfig": "CTCEncoderConfig",
+    "Streams": "StreamSettings",
     "Yarn": "YarnScaling",
 }
 

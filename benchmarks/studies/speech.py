@@ -34,7 +34,7 @@ def measure(sizes: Sizes, panel: str, mask: str, seed: int, data: Path) -> tuple
 
 
 def measure_new(sizes: Sizes, mask: str, speaker: str, seed: int, data: Path) -> tuple[Curve, dict[str, Any]]:
-    return trained(sizes, {"model.mask": MASKS[mask], "without": speaker, "seed": seed}, data)
+    return trained(sizes, {"model.mask": MASKS[mask], "held_out_speaker": speaker, "seed": seed}, data)
 
 
 def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, dict[str, Any]]:
@@ -46,7 +46,7 @@ def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, d
     with tempfile.TemporaryDirectory() as folder:
         made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", overrides=settings | choices)
         model = load_checkpoint(f"{folder}/run/model", device=choose_device("auto")).eval()
-        settled = Recipe.of(f"{folder}/run").data
+        settled = Recipe.load(f"{folder}/run").data
     assert isinstance(settled, SpeechData)
     task = settled.load(seed=0)  # the same streams for every seed
     single, streams = score_recordings(model, task.singles), score_recordings(model, task.validation)

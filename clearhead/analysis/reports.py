@@ -15,8 +15,8 @@ from clearhead.analysis.interp.metric import ModelInputs
 from clearhead.analysis.tracing.trace import Trace, trace
 from clearhead.analysis.views.report import AttentionReport, Labels, build_report
 from clearhead.data import audio
-from clearhead.data.tasks.digits import grey, prepare
-from clearhead.data.tasks.speech import TAIL
+from clearhead.data.tasks.digits import prepare, to_grayscale
+from clearhead.data.tasks.speech import TAIL_SECONDS
 from clearhead.errors import DataError, optional_dependency
 from clearhead.generation import Greedy, Strategy, generate
 from clearhead.generation.ctc import decode
@@ -52,7 +52,7 @@ def attention_report(
         return report_for_image(trained, read_image(trained, text_or_path, data), name=Path(text_or_path).name)
     if trained.task == "speech":
         rate = trained.model.config.mel.sample_rate if isinstance(trained.model, CTCEncoder) else None
-        return report_for_audio(trained, audio.read(text_or_path, rate).samples, name=Path(text_or_path).name)
+        return report_for_audio(trained, audio.read_audio(text_or_path, rate).samples, name=Path(text_or_path).name)
     inputs: Any = model_inputs(trained, text_or_path)
     return report_for_ids(trained, inputs.args[0][0].tolist(), title=inputs.title)
 
@@ -192,7 +192,7 @@ def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: s
             f"{name} is too short: {len(samples)} samples, which is shorter than one encoder frame of {trained.name}"
         )
     frames = mel(
-        torch.nn.functional.pad(samples, (0, round(TAIL * mel.sample_rate)))[None]
+        torch.nn.functional.pad(samples, (0, round(TAIL_SECONDS * mel.sample_rate)))[None]
     )  # with the tail padding of the streaming recognizer
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
@@ -233,7 +233,7 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
     if not isinstance(trained.model, VisionTransformer):
         raise no_attention_error(trained)
     if data is not None:
-        task: Any = trained.recipe.data.at(data).load(seed=trained.recipe.train.seed)
+        task: Any = trained.recipe.data.with_path(data).load(seed=trained.recipe.train.seed)
         images: Tensor = task.validation.pixels
         if not path_or_index.isdigit() or int(path_or_index) >= len(images):
             raise DataError(
@@ -260,7 +260,7 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
             small = opaque.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise DataError(f"{path_or_index} cannot be read as an image: {str(error).splitlines()[0]}") from error
-    return grey(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
+    return to_grayscale(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(height, width, 3))
 
 
 def report_for_ids(trained: Pipeline, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:

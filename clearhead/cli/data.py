@@ -39,7 +39,7 @@ app.add_typer(data, name="data")
 def known_sets(context: typer.Context, json: Json = False) -> None:
     """List the data sets (license, size, origin, verification), fetch one by its name, or tokenize text files."""
     if context.invoked_subcommand is None:
-        _list(room.KNOWN, json)
+        _list(room.DATASETS, json)
 
 
 @data.command("fetch")
@@ -77,14 +77,14 @@ def tokenize_files(
     emit(json, {"folder": str(out), **counts, "dtype": shards.dtype}, line)
 
 
-def _list(known: Iterable[room.DataSet], json: bool) -> None:
+def _list(known: Iterable[room.DatasetInfo], json: bool) -> None:
     if json:
-        names = {"name": "name", "about": "description", "licence": "licence", "bytes": "size"}
+        names = {"name": "name", "about": "description", "license": "license", "bytes": "size"}
         names |= {"checked by": "verified", "from": "origin"}
         return show_json([{key: getattr(item, name) for key, name in names.items()} for item in known])
     for item in known:
         size = f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""  # to download, where that is known
-        console.print(f"[bold]{item.name}[/bold]  {item.task}, {size}{item.licence}")
+        console.print(f"[bold]{item.name}[/bold]  {item.task}, {size}{item.license}")
         source = f"from {item.origin}; checked by {item.verified}" if item.remotes else item.origin
         for text in (item.description, source):
             console.print(Padding(Text(text), (0, 0, 0, 2)))

@@ -46,7 +46,7 @@ def listen(
     Latency is measured from the last frame of the digit: the audio since then, and the time to compute."""
     import torch
 
-    from clearhead.data.audio import Stream
+    from clearhead.data.audio import AudioStream
 
     torch.set_num_threads(1)  # chunks are small, and the real-time factor is that of one core
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
@@ -57,8 +57,12 @@ def listen(
         )
     trained.listen().push(torch.zeros(8_000))  # warm up: the first computation takes longest
     printer = _StreamPrinter(trained.listen(beam=beam), json=json, keeps_audio=attention or html is not None)
-    stream = Stream(
-        source, rate=printer.listener.sample_rate, raw_rate=sample_rate, kind=sample_format, channels=channels
+    stream = AudioStream(
+        source,
+        sample_rate=printer.listener.sample_rate,
+        source_rate=sample_rate,
+        sample_format=sample_format,
+        channels=channels,
     )
     with contextlib.suppress(KeyboardInterrupt):  # report what was recognized so far
         for chunk in stream:

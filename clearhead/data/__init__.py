@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from clearhead.data.batch import Split as Split
     from clearhead.data.batch import Task as Task
     from clearhead.data.batch import TokenBatch as TokenBatch
-    from clearhead.data.download import KNOWN as KNOWN
-    from clearhead.data.download import DataSet as DataSet
+    from clearhead.data.download import DATASETS as DATASETS
     from clearhead.data.download import DatasetFile as DatasetFile
+    from clearhead.data.download import DatasetInfo as DatasetInfo
     from clearhead.data.download import Download as Download
     from clearhead.data.download import fetch as fetch
     from clearhead.data.download import fetch_file as fetch_file
     from clearhead.data.download import get_dataset as get_dataset
     from clearhead.data.download import identify as identify
-    from clearhead.data.files import Report as Report
+    from clearhead.data.files import RowReport as RowReport
     from clearhead.data.packing import Ragged as Ragged
     from clearhead.data.sampler import Batches as Batches
+    from clearhead.data.sampler import BatchStatistics as BatchStatistics
     from clearhead.data.sampler import FixedSize as FixedSize
     from clearhead.data.sampler import SequencePacking as SequencePacking
-    from clearhead.data.sampler import Statistics as Statistics
     from clearhead.data.sampler import TokenBudget as TokenBudget
     from clearhead.data.shards import Shards as Shards
     from clearhead.data.shards import tokenize as tokenize
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from clearhead.data.tasks.translation import encode_targets as encode_targets
     from clearhead.data.tasks.translation import read_pairs as read_pairs
     from clearhead.data.tokenizers.base import CharTokenizer as CharTokenizer
-    from clearhead.data.tokenizers.base import Symbols as Symbols
     from clearhead.data.tokenizers.base import Tokenizer as Tokenizer
+    from clearhead.data.tokenizers.base import WordLevelTokenizer as WordLevelTokenizer
     from clearhead.data.tokenizers.base import load_tokenizer as load_tokenizer
     from clearhead.data.tokenizers.library import ByteLevelBPE as ByteLevelBPE
     from clearhead.data.tokenizers.library import train_bpe as train_bpe

@@ -1,15 +1,14 @@
-"""Samples from files and streams: one channel, float32 from −1 to 1, at the rate that is asked for.
+"""Read audio from files and streams: one channel, float32 from −1 to 1, at the requested sample rate.
 
-    sound = read("three.flac", rate=8_000)            # .samples (N,), .seconds, .notes
-    for piece in Stream(sys.stdin.buffer, rate=8_000, raw_rate=16_000): …
+    clip = read_audio("three.flac", sample_rate=8_000)            # .samples (N,), .seconds, .notes
+    for chunk in AudioStream(sys.stdin.buffer, sample_rate=8_000, source_rate=16_000): …
 
-Plain WAV is read here, from files and from pipes, whose writers cannot know the size that a header states; everything
-else is read by `soundfile`. What was done to a sound on the way, or is wrong with it, is said in its notes.
+Plain WAV is parsed here, from files and from pipes; the writer of a pipe cannot know the size that a header contains.
+All other formats are read by `soundfile`. Conversions and problems are reported in the notes.
 
-From one rate to another leads a windowed sinc, whole or piece by piece with the same samples. Output n stands at input
-n · source / target and is a weighted sum of the inputs around it. As the ratio is that of two whole numbers, the
-weights repeat: a row for each phase. Every output is summed by itself, in float64, so that it does not matter in which
-pieces the input came."""
+Resampling uses a windowed sinc, for whole signals or in chunks, with identical results. Output n is at input
+n · source / target and is a weighted sum of the inputs around it. Because the ratio is rational, the weights repeat:
+one row per phase. Every output is a separate sum in float64, so the chunk sizes do not change it."""
 
 from __future__ import annotations
 
@@ -29,154 +28,184 @@ from clearhead._core.shapes import Float
 from clearhead._core.validation import PositiveInt, check_int, did_you_mean, validate
 from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
-# Of samples, little-endian as all machines are that torch runs on.
-KINDS = {"u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "f32": torch.float32, "f64": torch.float64}
+# Little-endian, as on all platforms that torch supports.
+SAMPLE_FORMATS = {"u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 Bytes = io.BufferedIOBase | io.RawIOBase
-_UNKNOWN_SIZE = 0x7FFF0000  # writers into a pipe put 0 or something near 2³¹ or 2³² in place of a size
-_LONGEST_CHUNK = 1 << 20  # before the samples
+_UNKNOWN_SIZE = 0x7FFF0000  # the size in the header of a pipe is 0 or close to 2³¹ or 2³²
+_MAX_HEADER_CHUNK = 1 << 20  # bytes of a chunk before the samples
 _MAX_BLOCK_VALUES = 1 << 20  # samples times channels that soundfile decodes at a time
-_SILENT, _LOUD, _CLIPPED = 1e-4, 0.9999, 0.001  # peaks below; samples above; the share of these that is too large
+_SILENT_PEAK = 1e-4  # a recording with a smaller peak is silent
+_FULL_SCALE = 0.9999  # samples at least this large are at full scale
+_CLIPPED_SHARE = 0.001  # a recording with a larger share of full-scale samples is clipped
 
 
 @dataclass(frozen=True, eq=False)
-class Sound:
-    """One channel of sound, and what is to be said about it."""
+class Waveform:
+    """One channel of audio, with notes on conversions and problems."""
 
     samples: Float[Tensor, " N"]
-    rate: int
+    sample_rate: int
     notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
-        return len(self.samples) / self.rate
+        """Duration in seconds."""
+        return len(self.samples) / self.sample_rate
 
 
-def read(path: str | Path, rate: int | None = None) -> Sound:
-    """A file of sound, whole: WAV, FLAC and whatever else `soundfile` reads. Without `rate`, at the file's own."""
-    stream = Stream(path, rate=rate, seconds=10.0)
-    return Sound(torch.cat(list(stream)), stream.rate, tuple(stream.notes))
+def read_audio(path: str | Path, sample_rate: int | None = None) -> Waveform:
+    """Read an audio file (WAV, FLAC and other formats of `soundfile`).
+
+    Args:
+        path: The file.
+        sample_rate: Sample rate of the result in Hz; by default the file's own.
+
+    Raises:
+        DataError: The file is not audio.
+        StorageError: The file cannot be read.
+    """
+    stream = AudioStream(path, sample_rate=sample_rate, chunk_seconds=10.0)
+    return Waveform(torch.cat(list(stream)), stream.sample_rate, tuple(stream.notes))
 
 
-class _Form(NamedTuple):
-    rate: int
+class _Format(NamedTuple):
+    sample_rate: int
     channels: int
-    kind: str | None  # None for a WAV that is not plain
+    sample_format: str | None  # None if a WAV file is not plain PCM
     size: int | None = None  # in bytes, if known
 
 
-class Stream:
-    """Samples as they come: iterate for pieces, (N,) float32, of one channel at `rate` Hz; else at the sound's own.
+class AudioStream:
+    """Iterate over chunks of samples, (N,) float32, of one channel.
 
-    `source` is a file's path, or gives bytes: a WAV file from its beginning, or bare samples (`kind`, `channels`, at
-    `raw_rate` Hz, which is `rate` unless given). Each piece is what has come by now, up to `seconds` of it."""
+    Args:
+        source: Path of a file, or a binary file object with a WAV file or with raw samples.
+        sample_rate: Sample rate of the chunks in Hz; by default that of the source.
+        source_rate: Sample rate of raw samples; by default `sample_rate`.
+        sample_format: Format of raw samples, a key of `SAMPLE_FORMATS`.
+        channels: Number of interleaved channels of raw samples.
+        chunk_seconds: Maximum duration of a chunk. Chunks from a pipe contain the samples that are available.
+        name: Name of the source in messages if it is not a path.
+
+    Attributes:
+        sample_rate: Sample rate of the chunks.
+    """
 
     def __init__(
         self,
         source: str | Path | Bytes,
         *,
-        rate: int | None = None,
-        raw_rate: int | None = None,
-        kind: str = "s16",
+        sample_rate: int | None = None,
+        source_rate: int | None = None,
+        sample_format: str = "s16",
         channels: int = 1,
-        seconds: float = 0.1,
+        chunk_seconds: float = 0.1,
         name: str = "standard input",
     ) -> None:
-        if kind not in KINDS:
-            raise DataError(f"samples are {kind!r}, which is not known; {did_you_mean(kind, KINDS)}")
+        if sample_format not in SAMPLE_FORMATS:
+            raise DataError(f"unknown sample format {sample_format!r}; {did_you_mean(sample_format, SAMPLE_FORMATS)}")
         path = Path(source) if isinstance(source, str | Path) else None
-        self._name, self._seconds = name if path is None else str(path), seconds
-        self._said: list[str] = []
-        self._count, self._peak, self._loud = 0, 0.0, 0
+        self._name = name if path is None else str(path)
+        self._chunk_seconds = chunk_seconds
+        self._notes: list[str] = []
+        self._count = 0
+        self._peak = 0.0
+        self._n_full_scale = 0
         try:
-            file = source if isinstance(source, Bytes) else Path(source).open("rb")  # noqa: SIM115 (as long as this)
+            file = source if isinstance(source, Bytes) else Path(source).open("rb")  # noqa: SIM115 (open until read)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-        start = _exactly(file, 12)
-        form = _header(start, file, self._name)
-        if form is not None and form.kind is not None:
-            self._blocks = self._plain(file, form, b"")
+        start = _read_exactly(file, 12)
+        form = _read_header(start, file, self._name)
+        if form is not None and form.sample_format is not None:
+            self._blocks = self._read_plain(file, form, b"")
         elif path is not None:
-            form, self._blocks = self._by_soundfile(path)
+            form, self._blocks = self._read_with_soundfile(path)
         elif form is not None or start[:4] in (b"fLaC", b"OggS", b"ID3\3", b"ID3\4", b"FORM", b"RF64"):
-            what = "WAV that is not plain" if form else start[:4].decode()
+            content = "WAV that is not plain PCM" if form else start[:4].decode()
             raise DataError(
-                f"{name} is {what}, which cannot be read as it comes; give it as a file, or pipe it through a decoder, "
+                f"{name} is {content}, which cannot be read from a stream; give a file, or pipe it through a decoder "
                 "such as: ffmpeg -i - -f wav -"
             )
         else:
-            form = _Form(raw_rate or rate or 0, validate(channels, "channels", PositiveInt, DataError), kind)
-            self._blocks = self._plain(file, form, start)
-        self._own, self.rate = form.rate, rate or form.rate
-        self._going = Resampler(self._own, self.rate)
-        if raw_rate not in (None, self._own):
-            self._said.append(f"its header says {self._own:,} Hz, which counts, not {raw_rate:,} Hz")
+            n_channels = validate(channels, "channels", PositiveInt, DataError)
+            form = _Format(source_rate or sample_rate or 0, n_channels, sample_format)
+            self._blocks = self._read_plain(file, form, start)
+        self._source_rate = form.sample_rate
+        self.sample_rate = sample_rate or form.sample_rate
+        self._resampler = Resampler(self._source_rate, self.sample_rate)
+        if source_rate not in (None, self._source_rate):
+            self._notes.append(f"used the header's {self._source_rate:,} Hz instead of {source_rate:,} Hz")
         if form.channels > 1:
-            self._said.append(f"{form.channels} channels, of which the mean is heard")
-        if self.rate != self._own:
-            self._said.append(f"resampled from {self._own:,} to {self.rate:,} Hz")
+            self._notes.append(f"averaged {form.channels} channels")
+        if self.sample_rate != self._source_rate:
+            self._notes.append(f"resampled from {self._source_rate:,} to {self.sample_rate:,} Hz")
 
     def __iter__(self) -> Iterator[Float[Tensor, " N"]]:
         for block in self._blocks:
-            if len(piece := self._going.push(self._mixed(block))):
-                yield piece
+            if len(chunk := self._resampler.push(self._mix(block))):
+                yield chunk
         if not self._count:
-            raise DataError(f"{self._name} holds no samples")
-        if len(piece := self._going.flush()):
-            yield piece
+            raise DataError(f"{self._name} contains no samples")
+        if len(chunk := self._resampler.flush()):
+            yield chunk
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say by now."""
-        said = list(self._said)
-        if self._count and self._peak < _SILENT:
-            said.append("silence: nothing in it is louder than −80 dB")
-        if self._loud > _CLIPPED * self._count:
-            share = self._loud / self._count
-            said.append(f"clipped: {share:.1%} of the samples are at full scale; record more quietly")
-        return said
+        """Conversions and problems up to the current chunk."""
+        notes = list(self._notes)
+        if self._count and self._peak < _SILENT_PEAK:
+            notes.append("silent: the peak is below −80 dB")
+        if self._n_full_scale > _CLIPPED_SHARE * self._count:
+            share = self._n_full_scale / self._count
+            notes.append(f"clipped: {share:.1%} of the samples are at full scale; record with a lower level")
+        return notes
 
-    def _mixed(self, block: Tensor) -> Tensor:
-        """(N, channels) → (N,)"""
-        if not bool((finite := block.isfinite().all(-1)).all()):
-            place = (self._count + int(finite.int().argmin())) / self._own
-            raise DataError(f"{self._name} holds a sample that is no number, at {place:.3f} s; is it of another kind?")
+    def _mix(self, block: Tensor) -> Tensor:
+        """Average the channels of a block, (N, channels) → (N,), and update the statistics."""
+        finite = block.isfinite().all(-1)
+        if not bool(finite.all()):
+            seconds = (self._count + int(finite.int().argmin())) / self._source_rate
+            raise DataError(f"{self._name} contains NaN or infinity at {seconds:.3f} s; check the sample format")
         loudest = block.abs().amax(-1)
         self._count += len(block)
         self._peak = max(self._peak, float(loudest.max()))
-        self._loud += int((loudest >= _LOUD).sum())
+        self._n_full_scale += int((loudest >= _FULL_SCALE).sum())
         return block.mean(-1)
 
-    def _plain(self, file: Bytes, form: _Form, start: bytes) -> Iterator[Tensor]:
-        """Blocks (N, channels) of bytes as they come, `start` before them, in whole samples of all channels."""
-        dtype = KINDS[form.kind or "s16"]
-        width, left, kept = dtype.itemsize * form.channels, form.size, start
-        most = max(1, round(self._seconds * form.rate)) * width
-        some = getattr(file, "read1", file.read)  # what is there, without waiting for more
+    def _read_plain(self, file: Bytes, form: _Format, start: bytes) -> Iterator[Tensor]:
+        """Yield blocks (N, channels) of PCM samples as they arrive; `start` precedes the content of `file`."""
+        dtype = SAMPLE_FORMATS[form.sample_format or "s16"]
+        width = dtype.itemsize * form.channels
+        n_missing = form.size
+        buffer = start
+        max_bytes = max(1, round(self._chunk_seconds * form.sample_rate)) * width
+        read_available = getattr(file, "read1", file.read)  # does not wait for a full buffer
         while True:
-            data = some(most if left is None else min(most, left))
-            left = None if left is None else left - len(data)
-            kept += data
-            if ready := len(kept) // width * width:
-                block = torch.frombuffer(bytearray(kept[:ready]), dtype=dtype).double().view(-1, form.channels)
+            data = read_available(max_bytes if n_missing is None else min(max_bytes, n_missing))
+            n_missing = None if n_missing is None else n_missing - len(data)
+            buffer += data
+            if ready := len(buffer) // width * width:
+                block = torch.frombuffer(bytearray(buffer[:ready]), dtype=dtype).double().view(-1, form.channels)
                 if not dtype.is_floating_point:
                     half = 1 << 8 * dtype.itemsize - 1
                     block = (block - (half if dtype == torch.uint8 else 0)) / half
                 yield block.float()
-            kept = kept[ready:]
+            buffer = buffer[ready:]
             if not data:
                 break
-        if left:
-            self._said.append(f"cut short: its header promises {left / width / form.rate:.2f} s more")
-        if kept:
-            self._said.append(f"cut in the middle of a sample: the last {len(kept)} of {width} bytes are left out")
+        if n_missing:
+            seconds = n_missing / width / form.sample_rate
+            self._notes.append(f"truncated: {seconds:.2f} s less than the header specifies")
+        if buffer:
+            self._notes.append(f"truncated within a sample: dropped the last {len(buffer)} of {width} bytes")
 
-    def _by_soundfile(self, path: Path) -> tuple[_Form, Iterator[Tensor]]:
+    def _read_with_soundfile(self, path: Path) -> tuple[_Format, Iterator[Tensor]]:
         try:
             import soundfile
-        except (ImportError, OSError) as error:  # OSError: it is installed and its library is not
+        except (ImportError, OSError) as error:  # OSError: the package is installed, its C library is not
             raise MissingDependencyError(
-                f"{path} is no plain WAV, and other sounds are read by soundfile, which is not installed: "
+                f"{path} is not plain PCM WAV, and other formats need soundfile, which is not installed: "
                 "pip install 'clearhead[audio]'"
             ) from error
 
@@ -185,72 +214,71 @@ class Stream:
             try:
                 yield
             except soundfile.SoundFileError as error:
-                why = str(error).rpartition(": ")[2].strip().rstrip(".")
-                raise DataError(f"{path} is not a sound that can be read ({why}); expected WAV, FLAC or Ogg") from error
+                reason = str(error).rpartition(": ")[2].strip().rstrip(".")
+                raise DataError(f"{path} cannot be read as audio ({reason}); expected WAV, FLAC or Ogg") from error
 
         with decoding_errors():
             file = soundfile.SoundFile(path)
 
         def blocks() -> Iterator[Tensor]:
-            # A small file can decode to a large one, and its channels are averaged block by block.
-            size = max(1, min(round(self._seconds * file.samplerate), _MAX_BLOCK_VALUES // file.channels))
+            # Decoded block by block, because a small file may decode to a large signal.
+            size = max(1, min(round(self._chunk_seconds * file.samplerate), _MAX_BLOCK_VALUES // file.channels))
             with file, decoding_errors():
                 while len(block := file.read(size, dtype="float32", always_2d=True)):
                     yield torch.from_numpy(block)
 
-        return _Form(file.samplerate, file.channels, None), blocks()
+        return _Format(file.samplerate, file.channels, None), blocks()
 
 
-def _header(start: bytes, file: Bytes, name: str) -> _Form | None:
-    """What the header of a WAV file says, up to its first sample; None where `start` begins none."""
+def _read_header(start: bytes, file: Bytes, name: str) -> _Format | None:
+    """Read the header of a WAV file up to its first sample; return None if `start` is not that of a WAV file."""
     if start[:4] != b"RIFF" or start[8:12] != b"WAVE":
         return None
     form: tuple[int, int, str | None] | None = None
-    while len(head := _exactly(file, 8)) == 8:
+    while len(head := _read_exactly(file, 8)) == 8:
         chunk, size = head[:4], struct.unpack("<I", head[4:])[0]
         if chunk == b"data" and form is not None:
-            return _Form(*form, size if 0 < size < _UNKNOWN_SIZE else None)
-        if size > _LONGEST_CHUNK:
-            return _Form(0, 1, None)
-        body = _exactly(file, size + size % 2)
+            return _Format(*form, size if 0 < size < _UNKNOWN_SIZE else None)
+        if size > _MAX_HEADER_CHUNK:
+            return _Format(0, 1, None)
+        body = _read_exactly(file, size + size % 2)
         if chunk == b"fmt " and len(body) >= 16:
             code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
             code = struct.unpack("<H", body[24:26])[0] if code == 0xFFFE and len(body) >= 26 else code
-            kind = f"{ {1: 'u' if bits == 8 else 's', 3: 'f'}.get(code, '') }{bits}"
-            form = (
-                rate,
-                validate(channels, f"{name}: channels", PositiveInt, DataError),
-                kind if kind in KINDS else None,
-            )
-    raise DataError(f"{name} begins as WAV and has no samples: its header ends early")
+            sample_format = f"{ {1: 'u' if bits == 8 else 's', 3: 'f'}.get(code, '') }{bits}"
+            n_channels = validate(channels, f"{name}: channels", PositiveInt, DataError)
+            form = rate, n_channels, sample_format if sample_format in SAMPLE_FORMATS else None
+    raise DataError(f"{name} is a WAV file without samples: its header is incomplete")
 
 
-def _exactly(file: Bytes, size: int) -> bytes:
-    """So many bytes, or those up to the end; a pipe may give them in parts."""
-    found = b""
-    while len(found) < size and (part := file.read(size - len(found))):
-        found += part
-    return found
+def _read_exactly(file: Bytes, size: int) -> bytes:
+    """Read `size` bytes, or fewer at the end of the file; a pipe may return them in parts."""
+    content = b""
+    while len(content) < size and (part := file.read(size - len(content))):
+        content += part
+    return content
 
 
-# ---------------------------------------------------------------------- from one rate to another
+# ---------------------------------------------------------------------- resampling
 
-_SLOWEST, _FASTEST = 1_000, 384_000  # Hz
-_CROSSINGS, _KAISER = 32, 8.6  # zeros of the sinc at each side, and a window that falls to about −85 dB beyond them
-_PASSED = 0.92  # of the lower Nyquist frequency: the filter has fallen where the new one begins
-_MAX_WEIGHTS = 1 << 22  # of all phases together: 32 MiB
-_MAX_WINDOW_VALUES = 1 << 20  # inputs of the outputs that are computed at a time
+_MIN_SAMPLE_RATE = 1_000  # Hz
+_MAX_SAMPLE_RATE = 384_000
+_ZERO_CROSSINGS = 32  # of the sinc on each side
+_KAISER_BETA = 8.6  # attenuation of about 85 dB
+_ROLLOFF = 0.92  # cutoff as a fraction of the lower Nyquist frequency
+_MAX_WEIGHTS = 1 << 22  # of all phases: 32 MiB
+_MAX_WINDOW_VALUES = 1 << 20  # inputs that are gathered at a time
 
 
 class Resampler:
-    """Samples at `source` Hz in pieces of any size, out at `target` Hz.
+    """Convert chunks of any size from `source` Hz to `target` Hz.
 
     `push` returns the outputs that are final, a few milliseconds behind the input, and `flush` the remaining ones:
-    ⌈N · target / source⌉ samples in all."""
+    ⌈N · target / source⌉ samples in total."""
 
     def __init__(self, source: int, target: int) -> None:
-        for given in (source, target):
-            check_int(given, "the sample rate", minimum=_SLOWEST, maximum=_FASTEST)
+        for sample_rate in (source, target):
+            check_int(sample_rate, "the sample rate", minimum=_MIN_SAMPLE_RATE, maximum=_MAX_SAMPLE_RATE)
         common = math.gcd(source, target)
         self._up, self._down = target // common, source // common
         n_weights = self._up * 2 * _half_width(self._up, self._down)
@@ -259,62 +287,63 @@ class Resampler:
                 f"cannot resample from {source:,} Hz to {target:,} Hz: the ratio {self._up:,}/{self._down:,} needs "
                 f"{n_weights:,} filter weights, expected at most {_MAX_WEIGHTS:,}; use a common rate such as 48,000 Hz"
             )
-        self._rows, self._half = (torch.zeros(0), 0) if source == target else _weights(self._up, self._down)
-        # Silence before the beginning. `_kept` begins at input `_first`.
+        self._weights, self._half = (torch.zeros(0), 0) if source == target else _filter(self._up, self._down)
+        # The signal is padded with zeros on the left. `_buffer` starts at input `_first`.
         self._first = min(0, 1 - self._half)
-        self._kept = torch.zeros(-self._first, dtype=torch.float64)
-        self._heard = self._made = 0
+        self._buffer = torch.zeros(-self._first, dtype=torch.float64)
+        self._n_inputs = self._n_outputs = 0
 
     def push(self, samples: Float[Tensor, " N"]) -> Float[Tensor, " M"]:
-        """Every output whose inputs have all come."""
+        """Add inputs and return the outputs that depend on no later input."""
         if self._half == 0:
             return samples.float()
-        self._heard += len(samples)
-        self._kept = torch.cat((self._kept, samples.double().cpu()))
+        self._n_inputs += len(samples)
+        self._buffer = torch.cat((self._buffer, samples.double().cpu()))
         # Output n needs the inputs up to ⌊n · down / up⌋ + half.
-        return self._until(-(-(self._heard - self._half) * self._up // self._down))
+        return self._until(-(-(self._n_inputs - self._half) * self._up // self._down))
 
     def flush(self) -> Float[Tensor, " M"]:
-        """What is left, with silence after the end."""
+        """Return the remaining outputs; the signal is padded with zeros on the right."""
         if self._half == 0:
             return torch.zeros(0)
-        self._kept = torch.cat((self._kept, self._kept.new_zeros(self._half)))
-        return self._until(-(-self._heard * self._up // self._down))
+        self._buffer = torch.cat((self._buffer, self._buffer.new_zeros(self._half)))
+        return self._until(-(-self._n_inputs * self._up // self._down))
 
     def _until(self, stop: int) -> Tensor:
+        """Return the outputs before output `stop`."""
         parts = [torch.zeros(0)]
-        while self._made < stop:
-            at_once = max(1, _MAX_WINDOW_VALUES // self._rows.shape[1])
-            places = torch.arange(self._made, min(stop, self._made + at_once)) * self._down
-            begins = places // self._up - (self._half - 1) - self._first
-            windows = self._kept.unfold(0, self._rows.shape[1], 1)[begins]  # (M, inputs)
-            parts.append((windows * self._rows[places % self._up]).sum(-1).float())
-            self._made += len(places)
-        done = min(len(self._kept), self._made * self._down // self._up - (self._half - 1) - self._first)
-        self._kept, self._first = self._kept[done:].clone(), self._first + done
+        while self._n_outputs < stop:
+            chunk = max(1, _MAX_WINDOW_VALUES // self._weights.shape[1])
+            positions = torch.arange(self._n_outputs, min(stop, self._n_outputs + chunk)) * self._down
+            starts = positions // self._up - (self._half - 1) - self._first
+            windows = self._buffer.unfold(0, self._weights.shape[1], 1)[starts]  # (M, inputs)
+            parts.append((windows * self._weights[positions % self._up]).sum(-1).float())
+            self._n_outputs += len(positions)
+        n_unused = min(len(self._buffer), self._n_outputs * self._down // self._up - (self._half - 1) - self._first)
+        self._buffer, self._first = self._buffer[n_unused:].clone(), self._first + n_unused
         return torch.cat(parts)
 
 
 def resample(samples: Float[Tensor, " N"], source: int, target: int) -> Float[Tensor, " M"]:
-    """All samples at once; the very ones that a `Resampler` gives in pieces."""
-    going = Resampler(source, target)
-    return torch.cat((going.push(samples), going.flush()))
+    """Resample a whole signal; the result equals that of a `Resampler` in chunks."""
+    resampler = Resampler(source, target)
+    return torch.cat((resampler.push(samples), resampler.flush()))
 
 
 def _cutoff(up: int, down: int) -> float:
     """Return the cutoff frequency as a fraction of the source's Nyquist frequency."""
-    return _PASSED * min(1.0, up / down)
+    return _ROLLOFF * min(1.0, up / down)
 
 
 def _half_width(up: int, down: int) -> int:
     """Return the number of inputs on each side of an output."""
-    return math.ceil(_CROSSINGS / _cutoff(up, down))
+    return math.ceil(_ZERO_CROSSINGS / _cutoff(up, down))
 
 
-def _weights(up: int, down: int) -> tuple[Tensor, int]:
-    """(phases, inputs): for each place between two inputs, the weights of those around it; and half their number."""
-    cut = _cutoff(up, down)
+def _filter(up: int, down: int) -> tuple[Tensor, int]:
+    """Return the weights of the inputs around an output for each phase, (phases, inputs), and half their number."""
+    cutoff = _cutoff(up, down)
     half = _half_width(up, down)
-    away = torch.arange(up).double()[:, None] / up + (half - 1) - torch.arange(2 * half)
-    rows = torch.sinc(cut * away) * torch.i0(_KAISER * (1 - (away / half) ** 2).clamp(min=0).sqrt())
-    return rows / rows.sum(-1, keepdim=True), half
+    distance = torch.arange(up).double()[:, None] / up + (half - 1) - torch.arange(2 * half)
+    weights = torch.sinc(cutoff * distance) * torch.i0(_KAISER_BETA * (1 - (distance / half) ** 2).clamp(min=0).sqrt())
+    return weights / weights.sum(-1, keepdim=True), half

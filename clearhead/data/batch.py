@@ -45,7 +45,7 @@ class Batch(ABC):
         """The summed loss, where it is not cross-entropy label by label; `right` then counts the right labels."""
         return None
 
-    def right(self, logits: Float[Tensor, "..."]) -> int:
+    def n_correct(self, logits: Float[Tensor, "..."]) -> int:
         """How many labels are right, where there is a loss of its own."""
         raise NotImplementedError
 

@@ -186,13 +186,13 @@ class DatasetFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class DatasetInfo:
     """One data set, as `clearhead data` lists it."""
 
     name: str
     task: str  # the task that reads it
     description: str
-    licence: str
+    license: str
     origin: str  # where it comes from, and how to get it where there is no address
     remotes: tuple[Download, ...] = ()
     copies: tuple[DatasetFile, ...] = ()
@@ -213,25 +213,25 @@ class DataSet:
         return "structure only: no checksum is known"
 
 
-def _known() -> Iterator[DataSet]:
+def _known() -> Iterator[DatasetInfo]:
     """The table in known.toml. A remote file is called by the last part of its address, unless told otherwise."""
     table = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text(encoding="utf-8"))
     for name, row in table.items():
         remotes = tuple(Download(**{"name": Path(file["url"]).name} | file) for file in row.pop("remotes", ()))
         copies = tuple(DatasetFile(**file) for file in row.pop("copies", ()))
-        yield DataSet(name=name, **row, remotes=remotes, copies=copies)
+        yield DatasetInfo(name=name, **row, remotes=remotes, copies=copies)
 
 
-KNOWN: tuple[DataSet, ...] = tuple(_known())
+DATASETS: tuple[DatasetInfo, ...] = tuple(_known())
 
 
-def get_dataset(name: str, known: Iterable[DataSet] = KNOWN) -> DataSet:
+def get_dataset(name: str, known: Iterable[DatasetInfo] = DATASETS) -> DatasetInfo:
     """The data set of a name."""
     return lookup(name, {item.name: item for item in known}, "no data set is called")
 
 
 def fetch(
-    name: str | DataSet, folder: Path | str, *, progress: Progress | None = None, tries: int = 5, pause: float = 1.0
+    name: str | DatasetInfo, folder: Path | str, *, progress: Progress | None = None, tries: int = 5, pause: float = 1.0
 ) -> list[Path]:
     """Bring the files of a data set into a folder: resumed where it broke off, checked, whole or absent."""
     item = get_dataset(name) if isinstance(name, str) else name
@@ -246,7 +246,7 @@ def fetch(
     return paths
 
 
-def _check_structure(item: DataSet, path: Path) -> None:
+def _check_structure(item: DatasetInfo, path: Path) -> None:
     """Read a file without a known checksum the way its task will; one that cannot be read is put aside."""
     try:
         if item.task == "translation":
@@ -265,7 +265,7 @@ def _check_structure(item: DataSet, path: Path) -> None:
         raise StorageError(f"what arrived for {item.name} is not such data ({error}); it is kept as {aside}") from error
 
 
-def identify(path: Path | str, known: Iterable[DataSet] = KNOWN) -> tuple[DataSet, str] | None:
+def identify(path: Path | str, known: Iterable[DatasetInfo] = DATASETS) -> tuple[DatasetInfo, str] | None:
     """The data set a local file belongs to and its usual name, by its checksum; None where it is unknown."""
     digest = files.sha256(Path(path))
     for item in known:

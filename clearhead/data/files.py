@@ -28,7 +28,7 @@ BOM = b"\xef\xbb\xbf"
 _DAMAGE = (lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
 
-def must_be_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """The path of a file; what is none is refused, and what to do said."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder, expected a file: name the file inside it")
@@ -40,7 +40,7 @@ def must_be_file(path: Path) -> Path:
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed. A torn or damaged one is a `StorageError` wherever the damage shows."""
-    must_be_file(path)
+    require_file(path)
     with contextlib.ExitStack() as stack:
         try:
             with path.open("rb") as raw:
@@ -76,7 +76,7 @@ def _largest_text(path: Path, sizes: dict[str, int]) -> str:
     return max(texts, key=lambda name: (texts[name], name))
 
 
-def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
+def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """(number from 1, line without its ending) for each line.
 
     A line over `max_bytes` comes as None and is never held whole. Lines end in LF or CR LF. A byte order mark at the
@@ -97,11 +97,11 @@ def lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, by
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file as it lies there, in hexadecimal."""
-    with must_be_file(path).open("rb") as file:
+    with require_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def decoded(content: bytes) -> tuple[str, int, list[int]]:
+def decode_lines(content: bytes) -> tuple[str, int, list[int]]:
     """The text of bytes without its lines that are not UTF-8, how many lines there are, and the numbers of those."""
     n_lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
     try:
@@ -123,7 +123,7 @@ _LINES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RowReport:
     """The good and the skipped rows of one source; `str()` is a paragraph for people."""
 
     source: str
@@ -148,7 +148,7 @@ class Report:
         good = f"{self.source}: {self.n_good:,} of {self.n_rows:,} rows are good"
         return f"{good}; skipped: {'; '.join(reasons)}." if reasons else f"{good}."
 
-    def with_skipped(self, reason: str, lines: Sequence[int]) -> Report:
+    def with_skipped(self, reason: str, lines: Sequence[int]) -> RowReport:
         """The same report with further rows, counted as good before, skipped for a reason found later."""
         if not lines:
             return self

@@ -23,13 +23,13 @@ def round_up(x: Whole, multiple: int) -> Whole:
     return -(-x // multiple) * multiple
 
 
-def inside(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B width"]:
+def length_mask(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B width"]:
     """True where a column belongs to its row and is not padding."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """Where the examples of packed rows lie: for every place, the number of its example in the row, and its position in
     it. The places after a row's last example make up one more, of nothing: `real` is False there."""
 
@@ -88,9 +88,9 @@ class Ragged:
             return torch.full((len(rows), width), fill, device=device), lengths
         index = (self.starts[rows] + skip).to(device)[:, None] + torch.arange(width, device=device)  # (B, width)
         ids = self.values[index.clamp(max=len(self.values) - 1)].to(torch.int64)
-        return ids.masked_fill(~inside(lengths.to(device), width), fill), lengths
+        return ids.masked_fill(~length_mask(lengths.to(device), width), fill), lengths
 
-    def layout(self, rows: Int[Tensor, "R most"], width: int, *, drop: int = 0) -> Layout:
+    def layout(self, rows: Int[Tensor, "R most"], width: int, *, drop: int = 0) -> PackedLayout:
         """How the rows of these numbers lie end to end, without their last `drop` ids, `width` places in all."""
         device = self.values.device
         lengths = torch.where(rows >= 0, self.lengths[rows] - drop, 0)
@@ -98,10 +98,10 @@ class Ragged:
         places = torch.arange(width, device=device).expand(len(rows), width).contiguous()
         documents = torch.searchsorted(ends, places, right=True)  # `most` beyond the last
         starts = torch.cat((torch.zeros_like(ends[:, :1]), ends), dim=1)
-        return Layout(documents, places - starts.gather(1, documents), places < ends[:, -1:])
+        return PackedLayout(documents, places - starts.gather(1, documents), places < ends[:, -1:])
 
     def packed(
-        self, rows: Int[Tensor, "R most"], layout: Layout, *, fill: int, skip: int = 0
+        self, rows: Int[Tensor, "R most"], layout: PackedLayout, *, fill: int, skip: int = 0
     ) -> Int[Tensor, "R width"]:
         """The ids as the layout has them, from number `skip` of each row on."""
         starts = torch.where(rows >= 0, self.starts[rows] + skip, 0).to(self.values.device)

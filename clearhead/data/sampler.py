@@ -28,7 +28,7 @@ _MAX_EPOCH = 2**31 - 1  # further in, a stored state is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class BatchStatistics:
     """How one epoch is cut into batches."""
 
     n_batches: int
@@ -220,7 +220,7 @@ class Batches(Generic[B_co]):
         while True:
             yield from self
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> BatchStatistics:
         """Counts for this epoch, over all processes."""
         groups, lengths = self._plan()
         examples = [examples_of(rows) for rows in groups]
@@ -230,7 +230,7 @@ class Batches(Generic[B_co]):
         else:
             widths = round_up(lengths, self.size.multiple)
             n_padded = sum(len(rows) * int(widths[rows].amax(0).sum()) for rows in examples)
-        return Statistics(
+        return BatchStatistics(
             n_batches=len(groups),
             n_examples=n_examples,
             n_skipped=len(self.split) - n_examples,

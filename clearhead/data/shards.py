@@ -140,7 +140,7 @@ def tokenize(
     *,
     separator: str | None = None,
     processes: int | None = None,
-    bytes_at_once: int = _BYTES_AT_ONCE,
+    bytes_per_shard: int = _BYTES_AT_ONCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Shards:
     """Make shards of text files in UTF-8 (which may be compressed), one process a shard; go on where it broke off.
@@ -152,12 +152,12 @@ def tokenize(
         raise DataError("no file to tokenize: give at least one")
     if separator is not None and (not separator.strip() or "\n" in separator):
         raise ConfigError(f"separator {separator!r}: expected the text of a line")
-    total, folder = sum(files.must_be_file(path).stat().st_size for path in sources), Path(out)
+    total, folder = sum(files.require_file(path).stat().st_size for path in sources), Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, tokenizer)
-    processes = min(processes or os.cpu_count() or 1, -(-total // bytes_at_once) or 1)
+    processes = min(processes or os.cpu_count() or 1, -(-total // bytes_per_shard) or 1)
     records, done = [], 0
-    for piece, record in _worked(_pieces(sources, separator, bytes_at_once), folder, separator, tokenizer, processes):
+    for piece, record in _worked(_pieces(sources, separator, bytes_per_shard), folder, separator, tokenizer, processes):
         records.append(record)
         done += len(piece.content)
         progress(min(done, total), total)  # compressed files have more to give than they are long
@@ -297,7 +297,7 @@ def _texts(piece: _Piece, separator: str | None) -> tuple[list[str], int]:
         lines = [line for line in piece.content.split(b"\n") if line.strip()]
         texts = [text for line in lines if (text := _text_of(line)) is not None]
         return [*texts, ""], len(lines) - len(texts)  # nothing is left open after the last line
-    text, _, bad = files.decoded(piece.content)
+    text, _, bad = files.decode_lines(piece.content)
     if separator is None:
         return [text], len(bad)
     return re.split(rf"^{re.escape(separator)}(?:\n|\Z)", text, flags=re.MULTILINE), len(bad)

@@ -18,8 +18,8 @@ from torch import nn
 
 from clearhead.data.batch import Batch, Split
 from clearhead.data.tasks.sort_dedup import SortDedup
-from clearhead.data.tasks.speech import Speech
-from clearhead.data.tasks.speech_ctc import compared, written
+from clearhead.data.tasks.speech import SpeechRecognition
+from clearhead.data.tasks.speech_ctc import align, greedy_decode
 from clearhead.data.tasks.translation import PairSplit, TranslationTask, read_pairs
 from clearhead.errors import ConfigError, DataError, optional_dependency
 from clearhead.generation import Strategy, generate
@@ -104,7 +104,7 @@ def evaluate(
     if streams:
         pipeline.require("speech")
     split, task = _validation_split(pipeline, data)
-    if isinstance(task, Speech) and not streams:
+    if isinstance(task, SpeechRecognition) and not streams:
         split = task.singles
     n = len(split) if limit is None else min(limit, len(split))
     if n < 1:
@@ -114,7 +114,7 @@ def evaluate(
     if isinstance(split, PairSplit):
         outputs = translate(pipeline, split.sources[:n], strategy=strategy, on_done=lambda done: on_done(done, n))
         extra = _bleu(outputs, split.targets[:n])
-    elif isinstance(task, Speech):
+    elif isinstance(task, SpeechRecognition):
         recording_scores = score_recordings(pipeline.model, split, n)
         extra = {"decoding": "greedy CTC", "accuracy": recording_scores.accuracy}
         if streams:
@@ -135,9 +135,9 @@ def _validation_split(pipeline: Pipeline, data: str | Path | None) -> tuple[Spli
         split = PairSplit(pairs, pipeline.tokenizer, max_tokens=recipe.data.max_tokens)
         return split, TranslationTask(split, split, pipeline.tokenizer)
     has_text = (pipeline.folder / "tokenizer.json").is_file()
-    settings: DataConfig = recipe.data.at(data)
+    settings: DataConfig = recipe.data.with_path(data)
     if isinstance(settings, SpeechData):
-        settings = settings.replace(only_heard=True)
+        settings = settings.replace(evaluation_only=True)
     task = settings.load(seed=recipe.train.seed, tokenizer=pipeline.tokenizer if has_text else None)
     data_size = getattr(task, "image_size", None)
     model_size = getattr(pipeline.model.config, "image_size", None)
@@ -253,11 +253,17 @@ def score_recordings(
         logits = batch.logits(model)
         stacking = model.config.frame_stacking
         mel = batch.mel
-        recognized = written(logits, batch.n_moments(logits))
+        lengths = batch.output_lengths(logits)
+        recognized = greedy_decode(logits, lengths)
         for symbols, labels, spans, n_labels, n_frames in zip(
-            recognized, batch.labels.tolist(), batch.spans.tolist(), batch.counts, batch.n_moments(logits), strict=True
+            recognized,
+            batch.labels.tolist(),
+            batch.spans.tolist(),
+            batch.counts,
+            batch.output_lengths(logits),
+            strict=True,
         ):
-            errors, pairs = compared([symbol for symbol, _ in symbols], labels[:n_labels])
+            errors, pairs = align([symbol for symbol, _ in symbols], labels[:n_labels])
             n_exact += errors == 0
             n_errors += errors
             n_digits += n_labels

@@ -18,8 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead.data.tasks.speech import TAIL
-from clearhead.data.tokenizers.base import BOS, EOS, PAD, UNK, CharTokenizer, Symbols, Tokenizer, load_tokenizer
+from clearhead.data.tasks.speech import TAIL_SECONDS
+from clearhead.data.tokenizers.base import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    CharTokenizer,
+    Tokenizer,
+    WordLevelTokenizer,
+    load_tokenizer,
+)
 from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
 from clearhead.errors import DataError
 from clearhead.generation import LogitsProcessors
@@ -120,7 +129,7 @@ class Pipeline:
         """
         self.require("speech")
         assert isinstance(self.model, CTCEncoder)
-        return speech.StreamingRecognizer(self.model, beam=beam, tail_seconds=TAIL)
+        return speech.StreamingRecognizer(self.model, beam=beam, tail_seconds=TAIL_SECONDS)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -163,7 +172,7 @@ def pipeline(
         return Pipeline(str(name), source.path, model, source=source, source_tokenizer=tokenizer)
     folder = model_folder(name)
     model = storage.load_checkpoint(folder, device=device, dtype=dtype)
-    return Pipeline(str(name), folder, model.eval(), Recipe.of(folder))
+    return Pipeline(str(name), folder, model.eval(), Recipe.load(folder))
 
 
 def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -242,7 +251,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
         inner: Any = Inner(models.WordLevel(vocabulary, *unknown))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
-    elif isinstance(tokenizer, Symbols):
+    elif isinstance(tokenizer, WordLevelTokenizer):
         special = list(tokenizer.special)
         inner = Inner(models.WordLevel({symbol: id_ for id_, symbol in enumerate(tokenizer.symbols)}))
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -150,7 +150,7 @@ class _WindowedTranscriber:
     def read(self, recording: str | Path | Tensor) -> _RecordingState:
         """Return the frames of a recording, followed by a window of silence."""
         rate = self.mel.sample_rate
-        sound = audio.Sound(recording, rate) if isinstance(recording, Tensor) else audio.read(recording, rate)
+        sound = audio.Waveform(recording, rate) if isinstance(recording, Tensor) else audio.read_audio(recording, rate)
         samples = sound.samples
         if samples.dim() != 1 or not len(samples):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Training: `train("sort-dedup")`, and the parts it is made of."""
+"""Training: `train("sort-dedup")` runs a recipe; `Trainer` trains a custom model on a custom task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clearhead.training.config import TrainConfig as TrainConfig
     from clearhead.training.distributed import DDP as DDP
     from clearhead.training.distributed import FSDP as FSDP
-    from clearhead.training.launch import Summary as Summary
+    from clearhead.training.launch import RunSummary as RunSummary
     from clearhead.training.launch import train as train
     from clearhead.training.plots import draw_run as draw_run
     from clearhead.training.plots import draw_schedule as draw_schedule

@@ -1,15 +1,7 @@
-"""How a run is made: how long, how fast, in which numbers, on what, and how often it is looked at and stored.
+"""Settings of a training run: duration, learning rate, precision, device, and how often to evaluate and save.
 
-`TrainConfig` is a frozen value like a model's configuration. It checks itself and round-trips through TOML, and the run
-folder keeps it, so that a run can be resumed, repeated and read about. Dropout is the model's, not the run's.
-
-A schedule is a frozen value too, and `schedule(step)` is the learning rate. Steps count updates from 1, so the first
-update is made with `schedule(1)` and the last of a run with `schedule(total)`. Nothing is carried from step to step: a
-resumed run asks for its step and gets what the unbroken one got.
-
-An average of the weights over a run is often better than the last weights, for the price of a copy. What its choice
-keeps is a collection of named tensors, empty at first and part of every checkpoint, whose names are the weights', or
-end in them. The model itself is trained as if there were no average; validation and the exported model use it."""
+`TrainConfig` is a frozen dataclass that validates itself and is stored as TOML in the run folder, so a run can be
+resumed and repeated. Dropout is part of the model's configuration."""
 
 from __future__ import annotations
 
@@ -22,17 +14,12 @@ from clearhead.config import Config, Validated
 from clearhead.data.sampler import FixedSize, SequencePacking, TokenBudget
 from clearhead.training.averaging import EMA, CheckpointAverage
 from clearhead.training.distributed import DDP, FSDP
-from clearhead.training.schedules import Constant, InverseSqrt, Schedule, WarmupCosine
-
-# ---------------------------------------------------------------------- averages
-
-
-# ---------------------------------------------------------------------- the settings
+from clearhead.training.schedules import Constant, InverseSqrt, LRSchedule, WarmupCosine
 
 
 @dataclass(frozen=True)
 class EarlyStopping(Validated):
-    """End the run after `patience` validations in a row that have not lowered the loss by more than `min_delta`."""
+    """Stop after `patience` successive validations that do not lower the loss by more than `min_delta`."""
 
     patience: PositiveInt = 5
     min_delta: NonNegativeFloat = 0.0
@@ -40,69 +27,68 @@ class EarlyStopping(Validated):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
-    """The settings of a run. Give `steps` or `epochs`, not both."""
+    """Settings of a run. Set either `steps` or `epochs`."""
 
-    # How long, and with how much at a time. An epoch counts as many updates as the first one has.
     renamed_fields: ClassVar[Mapping[str, str]] = {
         "consistency": "r_drop_alpha",
         "recompute": "activation_checkpointing",
     }
+
+    # Duration and batches. All epochs count as many updates as the first one.
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
     batch: TokenBudget | FixedSize | SequencePacking = TokenBudget(4096, multiple=8)
-    accumulation: PositiveInt = 1  # batches to one update
+    accumulation: PositiveInt = 1  # batches per update
 
-    # How fast.
+    # Optimization.
     schedule: WarmupCosine | InverseSqrt | Constant = WarmupCosine()
     weight_decay: NonNegativeFloat = 0.01
     betas: tuple[DropoutRate, DropoutRate] = (0.9, 0.98)
     eps: PositiveFloat = 1e-9
-    clip: PositiveFloat | None = 1.0  # of the norm of all gradients together
+    clip: PositiveFloat | None = 1.0  # maximum norm of all gradients together
     label_smoothing: DropoutRate = 0.0
-    r_drop_alpha: NonNegativeFloat = 0.0  # R-Drop's α: two draws of dropout should agree; twice the work
+    r_drop_alpha: NonNegativeFloat = 0.0  # weight of R-Drop's consistency loss, which doubles the computation
     averaging: EMA | CheckpointAverage | None = None
 
-    # In which numbers, on what.
-    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; the weights stay float32
+    # Precision and device.
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: autocast; parameters stay float32
     compile: bool = False
-    activation_checkpointing: bool = (
-        False  # keep only what each block was given, and compute it again in backward: less memory
-    )
-    device: str = "auto"  # a GPU where there is one
-    parallel: DDP | FSDP | None = None  # None: DDP where torchrun starts several processes
+    activation_checkpointing: bool = False  # store only the inputs of each block and recompute the rest in backward
+    device: str = "auto"  # a GPU if available
+    parallel: DDP | FSDP | None = None  # None: DDP if torchrun starts several processes
     seed: Annotated[int, Range(ge=0, le=2**63 - 1)] = 0
 
-    # How often, in updates.
+    # Intervals, in updates.
     log_every: PositiveInt = 10
-    eval_every: PositiveInt | None = None  # None: once an epoch
+    eval_every: PositiveInt | None = None  # None: once per epoch
     checkpoint_every: PositiveInt = 500
-    keep: PositiveInt = 2  # checkpoints
+    keep: PositiveInt = 2  # number of checkpoints to keep
     early_stopping: EarlyStopping | None = None
-    keep_best: bool = False  # export the weights of the best validation loss rather than the last
+    keep_best: bool = False  # export the parameters with the best validation loss instead of the last ones
 
     def validate(self) -> None:
         require(
             (self.steps is None) != (self.epochs is None),
-            f"TrainConfig: steps is {self.steps} and epochs is {self.epochs}; expected one of them and not the other",
+            f"TrainConfig: steps is {self.steps} and epochs is {self.epochs}; expected exactly one of them",
         )
         if self.steps is not None:
             self.rates(self.steps)
 
     @classmethod
     def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # The schedule was a word, and its numbers stood beside it.
+        # The schedule was a string, and its parameters were separate fields.
         if isinstance(word := fields.get("schedule", "warmup-cosine"), str):
-            numbers = {name: fields.pop(name) for name in ("lr_max", "warmup_steps") if name in fields}
-            fields["schedule"] = {"type": word} | numbers
+            parameters = {name: fields.pop(name) for name in ("lr_max", "warmup_steps") if name in fields}
+            fields["schedule"] = {"type": word} | parameters
         return fields
 
-    def rates(self, total_steps: int) -> Schedule:
-        """The learning rate of every update of a run of `total_steps`."""
+    def rates(self, total_steps: int) -> LRSchedule:
+        """Return the learning-rate schedule of a run of `total_steps` updates."""
         return self.schedule.over(total_steps) if isinstance(self.schedule, WarmupCosine) else self.schedule
 
     def total_steps(self, batches_per_epoch: int) -> int:
-        """How many updates the run has, for an epoch of so many batches."""
+        """Return the number of updates of the run."""
         if self.steps is not None:
             return self.steps
-        assert self.epochs is not None  # validate has said so
+        assert self.epochs is not None  # see validate
         return max(1, self.epochs * batches_per_epoch // self.accumulation)

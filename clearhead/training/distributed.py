@@ -108,7 +108,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor on every process (all must call it)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 

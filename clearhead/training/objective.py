@@ -124,7 +124,7 @@ def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     if lm is None:
         logits = batch.logits(model)
         if (loss := batch.custom_loss(logits)) is not None:
-            return torch.stack((loss.double(), loss.new_tensor(batch.right(logits), dtype=torch.float64)))
+            return torch.stack((loss.double(), loss.new_tensor(batch.n_correct(logits), dtype=torch.float64)))
         return _scores_of_logits(logits, batch.labels, batch.weights)
     x, matrix = batch.logits(lm.hidden_states).flatten(0, -2), lm.lm_head_weight()
     bias = getattr(lm, "logit_bias", None)

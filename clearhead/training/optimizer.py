@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.nn.positions import LearnedPositionEmbedding, T5Bias
-from clearhead.training.distributed import whole
+from clearhead.training.distributed import full_tensor
 
 # Modules whose parameters are looked up or added, never multiplied with the residual stream.
 _TABLES = (nn.Embedding, LearnedPositionEmbedding, T5Bias)
@@ -65,4 +65,4 @@ def adamw(
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Clip the 2-norm of all gradients together to `max_norm` (None: no clipping) and return the norm before it."""
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-    return whole(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if max_norm is None else max_norm))
+    return full_tensor(torch.nn.utils.clip_grad_norm_(with_gradient, float("inf") if max_norm is None else max_norm))

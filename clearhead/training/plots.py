@@ -7,20 +7,26 @@ from pathlib import Path
 from clearhead._core.plotting import new_figure, save_figure
 from clearhead.errors import StorageError
 from clearhead.training.callbacks import read_log
-from clearhead.training.schedules import Schedule
+from clearhead.training.schedules import LRSchedule
 
 
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
-    """Loss (training and validation) above, learning rate below, over the steps; from the run's log.
+    """Plot training and validation loss and the learning rate of a run.
 
-    The picture goes to `path`, or to `loss.png` in the run's folder."""
+    Args:
+        run: Folder of the run.
+        path: Image file to write; by default `loss.png` in the folder.
+
+    Returns:
+        The path of the image.
+    """
     run = Path(run)
     if not (rows := read_log(run)):
         raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
 
     def curve(kind: str, name: str) -> tuple[list[int], list[float]]:
-        kept = [row for row in rows if row.get("kind") == kind]
-        return [row["step"] for row in kept], [row[name] for row in kept]
+        selected = [row for row in rows if row.get("kind") == kind]
+        return [row["step"] for row in selected], [row[name] for row in selected]
 
     figure = new_figure(7.0, 5.5)
     losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -34,8 +40,8 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     return save_figure(figure, run / "loss.png" if path is None else Path(path))
 
 
-def draw_schedule(schedule: Schedule, total_steps: int, path: Path | str) -> Path:
-    """A schedule's learning rate over its steps, from 0 to the last."""
+def draw_schedule(schedule: LRSchedule, total_steps: int, path: Path | str) -> Path:
+    """Plot the learning rate of a schedule from step 0 to `total_steps`, and return the path of the image."""
     figure = new_figure(7.0, 3.5)
     axes = figure.subplots()
     stride = max(1, total_steps // 2000)

@@ -1,8 +1,8 @@
-"""Recipes with a name. Each task's "small" is a first step of about a minute on two CPU cores; the others made the
-models that are shipped, and are read from where they lie: beside those models.
+"""Named recipes. The "small" recipe of each task trains in about a minute on two CPU cores; the recipes of the bundled
+models are read from the `train.toml` of these models.
 
-A preset is a function that returns a recipe; any part of it is changed with `recipe.changed({...})`, or from the
-command line with `--set`."""
+A preset is a function that returns a recipe. Change parts of it with `recipe.with_overrides({...})`, or with `--set` on
+the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from clearhead._core.validation import lookup
 from clearhead.data import FixedSize, RandomAffine, TokenBudget
-from clearhead.data.tasks.speech import Streams
+from clearhead.data.tasks.speech import StreamSettings
 from clearhead.models import CTCEncoderConfig, DecoderConfig, EncoderDecoderConfig, MeanPooling, VisionConfig
 from clearhead.models import presets as models
 from clearhead.nn import DepthScaled, Xavier
@@ -27,10 +27,10 @@ from clearhead.training.tasks import DigitsData, SortDedupData, SpeechData, Text
 
 
 def translation_small() -> Recipe:
-    """A small encoder-decoder on short sentences: enough to see the loss fall, not to translate well."""
+    """Return a small encoder-decoder for short sentences; the loss falls, but translations are poor."""
     return Recipe(
         preset="small",
-        description="a small encoder-decoder, two layers a side",
+        description="a small encoder-decoder, two layers each",
         data=TranslationData(vocab_size=2000, max_tokens=32),
         model=EncoderDecoderConfig(
             vocab_size=2000,
@@ -57,7 +57,7 @@ def translation_small() -> Recipe:
 
 
 def text_small() -> Recipe:
-    """A small decoder over the characters of any text, or with `vocab_size` over its byte pairs."""
+    """Return a small decoder over the characters of a text, or over BPE tokens if `vocab_size` is set."""
     sizes: dict[str, Any] = {"vocab_size": 65, "max_len": 64, "d_model": 64, "n_layers": 2, "n_heads": 4}
     schedule = WarmupCosine(4e-3, 50)
     return Recipe(
@@ -70,10 +70,10 @@ def text_small() -> Recipe:
 
 
 def gpt2() -> Recipe:
-    """GPT-2, the smallest, with the settings that its reproductions use: half a million tokens to an update."""
+    """Return GPT-2 small with the settings of its reproductions: half a million tokens per update."""
     return Recipe(
         preset="gpt2",
-        description="GPT-2 with 124 million weights, on shards of a large corpus; made for a large GPU",
+        description="GPT-2 with 124 million parameters, on shards of a large corpus; for a large GPU",
         data=TextData(context=1024, vocab_size=50_257, hold_out=0.005),
         model=models.gpt2().replace(dropout=0.0, attention_dropout=0.0),
         train=TrainConfig(
@@ -93,20 +93,21 @@ def gpt2() -> Recipe:
 
 
 def digits_small() -> Recipe:
-    """A small vision Transformer; on scikit-learn's 8×8 digits where no data are given."""
-    pictures: dict[str, Any] = {"image_size": (8, 8), "n_channels": 1, "n_classes": 10, "patch_size": 2}
+    """Return a small vision Transformer; without data it trains on the 8×8 digits of scikit-learn."""
+    image: dict[str, Any] = {"image_size": (8, 8), "n_channels": 1, "n_classes": 10, "patch_size": 2}
     sizes: dict[str, Any] = {"d_model": 48, "n_layers": 2, "n_heads": 4}
     schedule = WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         description="a small vision Transformer, patches of 2×2",
         data=DigitsData(affine=RandomAffine(shift=0.08, scale=0.15, degrees=10.0)),
-        model=VisionConfig(**pictures, **sizes, dropout=0.1, pooling=MeanPooling(), init=Xavier()),
+        model=VisionConfig(**image, **sizes, dropout=0.1, pooling=MeanPooling(), init=Xavier()),
         train=TrainConfig(epochs=40, batch=FixedSize(64), schedule=schedule, checkpoint_every=100, log_every=20),
     )
 
 
 def sort_dedup_small() -> Recipe:
+    """Return a small decoder without positions for sorting and deduplicating letters."""
     sizes: dict[str, Any] = {"vocab_size": 29, "max_len": 32, "d_model": 64, "n_layers": 2, "n_heads": 4}
     batch, schedule = TokenBudget(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
@@ -119,12 +120,22 @@ def sort_dedup_small() -> Recipe:
 
 
 def speech_small() -> Recipe:
-    """A small causal encoder: about two minutes on two CPU cores, and most digits are right."""
-    said = Streams(seconds=1.62, digits=(1, 4), none=0.04, one=0.4, pause=(0.0, 0.5))
+    """Return a small causal encoder; it trains in two minutes on two CPU cores and recognizes most digits."""
+    streams = StreamSettings(
+        seconds=1.62,
+        digits=(1, 4),
+        p_empty=0.04,
+        p_single=0.4,
+        pause=(0.0, 0.5),
+        snr_db=(20.0, 45.0),
+        p_clean=0.2,
+        gain_db=6.0,
+        speed=0.08,
+    )
     return Recipe(
         preset="small",
         description="a small causal encoder on spoken digits, three layers",
-        data=SpeechData(streams=replace(said, noise=(20.0, 45.0), clean=0.2, gain=6.0, speed=0.08), n_validation=60),
+        data=SpeechData(streams=streams, n_validation=60),
         model=CTCEncoderConfig(d_model=64, n_heads=4, n_layers=3, dropout=0.05, init=Xavier()),
         train=TrainConfig(
             steps=1200,
@@ -137,50 +148,53 @@ def speech_small() -> Recipe:
     )
 
 
-# The recipes of the models in the box lie beside them. Here is what each is about, and what a new run has otherwise:
-# what that model's data had decided, or what was changed since.
+# The description of each bundled model's recipe, and the settings that a new run resets: sizes that depended on the
+# data, and defaults that have changed since.
 _BUNDLED_FOLDER = Path(str(resources.files("clearhead.hub") / "models"))
-_SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
-    # Its phrases are the first words that a program says. No sentence of the data teaches them: nobody there greets the
-    # world.
-    "en-es": ("English to Spanish on 113,000 short sentences; made for one large GPU", {"steps": 10_000}),
+_BUNDLED: dict[str, tuple[str, dict[str, Any]]] = {
+    # Its phrases are translations of "Hello world", which the data does not contain.
+    "en-es": ("English to Spanish on 113,000 short sentences; for one large GPU", {"steps": 10_000}),
     "shakespeare": (
-        "a character-level decoder on Shakespeare; made for a GPU",
+        "a character-level decoder on Shakespeare; for a GPU",
         {"model.vocab_size": 65, "data.windows": None},
     ),
-    "digits-vit": ("a vision Transformer on 32×32 grey house numbers; made for a GPU", {"model.init": Xavier()}),
-    "digits-conv": ("the five-layer convolutional network of 3,722 weights on 32×32 grey house numbers", {}),
+    "digits-vit": ("a vision Transformer on 32×32 grayscale house numbers; for a GPU", {"model.init": Xavier()}),
+    "digits-conv": ("the five-layer convolutional network with 3,722 parameters on 32×32 grayscale house numbers", {}),
     "sort-dedup": ("a decoder without positions, up to 32 letters of 26", {}),
-    # Hears 1.3 seconds back, and nothing ahead; streams of 3.22 seconds are 320 frames: GPUs like what they can halve
-    # often.
+    # 1.3 seconds of left context and no look-ahead. Streams of 3.22 seconds are 320 frames, a multiple of 64.
     "spoken-digits": (
-        "a causal encoder on streams of spoken digits; made for a GPU",
+        "a causal encoder on streams of spoken digits; for a GPU",
         {"model.mean": 0.0, "model.std": 1.0},
     ),
 }
 
 
-def _shipped(name: str) -> Callable[[], Recipe]:
-    about, changes = _SHIPPED[name]
-    return lambda: replace(Recipe.of(_BUNDLED_FOLDER / name), description=about).changed(changes)
+def _bundled(name: str) -> Callable[[], Recipe]:
+    """Return a function that loads the recipe of a bundled model."""
+    description, overrides = _BUNDLED[name]
+    return lambda: replace(Recipe.load(_BUNDLED_FOLDER / name), description=description).with_overrides(overrides)
 
 
 PRESETS: dict[str, dict[str, Callable[[], Recipe]]] = {
-    "translation": {"small": translation_small, "en-es": _shipped("en-es")},
-    "text": {"small": text_small, "shakespeare": _shipped("shakespeare"), "gpt2": gpt2},
+    "translation": {"small": translation_small, "en-es": _bundled("en-es")},
+    "text": {"small": text_small, "shakespeare": _bundled("shakespeare"), "gpt2": gpt2},
     "digits": {
         "small": digits_small,
-        "digits-vit": _shipped("digits-vit"),
-        "digits-conv": _shipped("digits-conv"),
+        "digits-vit": _bundled("digits-vit"),
+        "digits-conv": _bundled("digits-conv"),
     },
-    "sort-dedup": {"small": sort_dedup_small, "sort-dedup": _shipped("sort-dedup")},
-    "speech": {"small": speech_small, "spoken-digits": _shipped("spoken-digits")},
+    "sort-dedup": {"small": sort_dedup_small, "sort-dedup": _bundled("sort-dedup")},
+    "speech": {"small": speech_small, "spoken-digits": _bundled("spoken-digits")},
 }
 TASKS = tuple(PRESETS)
-SMALL = "small"  # every task's preset for a CPU minute
+SMALL = "small"  # preset of every task for about a minute on a CPU
 
 
 def recipe(task: str, preset: str | None = None) -> Recipe:
-    """The recipe of a preset; without a name the task's "small"."""
-    known = lookup(task, PRESETS, "there is no task")
-    return lookup(SMALL if preset is None else preset, known, f"the task {task} has no preset")()
+    """Return the recipe of a preset; by default the task's "small" preset.
+
+    Raises:
+        ConfigError: There is no such task or preset.
+    """
+    presets = lookup(task, PRESETS, "there is no task")
+    return lookup(SMALL if preset is None else preset, presets, f"the task {task} has no preset")()

@@ -1,13 +1,13 @@
-"""A recipe: everything that decides a run's numbers (data, model, training) in one value and one TOML file.
+"""A recipe: data, model and training settings of a run in one value and one TOML file.
 
-Settings are changed by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is looked
-for in the training settings, then in the data's, then in the model's, and then in the parts of each (`lr_max` is a part
-of the schedule); `train.`, `data.` or `model.` before it says which is meant. The word of a choice
-(`schedule=constant`) takes another one, with the numbers of the present one that it has too.
+Settings are overridden by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is
+looked up in the training settings, then in those of the data and of the model, and then in nested settings (`lr_max` is
+a field of the schedule); the prefix `train.`, `data.` or `model.` selects a section. A type name (`schedule=constant`)
+replaces a nested setting and keeps the fields that both types have.
 
-A run ends in a folder that every command can use: weights and configuration, tokenizer, recipe. Whoever brings a
-module, a tokenizer or data of their own gets as much of it as can be written, and is told in words what is missing and
-which commands want it."""
+A run ends with a folder that every command can use: parameters and configuration, tokenizer, recipe. For custom
+modules, tokenizers and data as much of it as possible is written, and the missing files are reported together with the
+commands that need them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from clearhead._core.validation import did_you_mean
 from clearhead.config import Config, encode
 from clearhead.data import Task, Tokenizer
 from clearhead.errors import ConfigError, StorageError
-from clearhead.models import storage  # and with it all configurations, which are found again by their names
+from clearhead.models import storage  # also registers all configuration classes by name
 from clearhead.training import checkpoint
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
 
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
-# What says where and how often, but changes no number: a resumed run may have these otherwise.
+# Settings that do not change the results; a resumed run may override them.
 RESUMABLE_FIELDS = ("device", "parallel", "compile", "activation_checkpointing", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What `train` needs to make a run, and to make it again."""
+    """Everything that `train` needs to start or repeat a run."""
 
     preset: str
     data: DataConfig
@@ -50,21 +50,28 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """The name of the task: translation, text, digits or sort-dedup."""
+        """Name of the task: translation, text, digits, sort-dedup or speech."""
         return self.data.task
 
-    def changed(self, settings: Mapping[str, Any]) -> Recipe:
-        """The recipe with some settings changed; values that are strings are read as TOML where they can be."""
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with some settings overridden.
+
+        Args:
+            overrides: Values by setting name. Strings are parsed as TOML if possible.
+
+        Raises:
+            ConfigError: A setting does not exist, or a value is invalid.
+        """
         sections = self._sections()
-        for key, value in settings.items():
+        for key, value in overrides.items():
             section, path = _find(key, sections)
             if section == "train" and path[0] in ("steps", "epochs"):
-                sections["train"] |= {"steps": None, "epochs": None}  # one takes the other's place
+                sections["train"] |= {"steps": None, "epochs": None}  # setting one unsets the other
             _put(sections[section], path, parse_setting(value), key, getattr(self, section))
         return replace(self, **_parts(sections))
 
-    def value_of(self, setting: str) -> Any:
-        """What a setting is, by the name that `changed` takes (of one with parts, the whole)."""
+    def get(self, setting: str) -> Any:
+        """Return the value of a setting by its name in `with_overrides`; a nested setting returns its parent."""
         section, path = _find(setting, self._sections())
         return getattr(getattr(self, section), path[0])
 
@@ -72,28 +79,36 @@ class Recipe:
         return {name: getattr(self, name).to_dict() for name in _SECTIONS}
 
     def to_toml(self) -> str:
-        """The recipe as the text of train.toml."""
+        """Return the content of train.toml."""
         head = f"preset = {json.dumps(self.preset)}\ntask = {json.dumps(self.task)}\n"
         parts = [f"[{name}]\n{getattr(self, name).to_toml()}" for name in ("data", "model", "train")]
         return "\n".join([head, *parts])
 
     @classmethod
     def from_toml(cls, text: str) -> Recipe:
-        """The recipe that such a text describes; unknown keys are refused by name."""
+        """Parse the content of a train.toml.
+
+        Raises:
+            ConfigError: The text is not TOML, or a key is unknown or missing.
+        """
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"this is not TOML: {error}") from error
+            raise ConfigError(f"the recipe is not valid TOML: {error}") from error
         if missing := [name for name in ("preset", *_SECTIONS) if name not in document]:
             raise ConfigError(f"a recipe needs preset, [data], [model] and [train]; missing: {', '.join(missing)}")
         return cls(preset=document["preset"], **_parts(document))
 
     @classmethod
-    def of(cls, folder: Path | str) -> Recipe:
-        """The recipe that a run, or a trained model, was made by."""
+    def load(cls, folder: Path | str) -> Recipe:
+        """Load the recipe of a run or of a trained model.
+
+        Raises:
+            StorageError: The folder has no valid train.toml.
+        """
         path = Path(folder) / FILE_NAME
         if not path.is_file():
-            raise StorageError(f"{folder} has no {FILE_NAME}: expected the folder of a run, as training writes it")
+            raise StorageError(f"{folder} has no {FILE_NAME}; expected the folder of a training run")
         try:
             return cls.from_toml(path.read_text(encoding="utf-8"))
         except (ConfigError, UnicodeDecodeError) as error:
@@ -108,12 +123,13 @@ class Recipe:
 
 
 def _parts(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode the sections of a recipe."""
     kinds: dict[str, type[Config]] = {"data": DataConfig, "model": Config, "train": TrainConfig}
     return {name: kind.from_dict(sections[name]) for name, kind in kinds.items()}
 
 
 def parse_setting(value: Any) -> Any:
-    """A value as the command line gives it: TOML (`3`, `1e-3`, `true`, `{type = "EMA"}`), or else the text itself."""
+    """Parse a value of the command line as TOML (`3`, `1e-3`, `true`, `{type = "EMA"}`), or return the text."""
     if not isinstance(value, str):
         return encode(value)
     try:
@@ -124,76 +140,83 @@ def parse_setting(value: Any) -> Any:
 
 
 def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """Which section a key speaks of, and its path in there."""
-    first, *rest = path = key.split(".")
-    asked: tuple[str, ...] = _SECTIONS
-    if first in _SECTIONS and rest:
-        asked, path = (first,), rest
-    # Where a name stands: itself, or a part of a choice. Whole fields come before parts.
-    places = [(section, [name]) for section in asked for name in sections[section] if name != "type"]
-    for section, parents in tuple(places):
+    """Return the section of a setting and its path in the section."""
+    first, *inner_path = path = key.split(".")
+    searched: tuple[str, ...] = _SECTIONS
+    if first in _SECTIONS and inner_path:
+        searched, path = (first,), inner_path
+    # All settings, top-level fields before nested ones.
+    candidates = [(section, [name]) for section in searched for name in sections[section] if name != "type"]
+    for section, parents in tuple(candidates):
         inner = sections[section][parents[0]]
-        places += [(section, [*parents, name]) for name in inner if name != "type"] if isinstance(inner, dict) else []
-    for section, place in places:
-        if place[-1] == path[0]:
-            return section, [*place, *path[1:]]
-    raise ConfigError(f"there is no setting {key!r}; {did_you_mean(path[0], [place[-1] for _, place in places])}")
+        if isinstance(inner, dict):
+            candidates += [(section, [*parents, name]) for name in inner if name != "type"]
+    for section, candidate in candidates:
+        if candidate[-1] == path[0]:
+            return section, [*candidate, *path[1:]]
+    hint = did_you_mean(path[0], [candidate[-1] for _, candidate in candidates])
+    raise ConfigError(f"there is no setting {key!r}; {hint}")
 
 
 def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: Config) -> None:
+    """Set a value in the fields of `config`."""
     *parents, last = path
     for part in parents:
         inner = target.get(part)
         if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: {part!r} is {inner!r} and has no parts; give it whole")
+            raise ConfigError(f"cannot set {key}: {part!r} is {inner!r}, which has no fields; set {part!r} itself")
         target = inner
     if parents and last not in target:
-        known = [name for name in target if name != "type"]
-        raise ConfigError(f"there is no setting {key!r}; {did_you_mean(last, known)}")
-    if isinstance(value, str) and isinstance(present := target[last], dict):
-        value = config.variant(last, value, present)
+        names = [name for name in target if name != "type"]
+        raise ConfigError(f"there is no setting {key!r}; {did_you_mean(last, names)}")
+    if isinstance(value, str) and isinstance(current := target[last], dict):
+        value = config.variant(last, value, current)
     target[last] = value
 
 
-# ---------------------------------------------------------------------- the folder of the result
+# ---------------------------------------------------------------------- exported model
 
-OWN = "own"  # the preset of those who have none
-_DATA: dict[str, Any] = {kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)}
+CUSTOM = "custom"  # preset name of runs without a preset
+_DATA_CONFIGS: dict[str, Any] = {kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)}
 
 
 def recipe_from_model(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
-    """The recipe of a run that was put together in Python, as far as there is one; and what is missing of it."""
+    """Return the recipe of a run that was set up in Python, if it can be expressed, and the files that cannot."""
     missing = []
     config = getattr(model, "config", None)
     kind = type(model).__name__
     if not isinstance(config, Config):
-        then = "so no command can make the model again"
-        missing.append(f"config.toml: {kind} has no .config that is a Config with build(), {then}")
+        reason = f"{kind} has no .config that is a Config with build(), so no command can rebuild the model"
+        missing.append(f"config.toml: {reason}")
     elif _shapes(config) != {name: weight.shape for name, weight in model.state_dict().items()}:
-        missing.append(f"config.toml: {type(config).__name__}.build() makes other weights than {kind} has")
+        missing.append(f"config.toml: {type(config).__name__}.build() builds other parameters than those of {kind}")
         config = None
-    if task.name not in _DATA:
-        missing.append(f"train.toml: no command knows the task {task.name!r}; known are {', '.join(_DATA)}")
+    if task.name not in _DATA_CONFIGS:
+        missing.append(f"train.toml: the task {task.name!r} is not one of {', '.join(_DATA_CONFIGS)}")
     if missing or not isinstance(config, Config):
         return None, missing
-    data = _DATA[task.name]
+    data = _DATA_CONFIGS[task.name]
     settings = {"normalize": getattr(task, "normalize", None)} if data is DigitsData else {}
-    return Recipe(preset=OWN, data=data(**settings), model=config, train=train), missing
+    return Recipe(preset=CUSTOM, data=data(**settings), model=config, train=train), missing
 
 
 def export(
     folder: Path, recipe: Recipe | None, weights: Mapping[str, Tensor], tokenizer: Tokenizer | Any | None
 ) -> list[str]:
-    """Write a model that can be used; without a recipe its weights alone. What could not be written is returned."""
+    """Write a model folder; without a recipe only the parameters.
+
+    Returns:
+        The files that could not be written, and why.
+    """
     missing = []
     folder.mkdir(parents=True, exist_ok=True)
     if recipe is None:
         save_tensors(folder / storage.WEIGHTS, {name: tensor.contiguous() for name, tensor in weights.items()}, {})
     else:
         model = recipe.model.build()
-        model.load_state_dict(dict(weights), strict=False)  # what is tied is there under one of its names
+        model.load_state_dict(dict(weights), strict=False)  # tied parameters are stored under one of their names
         storage.save_checkpoint(model, folder)
-        # Without the places on this machine where the data lay.
+        # Paths of the data on this machine are not exported.
         names = {field.name for field in fields(recipe.data)} & {"path", "validation"}
         portable = replace(recipe, data=recipe.data.replace(**dict.fromkeys(names)))
         write_atomically(folder / FILE_NAME, portable.to_toml().encode())
@@ -201,12 +224,13 @@ def export(
         tokenizer.save(folder)
     elif tokenizer is not None:
         kind = type(tokenizer).__name__
-        missing.append(f"tokenizer.json: {kind} is no Tokenizer of the data room, which could be stored")
+        missing.append(f"tokenizer.json: {kind} is not a clearhead.data.Tokenizer, so it was not saved")
     elif recipe is not None and recipe.data.takes_tokenizer:
-        missing.append("tokenizer.json: the task has no .tokenizer, so no command can read or write its text")
+        missing.append("tokenizer.json: the task has no .tokenizer, so no command can encode or decode its text")
     return missing
 
 
 def _shapes(config: Config) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters that a configuration builds."""
     with torch.device("meta"):
         return {name: weight.shape for name, weight in config.build().state_dict().items()}

@@ -25,7 +25,7 @@ from clearhead.training import checkpoint as checkpoints
 from clearhead.training import optimizer
 from clearhead.training.callbacks import Log, Progress
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, choose_device, whole
+from clearhead.training.distributed import World, choose_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
 from clearhead.training.step_runner import StepRunner, widest
@@ -390,4 +390,4 @@ class Trainer:
         """Return the final parameters (best, averaged or last) on the CPU; all processes must call it."""
         best = self.best if self.keeps_best else {}
         parameters = checkpoints.weights(self.model) | (self._average() or {}) | best
-        return {name: whole(tensor.detach()).cpu() for name, tensor in parameters.items()}
+        return {name: full_tensor(tensor.detach()).cpu() for name, tensor in parameters.items()}

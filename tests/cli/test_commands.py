@@ -203,7 +203,7 @@ class TestModels:
         texts = ["日本語のテキスト、日本の言葉", "être naïve à Noël"]
         tokenizer = train_bpe(texts * 3, 300)
         tokenizer.save(tmp_path)
-        recipe = presets.recipe("text").changed({"model.vocab_size": tokenizer.vocab_size})
+        recipe = presets.recipe("text").with_overrides({"model.vocab_size": tokenizer.vocab_size})
         torch.manual_seed(3)
         storage.save_checkpoint(recipe.model.build(), tmp_path)
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
@@ -324,7 +324,7 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["train"], "which task?"),
+            (["train"], "task is missing"),
             (["train", "translaton"], "did you mean 'translation'?"),
             (["train", "translation"], "clearhead data"),
             (["train", "digits", "--preset", "digits-vti"], "did you mean 'digits-vit'?"),
@@ -347,7 +347,7 @@ class TestTrain:
 class TestData:
     def test_lists_licences_and_sources(self, cli):
         rows = cli("data", "--json").json
-        assert {"name", "about", "licence", "bytes", "checked by", "from"} == set(rows[0])
+        assert {"name", "about", "license", "bytes", "checked by", "from"} == set(rows[0])
         assert "svhn" in cli("data").out
 
     def test_trains_a_tokenizer(self, cli, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from clearhead import hub
-from clearhead.data.audio import read
+from clearhead.data.audio import read_audio
 from clearhead.masks import causal, window
 from clearhead.models import save_checkpoint
 from clearhead.training.presets import speech_small
@@ -28,7 +28,7 @@ def tiny(tmp_path_factory) -> Path:
     """A model whose weights are drawn: it says digits without meaning any."""
     torch.manual_seed(3)
     small = {"d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 12, "frame_stacking": 3, "mean": -4.0, "std": 3.0}
-    recipe = speech_small().changed({f"model.{name}": value for name, value in small.items()})
+    recipe = speech_small().with_overrides({f"model.{name}": value for name, value in small.items()})
     model, folder = recipe.model.build(), tmp_path_factory.mktemp("tiny")
     assert model.config.mask == causal() & window(64, 0)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def wanted(folder: Path, samples: torch.Tensor) -> list[str]:
 
 
 def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
-    said = wanted(tiny, read(PI).samples)
+    said = wanted(tiny, read_audio(PI).samples)
     assert len(said) > 3
     ran = cli("listen", PI, "--model", tiny)
     assert ran.code == 0, ran.err
@@ -66,7 +66,7 @@ def test_json_is_a_line_a_digit_and_one_for_the_end(cli, tiny):
     assert all(set(one) == {"text", "start", "end", "emitted_at", "log_prob", "latency"} for one in digits)
     assert [one["start"] for one in digits] == sorted(one["start"] for one in digits)
     assert set(last) == {"seconds", "computing", "real_time_factor", "notes"}
-    assert last["seconds"] == pytest.approx(read(PI).seconds)
+    assert last["seconds"] == pytest.approx(read_audio(PI).seconds)
 
 
 def piped(cli, monkeypatch, data: bytes, *arguments: object):
@@ -75,7 +75,7 @@ def piped(cli, monkeypatch, data: bytes, *arguments: object):
 
 
 def test_bare_samples_and_a_header_of_unknown_size_are_heard_as_the_file_is(cli, tiny, monkeypatch):
-    data, said = PI.read_bytes(), wanted(tiny, read(PI).samples)
+    data, said = PI.read_bytes(), wanted(tiny, read_audio(PI).samples)
     bare = piped(cli, monkeypatch, data[44:], "--model", tiny, "--json")
     assert [one["text"] for one in lines(bare.out)[:-1]] == said
     endless = data[:40] + struct.pack("<I", 0xFFFFFFFF) + data[44:]
@@ -94,10 +94,10 @@ def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
     assert ran.code == 0, ran.err
     notes = [line for line in ran.out.splitlines() if line.startswith("note: ")]
     assert notes == [
-        "note: 2 channels, of which the mean is heard",
+        "note: averaged 2 channels",
         "note: resampled from 16,000 to 8,000 Hz",
-        "note: cut in the middle of a sample: the last 1 of 4 bytes are left out",
-        "note: clipped: 100.0% of the samples are at full scale; record more quietly",
+        "note: truncated within a sample: dropped the last 1 of 4 bytes",
+        "note: clipped: 100.0% of the samples are at full scale; record with a lower level",
     ]
 
 
@@ -105,7 +105,7 @@ def test_look_draws_the_sound_and_where_each_digit_looked(cli, tiny, tmp_path):
     page = tmp_path / "pages" / "pi.html"
     ran = cli("listen", PI, "--model", tiny, "--attention", "--html", page)
     assert ran.code == 0, ran.err
-    said = wanted(tiny, read(PI).samples)
+    said = wanted(tiny, read_audio(PI).samples)
     _, drawn, foot = ran.out.split("\n\n")
     assert len(drawn.splitlines()) == 12 + len(said)
     assert [line.strip()[0] for line in drawn.splitlines()[12:]] == said
@@ -130,7 +130,7 @@ def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypa
     words = tmp_path / "words.wav"
     words.write_text("no sound at all")
     for arguments, why in [
-        ((words,), "is not a sound that can be read"),
+        ((words,), "cannot be read as audio"),
         ((tmp_path / "nothing.wav",), "cannot be read: No such file"),
         ((PI, "--beam", 0), "beam is 0"),
         ((PI, "--model", "sort-dedup"), "sort-dedup was trained for sort-dedup, and this needs a model for speech"),
@@ -140,8 +140,8 @@ def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypa
         assert why in ran.err
         assert len(ran.err.splitlines()) == 1
     for data, arguments, why in [
-        (b"", (), "standard input holds no samples"),
-        (b"fLaC" + bytes(99), (), "standard input is fLaC, which cannot be read as it comes"),
+        (b"", (), "standard input contains no samples"),
+        (b"fLaC" + bytes(99), (), "standard input is fLaC, which cannot be read from a stream"),
         (bytes(99), ("--sample-format", "s17"), "did you mean 's16'"),
         (bytes(99), ("--sample-rate", 7), "the sample rate is 7"),
     ]:
@@ -156,7 +156,7 @@ def test_a_sound_too_short_for_a_moment_says_nothing(cli, tiny, monkeypatch):
     ran = piped(cli, monkeypatch, bytes(100), "--model", tiny, "--json")
     assert ran.code == 0
     assert lines(ran.out)[0]["notes"] == [
-        "silence: nothing in it is louder than −80 dB",
+        "silent: the peak is below −80 dB",
         "too short to recognize anything: one frame takes 0.045 s",
     ]
 
@@ -167,7 +167,7 @@ def test_digits_are_printed_while_the_sound_still_comes_and_ctrl_c_ends_it_clean
     process.stdin.write(PI.read_bytes())
     process.stdin.flush()  # and not closed: somebody is still speaking
     first = json.loads(process.stdout.readline())
-    assert first["text"] == wanted(tiny, read(PI).samples)[0]
+    assert first["text"] == wanted(tiny, read_audio(PI).samples)[0]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 0, err

@@ -142,7 +142,7 @@ def test_channels_had_two_names():
 
 @pytest.mark.parametrize("name", names())
 def test_the_box_is_read_as_it_was_written(name):
-    made = Recipe.of(BUNDLED_FOLDER / name)
+    made = Recipe.load(BUNDLED_FOLDER / name)
     assert made.preset == name
     assert isinstance(made.train.schedule, WarmupCosine)
     assert made.train.schedule.warmup_steps >= 200
@@ -185,7 +185,7 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     # As version 0.1.0 left it: the schedule in three lines, and another kind of mark.
     text = (half / "train.toml").read_text()
     table = next(line for line in text.splitlines() if line.startswith("schedule = "))
-    numbers = Recipe.of(half).train.schedule
+    numbers = Recipe.load(half).train.schedule
     old = f'schedule = "inverse-root"\nlr_max = {numbers.lr_max}\nwarmup_steps = {numbers.warmup_steps}'
     (half / "train.toml").write_text(text.replace(table, old))
     folder = half / "step-00000003"

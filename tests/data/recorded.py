@@ -1,4 +1,4 @@
-"""Recordings that are made up: each digit is a chord of its own, which rises where it is odd; a speaker is a pitch."""
+"""Synthetic recordings: each digit is a different chord, rising if the digit is odd, and each speaker a pitch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(path: Path, samples: torch.Tensor, rate: int = RATE, channels: int = 1
 
 
 def recorded(folder: Path, speakers: tuple[str, ...] = ("ann", "bob"), numbers: tuple[int, ...] = (9, 10, 11)) -> Path:
-    """A folder of recordings, as a task reads it."""
+    """Write a folder of recordings in the layout that the speech task reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for s, speaker in enumerate(speakers):
         for digit in range(10):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from clearhead.data import KNOWN, DataSet, DatasetFile, Download, fetch, fetch_file, get_dataset, identify
+from clearhead.data import DATASETS, DatasetFile, DatasetInfo, Download, fetch, fetch_file, get_dataset, identify
 from clearhead.errors import ConfigError, DataError, StorageError
 
 CONTENT = bytes(i * 31 % 251 for i in range(200_003))
@@ -186,11 +186,11 @@ def _pairs(server, **changes):
         "name": "pairs",
         "task": "translation",
         "description": "d",
-        "licence": "l",
+        "license": "l",
         "origin": "o",
         "remotes": (Download(url=server.url("pairs.tsv"), name="pairs.tsv"),),
     }
-    return DataSet(**(fields | changes))
+    return DatasetInfo(**(fields | changes))
 
 
 def test_without_a_checksum_the_structure_is_checked(server, tmp_path):
@@ -224,12 +224,12 @@ def test_a_local_file_is_recognised_by_its_content(server, tmp_path):
 
 
 def test_the_list_is_complete():
-    assert len({item.name for item in KNOWN}) == len(KNOWN)
-    for item in KNOWN:
+    assert len({item.name for item in DATASETS}) == len(DATASETS)
+    for item in DATASETS:
         assert get_dataset(item.name) is item
         assert item.task in {"translation", "text", "digits", "sort-dedup", "speech"}
         assert item.description
-        assert item.licence
+        assert item.license
         assert item.origin
         for file in (*item.remotes, *item.copies):
             assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)

@@ -12,7 +12,7 @@ import pytest
 
 from clearhead._core import atomic_io
 from clearhead.data import files
-from clearhead.data.files import NO_TAB, TOO_LONG, Report
+from clearhead.data.files import NO_TAB, TOO_LONG, RowReport
 from clearhead.errors import DataError, StorageError
 
 CONTENT = b"\xef\xbb\xbfone\r\ntwo\n\nlast"
@@ -43,13 +43,13 @@ def _write(folder, kind):
 
 @pytest.mark.parametrize("kind", ["plain", "xz", "gz", "zip", "tar"])
 def test_lines_are_the_same_in_every_wrapping(tmp_path, kind):
-    assert list(files.lines(_write(tmp_path, kind))) == LINES
+    assert list(files.read_lines(_write(tmp_path, kind))) == LINES
 
 
 def test_a_line_over_the_limit_is_none_and_the_next_is_whole(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"12345\n123456\n" + b"x" * (3 << 20) + b"\n12345\r\n1234567")
-    found = list(files.lines(path, max_bytes=5))
+    found = list(files.read_lines(path, max_bytes=5))
     assert found == [(1, b"12345"), (2, None), (3, None), (4, b"12345"), (5, None)]
 
 
@@ -57,18 +57,18 @@ def test_damage_is_named(tmp_path):
     whole = lzma.compress(b"line\n" * 9973)
     (tmp_path / "torn.xz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StorageError, match=r"torn\.xz is damaged or cut short .* fetch it again"):
-        list(files.lines(tmp_path / "torn.xz"))
+        list(files.read_lines(tmp_path / "torn.xz"))
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04rest")
     with pytest.raises(StorageError, match=r"bad\.zip is damaged"):
-        list(files.lines(tmp_path / "bad.zip"))
+        list(files.read_lines(tmp_path / "bad.zip"))
     with pytest.raises(StorageError, match="there is no file"):
-        list(files.lines(tmp_path / "none"))
+        list(files.read_lines(tmp_path / "none"))
     with pytest.raises(StorageError, match="is a folder, expected a file"):
-        list(files.lines(tmp_path))
+        list(files.read_lines(tmp_path))
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("picture.png", b"0")
     with pytest.raises(DataError, match=r"holds no \.txt or \.tsv file, but 1 others"):
-        list(files.lines(tmp_path / "other.zip"))
+        list(files.read_lines(tmp_path / "other.zip"))
 
 
 @pytest.mark.parametrize("length", [1, 53, 4999])  # a checksum that is wrong, a stream that cannot be read on
@@ -90,7 +90,7 @@ def test_damage_in_the_middle_is_named_too(tmp_path, kind, length):
     start = len(whole) // 2
     path.write_bytes(whole[:start] + b"\xff" * length + whole[start + length :])
     with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
-        list(files.lines(path))
+        list(files.read_lines(path))
 
 
 @pytest.mark.parametrize("kind", ["gz", "zip"])
@@ -105,7 +105,7 @@ def test_a_stream_of_an_unknown_kind_is_damage(tmp_path, kind):
     content[{"gz": 10, "zip": 35}[kind]] = 0x07  # the first block says that it is of a kind that there is not
     path.write_bytes(content)
     with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
-        list(files.lines(path))
+        list(files.read_lines(path))
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
@@ -123,9 +123,9 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypa
 
 
 def test_the_report_is_a_sentence_with_line_numbers():
-    report = Report(source="pairs.tsv", n_rows=19).with_skipped(NO_TAB, range(2, 20, 2)).with_skipped(TOO_LONG, [7])
+    report = RowReport(source="pairs.tsv", n_rows=19).with_skipped(NO_TAB, range(2, 20, 2)).with_skipped(TOO_LONG, [7])
     assert (report.n_rows, report.n_good, report.n_skipped) == (19, 9, 10)
     assert str(report) == (
         "pairs.tsv: 9 of 19 rows are good; skipped: no tab 9 (lines 2, 4, 6, 8, 10, …); too long 1 (line 7)."
     )
-    assert str(Report(source="empty", n_rows=0)) == "empty: 0 of 0 rows are good."
+    assert str(RowReport(source="empty", n_rows=0)) == "empty: 0 of 0 rows are good."

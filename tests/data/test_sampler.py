@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clearhead._core.counter_rng import permutation
 from clearhead.data import Batches, FixedSize, PairBatch, Ragged, TokenBatch, TokenBudget
 from clearhead.data.batch import Split
-from clearhead.data.packing import inside
+from clearhead.data.packing import length_mask
 from clearhead.errors import ConfigError, DataError
 
 
@@ -38,7 +38,7 @@ class Rows(Split[TokenBatch]):
             ids=ids,
             lengths=n,
             labels=ids,
-            weights=inside(n, width).float(),
+            weights=length_mask(n, width).float(),
             n_tokens=int(n.sum()),
             n_padded=ids.numel(),
             n_labels=int(n.sum()),

@@ -34,7 +34,7 @@ def ids_of(shards):
 def test_the_ids_are_those_of_the_whole_texts_however_they_are_cut(tmp_path, bpe, at_once):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + BOOK.replace("\n", "\r\n").encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"another one"))
-    found = tokenize([tmp_path / "a.txt", tmp_path / "b.txt.gz"], bpe, tmp_path / "out", bytes_at_once=at_once)
+    found = tokenize([tmp_path / "a.txt", tmp_path / "b.txt.gz"], bpe, tmp_path / "out", bytes_per_shard=at_once)
     assert ids_of(found) == [*bpe.encode(BOOK), bpe.eos_id, *bpe.encode("another one"), bpe.eos_id]
     assert found.n_documents == 2
     assert found.dtype == "uint16"
@@ -47,7 +47,7 @@ def test_the_ids_are_those_of_the_whole_texts_however_they_are_cut(tmp_path, bpe
 def test_any_number_of_processes_writes_the_same_files(tmp_path, bpe):
     (tmp_path / "a.txt").write_text(BOOK)
     for n in (1, 2):
-        tokenize([tmp_path / "a.txt"], bpe, tmp_path / str(n), processes=n, bytes_at_once=3001)
+        tokenize([tmp_path / "a.txt"], bpe, tmp_path / str(n), processes=n, bytes_per_shard=3001)
     one, two = (sorted((tmp_path / str(n)).iterdir()) for n in (1, 2))
     assert [path.name for path in one] == [path.name for path in two]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
@@ -59,8 +59,8 @@ def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
     (tmp_path / "a.txt").write_text("<doc>\n" + "<doc>\n".join(texts) + "<doc>\n")
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts) + 'no json\n{"n": 1}\n')
     wanted = [number for text in texts for number in (*bpe.encode(text), bpe.eos_id)]
-    by_line = tokenize([tmp_path / "a.txt"], bpe, tmp_path / "1", separator="<doc>", bytes_at_once=at_once)
-    by_json = tokenize([tmp_path / "b.jsonl"], bpe, tmp_path / "2", bytes_at_once=at_once)
+    by_line = tokenize([tmp_path / "a.txt"], bpe, tmp_path / "1", separator="<doc>", bytes_per_shard=at_once)
+    by_json = tokenize([tmp_path / "b.jsonl"], bpe, tmp_path / "2", bytes_per_shard=at_once)
     assert ids_of(by_line) == ids_of(by_json) == wanted
     assert by_line.n_documents == by_json.n_documents == 3
     assert json.loads((tmp_path / "2/index.json").read_text())["skipped_lines"] == 2
@@ -69,7 +69,7 @@ def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
 def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bpe, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(BOOK)
-    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_at_once=1009))
+    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_per_shard=1009))
     made = []
     real = room._texts
 
@@ -81,19 +81,19 @@ def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bp
 
     monkeypatch.setattr(room, "_texts", counted)
     with pytest.raises(KeyboardInterrupt):
-        tokenize([source], bpe, out, bytes_at_once=1009)
+        tokenize([source], bpe, out, bytes_per_shard=1009)
     with pytest.raises(StorageError, match=r"there is no .*index\.json"):
         Shards.open(out)
     before = made.copy()
     monkeypatch.setattr(room, "_texts", lambda piece, separator: (made.append(piece.number), real(piece, separator))[1])
-    assert ids_of(tokenize([source], bpe, out, bytes_at_once=1009)) == whole
+    assert ids_of(tokenize([source], bpe, out, bytes_per_shard=1009)) == whole
     assert made == list(range(len(made)))
     assert made[:4] == before
     n = len(made)
-    tokenize([source], bpe, out, bytes_at_once=1009)
+    tokenize([source], bpe, out, bytes_per_shard=1009)
     assert len(made) == n
     source.write_text(BOOK + "and more\n")
-    longer = ids_of(tokenize([source], bpe, out, bytes_at_once=1009))
+    longer = ids_of(tokenize([source], bpe, out, bytes_per_shard=1009))
     assert longer == [*bpe.encode(BOOK + "and more\n"), bpe.eos_id]
     assert made[n:] == [made[n - 1]]
 
@@ -135,7 +135,7 @@ def test_damage_and_strangers_are_refused(tmp_path, bpe):
 def shards(tmp_path, bpe):
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text(BOOK[i * 700 : i * 700 + 555])
-    return tokenize([tmp_path / f"{i}.txt" for i in range(3)], bpe, tmp_path / "out", bytes_at_once=200)
+    return tokenize([tmp_path / f"{i}.txt" for i in range(3)], bpe, tmp_path / "out", bytes_per_shard=200)
 
 
 def test_windows_are_those_of_the_ids_in_memory(shards):

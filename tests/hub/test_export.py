@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead import hub
-from clearhead.data import CharTokenizer, Symbols, train_bpe
+from clearhead.data import CharTokenizer, WordLevelTokenizer, train_bpe
 from clearhead.hub.pipeline import tokenizer_json
 from clearhead.models import DecoderConfig
 from clearhead.nn import GELU
@@ -62,7 +62,7 @@ def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):
     [
         (CharTokenizer.of("abc \nü"), "a cab\n üb"),
         (CharTokenizer.of("abc", unknown=True), "abxc"),
-        (Symbols(["A", "D", "<PAD>", "<S>", "<E>"], pad="<PAD>", bos="<S>", eos="<E>"), "D A A <S> A D"),
+        (WordLevelTokenizer(["A", "D", "<PAD>", "<S>", "<E>"], pad="<PAD>", bos="<S>", eos="<E>"), "D A A <S> A D"),
         (train_bpe(["low lower lowest", "new newer"], 270), "a new low ü"),
     ],
     ids=["characters", "unknown", "symbols", "bytes"],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead import hub, masks
-from clearhead.data.audio import read
+from clearhead.data.audio import read_audio
 from clearhead.errors import ConfigError
 from clearhead.generation.ctc import decode
 from clearhead.hub import RecognizedSymbol, StreamingRecognizer
@@ -120,7 +120,7 @@ def assert_equal_up_to_rounding(actual: torch.Tensor, expected: torch.Tensor) ->
 
 def test_bundled_model_recognizes_digits_for_any_chunks():
     model = hub.pipeline("spoken-digits").model
-    samples = read(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
+    samples = read_audio(Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav").samples
     symbols, logits = recognize(model, samples, [1_009, 160, 37, 4_001])
     assert "".join(symbol.text for symbol in symbols) == "314159"
     assert without_log_probs(symbols) == without_log_probs(recognize(model, samples, [len(samples)])[0])

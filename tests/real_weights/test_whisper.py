@@ -7,7 +7,7 @@ import torch
 
 from clearhead import hub
 from clearhead.analysis import trace
-from clearhead.data.audio import read
+from clearhead.data.audio import read_audio
 from clearhead.nn.mel import Mel
 
 SAID = "My name is Alice and I live in London. It is nine o'clock in the morning, and the sun is shining."
@@ -36,7 +36,7 @@ def peer(whisper):
 
 def features(path):
     transformers = pytest.importorskip("transformers")
-    samples = read(path, 16_000).samples
+    samples = read_audio(path, 16_000).samples
     extractor = transformers.WhisperFeatureExtractor()
     how = {"sampling_rate": 16_000, "return_tensors": "pt", "return_attention_mask": True}
     if len(samples) > extractor.n_samples:
@@ -110,7 +110,7 @@ def test_it_hears_people(model, digits, speaker):
     said = "31415926"
     parts = []
     for number, digit in enumerate(said, start=10):
-        parts += [read(digits / f"{digit}_{speaker}_{number}.wav", 16_000).samples, torch.zeros(6_400)]
+        parts += [read_audio(digits / f"{digit}_{speaker}_{number}.wav", 16_000).samples, torch.zeros(6_400)]
     heard = model.transcribe(torch.cat(parts)).text
     print(f"\n{speaker} says {' '.join(said)}; heard: {heard}")
     names = dict(

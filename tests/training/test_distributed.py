@@ -64,7 +64,7 @@ def assert_same(run: Path, one: Path) -> None:
 
 
 def test_some_batch_leaves_a_process_without_a_row(folder):
-    recipe = Recipe.of(folder / "one")
+    recipe = Recipe.load(folder / "one")
     batches = Batches(recipe.data.load(seed=0).train, TokenBudget(23), seed=0)
     first = batches.groups()[:20]  # ten updates of two batches
     assert any(len(group) == 1 for group in first)

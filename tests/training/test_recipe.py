@@ -55,7 +55,7 @@ def test_every_field_of_the_settings_round_trips():
 
 
 def test_settings_are_found_by_name():
-    changed = recipe("translation").changed(
+    changed = recipe("translation").with_overrides(
         {
             "lr_max": "2e-3",
             "vocab_size": 500,  # the data's comes before the model's
@@ -82,8 +82,8 @@ def test_settings_are_found_by_name():
 
 def test_steps_and_epochs_take_each_others_place():
     assert recipe("digits").train.epochs is not None
-    assert recipe("digits").changed({"steps": 90}).train.epochs is None
-    assert recipe("text").changed({"epochs": 3}).train.steps is None
+    assert recipe("digits").with_overrides({"steps": 90}).train.epochs is None
+    assert recipe("text").with_overrides({"epochs": 3}).train.steps is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_steps_and_epochs_take_each_others_place():
         ({"lr_mx": 1}, "no setting 'lr_mx'; did you mean 'lr_max'"),
         ({"model.d_modl": 1}, "did you mean 'd_model'"),
         ({"batch.budgt": 1}, "did you mean 'budget'"),
-        ({"lr_max.x": 1}, "has no parts"),
+        ({"lr_max.x": 1}, "has no fields"),
         ({"lr_max": "fast"}, "TrainConfig.schedule: WarmupCosine: lr_max is 'fast'; expected a number above 0"),
         ({"type": "x"}, "no setting 'type'"),
         ({"averaging": '{type = "EMMA"}'}, "no variant 'EMMA'"),
@@ -100,14 +100,14 @@ def test_steps_and_epochs_take_each_others_place():
 )
 def test_unknown_settings_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
-        recipe("translation").changed(settings)
+        recipe("translation").with_overrides(settings)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "expected one of them and not the other"),
+        ({}, "expected exactly one of them"),
         ({"steps": 5, "epochs": 5}, "steps is 5 and epochs is 5"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 5, "schedule": WarmupCosine(1e-3, 6)}, "warmup_steps is 6 and total_steps is 5"),
@@ -147,10 +147,10 @@ def test_settings_are_read_as_toml_or_as_text(text, value):
 
 def test_the_mark_is_of_what_decides_the_numbers():
     base = recipe("translation")
-    assert base.changed({"device": "cuda", "keep": 9}).fingerprint("x") == base.fingerprint("x")
-    assert dataclasses.replace(base, data=base.data.at("somewhere")).fingerprint("x") == base.fingerprint("x")
-    assert base.changed({"lr_max": 0.5}).fingerprint("x") != base.fingerprint("x")
-    assert base.changed({"d_model": 32}).fingerprint("x") != base.fingerprint("x")
+    assert base.with_overrides({"device": "cuda", "keep": 9}).fingerprint("x") == base.fingerprint("x")
+    assert dataclasses.replace(base, data=base.data.with_path("somewhere")).fingerprint("x") == base.fingerprint("x")
+    assert base.with_overrides({"lr_max": 0.5}).fingerprint("x") != base.fingerprint("x")
+    assert base.with_overrides({"d_model": 32}).fingerprint("x") != base.fingerprint("x")
     assert base.fingerprint("y") != base.fingerprint("x")
 
 
@@ -160,7 +160,7 @@ def test_unknown_names_are_named(tmp_path):
     with pytest.raises(ConfigError, match="has no preset 'digits-cov'; did you mean 'digits-conv'"):
         recipe("digits", "digits-cov")
     with pytest.raises(StorageError, match=r"has no train\.toml"):
-        Recipe.of(tmp_path)
+        Recipe.load(tmp_path)
     with pytest.raises(ConfigError, match="missing: train, data, model"):
         Recipe.from_toml('preset = "x"')
 
@@ -172,9 +172,9 @@ def test_without_data_it_says_where_to_get_some(task):
 
 
 def test_a_task_that_makes_its_data_takes_none():
-    with pytest.raises(DataError, match="makes its own data"):
-        recipe("sort-dedup").data.at("file")
-    assert isinstance(recipe("digits").data.at(None), DataConfig)
+    with pytest.raises(DataError, match="generates its data"):
+        recipe("sort-dedup").data.with_path("file")
+    assert isinstance(recipe("digits").data.with_path(None), DataConfig)
 
 
 @pytest.mark.parametrize(
@@ -188,17 +188,17 @@ def test_a_task_that_makes_its_data_takes_none():
     ],
 )
 def test_a_schedule_is_chosen_by_its_word_and_keeps_its_numbers(word, schedule):
-    assert recipe("text").changed({"schedule": word}).train.schedule == schedule
+    assert recipe("text").with_overrides({"schedule": word}).train.schedule == schedule
 
 
 def test_a_word_that_names_no_schedule_is_refused():
     with pytest.raises(ConfigError, match="schedule: there is no variant 'cosine'; known are: WarmupCosine, Inv"):
-        recipe("text").changed({"schedule": "cosine"})
+        recipe("text").with_overrides({"schedule": "cosine"})
     with pytest.raises(ConfigError, match="warmup_steps is 0; expected a whole number of at least 1"):
-        recipe("text").changed({"warmup_steps": 0, "schedule": "inverse-root"})
+        recipe("text").with_overrides({"warmup_steps": 0, "schedule": "inverse-root"})
 
 
 def test_parts_are_found_by_their_name():
-    changed = recipe("translation").changed({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
+    changed = recipe("translation").with_overrides({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
     assert changed.train.schedule == WarmupCosine(0.5, 7)
     assert changed.train.batch == TokenBudget(99, multiple=8)

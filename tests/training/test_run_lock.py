@@ -98,7 +98,7 @@ def test_a_new_run_holds_its_folder_too(tmp_path):
     with run_lock(tmp_path / "run", World()), pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
 
 

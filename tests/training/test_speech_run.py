@@ -17,7 +17,7 @@ SETTINGS = {
     "frame_stacking": 4,
     "model.dropout": 0.0,
     "mel.n_mels": 20,
-    "streams": '{type = "Streams", seconds = 0.6, digits = [0, 2], pause = [0.0, 0.2], clean = 0.3}',
+    "streams": '{type = "StreamSettings", seconds = 0.6, digits = [0, 2], pause = [0.0, 0.2], clean = 0.3}',
     "n_validation": 5,
     "steps": 180,
     "warmup_steps": 20,

@@ -39,7 +39,7 @@ def book(tmp_path) -> Path:
     return path
 
 
-def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
+def test_train_text_trains_and_stores_a_tokenizer(tmp_path, book):
     summary = train("text", data=book, out=tmp_path / "run", overrides=SMALL | {"vocab_size": 290})
     tokenizer = load_tokenizer(tmp_path / "run")
     assert isinstance(tokenizer, ByteLevelBPE)
@@ -52,34 +52,33 @@ def test_a_vocabulary_is_trained_and_stored_with_the_run(tmp_path, book):
     assert "waiting for data" in summary.table()
 
 
-def test_a_tokenizer_is_given(tmp_path, book):
+def test_train_text_with_tokenizer_uses_it(tmp_path, book):
     train_bpe([BOOK], 290).save(tmp_path / "tok")
-    for given in (tmp_path / "tok", tmp_path / "tok/tokenizer.json"):
-        out = tmp_path / given.name
-        train("text", data=book, tokenizer=given, out=out / "run", overrides=SMALL)
+    for path in (tmp_path / "tok", tmp_path / "tok/tokenizer.json"):
+        out = tmp_path / path.name
+        train("text", data=book, tokenizer=path, out=out / "run", overrides=SMALL)
         assert load_tokenizer(out / "run").to_json() == load_tokenizer(tmp_path / "tok").to_json()
-        assert Recipe.of(out / "run").model.vocab_size == 290
+        assert Recipe.load(out / "run").model.vocab_size == 290
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "said"),
+    ("settings", "options", "message"),
     [
-        ({"model.vocab_size": 5000}, {}, r"model\.vocab_size=5000 has no effect.*it is \d+; leave it out"),
-        ({"vocab_size": 300}, {"tokenizer": "tok"}, "vocab_size=300 has no effect.*it is 290"),
+        ({"model.vocab_size": 5000}, {}, r"model\.vocab_size=5000 has no effect.*determine it \(\d+\); remove it"),
+        ({"vocab_size": 300}, {"tokenizer": "tok"}, "vocab_size=300 has no effect.*determine it .290"),
         ({"vocab_size": 300, "data.across_documents": True}, {}, "a text file is one document"),
         ({"vocab_size": 100}, {}, "vocab_size 100 is too small"),
     ],
 )
-def test_a_setting_without_effect_is_refused(tmp_path, book, settings, options, said):
+def test_train_setting_without_effect_raises_config_error(tmp_path, book, settings, options, message):
     train_bpe([BOOK], 290).save(tmp_path / "tok")
     options = {name: tmp_path / value for name, value in options.items()}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         train("text", data=book, out=tmp_path / "run", overrides=SMALL | settings, **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_too_short_for_its_vocabulary_resumes_all_the_same(tmp_path, book):
-    """Asked for 400 tokens it gives fewer, and the run is still the run that was asked for."""
+def test_train_text_with_fewer_tokens_than_requested_can_be_resumed(tmp_path, book):
     settings = SMALL | {"vocab_size": 400}
     train("text", data=book, out=tmp_path / "run", overrides=settings)
     assert load_tokenizer(tmp_path / "run").vocab_size < 400
@@ -89,25 +88,25 @@ def test_a_text_too_short_for_its_vocabulary_resumes_all_the_same(tmp_path, book
         train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 350})
 
 
-def test_a_tokenizer_is_of_no_use_where_nothing_is_read(tmp_path):
-    with pytest.raises(ConfigError, match="no use for a tokenizer"):
+def test_train_tokenizer_without_use_raises_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="does not use a tokenizer"):
         train("sort-dedup", tokenizer=tmp_path, out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="and no tokenizer"):
+    with pytest.raises(ConfigError, match="remove task, preset, out, init and tokenizer"):
         train(resume=tmp_path, tokenizer=tmp_path)
 
 
-def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, book):
+def test_train_on_shards_resumed_equals_uninterrupted(tmp_path, book):
     bpe = train_bpe([BOOK], 290)
     (tmp_path / "two.txt").write_text(BOOK[::2])
-    tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_at_once=997, processes=1)
-    train("text", data=tmp_path / "shards", out=tmp_path / "whole", overrides=SMALL)
+    tokenize([book, tmp_path / "two.txt"], bpe, tmp_path / "shards", bytes_per_shard=997, processes=1)
+    train("text", data=tmp_path / "shards", out=tmp_path / "uninterrupted", overrides=SMALL)
     train("text", data=tmp_path / "shards", out=tmp_path / "part", overrides=SMALL)
     for later in (tmp_path / "part").glob("step-0000000[67]"):
         for path in sorted(later.rglob("*"), reverse=True):
             path.unlink()
         later.rmdir()
     train(resume=tmp_path / "part")
-    assert rows(tmp_path / "whole") == rows(tmp_path / "part")
+    assert rows(tmp_path / "uninterrupted") == rows(tmp_path / "part")
     assert len([row for row in read_log(tmp_path / "part") if row["kind"] == "train"]) == 7
     train_bpe([BOOK], 280).save(tmp_path / "tok")
     with pytest.raises(DataError, match="another tokenizer"):
@@ -116,18 +115,18 @@ def test_shards_are_read_as_the_run_goes_and_it_resumes_to_the_token(tmp_path, b
         train("text", data=tmp_path / "shards", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 400})
 
 
-def test_gpt2_is_a_recipe():
-    found = recipe("text", "gpt2")
-    assert sum(p.numel() for p in _meta(found).parameters()) == 124_439_808
-    assert found.train.accumulation * found.train.batch.examples * found.data.context == 1 << 19
+def test_gpt2_recipe_has_the_published_size_and_batch():
+    gpt2 = recipe("text", "gpt2")
+    assert sum(p.numel() for p in _meta(gpt2).parameters()) == 124_439_808
+    assert gpt2.train.accumulation * gpt2.train.batch.examples * gpt2.data.context == 1 << 19
 
 
-def _meta(found):
+def _meta(gpt2):
     with torch.device("meta"):
-        return found.model.build()
+        return gpt2.model.build()
 
 
-# ---------------------------------------------------------------------- a module of one's own
+# ---------------------------------------------------------------------- custom modules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +149,17 @@ class Bag(nn.Module):
         return self.out(self.table(ids).cumsum(1))
 
 
-def own_task() -> LanguageModeling:
+def custom_task() -> LanguageModeling:
     bpe = train_bpe([BOOK], 280)
     ids = bpe.encode_long(BOOK)
-    from clearhead.data import ConsecutiveWindows, Report
+    from clearhead.data import ConsecutiveWindows, RowReport
 
     parts = [WindowSplit(part, context=11, windows=ConsecutiveWindows()) for part in (ids[:-99], ids[-99:])]
-    return LanguageModeling(*parts, bpe, Report(source="mine", n_rows=1))
+    return LanguageModeling(*parts, bpe, RowReport(source="mine", n_rows=1))
 
 
-def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_path):
-    task = own_task()
+def test_trainer_with_custom_module_exports_a_loadable_model(tmp_path):
+    task = custom_task()
     config = TrainConfig(steps=5, batch=FixedSize(7), device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -173,8 +172,8 @@ def test_the_trainer_makes_its_folder_and_ends_in_one_that_commands_can_use(tmp_
     assert_equal_up_to_rounding(trained.model(ids), trainer.model.eval()(ids))
 
 
-def test_the_trainer_says_which_piece_is_missing(tmp_path):
-    task = own_task()
+def test_trainer_reports_files_that_cannot_be_exported(tmp_path):
+    task = custom_task()
     task.name = "poems"
     task.tokenizer = object()
     model = Bag(BagConfig(vocab_size=280))
@@ -185,30 +184,30 @@ def test_the_trainer_says_which_piece_is_missing(tmp_path):
     messages = [str(warning.message).partition(" lacks ")[2] for warning in caught]
     assert messages == trainer.missing
     assert messages[0].startswith("config.toml: Bag has no .config")
-    assert [piece.partition(":")[0] for piece in trainer.missing] == ["config.toml", "train.toml", "tokenizer.json"]
+    assert [reason.partition(":")[0] for reason in trainer.missing] == ["config.toml", "train.toml", "tokenizer.json"]
     assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
-def test_recompute_changes_no_number(tmp_path, book):
-    for name, settings in (("kept", {}), ("again", {"activation_checkpointing": True})):
+def test_train_with_activation_checkpointing_logs_equal_rows(tmp_path, book):
+    for name, settings in (("stored", {}), ("recomputed", {"activation_checkpointing": True})):
         train("text", data=book, out=tmp_path / name, overrides=SMALL | {"dropout": 0.1} | settings)
-    assert rows(tmp_path / "kept") == rows(tmp_path / "again")
+    assert rows(tmp_path / "stored") == rows(tmp_path / "recomputed")
 
 
-def test_step_runner_with_recompute_leaves_the_model_unpatched(book):
+def test_step_runner_with_activation_checkpointing_restores_forward(book):
     task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()
-    passes = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
+    runner = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
     batch = task.train.batch(torch.arange(3))
-    loss = passes.train_step([batch], 1.0)
+    loss = runner.train_step([batch], 1.0)
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert [name for name, module in model.named_modules() if "forward" in vars(module)] == []
     assert unsupported_reason(model.eval()) is None
 
 
-def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_after_an_error(book):
+def test_step_runner_with_activation_checkpointing_restores_custom_forward_after_an_error(book):
     task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()
@@ -219,14 +218,14 @@ def test_step_runner_with_recompute_restores_a_forward_that_was_set_before_and_a
         raise RuntimeError("stop")
 
     model.blocks[1].forward = fail
-    passes = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
+    runner = StepRunner(model, TrainConfig(steps=1, activation_checkpointing=True, device="cpu"), World(), rows=None)
     with pytest.raises(RuntimeError, match="stop"):
-        passes.train_step([task.train.batch(torch.arange(3))], 1.0)
+        runner.train_step([task.train.batch(torch.arange(3))], 1.0)
     assert vars(model.blocks[0])["forward"] is forward
     assert vars(model.blocks[1])["forward"] is fail
 
 
-def test_step_runner_with_compile_leaves_the_model_uncompiled(book):
+def test_step_runner_with_compile_does_not_compile_the_callers_model(book):
     task = LanguageModeling.load(book, context=16)
     config = DecoderConfig(vocab_size=task.tokenizer.vocab_size, max_len=16, d_model=12, n_layers=2, n_heads=3)
     model = config.build()

@@ -109,7 +109,7 @@ def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
         weight_decay=0.2,
         eval_every=99,
     )
-    recipe = Recipe.of(tmp_path / "run")
+    recipe = Recipe.load(tmp_path / "run")
     torch.manual_seed(recipe.train.seed)
     task = recipe.data.load(seed=recipe.train.seed)
     model = recipe.model.build()
@@ -154,7 +154,7 @@ def test_a_row_is_the_mean_over_its_interval(tmp_path):
 def test_validation_is_of_the_exported_model(tmp_path):
     summary = run(tmp_path / "run")
     model = storage.load_checkpoint(summary.model)
-    task = Recipe.of(summary.model).data.load(seed=0)
+    task = Recipe.load(summary.model).data.load(seed=0)
     batch = task.validation.batch(torch.arange(len(task.validation)))
     with torch.no_grad():
         total, right = scores(model, batch).tolist()
@@ -320,7 +320,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     )
     assert signal.getsignal(number) is before
     assert (summary.ending, summary.steps, summary.model) == ("interrupted", 7, None)
-    assert summary.message.startswith(f"{number.name} received: saved after step 7 of 11. Go on with: ")
+    assert summary.message.startswith(f"{number.name} received: saved after step 7 of 11. Resume with: ")
     assert summary.message.endswith(f"clearhead train --resume {tmp_path / 'part'}")
     assert train(resume=tmp_path / "part").ending == "finished"
     assert_same_run(tmp_path / "whole", tmp_path / "part")
@@ -333,7 +333,7 @@ def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
         overrides=SETTINGS | {"log_every": 10},
         progress=At(1, lambda: os.kill(os.getpid(), signal.SIGINT)),
     )
-    assert summary.message.startswith("SIGINT received: saved after step 1 of 11. Go on with: ")
+    assert summary.message.startswith("SIGINT received: saved after step 1 of 11. Resume with: ")
     assert (tmp_path / "part/summary.json").is_file()
     assert train(resume=tmp_path / "part").ending == "finished"
 
@@ -386,7 +386,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert error.step == 8
     assert error.checkpoint == tmp_path / "run/step-00000006"
     (taken,) = error.batches
-    split = Recipe.of(tmp_path / "run").data.load(seed=0).train
+    split = Recipe.load(tmp_path / "run").data.load(seed=0).train
     assert torch.equal(split.batch(taken.examples, epoch=taken.epoch).ids, calls[7].ids)
     assert (
         f"at step 8 (epoch {taken.epoch}, batch {taken.index} of {taken.n_batches}, examples {taken.examples[0]}"
@@ -420,7 +420,7 @@ def test_patience_runs_out_and_the_best_is_kept(tmp_path):
     assert len(losses) - 1 - best == 3
     assert summary.best_loss == losses[best] < losses[-1]
     model = storage.load_checkpoint(summary.model)
-    task = Recipe.of(summary.model).data.load(seed=0)
+    task = Recipe.load(summary.model).data.load(seed=0)
     batch = task.validation.batch(torch.arange(len(task.validation)))
     with torch.no_grad():
         assert scores(model, batch)[0].item() / batch.n_labels == pytest.approx(summary.best_loss, rel=1e-5)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from clearhead.data import CharTokenizer, Symbols, load_tokenizer, train_bpe
+from clearhead.data import CharTokenizer, WordLevelTokenizer, load_tokenizer, train_bpe
 from clearhead.errors import ClearheadError
 from clearhead.hub.bundled import BUNDLED_FOLDER, read_card
 from clearhead.models import load_checkpoint, save_checkpoint, tiny_decoder
@@ -48,7 +48,7 @@ FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "characters/tokenizer.json": load_tokenizer,
     "symbols/tokenizer.json": load_tokenizer,
     "bpe/tokenizer.json": load_tokenizer,
-    "bundled/train.toml": Recipe.of,
+    "bundled/train.toml": Recipe.load,
     "bundled/card.toml": read_card,
     "exported/config.json": _command("cost", "{}"),
     "exported/model.safetensors": _command("generate", "KING:", "--model", "{}", "--max-new-tokens", "2"),
@@ -79,7 +79,7 @@ def _valid_files() -> Path:
     torch.manual_seed(0)
     save_checkpoint(tiny_decoder().build(), folder / "model")
     CharTokenizer("abcdé ").save(folder / "characters")
-    Symbols(["<pad>", "<bos>", "<eos>", "a", "b"]).save(folder / "symbols")
+    WordLevelTokenizer(["<pad>", "<bos>", "<eos>", "a", "b"]).save(folder / "symbols")
     train_bpe(["the cat sat on the mat, the cat ran"] * 3, vocab_size=280).save(folder / "bpe")
     for name in ("train.toml", "card.toml"):
         shutil.copy(BUNDLED_FOLDER / "sort-dedup" / name, folder / "bundled" / name)

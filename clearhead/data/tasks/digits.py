@@ -171,7 +171,7 @@ class Images:
         return len(self.labels)
 
 
-def grey(colour: Tensor) -> Tensor:
+def to_grayscale(colour: Tensor) -> Tensor:
     """(…, 3) uint8 red, green, blue to (…) uint8 by ITU-R 601 (0.299, 0.587, 0.114), in fixed point."""
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
     return (((colour.to(torch.int32) * weights).sum(-1, dtype=torch.int32) + (1 << 15)) >> 16).to(torch.uint8)
@@ -193,14 +193,14 @@ def read_mat(path: Path) -> Images:
     if X.ndim != 4 or X.shape[2] != 3 or X.dtype != torch.uint8:
         raise DataError(f"{path}: X has shape {tuple(X.shape)} and {X.dtype}, expected (32, 32, 3, N) of uint8")
     labels = y.flatten().to(torch.int64)
-    return Images(grey(X.permute(3, 0, 1, 2)), labels.where(labels != _N_CLASSES, 0), path.name)
+    return Images(to_grayscale(X.permute(3, 0, 1, 2)), labels.where(labels != _N_CLASSES, 0), path.name)
 
 
 def read_npz(path: Path) -> tuple[Images, Images]:
     """Training and validation pictures from `x_train y_train x_val y_val`."""
     import numpy
 
-    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else files.must_be_file(path).open("rb") as file:
+    with files.open_bytes(path) if path.suffix in (".xz", ".gz") else files.require_file(path).open("rb") as file:
         content = file.read()
     try:
         with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:

@@ -1,10 +1,10 @@
-"""Spoken digits: write down what somebody says, one recording or a stream of them with pauses and noise.
+"""Spoken digits: recognize the digits of a single recording or of a stream with pauses and noise.
 
-A stream is put together from recordings of one speaker, so that the times of its digits are known. Which recordings,
-where and how is drawn on the CPU, a few numbers a row; the sound itself is laid out for a whole batch at once, wherever
-the samples lie, and so are its features.
+A synthetic stream is a mixture of recordings of one speaker, so the times of its digits are known. The recordings,
+their times and the noise are drawn on the CPU as a few numbers per row; the audio and its features are computed for a
+whole batch at once, on the device of the samples.
 
-    B streams   S digits of one at most   N samples   T frames   F features"""
+    B streams   S digits per stream at most   N samples   T frames   F features"""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import io
 import itertools
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from clearhead._core import counter_rng as draws
+from clearhead._core import counter_rng
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import (
     DropoutRate,
@@ -35,29 +35,29 @@ from clearhead._core.validation import (
     require,
 )
 from clearhead.config import Validated
-from clearhead.data.audio import Stream
+from clearhead.data.audio import AudioStream
 from clearhead.data.batch import Split
 from clearhead.data.tasks.speech_ctc import SpeechBatch
 from clearhead.errors import DataError, StorageError
 from clearhead.nn.mel import Mel
 
-_DRAWS = 601
-_FIRST_TRAINED = 10  # recordings with lower numbers are never trained on
+_RNG_KEY = 601
+_FIRST_TRAINING_NUMBER = 10  # recordings with lower numbers are for validation
 _NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav$")
-_QUIET = 10**-3.5  # of a recording's loudest hundredth of a second, in power: below it nobody speaks
-TAIL = 0.32  # seconds that a stream goes on after its last digit
-_NEVER = 1 << 40  # where a recording begins that does not come
-_FADE = 0.004  # seconds in which a recording comes in and goes out again
+_SILENCE_POWER = 10**-3.5  # relative to the loudest 10 ms of a recording; frames below it are silent
+TAIL_SECONDS = 0.32  # silence after the last digit of a stream
+_UNUSED_START = 1 << 40  # start of an unused slot
+_FADE_SECONDS = 0.004  # fade-in and fade-out of a recording
 
 
 @dataclass(frozen=True, eq=False)
 class Recordings:
-    """Digits, each spoken once in a recording of its own: all samples end to end, and where each one lies."""
+    """Recordings of one digit each: all samples in one tensor, and the start and length of each recording."""
 
     samples: Float[Tensor, " total"]
     starts: Int[Tensor, " n"]
     lengths: Int[Tensor, " n"]
-    spoken: Int[Tensor, "n 2"]  # where in the recording somebody begins and ends to speak
+    spoken: Int[Tensor, "n 2"]  # first and last sample of speech in the recording
     digits: Int[Tensor, " n"]
     speakers: Int[Tensor, " n"]
     numbers: Int[Tensor, " n"]
@@ -66,62 +66,75 @@ class Recordings:
     def __len__(self) -> int:
         return len(self.digits)
 
-    def only(self, rows: Tensor) -> Recordings:
-        """Some of them (by a mask or by their numbers), over the same samples."""
+    def select(self, rows: Tensor) -> Recordings:
+        """Return the selected recordings (by mask or by index), sharing the samples."""
         parts = {name: value[rows] for name, value in vars(self).items() if name not in ("samples", "names")}
         return replace(self, **parts)
 
     @classmethod
     def load(cls, path: Path | str, rate: int) -> Recordings:
-        """From a folder, or a tar archive, of files that are named digit_speaker_number.wav."""
+        """Load a folder or a tar archive of files named digit_speaker_number.wav.
+
+        Raises:
+            DataError: There are no recordings.
+            StorageError: The archive cannot be read.
+        """
         path = Path(path)
         files = [path] if path.is_file() else sorted(path.rglob("*.wav")) or sorted(path.glob("*.tar*"))
-        found = _sounds(tuple((file, file.stat().st_mtime_ns) for file in files), rate)
-        if not found:
-            raise DataError(f"{path} holds no recordings: expected files that are named like 7_jackson_32.wav")
-        speakers, digits, numbers, sounds = zip(*found, strict=True)
-        names, lengths = tuple(dict.fromkeys(speakers)), torch.tensor([len(sound) for sound in sounds])
+        items = _read_recordings(tuple((file, file.stat().st_mtime_ns) for file in files), rate)
+        if not items:
+            raise DataError(f"{path} contains no recordings; expected files named like 7_jackson_32.wav")
+        speakers, digits, numbers, waveforms = zip(*items, strict=True)
+        names = tuple(dict.fromkeys(speakers))
+        lengths = torch.tensor([len(waveform) for waveform in waveforms])
         return cls(
-            samples=torch.cat(sounds),
+            samples=torch.cat(waveforms),
             starts=lengths.cumsum(0) - lengths,
             lengths=lengths,
-            spoken=torch.tensor([_spoken(sound, rate) for sound in sounds]),
+            spoken=torch.tensor([_speech_bounds(waveform, rate) for waveform in waveforms]),
             digits=torch.tensor(digits),
             speakers=torch.tensor([names.index(speaker) for speaker in speakers]),
             numbers=torch.tensor(numbers),
             names=names,
         )
 
-    def parts(self, without: str | None = None, *, only_heard: bool = False) -> tuple[Recordings, Recordings]:
-        """Those to train on, with numbers from 10 on, and those to validate with; `without` a speaker, all of that one.
+    def split(
+        self, held_out_speaker: str | None = None, *, evaluation_only: bool = False
+    ) -> tuple[Recordings, Recordings]:
+        """Split into training recordings (numbers from 10 on) and validation recordings.
 
-        Where nothing is to be trained (`only_heard`), recordings of any number will do for both."""
-        train, held = self.numbers >= _FIRST_TRAINED, self.numbers < _FIRST_TRAINED
-        if without is not None:
-            if without not in self.names:
-                raise DataError(f"there is no speaker {without!r} here; {did_you_mean(without, self.names)}")
-            held = self.speakers == self.names.index(without)
+        Args:
+            held_out_speaker: Use all recordings of this speaker for validation, and none for training.
+            evaluation_only: Nothing is trained, so recordings with any number may be in both parts.
+        """
+        train, held = self.numbers >= _FIRST_TRAINING_NUMBER, self.numbers < _FIRST_TRAINING_NUMBER
+        if held_out_speaker is not None:
+            if held_out_speaker not in self.names:
+                hint = did_you_mean(held_out_speaker, self.names)
+                raise DataError(f"there is no speaker {held_out_speaker!r}; {hint}")
+            held = self.speakers == self.names.index(held_out_speaker)
             train = train & ~held
-        if only_heard:
+        if evaluation_only:
             held = train = held if held.any() else train
-        for part, what in ((train, "train on (numbers from 10 on)"), (held, "validate with (numbers below 10)")):
+        for part, purpose in ((train, "training (numbers from 10 on)"), (held, "validation (numbers below 10)")):
             if not part.any():
-                raise DataError(f"there are no recordings to {what}, only others")
-        return self.only(train), self.only(held)
+                raise DataError(f"there are no recordings for {purpose}; add some, or choose another held-out speaker")
+        return self.select(train), self.select(held)
 
 
-@functools.lru_cache(maxsize=1)  # a study trains on the same ones again and again
-def _sounds(files: tuple[tuple[Path, int], ...], rate: int) -> list[tuple[str, int, int, Tensor]]:
-    """Speaker, digit, number and samples of what is in these files (with the times of their last change), in order."""
-    found = []
+@functools.lru_cache(maxsize=1)  # studies train on the same files repeatedly
+def _read_recordings(files: tuple[tuple[Path, int], ...], rate: int) -> list[tuple[str, int, int, Tensor]]:
+    """Return speaker, digit, number and samples of the recordings in files (with modification times), sorted."""
+    items = []
     for name, content in itertools.chain.from_iterable(_contents(file) for file, _ in files):
         if match := _NAME.search(name):
-            samples = torch.cat(list(Stream(io.BytesIO(content), rate=rate, name=name)))
-            found.append((match[2], int(match[1]), int(match[3]), samples))
-    return sorted(found, key=lambda item: item[:3])
+            samples = torch.cat(list(AudioStream(io.BytesIO(content), sample_rate=rate, name=name)))
+            items.append((match[2], int(match[1]), int(match[3]), samples))
+    return sorted(items, key=lambda item: item[:3])
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of a WAV file or of the WAV files in an archive."""
     if path.suffix == ".wav":
         yield path.name, path.read_bytes()
         return
@@ -131,77 +144,102 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
                 if (content := tar.extractfile(member) if member.name.endswith(".wav") else None) is not None:
                     yield member.name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise StorageError(f"{path} is no whole tar archive of recordings ({error}): fetch it again") from error
+        raise StorageError(f"{path} is not a complete tar archive ({error}); download it again") from error
 
 
-def _spoken(samples: Tensor, rate: int) -> tuple[int, int]:
-    """The first and the last hundredth of a second that is not quiet."""
+def _speech_bounds(samples: Tensor, rate: int) -> tuple[int, int]:
+    """Return the start of the first and the end of the last 10 ms that are not silent."""
     step = max(1, rate // 100)
     if len(samples) < step:
         return 0, len(samples)
     power = samples.unfold(0, step, step).square().mean(1)
-    loud = (power >= power.max() * _QUIET).nonzero()
+    loud = (power >= power.max() * _SILENCE_POWER).nonzero()
     return int(loud[0]) * step, (int(loud[-1]) + 1) * step
 
 
-# ---------------------------------------------------------------------- how a stream is made
+# ---------------------------------------------------------------------- synthetic streams
 
 
 @dataclass(frozen=True, kw_only=True)
-class Streams(Validated):
-    """How streams are put together and changed. Draws are even between their limits.
+class StreamSettings(Validated):
+    """How synthetic streams are mixed and augmented. Values are uniform between their limits.
 
-    `seconds` is the length of each, and digits that do not fit are left out; None: as long as its digits take."""
+    Streams last `seconds`, and digits that do not fit are dropped; None: as long as their digits."""
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {
+        "none": "p_empty",
+        "one": "p_single",
+        "noise": "snr_db",
+        "clean": "p_clean",
+        "gain": "gain_db",
+        "bands": "masked_bands",
+        "times": "masked_frames",
+    }
     seconds: PositiveFloat | None = None
     digits: tuple[NonNegativeInt, NonNegativeInt] = (3, 12)
-    none: Probability = 0.0  # of streams without a digit
-    one: Probability = 0.0  # of streams with a single one
+    p_empty: Probability = 0.0  # probability of a stream without digits
+    p_single: Probability = 0.0  # probability of a stream with a single digit
     pause: tuple[NonNegativeFloat, NonNegativeFloat] = (0.1, 0.6)  # seconds before each digit
-    noise: tuple[float, float] = (20.0, 40.0)  # how far it lies below the voice, in decibels
-    clean: Probability = 0.0  # of streams without noise
-    gain: NonNegativeFloat = 0.0  # up to so many decibels louder or quieter
-    speed: DropoutRate = 0.0  # up to so much faster or slower, and higher or lower
-    bands: NonNegativeInt = 0  # up to so many bands are masked, twice
-    times: NonNegativeInt = 0  # and so many frames in a row, twice
+    snr_db: tuple[float, float] = (20.0, 40.0)  # signal-to-noise ratio
+    p_clean: Probability = 0.0  # probability of a stream without noise
+    gain_db: NonNegativeFloat = 0.0  # maximum change of the level
+    speed: DropoutRate = 0.0  # maximum relative change of speed and pitch
+    masked_bands: NonNegativeInt = 0  # maximum width of each of two masked runs of bands
+    masked_frames: NonNegativeInt = 0  # maximum width of each of two masked runs of frames
 
     def validate(self) -> None:
-        for name in ("digits", "pause", "noise"):
+        for name in ("digits", "pause", "snr_db"):
             low, high = getattr(self, name)
-            require(low <= high, f"Streams: {name} is {(low, high)}; expected the lower limit first")
-        require(self.none + self.one <= 1, f"Streams: none and one are {self.none + self.one} of all streams together")
+            require(low <= high, f"StreamSettings: {name} is {(low, high)}; expected the lower limit first")
+        total = self.p_empty + self.p_single
+        require(total <= 1, f"StreamSettings: p_empty + p_single is {total}; expected at most 1")
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What has been drawn for each row of a batch, on the CPU."""
+    """The random choices for each row of a batch, drawn on the CPU."""
 
     clips: Int[Tensor, "B S"]
-    starts: Int[Tensor, "B S"]  # where each begins in the stream
+    starts: Int[Tensor, "B S"]  # first sample of each in the stream
     speeds: Float[Tensor, "B S"]
     counts: Int[Tensor, " B"]
     lengths: Int[Tensor, " B"]  # of the streams, in samples
     gains: Float[Tensor, " B"]
-    noise: Float[Tensor, " B"]  # its size
-    draws: Float[Tensor, "B n"]  # further ones: which noise, what is masked
+    noise: Float[Tensor, " B"]  # standard deviation
+    uniforms: Float[Tensor, "B n"]  # for the kind of noise and the masks
 
     def to(self, device: torch.device) -> _Plan:
         return _Plan(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
 
 class StreamSplit(Split[SpeechBatch]):
-    """Streams without end: row r of epoch e is always the same one. `delay` is how many seconds after its end a digit
-    may still be written down (None: whenever)."""
+    """Synthetic streams; row r of epoch e is always the same.
 
-    device_attrs = ("_sound", "_noise", "_clips")
+    Args:
+        recordings: Recordings to mix.
+        mel: Features.
+        streams: How streams are mixed.
+        n: Streams per epoch.
+        delay: Seconds after its end within which a digit must be emitted; None: no limit.
+        seed: Seed of the random choices.
+    """
+
+    device_attrs = ("_samples", "_noise", "_clips")
 
     def __init__(
-        self, recordings: Recordings, mel: Mel, streams: Streams, *, n: int, delay: float | None = None, seed: int = 0
+        self,
+        recordings: Recordings,
+        mel: Mel,
+        streams: StreamSettings,
+        *,
+        n: int,
+        delay: float | None = None,
+        seed: int = 0,
     ) -> None:
         self.recordings, self.mel, self.streams = recordings, mel, streams
         self.n, self.delay, self.seed = n, delay, seed
         self._noise = _noises(mel.sample_rate)
-        self._sound = recordings.samples  # batches are made where these lie
+        self._samples = recordings.samples  # batches are computed on the device of these
         self._clips = torch.stack((recordings.starts, recordings.lengths))
         sums = F.pad(recordings.samples.double().square().cumsum(0), (1, 0))
         ends = recordings.starts + recordings.lengths
@@ -209,43 +247,48 @@ class StreamSplit(Split[SpeechBatch]):
 
     @functools.cached_property
     def _by_speaker(self) -> tuple[Tensor, Tensor]:
-        """Which recordings a speaker has of a digit, (speakers, 10, most), and how many."""
-        said = self.recordings
-        speakers = said.speakers.unique().tolist()
-        found = [[((said.speakers == s) & (said.digits == d)).nonzero()[:, 0] for d in range(10)] for s in speakers]
-        many = torch.tensor([[len(rows) for rows in row] for row in found])
-        if not many.all():
-            s, d = (many == 0).nonzero()[0].tolist()
+        """The recordings of each speaker and digit, (speakers, 10, most), and their number."""
+        recordings = self.recordings
+        speakers = recordings.speakers.unique().tolist()
+        table = [
+            [((recordings.speakers == s) & (recordings.digits == d)).nonzero()[:, 0] for d in range(10)]
+            for s in speakers
+        ]
+        counts = torch.tensor([[len(rows) for rows in row] for row in table])
+        if not counts.all():
+            s, d = (counts == 0).nonzero()[0].tolist()
             raise DataError(
-                f"{said.names[speakers[s]]} has no recording of the digit {d} in this part, and streams need all ten; "
-                "add one, or leave the speaker out"
+                f"{recordings.names[speakers[s]]} has no recording of the digit {d} in this part, but streams need all "
+                "ten digits; add one, or remove the speaker"
             )
-        return pad_sequence([rows for row in found for rows in row], batch_first=True).unflatten(0, many.shape), many
+        return pad_sequence([rows for row in table for rows in row], batch_first=True).unflatten(
+            0, counts.shape
+        ), counts
 
     def __len__(self) -> int:
         return self.n
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
-        # Streams of one length are what batches like best, and others are only known once they are drawn.
+        # Usually all streams have one length; others would have to be drawn first.
         return torch.ones(self.n, 1, dtype=torch.int64)
 
     def labels_of(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "B S"]:
-        return self.recordings.digits[self._plan(rows, 0).clips]  # without making a sound
+        return self.recordings.digits[self._plan(rows, 0).clips]  # without computing audio
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> SpeechBatch:
         plan = self._plan(rows.cpu(), epoch)
-        device = self._sound.device
-        placed = plan.to(device)
-        frames = self._masked(self.mel(self._samples(placed, int(plan.lengths.max()))), placed.draws)
+        device = self._samples.device
+        on_device = plan.to(device)
+        frames = self._mask_features(self.mel(self._mix(on_device, int(plan.lengths.max()))), on_device.uniforms)
         counts = plan.counts.tolist()
         n_frames = [self.mel.n_frames(n) for n in plan.lengths.tolist()]
-        there = torch.arange(plan.clips.shape[1]) < plan.counts[:, None]  # (B, S)
+        is_used = torch.arange(plan.clips.shape[1]) < plan.counts[:, None]  # (B, S)
         spans = plan.starts[..., None] + self.recordings.spoken[plan.clips] / plan.speeds[..., None]
-        spans = spans * there[..., None]
+        spans = spans * is_used[..., None]
         return SpeechBatch(
             frames=frames,
-            labels=(self.recordings.digits[plan.clips] * there).to(device),
-            weights=there.to(device, torch.float32),
+            labels=(self.recordings.digits[plan.clips] * is_used).to(device),
+            weights=is_used.to(device, torch.float32),
             spans=(spans / self.mel.sample_rate).to(device, torch.float32),
             delay=self.delay,
             mel=self.mel,
@@ -257,100 +300,107 @@ class StreamSplit(Split[SpeechBatch]):
         )
 
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
-        how, rate, most = self.streams, self.mel.sample_rate, max(1, self.streams.digits[1])
-        u = draws.uniform(_DRAWS, self.seed, epoch, rows[:, None], torch.arange(16 + 4 * most))  # (B, n)
+        settings = self.streams
+        rate = self.mel.sample_rate
+        max_digits = max(1, settings.digits[1])
+        u = counter_rng.uniform(_RNG_KEY, self.seed, epoch, rows[:, None], torch.arange(16 + 4 * max_digits))  # (B, n)
         speaker, kind, count, gain, noise, clean = u[:, :6].unbind(1)
-        digit, clip, pause, speed = u[:, 16:].unflatten(1, (4, most)).unbind(1)  # (B, S) each
-        low, high = how.digits
+        digit, clip, pause, speed = u[:, 16:].unflatten(1, (4, max_digits)).unbind(1)  # (B, S) each
+        low, high = settings.digits
         counts = low + (count * (high - low + 1)).long()
-        counts = torch.where(kind < how.none + how.one, (kind >= how.none).long(), counts)
-        known, many = self._by_speaker
-        speaker, digit = (speaker * len(many)).long()[:, None], (digit * 10).long()
-        clips = known[speaker, digit, (clip * many[speaker, digit]).long()]
-        speeds = 1 + how.speed * (2 * speed - 1)
-        taken = (self.recordings.lengths[clips] / speeds).long() + 1
-        pauses = (rate * (how.pause[0] + pause * (how.pause[1] - how.pause[0]))).long()
-        ends = (pauses + taken).cumsum(1)
-        tail = int(rate * TAIL)
-        if how.seconds is None:
+        counts = torch.where(kind < settings.p_empty + settings.p_single, (kind >= settings.p_empty).long(), counts)
+        clips_of, n_clips = self._by_speaker
+        speaker, digit = (speaker * len(n_clips)).long()[:, None], (digit * 10).long()
+        clips = clips_of[speaker, digit, (clip * n_clips[speaker, digit]).long()]
+        speeds = 1 + settings.speed * (2 * speed - 1)
+        durations = (self.recordings.lengths[clips] / speeds).long() + 1
+        pauses = (rate * (settings.pause[0] + pause * (settings.pause[1] - settings.pause[0]))).long()
+        ends = (pauses + durations).cumsum(1)
+        tail = int(rate * TAIL_SECONDS)
+        if settings.seconds is None:
             lengths = tail + ends.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]
         else:
-            lengths = torch.full_like(counts, int(how.seconds * rate))
+            lengths = torch.full_like(counts, int(settings.seconds * rate))
             counts = torch.minimum(counts, (ends + tail <= lengths[:, None]).sum(1))
-        starts = torch.where(torch.arange(most) < counts[:, None], ends - taken, _NEVER)
-        below = 10 ** (-(how.noise[0] + noise * (how.noise[1] - how.noise[0])) / 20)
-        size = torch.where(clean < how.clean, 0.0, self._rms[clips].mean(1) * below)
-        gains = 10 ** ((2 * gain - 1) * how.gain / 20)
-        return _Plan(clips, starts, speeds, counts, lengths, gains, size, u[:, 6:16])
+        starts = torch.where(torch.arange(max_digits) < counts[:, None], ends - durations, _UNUSED_START)
+        amplitude = 10 ** (-(settings.snr_db[0] + noise * (settings.snr_db[1] - settings.snr_db[0])) / 20)
+        noise_std = torch.where(clean < settings.p_clean, 0.0, self._rms[clips].mean(1) * amplitude)
+        gains = 10 ** ((2 * gain - 1) * settings.gain_db / 20)
+        return _Plan(clips, starts, speeds, counts, lengths, gains, noise_std, u[:, 6:16])
 
-    def _samples(self, plan: _Plan, N: int) -> Float[Tensor, "B N"]:
-        """The sound itself: each moment looks up the recording that plays, and where it has come to."""
-        at = torch.arange(N, device=self._sound.device).expand(len(plan.starts), N).contiguous()
-        slot = torch.searchsorted(plan.starts, at, right=True) - 1  # (B, N); −1 before the first
-        first = slot.clamp(min=0)
-        clip = plan.clips.gather(1, first)
-        place = (at - plan.starts.gather(1, first)) * plan.speeds.gather(1, first)  # in the recording
+    def _mix(self, plan: _Plan, N: int) -> Float[Tensor, "B N"]:
+        """Return the audio: every sample looks up the recording that is active, and the position in it."""
+        time = torch.arange(N, device=self._samples.device).expand(len(plan.starts), N).contiguous()
+        slot = torch.searchsorted(plan.starts, time, right=True) - 1  # (B, N); −1 before the active
+        active = slot.clamp(min=0)
+        clip = plan.clips.gather(1, active)
+        position = (time - plan.starts.gather(1, active)) * plan.speeds.gather(1, active)  # in the recording
         start, length = self._clips[0][clip], self._clips[1][clip]
-        plays = (slot >= 0) & (place < length - 1)
-        below = torch.where(plays, place.long(), 0)
-        here, there = self._sound[start + below], self._sound[start + torch.minimum(below + 1, length - 1)]
-        fade = self.mel.sample_rate * _FADE
-        edge = (torch.minimum(place + 1, length - place) / fade).clamp(max=1.0)
-        sound = torch.where(plays, (here + (there - here) * (place - below)) * edge, 0.0)
-        colour = (plan.draws[:, 0] * len(self._noise)).long()[:, None]
-        offset = (plan.draws[:, 1] * self._noise.shape[1]).long()[:, None]
-        noise = self._noise[colour, (at + offset) % self._noise.shape[1]]
-        return (sound + noise * plan.noise[:, None]) * plan.gains[:, None]
+        is_playing = (slot >= 0) & (position < length - 1)
+        index = torch.where(is_playing, position.long(), 0)
+        left_sample, right_sample = (
+            self._samples[start + index],
+            self._samples[start + torch.minimum(index + 1, length - 1)],
+        )
+        fade = self.mel.sample_rate * _FADE_SECONDS
+        edge = (torch.minimum(position + 1, length - position) / fade).clamp(max=1.0)
+        audio = torch.where(is_playing, (left_sample + (right_sample - left_sample) * (position - index)) * edge, 0.0)
+        color = (plan.uniforms[:, 0] * len(self._noise)).long()[:, None]
+        offset = (plan.uniforms[:, 1] * self._noise.shape[1]).long()[:, None]
+        noise = self._noise[color, (time + offset) % self._noise.shape[1]]
+        return (audio + noise * plan.noise[:, None]) * plan.gains[:, None]
 
-    def _masked(self, frames: Tensor, u: Tensor) -> Float[Tensor, "B T F"]:
-        """Two runs of bands and two of frames become the batch's mean (Park et al., 2019)."""
-        for axis, widest, first in ((2, self.streams.bands, 2), (1, self.streams.times, 6)):
-            if not widest:
+    def _mask_features(self, frames: Tensor, u: Tensor) -> Float[Tensor, "B T F"]:
+        """Replace two runs of bands and two of frames by the mean of the batch (SpecAugment, Park et al., 2019)."""
+        for axis, max_width, first_column in ((2, self.streams.masked_bands, 2), (1, self.streams.masked_frames, 6)):
+            if not max_width:
                 continue
-            at = torch.arange(frames.shape[axis], device=frames.device)
-            for column in (first, first + 2):
-                width = (u[:, column, None] * (widest + 1)).floor()
+            positions = torch.arange(frames.shape[axis], device=frames.device)
+            for column in (first_column, first_column + 2):
+                width = (u[:, column, None] * (max_width + 1)).floor()
                 start = (u[:, column + 1, None] * (frames.shape[axis] - width)).floor()
-                hidden = (at >= start) & (at < start + width)  # (B, T or F)
-                frames = torch.where(hidden[:, None] if axis == 2 else hidden[..., None], frames.mean(), frames)
+                is_masked = (positions >= start) & (positions < start + width)  # (B, T or F)
+                frames = torch.where(is_masked[:, None] if axis == 2 else is_masked[..., None], frames.mean(), frames)
         return frames
 
 
 class SingleSplit(StreamSplit):
-    """Every recording as it is, by itself, and some silence after it."""
+    """Single unchanged recordings, followed by silence."""
 
     def __init__(self, recordings: Recordings, mel: Mel) -> None:
-        super().__init__(recordings, mel, Streams(), n=len(recordings))
+        super().__init__(recordings, mel, StreamSettings(), n=len(recordings))
 
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
         return self.recordings.lengths[:, None]
 
     def _plan(self, rows: Tensor, epoch: int) -> _Plan:
-        B, lengths = len(rows), self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL)
-        start, one = torch.zeros(B, 1, dtype=torch.int64), torch.ones(B)
-        return _Plan(rows[:, None], start, one[:, None], start[:, 0] + 1, lengths, one, 0 * one, torch.zeros(B, 10))
+        B = len(rows)
+        lengths = self.recordings.lengths[rows] + int(self.mel.sample_rate * TAIL_SECONDS)
+        start = torch.zeros(B, 1, dtype=torch.int64)
+        ones = torch.ones(B)
+        return _Plan(rows[:, None], start, ones[:, None], start[:, 0] + 1, lengths, ones, 0 * ones, torch.zeros(B, 10))
 
 
-def _noises(rate: int) -> Float[Tensor, "colours N"]:
-    """Eight seconds each of noise whose spectrum falls with f^0, f^-½, f^-1 and f^-2, of unit size."""
-    spectrum = torch.fft.rfft(torch.randn(8 * rate, generator=torch.Generator().manual_seed(_DRAWS)))
+def _noises(rate: int) -> Float[Tensor, "colors N"]:
+    """Return eight seconds of noise for each of the spectra f^0, f^-½, f^-1 and f^-2, with unit variance."""
+    spectrum = torch.fft.rfft(torch.randn(8 * rate, generator=torch.Generator().manual_seed(_RNG_KEY)))
     f = torch.arange(1, len(spectrum) + 1) / len(spectrum) + 50 / rate
     noise = torch.stack([torch.fft.irfft(spectrum / f ** (slope / 2), n=8 * rate) for slope in (0.0, 1.0, 2.0, 4.0)])
     return (noise - noise.mean(1, keepdim=True)) / noise.std(1, keepdim=True)
 
 
-class Speech:
-    """The task: write down the digits that are spoken. `singles` are the recordings behind the validation part."""
+class SpeechRecognition:
+    """The task of recognizing spoken digits. `singles` are the recordings of the validation part."""
 
     name = "speech"
 
     def __init__(self, train: StreamSplit, validation: StreamSplit, singles: SingleSplit) -> None:
         self.train, self.validation, self.singles = train, validation, singles
         self.mel = train.mel
-        sample = train.mel(train._samples(train._plan(torch.arange(64), 0), 2 * train.mel.sample_rate))
+        sample = train.mel(train._mix(train._plan(torch.arange(64), 0), 2 * train.mel.sample_rate))
         self.mean, self.std = round(sample.mean().item(), 3), round(sample.std().item(), 3)
 
     @property
     def features(self) -> dict[str, Any]:
-        """What a model has to know of what it is given."""
+        """Fields of the model's configuration that depend on the data."""
         return {"mel": self.mel, "mean": self.mean, "std": self.std}

@@ -1,11 +1,11 @@
-"""A batch of sounds with what is said in them, and how an answer is judged: connectionist temporal classification.
+"""Batches of audio with a CTC loss (connectionist temporal classification), greedy decoding and alignment.
 
-The model gives a score for every symbol, and for none, at every moment. The loss is torch's: the probability of all
-ways of writing the symbols down in their order, blanks in between. Where it is known when each was said, ways that
-write it down before most of it has been said, or later than `delay` after its end, do not count: a stream must not be
-kept waiting, and a model that may answer at the first sound learns when somebody speaks, and never what.
+The model returns a score for every symbol and for the blank in each of its output frames. The loss is that of torch:
+the negative log probability of all alignments of the symbols, with blanks in between. If the times of the symbols are
+known, alignments that emit a symbol before most of it was spoken, or later than `delay` after its end, are excluded.
+Otherwise a streaming model could emit symbols late, or learn when someone speaks instead of what.
 
-    B sounds   S symbols of one at most   T frames   F features   N moments   V symbols"""
+    B recordings   S symbols at most   T feature frames   F features   N output frames   V symbols"""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from clearhead._core.shapes import Bool, Float, Int
 from clearhead.data.batch import Batch
 from clearhead.nn.mel import Mel
 
-_HEARD = 0.75  # how much of a symbol must have been said
-_NEVER = -1e4  # a score that no way goes through, and finite, as sums over ways need it
+_MIN_SPOKEN = 0.75  # share of a symbol that must be spoken before it may be emitted
+_EXCLUDED = -1e4  # score of excluded symbols; finite because the sums over alignments need finite scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechBatch(Batch):
-    """Features of sounds and the symbols in them, each with the seconds from which to which it is said."""
+    """Features of recordings and their symbols, with the start and end of each symbol in seconds."""
 
     frames: Float[Tensor, "B T F"]
     labels: Int[Tensor, "B S"]
@@ -43,72 +43,81 @@ class SpeechBatch(Batch):
             return model(self.frames)
         return model(self.frames, torch.tensor(self.n_frames, device=self.frames.device))
 
-    def n_moments(self, logits: Float[Tensor, "B N V"]) -> list[int]:
-        """How many of the moments are each sound's own."""
+    def output_lengths(self, logits: Float[Tensor, "B N V"]) -> list[int]:
+        """Return the number of output frames of each recording, without padding."""
         return [n // (self.frames.shape[1] // logits.shape[1]) for n in self.n_frames]
 
     def custom_loss(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, ""]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        lengths, total = self.n_moments(logits), logits.new_zeros(())
+        lengths, total = self.output_lengths(logits), logits.new_zeros(())
         if self.delay is not None:
-            # What lies on the other ways is lost to the right ones, moment by moment.
-            narrowed = logits.masked_fill(~self._in_time(logits), _NEVER)
-            lost = logits.logsumexp(-1) - narrowed.logsumexp(-1)  # (B, N)
-            moments = torch.arange(logits.shape[1], device=logits.device)
-            total = (lost * (moments < torch.tensor(lengths, device=logits.device)[:, None])).sum()
-            logits = narrowed
-        scores, sizes = logits.log_softmax(-1).transpose(0, 1), (lengths, self.counts)  # plain: no device is waited for
-        how: dict[str, Any] = {"blank": logits.shape[-1] - 1, "reduction": "sum", "zero_infinity": True}
-        total = total + F.ctc_loss(scores, self.labels, *sizes, **how)  # type: ignore[arg-type]
+            # The log probability of the excluded symbols, per frame.
+            allowed = logits.masked_fill(~self._allowed(logits), _EXCLUDED)
+            excluded = logits.logsumexp(-1) - allowed.logsumexp(-1)  # (B, N)
+            frames = torch.arange(logits.shape[1], device=logits.device)
+            total = (excluded * (frames < torch.tensor(lengths, device=logits.device)[:, None])).sum()
+            logits = allowed
+        log_probs = logits.log_softmax(-1).transpose(0, 1)
+        sizes = (lengths, self.counts)  # Python integers, so that no device is synchronized
+        options: dict[str, Any] = {"blank": logits.shape[-1] - 1, "reduction": "sum", "zero_infinity": True}
+        total = total + F.ctc_loss(log_probs, self.labels, *sizes, **options)  # type: ignore[arg-type]
         return total * (self.weights.amax() > 0)
 
-    def _in_time(self, logits: Tensor) -> Bool[Tensor, "B N V"]:
-        """Which symbols may be written down when; the blank always."""
+    def _allowed(self, logits: Tensor) -> Bool[Tensor, "B N V"]:
+        """Return which symbols may be emitted in which frame; the blank always may."""
         N, V = logits.shape[1:]
-        stacked, mel = self.frames.shape[1] // N, self.mel
-        frame = torch.arange(1, N + 1, device=logits.device) * stacked - 1  # the last of each moment
-        known = (frame * mel.hop - mel.margin + mel.window) / mel.sample_rate  # seconds
+        stacking = self.frames.shape[1] // N
+        mel = self.mel
+        last_frame = torch.arange(1, N + 1, device=logits.device) * stacking - 1  # the last input of each output
+        end_seconds = (last_frame * mel.hop - mel.margin + mel.window) / mel.sample_rate
         begin, end = self.spans.unbind(-1)
-        begin = begin + (end - begin) * _HEARD
-        inside = (known >= begin[..., None]) & (known <= end[..., None] + (self.delay or 0.0))  # (B, S, N)
+        begin = begin + (end - begin) * _MIN_SPOKEN
+        is_in_time = (end_seconds >= begin[..., None]) & (
+            end_seconds <= end[..., None] + (self.delay or 0.0)
+        )  # (B, S, N)
         symbols = F.one_hot(self.labels, V) * self.weights[..., None].long()
-        may = torch.einsum("bsn,bsv->bnv", inside.to(logits.dtype), symbols.to(logits.dtype)) > 0
-        may[..., -1] = True
-        return may
+        is_allowed = torch.einsum("bsn,bsv->bnv", is_in_time.to(logits.dtype), symbols.to(logits.dtype)) > 0
+        is_allowed[..., -1] = True
+        return is_allowed
 
-    def right(self, logits: Float[Tensor, "B N V"]) -> int:
-        """How many symbols are left of those that should be there, after one is taken off for each mistake."""
-        found = [[symbol for symbol, _ in row] for row in written(logits, self.n_moments(logits))]
-        wanted = [row[:n] for row, n in zip(self.labels.tolist(), self.counts, strict=True)]
-        return sum(max(0, len(w) - compared(f, w)[0]) for f, w in zip(found, wanted, strict=True))
+    def n_correct(self, logits: Float[Tensor, "B N V"]) -> int:
+        """Return the number of symbols minus the number of errors of greedy decoding, at least 0 per recording."""
+        hypotheses = [[symbol for symbol, _ in row] for row in greedy_decode(logits, self.output_lengths(logits))]
+        references = [row[:n] for row, n in zip(self.labels.tolist(), self.counts, strict=True)]
+        pairs = zip(hypotheses, references, strict=True)
+        return sum(max(0, len(reference) - align(hypothesis, reference)[0]) for hypothesis, reference in pairs)
 
 
-def written(logits: Float[Tensor, "B N V"], lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """The likeliest class of every moment, without repeats and blanks: symbols, each with its first moment."""
+def greedy_decode(logits: Float[Tensor, "B N V"], lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Decode greedily: the argmax of every frame, without repeats and blanks.
+
+    Returns:
+        The symbols of each recording, each with its first frame.
+    """
     best = logits.argmax(-1)
-    fresh = best != F.pad(best, (1, 0), value=logits.shape[-1] - 1)[:, :-1]
-    new = (fresh & (best != logits.shape[-1] - 1)).cpu()
+    is_change = best != F.pad(best, (1, 0), value=logits.shape[-1] - 1)[:, :-1]
+    is_new = (is_change & (best != logits.shape[-1] - 1)).cpu()
     return [
-        [(int(row[n]), n) for n in is_new[:length].nonzero()[:, 0].tolist()]
-        for row, is_new, length in zip(best.cpu(), new, lengths, strict=True)
+        [(int(row[n]), n) for n in new[:length].nonzero()[:, 0].tolist()]
+        for row, new, length in zip(best.cpu(), is_new, lengths, strict=True)
     ]
 
 
-def compared(found: Sequence[int], wanted: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
-    """How many digits have to be changed, added or left out to get from one to the other at least, and which of them
-    then stand for each other and are the same: pairs of places."""
-    table = [list(range(len(wanted) + 1))]
-    for i, digit in enumerate(found, 1):
+def align(hypothesis: Sequence[int], reference: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+    """Return the edit distance of two sequences, and the pairs of indices whose symbols match in the alignment."""
+    table = [list(range(len(reference) + 1))]
+    for i, symbol in enumerate(hypothesis, 1):
         row = [i]
-        for j, other in enumerate(wanted, 1):
-            row.append(min(table[-1][j] + 1, row[-1] + 1, table[-1][j - 1] + (digit != other)))
+        for j, other in enumerate(reference, 1):
+            row.append(min(table[-1][j] + 1, row[-1] + 1, table[-1][j - 1] + (symbol != other)))
         table.append(row)
-    pairs, i, j = [], len(found), len(wanted)
+    pairs = []
+    i, j = len(hypothesis), len(reference)
     while i and j:
-        same = found[i - 1] == wanted[j - 1]
-        if table[i][j] == table[i - 1][j - 1] + (not same):
+        is_match = hypothesis[i - 1] == reference[j - 1]
+        if table[i][j] == table[i - 1][j - 1] + (not is_match):
             i, j = i - 1, j - 1
-            if same:
+            if is_match:
                 pairs.append((i, j))
         elif table[i][j] == table[i - 1][j] + 1:
             i -= 1

@@ -20,8 +20,8 @@ from clearhead._core.validation import OpenUnit, check_int, require, validate
 from clearhead.config import Validated
 from clearhead.data import files
 from clearhead.data.batch import Split, TokenBatch
-from clearhead.data.files import Report
-from clearhead.data.packing import inside, round_up
+from clearhead.data.files import RowReport
+from clearhead.data.packing import length_mask, round_up
 from clearhead.data.shards import Shards, is_shards
 from clearhead.data.tokenizers.base import CharTokenizer, Tokenizer
 from clearhead.data.tokenizers.library import train_bpe
@@ -70,12 +70,12 @@ class ConsecutiveWindows(Validated):
 Windows: TypeAlias = RandomWindows | ConsecutiveWindows
 
 
-def read_text(path: Path | str) -> tuple[str, Report]:
+def read_text(path: Path | str) -> tuple[str, RowReport]:
     """A text file with line ends as LF. Lines that are not UTF-8 are skipped and reported."""
     path = Path(path)
     with files.open_bytes(path) as file:
-        text, n_lines, bad = files.decoded(file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n"))
-    report = Report(source=path.name, n_rows=n_lines).with_skipped(files.NOT_UTF8, bad)
+        text, n_lines, bad = files.decode_lines(file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n"))
+    report = RowReport(source=path.name, n_rows=n_lines).with_skipped(files.NOT_UTF8, bad)
     report.require_good()
     return text, report
 
@@ -113,7 +113,7 @@ class _Windows(Split[TokenBatch]):
         width = round_up(self.context, multiple)
         tokens = self._tokens(start, end, width + 1)
         lengths = (end - start).to(tokens.device)
-        real = counts = inside(lengths, width)
+        real = counts = length_mask(lengths, width)
         ids = tokens[:, :-1].masked_fill(~real, self._pad_id)
         n_labels = n_tokens = int((end - start).sum())
         documents = None
@@ -178,7 +178,7 @@ class LanguageModeling:
 
     name = "text"
 
-    def __init__(self, train: _Windows, validation: _Windows, tokenizer: Tokenizer, report: Report) -> None:
+    def __init__(self, train: _Windows, validation: _Windows, tokenizer: Tokenizer, report: RowReport) -> None:
         self.train, self.validation = train, validation
         self.tokenizer, self.report = tokenizer, report
 
@@ -213,7 +213,7 @@ class LanguageModeling:
             cut, how["apart"] = int(len(shards) * (1 - hold_out)), not across_documents
             read = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **how)
             kept = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **how)
-            rows = Report(source=str(path), n_rows=shards.n_documents)
+            rows = RowReport(source=str(path), n_rows=shards.n_documents)
             return cls(read, kept, shards.tokenizer, rows)
         why = "a text file is one document, only shards hold many"
         require(not across_documents, f"across_documents has no effect: {why}")

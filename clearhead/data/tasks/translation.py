@@ -19,8 +19,8 @@ from clearhead._core.shapes import Int
 from clearhead._core.validation import OpenUnit, validate
 from clearhead.data import files
 from clearhead.data.batch import PackedPairBatch, PairBatch, Split
-from clearhead.data.files import Report
-from clearhead.data.packing import Ragged, inside
+from clearhead.data.files import RowReport
+from clearhead.data.packing import Ragged, length_mask
 from clearhead.data.tokenizers.base import Tokenizer
 from clearhead.data.tokenizers.library import train_bpe
 from clearhead.errors import DataError, StorageError
@@ -31,11 +31,11 @@ _VALIDATION_NAMES = ("dev.tsv", "valid.tsv", "validation.tsv", "dev.txt", "valid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class SentencePairs:
     """The good rows of a file, with the line each stood on."""
 
     rows: Sequence[tuple[str, str, int]]  # source, target, line (0 where it stood on none)
-    report: Report
+    report: RowReport
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,27 +52,27 @@ class Pairs:
     def lines(self) -> list[int]:
         return [line for _, _, line in self.rows]
 
-    def select(self, keep: Iterable[bool]) -> Pairs:
+    def select(self, keep: Iterable[bool]) -> SentencePairs:
         """The rows for which `keep` is True; the report stays that of the file."""
         return replace(self, rows=list(compress(self.rows, keep)))
 
 
-def read_pairs(path: Path | str, *, swap: bool = False) -> Pairs:
+def read_pairs(path: Path | str, *, swap: bool = False) -> SentencePairs:
     """Read a file of pairs; `swap` makes the second column the source. Bad rows are skipped and reported."""
     path = Path(path)
     rows: list[tuple[str, str, int]] = []
     skipped: dict[str, list[int]] = {}
     number = 0
-    for number, line in files.lines(path, max_bytes=_MAX_LINE_BYTES):
+    for number, line in files.read_lines(path, max_bytes=_MAX_LINE_BYTES):
         pair = _pair(line)
         if isinstance(pair, str):
             skipped.setdefault(pair, []).append(number)
         else:
             first, second = pair
             rows.append((second, first, number) if swap else (first, second, number))
-    report = Report(source=path.name, n_rows=number, skipped=skipped)
+    report = RowReport(source=path.name, n_rows=number, skipped=skipped)
     report.require_good()
-    return Pairs(rows=rows, report=report)
+    return SentencePairs(rows=rows, report=report)
 
 
 def _pair(line: bytes | None) -> tuple[str, str] | str:
@@ -105,7 +105,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
     packable = True
     device_attrs = ("_source", "_target")
 
-    def __init__(self, pairs: Pairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+    def __init__(self, pairs: SentencePairs, tokenizer: Tokenizer, *, max_tokens: int) -> None:
         source = encode_sources(tokenizer, pairs.sources)
         target = encode_targets(tokenizer, pairs.targets)
         fits = (source.lengths <= max_tokens) & (target.lengths - 1 <= max_tokens)
@@ -136,7 +136,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
             target=target,
             target_lengths=on_device,
             labels=labels,
-            weights=inside(on_device, labels.shape[1]).to(torch.float32),
+            weights=length_mask(on_device, labels.shape[1]).to(torch.float32),
             n_tokens=int(source_lengths.sum()) + n_labels,
             n_padded=source.numel() + target.numel(),
             n_labels=n_labels,
@@ -202,7 +202,7 @@ class TranslationTask:
         return cls(train, held, tokenizer)
 
 
-def divide(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
+def divide(pairs: SentencePairs, fraction: float) -> tuple[SentencePairs, SentencePairs]:
     """Training and held-out pairs. Which a pair is depends on its source sentence alone, in any file and any order."""
     fraction = validate(fraction, "hold_out", OpenUnit)
     held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]

@@ -154,10 +154,10 @@ def _code_points(text: str) -> Tensor:
     return torch.frombuffer(bytearray(text.encode("utf-32-le", "surrogatepass")), dtype=torch.int32).to(torch.int64)
 
 
-class Symbols(Tokenizer):
+class WordLevelTokenizer(Tokenizer):
     """A fixed vocabulary: words between blanks, each a symbol of a given list. Ids are places in the list.
 
-    >>> s = Symbols(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
+    >>> s = WordLevelTokenizer(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
     >>> s.encode("D A A <START> A D <STOP>")
     [1, 0, 0, 3, 0, 1, 4]
     """
@@ -211,7 +211,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             case {"type": "characters", "alphabet": str(alphabet), "unknown": bool(unknown)}:
                 return CharTokenizer(alphabet, unknown=unknown)
             case {"type": "symbols", "symbols": [*symbols], "pad": str(pad), "bos": str(bos), "eos": str(eos)}:
-                return Symbols([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
+                return WordLevelTokenizer([str(symbol) for symbol in symbols], pad=pad, bos=bos, eos=eos)
             case {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}:
                 from clearhead.data.tokenizers.library import from_json
 

@@ -191,7 +191,7 @@ def train_bpe(
 def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
     for item in [source] if isinstance(source, Path) else source:
         if isinstance(item, Path):
-            for _, line in files.lines(item):
+            for _, line in files.read_lines(item):
                 yield (line or b"").decode(errors="ignore")
         else:
             yield item

@@ -1,7 +1,7 @@
 from pathlib import Path
 import torch
 from clearhead import data
-from clearhead.data import Batches, CharTokenizer, FixedSize, SortDedup, Symbols, TokenBudget
+from clearhead.data import Batches, CharTokenizer, FixedSize, SortDedup, WordLevelTokenizer, TokenBudget
 book = Path("book.txt")
 size = book.write_text("To be, or not to be, that is the question.\n" * 40)
 pairs = Path("pairs.tsv")
@@ -19,14 +19,14 @@ tokenizer.decode(tokenizer.encode("To be"))  # → 'To be'
 
 CharTokenizer("abc").encode("cab")
 
-Symbols(["<pad>", "<bos>", "<eos>", "A", "B"]).vocab_size  # → 5
+WordLevelTokenizer(["<pad>", "<bos>", "<eos>", "A", "B"]).vocab_size  # → 5
 
 folder = data.train_bpe(book, 300).save("tokenizer").parent
 tokenizer = data.load_tokenizer(folder)
 shards = data.tokenize([book], tokenizer, "shards", processes=1)  # a Shards, whose parts a ShardSplit reads
 len(shards) > 0  # → True
 
-text, report = data.read_text(book)  # a Report says what was left out
+text, report = data.read_text(book)  # a RowReport says what was left out
 ids = torch.tensor(CharTokenizer(set(text)).encode(text))
 windows = data.WindowSplit(ids, context=16, windows=data.ConsecutiveWindows())
 (data.RandomWindows(), data.LanguageModeling, data.ShardSplit)
@@ -46,7 +46,7 @@ data.prepare(torch.zeros(2, 8, 8, dtype=torch.uint8), data.DatasetNormalize(0.5,
 
 data.normalization_from_dict(data.normalization_to_dict(data.ImageNormalize()))
 
-data.get_dataset("en-es").licence  # of a DataSet, with its Download and DatasetFile
+data.get_dataset("en-es").license  # of a DatasetInfo, with its Download and DatasetFile
 
 data.identify(book) is None  # → True
 
@@ -54,4 +54,4 @@ data.identify(book) is None  # → True
 
 (data.DigitClassification, data.load_images)  # read a folder of MNIST, Fashion-MNIST or SVHN
 
-Batches(SortDedup(n_train=64, n_validation=16).train, FixedSize(8)).statistics()  # a Statistics
+Batches(SortDedup(n_train=64, n_validation=16).train, FixedSize(8)).statistics()  # a BatchStatistics

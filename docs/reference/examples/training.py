@@ -4,7 +4,7 @@ from clearhead.training.presets import recipe
 
 
 settings = {"steps": 2, "warmup_steps": 0, "device": "cpu", "n_train": 64, "n_validation": 16}
-summary = train("sort-dedup", preset="small", out="run", overrides=settings)  # a Summary
+summary = train("sort-dedup", preset="small", out="run", overrides=settings)  # a RunSummary
 len(read_log("run")) > 0  # → True
 
 picture = training.draw_schedule(WarmupCosine(lr_max=1e-3, warmup_steps=10, total_steps=100), 100, "schedule.svg")

@@ -27,7 +27,7 @@ from clearhead.data import (
     normalization_to_dict,
     prepare,
 )
-from clearhead.data.tasks.digits import grey, read_idx, read_mat
+from clearhead.data.tasks.digits import read_idx, read_mat, to_grayscale
 from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
 
@@ -50,7 +50,7 @@ def _write_npz(path, n=31, m=7, **changes):
 def test_grey_is_what_pillow_says():
     colour = _random(37, 41, 3)
     expected = numpy.asarray(Image.fromarray(colour).convert("L"))
-    assert numpy.array_equal(grey(torch.from_numpy(colour)).numpy(), expected)
+    assert numpy.array_equal(to_grayscale(torch.from_numpy(colour)).numpy(), expected)
 
 
 def test_the_official_mat_files(tmp_path):

@@ -133,9 +133,9 @@ def test_narrow_examples_repeat_more():
 
 
 def test_what_is_refused():
-    with pytest.raises(DataError, match="too few different inputs to hold any out"):
+    with pytest.raises(DataError, match="too few distinct inputs for validation"):
         SortDedup(n_symbols=1, max_length=1)
-    with pytest.raises(ConfigError, match="no length is left to train on"):
+    with pytest.raises(ConfigError, match="no length remains"):
         SortDedup(max_length=2, unseen_lengths=[1, 2])
     with pytest.raises(ConfigError, match="n_symbols is 0; expected a whole number of at least 1"):
         SortDedup(n_symbols=0)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clearhead.data.tokenizers import base
-from clearhead.data.tokenizers.base import CharTokenizer, Symbols, load_tokenizer
+from clearhead.data.tokenizers.base import CharTokenizer, WordLevelTokenizer, load_tokenizer
 from clearhead.data.tokenizers.library import ByteLevelBPE, train_bpe
 from clearhead.errors import ConfigError, DataError, StorageError
 
@@ -115,7 +115,7 @@ def test_what_byte_pairs_refuse(bpe):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("way", ["encode", "encode_long"])
 def test_what_is_no_text_is_refused(bpe, way):
-    for tokenizer in (bpe, CharTokenizer("abc"), Symbols(["a", "<pad>", "<bos>", "<eos>"])):
+    for tokenizer in (bpe, CharTokenizer("abc"), WordLevelTokenizer(["a", "<pad>", "<bos>", "<eos>"])):
         for wrong in (3, None, b"a", ["a"]):
             with pytest.raises(DataError, match=f"this is a {type(wrong).__name__}"):
                 getattr(tokenizer, way)(wrong)
@@ -145,7 +145,7 @@ def test_an_unknown_character_is_refused_or_replaced_by_choice():
 
 
 def test_symbols_are_words_of_a_list():
-    t = Symbols(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
+    t = WordLevelTokenizer(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
     ids = t.encode("D A A <START> A D <STOP>")
     assert ids == [1, 0, 0, 3, 0, 1, 4]
     assert t.tokens(ids) == ["D", "A", "A", "<START>", "A", "D", "<STOP>"]
@@ -153,11 +153,11 @@ def test_symbols_are_words_of_a_list():
     with pytest.raises(DataError, match="symbol 'B' is not in the vocabulary: expected blanks between A D"):
         t.encode("A B")
     with pytest.raises(ConfigError, match="each symbol once"):
-        Symbols(["A", "A", "<pad>", "<bos>", "<eos>"])
+        WordLevelTokenizer(["A", "A", "<pad>", "<bos>", "<eos>"])
     with pytest.raises(ConfigError, match="expected three different symbols of the list"):
-        Symbols(["A", "<pad>", "<bos>"])
+        WordLevelTokenizer(["A", "<pad>", "<bos>"])
     with pytest.raises(ConfigError, match="no blanks"):
-        Symbols(["A B", "<pad>", "<bos>", "<eos>"])
+        WordLevelTokenizer(["A B", "<pad>", "<bos>", "<eos>"])
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_symbols_are_words_of_a_list():
     [
         (lambda: train_bpe(TEXTS, 307), "The cat sat. ¿Mañana? 😀 <pad>"),
         (lambda: CharTokenizer.of("aé\n😀", unknown=True), "é😀x"),
-        (lambda: Symbols(["<pad>", "<bos>", "<eos>", "Ä", '"']), 'Ä " Ä'),
+        (lambda: WordLevelTokenizer(["<pad>", "<bos>", "<eos>", "Ä", '"']), 'Ä " Ä'),
     ],
 )
 def test_saved_and_loaded_it_is_the_same(tmp_path, make, text):
