@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.results import Row, gather
 from benchmarks.sparse import ON_CPU, Inputs, Options, our_way, tensors_for, time_both, time_forward
-from clearhead.attention.attend import Impl, choose
+from clearhead.attention.attend import Impl, select_implementation
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
@@ -78,7 +78,7 @@ def measure(
 def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
     call = AttentionInputs(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
-    chosen = choose(call).name
+    chosen = select_implementation(call).name
     clock = time_both if backward else time_forward
     took = {way: clock(our_way(mask, way), tensors) for way in WAYS}
     B, H, T, D = call.q.shape

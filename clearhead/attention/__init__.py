@@ -1,4 +1,4 @@
-"""How attention is computed: scores, weights, the one entry `attend`, multi-head attention and its cache."""
+"""Attention: `attend`, score functions and normalizers."""
 
 from __future__ import annotations
 

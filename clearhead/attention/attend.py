@@ -1,7 +1,8 @@
-"""`attend`: the one way into attention.
+"""`attend`: the entry point of attention.
 
-It checks the call, picks an implementation, and runs it. The reference equation is in `kernels/reference.py`; every
-other implementation gives the same answer, faster, for the calls it can run."""
+It validates the arguments, selects an implementation and runs it. `attention/reference.py` contains the equation; the
+other implementations compute the same result faster, for the inputs that they support.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ from clearhead.masks import Full, Mask, as_mask
 
 Impl = Literal["auto", "reference", "sdpa", "sparse"]
 
-# In the order "auto" asks them: the first that is worth it, runs.
-_IMPLEMENTATIONS: dict[str, Implementation] = {way.name: way for way in (SPARSE, SDPA, REFERENCE)}
+# In the order in which impl="auto" tries them.
+_IMPLEMENTATIONS: dict[str, Implementation] = {
+    implementation.name: implementation for implementation in (SPARSE, SDPA, REFERENCE)
+}
 
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
 _DEVICES = ("cpu", "cuda", "hpu", "ipu", "mps", "mtia", "xla", "xpu")
-# Asked once: a compiled graph could not, before torch 2.13. Not "meta", for one.
-_WITH_AUTOCAST = tuple(device for device in _DEVICES if torch.amp.is_autocast_available(device))
+# Evaluated at import, because compiled graphs cannot call this function before torch 2.13.
+_AUTOCAST_DEVICES = tuple(device for device in _DEVICES if torch.amp.is_autocast_available(device))
 
 
 def attend(
@@ -45,24 +48,45 @@ def attend(
     query_offset: int | None = None,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*B H T E"]:
-    """Each query's average of the values, weighted by how well it matches their keys.
+    """Compute attention: for each query, the average of the values weighted by the match of query and key.
 
         out[i] = Σ_j w[i, j] v[j]        w[i] = normalizer(scores(q[i], k) + bias[i]) over the keys j that mask allows
 
-    H must be a multiple of K: H/K query heads then share a key/value head. `bias` is added to the scores and broadcasts
-    to (B, H, T, S); −∞ in it hides a key. Gradients beside a bias beyond about 1e7 may be off, because the scores' own
-    digits are lost in it. `query_offset` is the position of the first query among the keys, needed where T ≠ S and the
-    mask speaks of positions. A query that may attend to nothing gets zeros and passes zero gradient.
+        attend(q, k, v, causal() & window(128, 0))
 
-    `impl` is "auto" (the fastest that can run), "sparse", "sdpa" or "reference"; a name that cannot run the call
-    raises and says why. On a GPU the fused kernels compute scores in float32 and do not look at the data first: |q|·|k|
-    beyond 1e38 overflows there, and "reference" is the way for such inputs. Under autocast q, k and v are taken in its
-    dtype, as torch's own attention takes them. On a CPU the data are
-    looked at, also under torch.func's transforms, but `torch.compile` and `torch.export` cannot look: there |q|·|k|
-    beyond 3e38 gives NaN, unless the inputs are float64. torch.func's transforms go through "sdpa";
-    derivatives in forward mode go through "reference", and so must derivatives of gradients be asked for."""
-    call = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)
-    return choose(call, impl).run(call)
+    A query that may not attend to any key gets zeros, with zero gradient. Under autocast, q, k and v are cast to its
+    dtype, as in `scaled_dot_product_attention`.
+
+    Extreme values: On a CPU the inputs are checked, and |q|·|k| beyond the range of float32 runs in float64, also under
+    torch.func transforms. `torch.compile` and `torch.export` cannot check: |q|·|k| beyond 3e38 gives NaN, except in
+    float64. On a GPU "sdpa" and "sparse" compute scores in float32 without a check; use "reference" if |q|·|k| exceeds
+    1e38. If |bias| exceeds about 1e7, gradients are inaccurate, because the sum loses the digits of the scores.
+
+    Derivatives: torch.func transforms run "sdpa", forward-mode derivatives run "reference". Second derivatives need
+    impl="reference".
+
+    Args:
+        q: Queries, (B, H, T, D), with any number of batch dimensions.
+        k: Keys, (B, K, S, D). H must be a multiple of K; H/K query heads share a key/value head.
+        v: Values, (B, K, S, E).
+        mask: Pairs that may attend. Default: all.
+        scores: Score function.
+        normalizer: Turns the scores of a query into weights.
+        bias: Added to the scores; broadcasts to (B, H, T, S). −∞ masks a key.
+        query_offset: Position of the first query among the keys. Required if T ≠ S and the mask depends on positions.
+        impl: "auto" (the fastest supported one), "sparse", "sdpa" or "reference".
+
+    Returns:
+        Outputs, (B, H, T, E).
+
+    Raises:
+        ShapeError: If shapes do not match.
+        DtypeError: If an argument has the wrong type or dtype.
+        MaskError: If `query_offset` is missing.
+        ImplementationError: If `impl` does not support the arguments.
+    """
+    inputs = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)
+    return select_implementation(inputs, impl).run(inputs)
 
 
 def validate_inputs(
@@ -76,84 +100,101 @@ def validate_inputs(
     bias: Tensor | None = None,
     query_offset: int | None = None,
 ) -> AttentionInputs:
-    """Return the validated arguments of one `attend`."""
+    """Validate the arguments of an `attend` call."""
     q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, normalizer)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
-        bias = _narrowed(bias, q.dtype)
-    mask, position = _resolve(mask, query_offset, q, k)
+        bias = _to_float32(bias, q.dtype)
+    mask, position = _resolve_mask(mask, query_offset, q, k)
     return AttentionInputs(q, k, v, mask, scores, normalizer, bias, position)
 
 
-def choose(call: AttentionInputs, impl: str = "auto") -> Implementation:
-    """The implementation that will run this call."""
+def select_implementation(inputs: AttentionInputs, impl: str = "auto") -> Implementation:
+    """Return the implementation that runs `inputs`, or raise ImplementationError if `impl` does not support them."""
     if impl == "auto":
-        for way in _IMPLEMENTATIONS.values():
-            if way.is_preferred(call):
-                return way
+        for implementation in _IMPLEMENTATIONS.values():
+            if implementation.is_preferred(inputs):
+                return implementation
     if impl not in _IMPLEMENTATIONS:
-        known = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
-        raise ImplementationError(f'impl="{impl}" is unknown; choose one of {known}')
-    reason = _IMPLEMENTATIONS[impl].unsupported_reason(call)
+        names = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
+        raise ImplementationError(f'impl="{impl}" is unknown; choose one of {names}')
+    reason = _IMPLEMENTATIONS[impl].unsupported_reason(inputs)
     if reason is not None:
-        able = [name for name, way in _IMPLEMENTATIONS.items() if way.unsupported_reason(call) is None]
-        raise ImplementationError(f'impl="{impl}" cannot run this call: {reason}; {" or ".join(able)} can')
+        supported = [
+            name
+            for name, implementation in _IMPLEMENTATIONS.items()
+            if implementation.unsupported_reason(inputs) is None
+        ]
+        raise ImplementationError(
+            f'impl="{impl}" does not support these arguments: {reason}; use {" or ".join(supported)}'
+        )
     return _IMPLEMENTATIONS[impl]
 
 
-def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """A float64 bias in float32, where the scores are. What is finite stays so: only −∞ may hide a query's last key."""
+def _to_float32(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a float64 bias to float32 if the inputs are narrower; finite values stay finite, only −∞ masks a key."""
     if bias.dtype != torch.float64 or dtype == torch.float64:
         return bias
-    most = torch.finfo(torch.float32).max
-    return torch.where(bias.isinf(), bias, bias.clamp(-most, most)).float()
+    limit = torch.finfo(torch.float32).max
+    return torch.where(bias.isinf(), bias, bias.clamp(-limit, limit)).float()
 
 
-def _autocast(*given: Tensor) -> tuple[Tensor, ...]:
-    """In the dtype that autocast wants, where it is on: left to the kernels, each would do it in its own way."""
-    device = given[0].device.type if isinstance(given[0], Tensor) else None
-    if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
-        return given
-    wanted = torch.get_autocast_dtype(device)
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast to the autocast dtype if autocast is enabled, so that all implementations get the same inputs."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else None
+    if device not in _AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
     return tuple(
-        x.to(wanted) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in given
+        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in tensors
     )
 
 
-def _resolve(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
-    """The mask (None if it forbids nothing) and the position of the first query."""
+def _resolve_mask(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
+    """Return the mask (None if it allows all pairs) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
         return None, 0 if query_offset is None else query_offset
-    mask, front = as_mask(mask), q.shape[:-2]  # (B, H)
+    mask = as_mask(mask)
+    batch_and_heads = q.shape[:-2]
     position = mask.check(q.shape[-2], k.shape[-2], query_offset)
-    if not _broadcasts(mask.batch_shape, front):
-        own = f"the mask is made for (batch, heads) {mask.batch_shape}"
-        raise ShapeError(f"{own} and the queries have {tuple(front)}; expected sizes that broadcast")
+    if not _broadcasts(mask.batch_shape, batch_and_heads):
+        raise ShapeError(
+            f"the mask has (batch, heads) {mask.batch_shape} and the queries have {tuple(batch_and_heads)}; expected "
+            "sizes that broadcast"
+        )
     return mask, position
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normalizer) -> None:
+    """Raise unless types, dtypes and shapes match."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
         if not x.is_floating_point():
             raise DtypeError(f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)")
         if x.dim() < 3:
-            wanted = "(batch, heads, length, width), with any number of batch dimensions"
-            raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
+            expected = "(batch, heads, length, width), with any number of batch dimensions"
+            raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {expected}")
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ShapeError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; all but the width must be equal")
+        raise ShapeError(
+            f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; expected equal sizes except for the width"
+        )
     if q.shape[:-3] != k.shape[:-3]:
-        raise ShapeError(f"q has a batch of {tuple(q.shape[:-3])} and k of {tuple(k.shape[:-3])}")
+        raise ShapeError(
+            f"q has batch shape {tuple(q.shape[:-3])} and k {tuple(k.shape[:-3])}; expected equal batch shapes"
+        )
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise ShapeError(f"{q.shape[-3]} query heads cannot be shared out over {k.shape[-3]} key/value heads")
+        raise ShapeError(
+            f"got {q.shape[-3]} query heads and {k.shape[-3]} key/value heads; expected a multiple of the key/value "
+            "heads"
+        )
     if q.shape[-1] != k.shape[-1] and not isinstance(scores, torch.nn.Module):
         raise ShapeError(
-            f"queries are {q.shape[-1]} wide and keys {k.shape[-1]}; a dot product needs equal widths "
+            f"queries have width {q.shape[-1]} and keys {k.shape[-1]}; a dot product needs equal widths "
             f"(Bilinear and Additive scores do not)"
         )
     if not hasattr(scores, "as_dot"):
@@ -162,7 +203,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normaliz
         raise DtypeError(f"normalizer is {normalizer!r}; expected a normalizer such as Softmax() or HardMax()")
 
 
-def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
+def _check_bias(bias: Tensor, scores_shape: Sequence[int]) -> None:
+    """Raise unless the bias is a floating-point tensor that broadcasts to the scores."""
     if not isinstance(bias, Tensor):
         got = type(bias).__name__
         raise DtypeError(f"bias is a {got}; expected a floating-point tensor that broadcasts to the scores")
@@ -171,9 +213,12 @@ def _check_bias(bias: Tensor, wanted: Sequence[int]) -> None:
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "
             f"(a bool tensor is a mask: allow(tensor) or forbid(tensor))"
         )
-    if not _broadcasts(bias.shape, wanted):
-        raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(wanted)}")
+    if not _broadcasts(bias.shape, scores_shape):
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(scores_shape)}")
 
 
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    return len(shape) <= len(to) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(to), strict=False))
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Return whether `shape` broadcasts to `target`."""
+    return len(shape) <= len(target) and all(
+        n in (m, 1) for n, m in zip(reversed(shape), reversed(target), strict=False)
+    )

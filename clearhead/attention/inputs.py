@@ -1,7 +1,10 @@
-"""One call of `attend`, checked and with its mask resolved, and what an implementation is that is given it.
+"""The validated arguments of an `attend` call, and the interface of its implementations.
 
-The letters are the design's: q (B, H, T, D), k (B, K, S, D), v (B, K, S, E); leading dimensions other than one batch
-are allowed, and are folded into B by implementations that want exactly four."""
+    B batch   T queries   S keys   H query heads   K key/value heads   D key width   E value width
+
+Tensors are q (B, H, T, D), k (B, K, S, D) and v (B, K, S, E). There may be any number of batch dimensions;
+implementations that need exactly one flatten them.
+"""
 
 from __future__ import annotations
 
@@ -20,64 +23,74 @@ from clearhead.masks import Mask
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The arguments of one `attend`, with everything optional made explicit."""
+    """The validated arguments of one `attend` call, with all defaults resolved.
+
+    Attributes:
+        mask: Pairs that may attend; None allows all.
+        bias: Added to the scores; broadcasts to (B, H, T, S).
+        query_offset: Position of the first query among the keys.
+        reads_bias: Whether −∞ in the bias is treated as masking. False for tensors without data.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: Mask | None  # None: everything may attend to everything
+    mask: Mask | None
     scores: Scores
     normalizer: Normalizer
-    bias: Tensor | None  # broadcastable to (B, H, T, S)
-    query_offset: int  # position of the first query among the keys
-    reads_bias: bool = True  # False: assume that no key is hidden by a bias of −∞, for tensors without data
+    bias: Tensor | None
+    query_offset: int
+    reads_bias: bool = True
 
     @property
     def T(self) -> int:
+        """Number of queries."""
         return self.q.shape[-2]
 
     @property
     def S(self) -> int:
+        """Number of keys."""
         return self.k.shape[-2]
 
     @property
     def groups(self) -> int:
-        """How many query heads share one key/value head."""
+        """Number of query heads per key/value head."""
         return self.q.shape[-3] // self.k.shape[-3]
 
     @property
     def score_parameters(self) -> list[Tensor]:
-        """The parameters of a score function that has some."""
+        """The parameters of the score function, if it is a module."""
         return list(self.scores.parameters()) if isinstance(self.scores, nn.Module) else []
 
     @property
     def acc_dtype(self) -> torch.dtype:
-        """The dtype of the softmax's statistics: float32, or wider where the inputs are."""
+        """The dtype of the softmax statistics: float32 or wider."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def scaled_bias(self) -> Tensor:
-        """The bias over the softmax's temperature: as given at 1, else in the wide dtype. What is finite stays so.
+        """Return the bias divided by the softmax temperature, without turning finite values into −∞.
 
-        Some libraries hide keys by the least number there is. Divided, it would become −∞, which hides a key even where
-        it is the only one."""
+        Some libraries mask keys with the most negative finite value. Divided by a small temperature it would become −∞,
+        which would also mask the only key of a query.
+        """
         assert self.bias is not None
-        assert isinstance(self.normalizer, Softmax)  # other ways to weigh are the reference's
+        assert isinstance(self.normalizer, Softmax)  # the reference runs all other normalizers
         temperature = self.normalizer.temperature
         if temperature == 1.0:
             return self.bias
-        bias = self.bias.to(self.acc_dtype)  # a quotient in half precision would be rounded, or beyond its range
+        bias = self.bias.to(self.acc_dtype)  # a quotient in half precision would be rounded or overflow
         if temperature > 1.0:
             return bias / temperature
-        most = torch.finfo(self.acc_dtype).max / 2
-        return torch.where(bias.isinf(), bias, (bias / temperature).clamp(-most, most))
+        limit = torch.finfo(self.acc_dtype).max / 2
+        return torch.where(bias.isinf(), bias, (bias / temperature).clamp(-limit, limit))
 
     def no_autocast(self) -> AbstractContextManager[object]:
-        """Without autocast, which would round what is computed in wide numbers on purpose."""
-        # Tensors of sizes alone ("meta") have no autocast to switch off.
+        """Return a context without autocast, which would round tensors that are float32 on purpose."""
+        # The "meta" device has no autocast.
         return nullcontext() if self.q.is_meta else torch.autocast(self.q.device.type, enabled=False)
 
     def allowed(self) -> Tensor | None:
-        """The mask as a bool tensor that broadcasts to (B, H, T, S); one row where all queries see the same keys."""
+        """Return the mask as a bool tensor that broadcasts to (B, H, T, S), with one row if it is equal for all."""
         if self.mask is None:
             return None
         rows = self.T if self.mask.depends_on_query else 1
@@ -85,32 +98,33 @@ class AttentionInputs:
 
 
 def to_bhtd(x: Tensor) -> Tensor:
-    """(…, H, T, D) with the leading dimensions folded into one."""
-    return x if x.dim() == 4 else x.unsqueeze(0).flatten(0, -4)  # not by a size of −1, unknown where there are no heads
+    """Flatten the batch dimensions of (…, H, T, D) into one."""
+    # Not by reshape with −1, which is undefined if there are no heads.
+    return x if x.dim() == 4 else x.unsqueeze(0).flatten(0, -4)
 
 
-def mask_to_bhts(mask: Tensor, lead: torch.Size) -> Tensor:
-    """A mask or bias as something that broadcasts to (B, H, T, S), B being the leading dimensions `lead` folded."""
-    while mask.dim() < 3:  # the same for every head, for every query, or one number
+def mask_to_bhts(mask: Tensor, batch_shape: torch.Size) -> Tensor:
+    """Flatten the batch dimensions of a mask or bias, so that it broadcasts to (B, H, T, S)."""
+    while mask.dim() < 3:
         mask = mask.unsqueeze(0)
-    if len(lead) == 1:
+    if len(batch_shape) == 1:
         return mask if mask.dim() == 4 else mask.unsqueeze(0)
-    return to_bhtd(mask.expand(*lead, *mask.shape[-3:]))
+    return to_bhtd(mask.expand(*batch_shape, *mask.shape[-3:]))
 
 
 class Implementation(ABC):
-    """One way to compute a call. `attend` asks them in turn."""
+    """An algorithm that computes `attend`. With impl="auto", the first preferred one of a list runs."""
 
     name: ClassVar[str]
 
     @abstractmethod
-    def unsupported_reason(self, call: AttentionInputs) -> str | None:
-        """Why it cannot run this call, or None if it can."""
+    def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
+        """Return why this implementation cannot run these inputs, or None if it can."""
 
     @abstractmethod
-    def run(self, call: AttentionInputs) -> Tensor:
-        """The output (B, H, T, E)."""
+    def run(self, inputs: AttentionInputs) -> Tensor:
+        """Return the output (B, H, T, E)."""
 
-    def is_preferred(self, call: AttentionInputs) -> bool:
-        """Whether "auto" takes it rather than those that come after: where it can run, unless its price says more."""
-        return self.unsupported_reason(call) is None
+    def is_preferred(self, inputs: AttentionInputs) -> bool:
+        """Return whether impl="auto" chooses this implementation over the following ones. Default: if it can run."""
+        return self.unsupported_reason(inputs) is None

@@ -1,8 +1,8 @@
-"""From scores to weights: how a query divides its attention among the keys it may see.
+"""Normalizers turn the scores of a query into weights that sum to 1.
 
-Each choice is a frozen value that is called with scores (..., T, S) and `allowed` (bool, broadcastable to the scores,
-or None for everything) and returns weights of the same shape. A row that may attend to nothing gets zeros, and passes
-zero gradient. Scores come in float32 or wider."""
+A normalizer is called with scores (..., T, S) in float32 or wider, and `allowed` (bool, broadcastable to the scores, or
+None for all), and returns weights of the same shape. A row without allowed keys gets zeros, with zero gradient.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ Allowed: TypeAlias = Bool[Tensor, "..."] | None
 
 @runtime_checkable
 class Normalizer(Protocol):
-    """What `attend` asks of a way to weigh."""
+    """Turns scores into weights."""
 
-    def __call__(self, scores: Tensor, allowed: Tensor | None) -> Tensor: ...
+    def __call__(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return weights of the shape of `scores`, 0 where `allowed` is False."""
+        ...
 
 
 @dataclass(frozen=True)
 class Softmax(Validated):
-    """w = softmax(scores / temperature), over the keys that are allowed.
+    """w = softmax(scores / temperature), over the allowed keys.
 
     Both limits are exact: temperature 0 equals `HardMax()`, and infinity is uniform over the allowed keys. In between,
-    the largest score of each row is subtracted before the division, so that no temperature overflows. `dropout` drops
-    weights after the softmax and scales the remaining ones up, for training."""
+    the largest score of each row is subtracted before the division, so that no temperature overflows.
+
+    Args:
+        temperature: Temperature of the softmax, from 0 to infinity.
+        dropout: Probability of dropping a weight in training; the remaining weights are scaled up.
+    """
 
     temperature: Annotated[float, Range(ge=0, finite=False)] = 1.0
     dropout: DropoutRate = 0.0
@@ -47,23 +53,24 @@ class Softmax(Validated):
 
 @dataclass(frozen=True)
 class HardMax:
-    """All the weight on the largest score; ties share it equally, as the limit of temperature → 0 does.
+    """All weight on the largest score; ties share it equally, as in the limit of temperature → 0.
 
-    The weights are piecewise constant in the scores: no gradient reaches queries and keys, only values."""
+    The weights are piecewise constant in the scores, so queries and keys get no gradient.
+    """
 
     def __call__(self, scores: Rows, allowed: Allowed = None) -> Rows:
         if scores.shape[-1] == 0:
             return scores
-        chosen = scores == _hide(scores, allowed).amax(-1, keepdim=True)
+        is_max = scores == _mask_scores(scores, allowed).amax(-1, keepdim=True)
         if allowed is not None:
-            chosen = chosen & allowed
-        weights = chosen.to(scores.dtype)
+            is_max = is_max & allowed
+        weights = is_max.to(scores.dtype)
         return weights / weights.sum(-1, keepdim=True).clamp(min=1.0)
 
 
 @dataclass(frozen=True)
 class StraightThrough(Validated):
-    """`HardMax` going forward, the gradient of `Softmax(temperature)` coming back."""
+    """`HardMax` in the forward pass, with the gradient of `Softmax(temperature)` in the backward pass."""
 
     temperature: Annotated[float, Range(gt=0, finite=False)] = 1.0
 
@@ -73,11 +80,15 @@ class StraightThrough(Validated):
 
 @dataclass(frozen=True)
 class GumbelSoftmax(Validated):
-    """softmax((scores + g) / temperature) with Gumbel noise g: a sample that gradients pass through.
+    """w = softmax((scores + g) / temperature) with Gumbel noise g: a differentiable sample.
 
-    The largest of scores + g falls on key j with probability softmax(scores)_j, so that small temperatures sample one
-    key from the softmax. With `hard` the forward weights are that one key (straight-through). The noise comes from
-    torch's generator for the device: `torch.manual_seed` repeats it."""
+    The largest of scores + g is at key j with probability softmax(scores)_j, so small temperatures sample one key from
+    the softmax. The noise comes from torch's generator of the device (`torch.manual_seed`).
+
+    Args:
+        temperature: Temperature of the softmax.
+        hard: Put all weight on the sampled key in the forward pass (straight-through).
+    """
 
     temperature: Annotated[float, Range(gt=0, finite=False)] = 1.0
     hard: bool = False
@@ -91,24 +102,27 @@ class GumbelSoftmax(Validated):
 
 
 def _straight_through(soft: Tensor, scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return hard weights with the gradient of `soft`."""
     return HardMax()(scores.detach(), allowed) + (soft - soft.detach())
 
 
 def _softmax(scores: Tensor, allowed: Tensor | None, temperature: float) -> Tensor:
+    """Compute the softmax over the allowed keys; rows without any get zeros."""
     if scores.shape[-1] == 0:
         return scores
     if temperature == math.inf:
-        scores = torch.where(scores == -math.inf, scores, 0.0)  # what a bias hides stays hidden
+        scores = torch.where(scores == -math.inf, scores, 0.0)  # keys that a bias masks stay masked
     elif temperature != 1.0:
-        # Relative to the largest first: dividing by a tiny temperature then gives −inf at worst, never inf − inf.
-        largest = _hide(scores.detach(), allowed).amax(-1, keepdim=True)
+        # Subtract the largest score first, so that dividing by a tiny temperature gives −inf at worst, not inf − inf.
+        largest = _mask_scores(scores.detach(), allowed).amax(-1, keepdim=True)
         limits = torch.finfo(scores.dtype)
-        # A temperature that this dtype would round to 0 gives what the least that it holds does, never 0 / 0.
+        # A temperature that this dtype rounds to 0 is replaced by its smallest positive value, to avoid 0 / 0.
         scores = (scores - largest.clamp(min=limits.min)) / max(temperature, limits.tiny)
-    weights = torch.softmax(_hide(scores, allowed), -1)
-    # A row of nothing but −inf comes out as NaN; here it becomes zeros, and `_hide` stops its gradient.
+    weights = torch.softmax(_mask_scores(scores, allowed), -1)
+    # The softmax of a row of −inf is NaN. It is replaced by zeros, and `_mask_scores` stops its gradient.
     return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
 
 
-def _hide(scores: Tensor, allowed: Tensor | None) -> Tensor:
+def _mask_scores(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Set the scores of keys that are not allowed to −inf."""
     return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)

@@ -1,8 +1,9 @@
-"""Attention as the equation says it, in plain tensor operations: the specification of every faster way.
+"""The reference implementation: attention as plain tensor operations, the specification of all other implementations.
 
     out = normalizer(scores(q, k) + bias, mask) · v          softmax(QKᵀ/√D)V with the defaults
 
-It builds the (B, H, T, S) scores and accepts every choice of scores, weights, bias and mask."""
+It allocates the (B, H, T, S) scores and supports every score function, normalizer, bias and mask.
+"""
 
 from __future__ import annotations
 
@@ -18,109 +19,111 @@ from clearhead.errors import ShapeError
 
 
 class ReferenceImplementation(Implementation):
-    """The equation; it runs everything."""
+    """Runs all inputs, by the equation."""
 
     name = "reference"
 
-    def unsupported_reason(self, call: AttentionInputs) -> str | None:
+    def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
         return None
 
-    def run(self, call: AttentionInputs) -> Tensor:
-        wide = statistics_dtype(call)
-        # Wide before they are shared out, so that what the heads of a group pass back is added up in wide numbers.
-        q, k, v = call.q.to(wide), *(repeat_kv_heads(x.to(wide), call.groups) for x in (call.k, call.v))
-        bias = None if call.bias is None else call.bias.to(wide)
-        with call.no_autocast():
-            scores = call.scores(q, k)  # (B, H, T, S)
+    def run(self, inputs: AttentionInputs) -> Tensor:
+        dtype = statistics_dtype(inputs)
+        # Cast before repeating, so that the gradients of a group of heads are added in the wider dtype.
+        q = inputs.q.to(dtype)
+        k, v = (repeat_kv_heads(x.to(dtype), inputs.groups) for x in (inputs.k, inputs.v))
+        bias = None if inputs.bias is None else inputs.bias.to(dtype)
+        with inputs.no_autocast():
+            scores = inputs.scores(q, k)  # (B, H, T, S)
             if bias is not None:
                 scores = scores + bias
-            weights = call.normalizer(scores, _allowed(call, bias))  # (B, H, T, S)
-            return (weights @ v).to(call.v.dtype)  # (B, H, T, E)
+            weights = inputs.normalizer(scores, _allowed(inputs, bias))  # (B, H, T, S)
+            return (weights @ v).to(inputs.v.dtype)  # (B, H, T, E)
 
 
 REFERENCE = ReferenceImplementation()
 
 
-def _allowed(call: AttentionInputs, bias: Tensor | None) -> Tensor | None:
-    """What the mask allows, but for the keys that a bias of −∞ hides: a row of nothing else is an empty one, too."""
-    allowed = call.allowed()
-    if bias is None or not call.reads_bias:
+def _allowed(inputs: AttentionInputs, bias: Tensor | None) -> Tensor | None:
+    """Return the mask without the keys that a bias of −∞ masks, so that rows with nothing else count as empty."""
+    allowed = inputs.allowed()
+    if bias is None or not inputs.reads_bias:
         return allowed
-    seen = bias != -math.inf
-    if is_concrete(seen) and not seen.is_meta and bool(seen.all()):
+    unmasked = bias != -math.inf
+    if is_concrete(unmasked) and not unmasked.is_meta and bool(unmasked.all()):
         return allowed
-    return seen if allowed is None else allowed & seen
+    return unmasked if allowed is None else allowed & unmasked
 
 
-def statistics_dtype(call: AttentionInputs) -> torch.dtype:
-    """float32, or wider where the inputs are, or where finite inputs would give scores beyond float32."""
-    if call.q.dtype == torch.float64:
-        if scores_overflow(call, torch.float64):
+def statistics_dtype(inputs: AttentionInputs) -> torch.dtype:
+    """Return the dtype of the computation: float32, or float64 if the inputs are or if scores may overflow float32."""
+    if inputs.q.dtype == torch.float64:
+        if scores_overflow(inputs, torch.float64):
             raise ShapeError(
-                "queries times keys are beyond the range of float64, and their order would be lost; "
-                "scale the queries or the keys down"
+                "queries times keys exceed the range of float64, so their order would be lost; scale the queries or "
+                "the keys down"
             )
         return torch.float64
-    return torch.float64 if scores_overflow(call, torch.float32) else torch.float32
+    return torch.float64 if scores_overflow(inputs, torch.float32) else torch.float32
 
 
 def scores_overflow(
-    call: AttentionInputs, dtype: torch.dtype, temperature: float = 1.0, *, again: bool = False
+    inputs: AttentionInputs, dtype: torch.dtype, temperature: float = 1.0, *, recomputed: bool = False
 ) -> bool:
-    """Whether |q|·|k|·D (divided by a temperature) is beyond `dtype`: a score may be inf although its inputs are
-    finite. `Bilinear` scores are |W| times as large.
+    """Return whether scores may exceed the range of `dtype`, by the bound |q|·|k|·D (times |W| for `Bilinear`).
 
-    A backward pass that computes the scores `again`, in another order, raises e to the difference: there the limit is
-    where rounding a score changes it by 1.
+    With `recomputed` the limit is lower. A backward pass that recomputes the scores in another order exponentiates the
+    difference, so a score must not change by more than 1 from rounding.
 
     Reads the data, which synchronizes with a GPU. Under `vmap` and the other transforms of torch.func it reads the
     tensor inside the wrappers, so one batch entry with large values decides for the whole batch. While a graph is
-    compiled or traced the values cannot be read, and the result is False."""
+    compiled or traced the values cannot be read, and the result is False.
+    """
     if torch.compiler.is_compiling():
         return False
-    if is_wrapped(call.q) or is_wrapped(call.k):
+    if is_wrapped(inputs.q) or is_wrapped(inputs.k):
         with outside_transforms():
-            return _scores_overflow(call, dtype, temperature, again=again)
-    return _scores_overflow(call, dtype, temperature, again=again)
+            return _scores_overflow(inputs, dtype, temperature, recomputed=recomputed)
+    return _scores_overflow(inputs, dtype, temperature, recomputed=recomputed)
 
 
-def _scores_overflow(call: AttentionInputs, dtype: torch.dtype, temperature: float, *, again: bool) -> bool:
+def _scores_overflow(inputs: AttentionInputs, dtype: torch.dtype, temperature: float, *, recomputed: bool) -> bool:
     """Compute `scores_overflow` on the tensors without their transforms."""
-    q = read_in_transform(call.q)
-    k = read_in_transform(call.k)
+    q = read_in_transform(inputs.q)
+    k = read_in_transform(inputs.k)
     if q is None or k is None or 0 in (q.numel(), k.numel()):
         return False
-    if call.q.is_meta or (call.q.dtype == torch.float16 and not again):  # at most 65504² · D
+    if inputs.q.is_meta or (inputs.q.dtype == torch.float16 and not recomputed):  # at most 65504² · D
         return False
-    limit = (1 / torch.finfo(dtype).eps if again else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
-    if call.bias is not None:
-        limit *= torch.finfo(dtype).eps if not again else 1.0  # the largest bias there is may be added
-    if isinstance(call.scores, Bilinear) and (weight := read_in_transform(call.scores.weight)) is not None:
+    limit = (1 / torch.finfo(dtype).eps if recomputed else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
+    if inputs.bias is not None:
+        limit *= torch.finfo(dtype).eps if not recomputed else 1.0  # room for the largest possible bias
+    if isinstance(inputs.scores, Bilinear) and (weight := read_in_transform(inputs.scores.weight)) is not None:
         limit /= max(1.0, float(weight.detach().abs().sum((-2, -1)).max()))
-    # No score is beyond the length of all queries times that of all keys (Cauchy and Schwarz), which is quicker
-    # to have.
-    if _length(q) * _length(k) <= limit:
+    # By Cauchy-Schwarz no score exceeds the norm of all queries times that of all keys, which is cheaper to compute.
+    if _norm(q) * _norm(k) <= limit:
         return False
-    return _largest(q) * _largest(k) * call.q.shape[-1] > limit
+    return _max_abs(q) * _max_abs(k) * inputs.q.shape[-1] > limit
 
 
-def _length(x: Tensor) -> float:
-    """√Σx², or infinity where that is not quick to have: of tensors in several pieces, or in half precision."""
+def _norm(x: Tensor) -> float:
+    """Return √Σx², or infinity if that is slow: for non-contiguous tensors and in half precision."""
     x = x.detach()
     if x.dtype not in (torch.float32, torch.float64):
         return math.inf
     if not x.is_contiguous():
-        x = x.transpose(-2, -3)  # heads as a projection leaves them
+        x = x.transpose(-2, -3)  # the memory layout of heads from a projection
     if not x.is_contiguous():
         return math.inf
     flat = x.view(-1)
     return math.sqrt(float(torch.dot(flat, flat)))
 
 
-def _largest(x: Tensor) -> float:
+def _max_abs(x: Tensor) -> float:
+    """Return the largest absolute value."""
     low, high = torch.aminmax(x.detach())
     return max(-float(low), float(high))
 
 
 def repeat_kv_heads(x: Tensor, groups: int) -> Tensor:
+    """Repeat each key/value head for the query heads of its group."""
     return x if groups == 1 else x.repeat_interleave(groups, dim=-3)

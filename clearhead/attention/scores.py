@@ -1,8 +1,10 @@
-"""How alike a query and a key are: the number before the softmax.
+"""Score functions: the match of a query and a key, before the softmax.
 
-A score function is called with q (..., H, T, D) and k (..., H, S, D) and returns scores (..., H, T, S). `Dot` and
-`ScaledDot` are plain values; `Bilinear` (multiplicative attention) and `Additive` carry parameters and are modules. A
-function that is a dot product after a change of the query says so with `as_dot`: that is what lets it run fused."""
+A score function is called with q (..., H, T, D) and k (..., H, S, D) and returns scores (..., H, T, S). `Dot`,
+`ScaledDot`, `Scaled` and `SoftCapped` have no parameters; `Bilinear` (multiplicative attention) and `Additive` are
+modules. If a score is a dot product of the keys with transformed queries, `as_dot` returns these queries, and the
+implementations "sdpa" and "sparse" can run it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from clearhead.errors import ShapeError
 
 @runtime_checkable
 class Scores(Protocol):
-    """What `attend` asks of a score function."""
+    """A score function."""
 
-    def __call__(self, q: Tensor, k: Tensor) -> Tensor: ...
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scores (..., H, T, S)."""
+        ...
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float] | None:
-        """(q', c) such that the score is c · q'ᵀk, or None where it is no dot product."""
+        """Return (q', c) such that the score is c · q'ᵀk, or None if it is not a dot product."""
         ...
 
 
@@ -38,7 +42,7 @@ class Dot:
         return q @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
-        """The queries as they are, and the scale 1."""
+        """Return the unchanged queries and the scale 1."""
         return q, 1.0
 
 
@@ -50,13 +54,13 @@ class ScaledDot:
         return (q * _inverse_root(q.shape[-1])) @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
-        """The queries as they are, and the scale 1/√D."""
+        """Return the unchanged queries and the scale 1/√D."""
         return q, _inverse_root(q.shape[-1])
 
 
 @dataclass(frozen=True)
 class Scaled(Validated):
-    """score(q, k) = scale · qᵀk, with a scale of one's own."""
+    """score(q, k) = scale · qᵀk."""
 
     scale: float
 
@@ -64,15 +68,20 @@ class Scaled(Validated):
         return (q * self.scale) @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
-        """The queries as they are, and the scale that was given."""
+        """Return the unchanged queries and `scale`."""
         return q, self.scale
 
 
 @dataclass(frozen=True)
 class SoftCapped(Validated):
-    """score(q, k) = cap · tanh(scale · qᵀk / cap), so that no score is beyond ±cap, as in Gemma 2.
+    """score(q, k) = cap · tanh(scale · qᵀk / cap), which limits scores to ±cap, as in Gemma 2.
 
-    `scale=None` is 1 / √D. It is no dot product, so all (..., T, S) scores are in memory."""
+    It is not a dot product, so the reference runs it and all (..., T, S) scores are in memory.
+
+    Args:
+        cap: Limit of the absolute score.
+        scale: Scale of the dot product. Default: 1 / √D.
+    """
 
     cap: PositiveFloat
     scale: PositiveFloat | None = None
@@ -82,19 +91,25 @@ class SoftCapped(Validated):
         return self.cap * torch.tanh((q * (scale / self.cap)) @ k.mT)
 
     def as_dot(self, q: Tensor) -> None:
-        """None: the cap comes after the product, so only the reference computes it."""
+        """Return None, because the cap is applied after the product."""
         return None
 
 
 DotScores: TypeAlias = ScaledDot | Dot | Scaled | SoftCapped
-"""The score functions without parameters, which a configuration can name."""
+"""Score functions without parameters, which configurations can store."""
 
 
 class Bilinear(nn.Module):
-    """score(q, k) = qᵀWk, multiplicative attention: queries and keys may have different widths.
+    """score(q, k) = qᵀWk, multiplicative attention; queries and keys may have different widths.
 
-    One W for all heads, or one for each with `n_heads`. W starts as Xavier-uniform. qᵀW is kept in float32 or wider, so
-    that half precision is computed by the reference, with all (..., T, S) scores in memory."""
+    In half precision the reference runs it, with all (..., T, S) scores in memory, because qᵀW needs float32. W is
+    initialized Xavier-uniform.
+
+    Args:
+        d_query: Width of the queries.
+        d_key: Width of the keys.
+        n_heads: Number of matrices: one per head, or 1 for all heads.
+    """
 
     def __init__(self, d_query: int, d_key: int, n_heads: int = 1) -> None:
         super().__init__()
@@ -104,13 +119,13 @@ class Bilinear(nn.Module):
         _xavier_per_head(self.weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
-        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), through the matrix."""
+        """Return the scores (…, T, S) of queries (…, T, Dq) and keys (…, S, Dk)."""
         projected, _ = self.as_dot(q)
         _expect_width("keys", k, self.weight.shape[2])
         return projected @ k.mT
 
     def as_dot(self, q: Tensor) -> tuple[Tensor, float]:
-        """Queries (B, H, T, D) times the matrix, which makes it a dot product, and the scale 1."""
+        """Return the queries (B, H, T, D) times W, and the scale 1."""
         _expect_heads(q, self.weight.shape[0])
         _expect_width("queries", q, self.weight.shape[1])
         return q @ self.weight.to(q.dtype), 1.0
@@ -121,10 +136,16 @@ class Bilinear(nn.Module):
 
 
 class Additive(nn.Module):
-    """score(q, k) = uᵀ tanh(W q + U k): a one-layer network compares the two.
+    """score(q, k) = uᵀ tanh(W q + U k), additive attention: a network with one hidden layer of width A.
 
-    It builds (..., H, T, S, A) for hidden width A: A times the memory of the scores, and no matrix product to speak of.
-    One network for all heads, or one for each with `n_heads`."""
+    It allocates (..., H, T, S, A), which is A times the memory of the scores.
+
+    Args:
+        d_query: Width of the queries.
+        d_key: Width of the keys.
+        d_hidden: Hidden width A.
+        n_heads: Number of networks: one per head, or 1 for all heads.
+    """
 
     def __init__(self, d_query: int, d_key: int, d_hidden: int, n_heads: int = 1) -> None:
         super().__init__()
@@ -137,7 +158,7 @@ class Additive(nn.Module):
             _xavier_per_head(weight)
 
     def forward(self, q: Float[Tensor, "*B T Dq"], k: Float[Tensor, "*B S Dk"]) -> Float[Tensor, "*B T S"]:
-        """Scores (…, T, S) of queries (…, T, Dq) against keys (…, S, Dk), of each pair by the network."""
+        """Return the scores (…, T, S) of queries (…, T, Dq) and keys (…, S, Dk)."""
         n_heads, d_query, _ = self.query_weight.shape
         _expect_heads(q, n_heads)
         _expect_width("queries", q, d_query)
@@ -148,7 +169,7 @@ class Additive(nn.Module):
         return (hidden @ self.out_weight.to(q.dtype).unsqueeze(-3)).squeeze(-1)
 
     def as_dot(self, q: Tensor) -> None:
-        """None: a sum inside a tanh is no dot product, so only the reference computes it."""
+        """Return None, because the tanh of a sum is not a dot product."""
         return None
 
     def extra_repr(self) -> str:
@@ -157,21 +178,26 @@ class Additive(nn.Module):
 
 
 def _inverse_root(width: int) -> float:
+    """Return 1 / √width."""
     return 1.0 / math.sqrt(width) if width else 1.0
 
 
 def _xavier_per_head(weight: Tensor) -> None:
-    # Fans are those of one head: (n_heads, in, out) is n_heads separate maps, not one.
+    """Initialize (n_heads, in, out) as separate matrices per head."""
     bound = math.sqrt(6.0 / (weight.shape[1] + weight.shape[2]))
     nn.init.uniform_(weight, -bound, bound)
 
 
-def _expect_width(what: str, x: Tensor, width: int) -> None:
+def _expect_width(name: str, x: Tensor, width: int) -> None:
+    """Raise ShapeError unless `x` has this width."""
     if x.shape[-1] != width:
-        raise ShapeError(f"{what} are {x.shape[-1]} wide and this score function was made for {width}")
+        raise ShapeError(f"{name} have width {x.shape[-1]}; this score function expects {width}")
 
 
 def _expect_heads(q: Tensor, n_heads: int) -> None:
+    """Raise ShapeError unless the parameters fit the number of heads."""
     if n_heads != 1 and q.shape[-3] != n_heads:
-        got, advice = q.shape[-3], f"make it with n_heads={q.shape[-3]}, or with n_heads=1 to share one set"
-        raise ShapeError(f"got {got} heads and this score function has weights for {n_heads}; {advice}")
+        raise ShapeError(
+            f"got {q.shape[-3]} heads; this score function has parameters for {n_heads}: create it with "
+            f"n_heads={q.shape[-3]}, or with n_heads=1 to share them"
+        )

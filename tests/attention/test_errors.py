@@ -32,10 +32,10 @@ def q(*shape, dtype=torch.float32):
         (lambda: attend(q(dtype=torch.int64), q(), q()), DtypeError, "q is torch.int64.*embed ids"),
         (lambda: attend([1], q(), q()), DtypeError, "q is a list"),
         (lambda: attend(q(), q(dtype=torch.float64), q()), DtypeError, "convert them to one dtype"),
-        (lambda: attend(q(), q(2, 3, 5, 11), q()), ShapeError, "queries are 7 wide and keys 11.*Bilinear"),
+        (lambda: attend(q(), q(2, 3, 5, 11), q()), ShapeError, "queries have width 7 and keys 11.*Bilinear"),
         (lambda: attend(q(), q(2, 2, 5, 7), q(2, 2, 5, 7)), ShapeError, "3 query heads.*2 key/value heads"),
-        (lambda: attend(q(), q(3, 3, 5, 7), q(3, 3, 5, 7)), ShapeError, r"batch of \(2,\) and k of \(3,\)"),
-        (lambda: attend(q(), q(), q(2, 3, 11, 7)), ShapeError, "all but the width must be equal"),
+        (lambda: attend(q(), q(3, 3, 5, 7), q(3, 3, 5, 7)), ShapeError, r"batch shape \(2,\) and k \(3,\)"),
+        (lambda: attend(q(), q(), q(2, 3, 11, 7)), ShapeError, "equal sizes except for the width"),
         (
             lambda: attend(q(), q(), q(), torch.ones(5, 5, dtype=torch.bool)),
             MaskTypeError,
@@ -71,12 +71,12 @@ def q(*shape, dtype=torch.float32):
         (
             lambda: attend(q(), q(), q(), normalizer=HardMax(), impl="sdpa"),
             ImplementationError,
-            "HardMax is not a softmax; reference can",
+            "HardMax is not a softmax; use reference",
         ),
         (
             lambda: attend(q(), q(), q(), scores=Additive(7, 7, 3), impl="sdpa"),
             ImplementationError,
-            "Additive scores are not a dot product; reference can",
+            "Additive scores are not a dot product; use reference",
         ),
         (
             lambda: attend(q(), q(), q(), normalizer=Softmax(0.0), impl="sdpa"),
@@ -86,10 +86,10 @@ def q(*shape, dtype=torch.float32):
         (
             lambda: attend(*(q(dtype=torch.float64) * 1e200,) * 3),
             ShapeError,
-            "beyond the range of float64.*scale",
+            "exceed the range of float64.*scale",
         ),
-        (lambda: attend(q(), q(), q(), scores=Bilinear(5, 7)), ShapeError, "queries are 7 wide.*made for 5"),
-        (lambda: attend(q(), q(), q(), scores=Bilinear(7, 7, 2)), ShapeError, "3 heads.*weights for 2"),
+        (lambda: attend(q(), q(), q(), scores=Bilinear(5, 7)), ShapeError, "queries have width 7.*expects 5"),
+        (lambda: attend(q(), q(), q(), scores=Bilinear(7, 7, 2)), ShapeError, "3 heads.*parameters for 2"),
         (lambda: Softmax(-1.0), ConfigError, r"Softmax: temperature is -1\.0; expected a number of at least 0"),
         (lambda: Softmax(float("nan")), ConfigError, "temperature is nan"),
         (

@@ -141,7 +141,7 @@ class TestScores:
         wanted = torch.softmax(-torch.cdist(q, k).square(), -1) @ v
         torch.testing.assert_close(attend(q, k, v, scores=Distance()), wanted)
         for impl in ("sdpa", "sparse"):
-            with pytest.raises(ImplementationError, match="Distance scores are not a dot product; reference"):
+            with pytest.raises(ImplementationError, match="Distance scores are not a dot product; use reference"):
                 attend(q, k, v, window(1, 1), scores=Distance(), impl=impl)
 
 

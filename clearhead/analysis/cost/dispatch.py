@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead.attention import attend
-from clearhead.attention.attend import choose, validate_inputs
+from clearhead.attention.attend import select_implementation, validate_inputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_for
@@ -154,7 +154,7 @@ class DeviceDispatch(TorchFunctionMode):
         impl = options.pop("impl", "auto")
         self._in_attend = True
         call = replace(validate_inputs(q, k, v, mask, **options), reads_bias=False)
-        out = choose(call, impl).run(call)
+        out = select_implementation(call, impl).run(call)
         self._in_attend = False
         return out
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention import Bilinear, Dot, HardMax, Softmax, attend
-from clearhead.attention.attend import choose
+from clearhead.attention.attend import select_implementation
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel, op, registry
@@ -300,13 +300,13 @@ def test_what_cannot_run_says_why(kwargs, reason):
 def test_auto_gathers_where_the_plan_promises_to_save(mask, chosen):
     q = torch.randn(1, 2, 2048, 16)
     call = AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
-    assert choose(call).name == chosen
+    assert select_implementation(call).name == chosen
 
 
 def test_auto_does_not_plan_for_small_calls():
     q = torch.randn(1, 2, 97, 16)
     call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
-    assert choose(call).name == "sdpa"
+    assert select_implementation(call).name == "sdpa"
 
 
 @pytest.fixture
@@ -432,4 +432,4 @@ def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
     for learned, chosen in ((False, "sparse"), (True, "sdpa")):
         bias.requires_grad_(learned)
         call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
-        assert choose(call).name == chosen
+        assert select_implementation(call).name == chosen
