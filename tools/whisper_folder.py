@@ -17,7 +17,7 @@ import torch
 
 from clearhead.data.tokenizers.library import byte_of_letter
 from clearhead.hub.families.encoder_decoders import WHISPER
-from clearhead.hub.family import Keys
+from clearhead.hub.family import ConfigReader
 
 # Of languages in the order of their ids, and of what is written and never said.
 LANGUAGES = (
@@ -59,7 +59,7 @@ def convert(weights: Path, ranks: Path, folder: Path) -> None:
     config = _config(sizes)
     tensors = {f"model.{_renamed(name)}": tensor.float() for name, tensor in stored["model_state_dict"].items()}
     # The waves were stored in half precision; they are what they always are.
-    tensors |= WHISPER.constants(WHISPER.config(Keys(config, {})), torch.float32)
+    tensors |= WHISPER.constants(WHISPER.config(ConfigReader(config, {})), torch.float32)
     inner, specials = tokenizer(ranks)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(

@@ -16,7 +16,7 @@ from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.convert import detect_family, export_third_party, load_from_reader
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import Keys
+from clearhead.hub.family import ConfigReader
 from clearhead.hub.formats import CONFIG, GGUF, HUB, CheckpointReader, HFFolder, fetch, reject_pickle
 from clearhead.hub.tokenizer_files import (
     decoder_start_ids,
@@ -65,7 +65,7 @@ def open_checkpoint(name: str | Path) -> CheckpointReader:
 def read_config(name: str | Path) -> Config:
     """Return the configuration of a third-party checkpoint; no tensor is read."""
     source = open_checkpoint(name)
-    return detect_family(source).config(Keys(source.config, source.shapes))
+    return detect_family(source).config(ConfigReader(source.config, source.shapes))
 
 
 def load_third_party(

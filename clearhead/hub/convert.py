@@ -24,7 +24,7 @@ from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import Family, Keys
+from clearhead.hub.family import ConfigReader, Family
 from clearhead.hub.formats import CONFIG, WEIGHTS, CheckpointReader
 from clearhead.hub.weight_map import Shape, WeightMap, fits
 from clearhead.models import storage
@@ -42,7 +42,7 @@ def load_from_reader(
     """
     storage.check_target(device, dtype)
     family = detect_family(source)
-    config = family.config(Keys(source.config, source.shapes))
+    config = family.config(ConfigReader(source.config, source.shapes))
     model = storage.build_empty(config, source.path, len(source.shapes))
     weight_maps = _match_tensors(
         family, config, source, {names[0]: tensor for names, tensor in storage.named_tensors(model)}

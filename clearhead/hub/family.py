@@ -40,7 +40,7 @@ _REQUIRED = object()
 _MAX_REASON = 1_000  # characters of an error that may quote a configuration
 
 
-class Keys:
+class ConfigReader:
     """A third-party configuration that records which keys were read; `reject_unused` raises for the others."""
 
     def __init__(self, data: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None) -> None:
@@ -82,34 +82,36 @@ class Keys:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of our configuration for a third-party key.
+    """A configuration field for a third-party key.
 
     Args:
         name: Name of the field.
         default: Value that the original code uses if the key is missing.
         load: Converts the value of the key to that of the field.
         export: Converts it back.
-        words: Maps values of the key to those of the field instead; the first of several synonyms is written.
+        choices: Maps values of the key to those of the field instead; the first of several synonyms is written.
     """
 
     name: str
     default: Any = _REQUIRED
     load: Callable[[Any], Any] = lambda value: value
     export: Callable[[Any], Any] = lambda value: value
-    words: Mapping[Any, Any] | None = None
+    choices: Mapping[Any, Any] | None = None
 
-    def read(self, keys: Keys, key: str) -> Any:
-        if self.words is not None:
-            return self.words[keys.only(key, *self.words, default=self.default)]
+    def read(self, keys: ConfigReader, key: str) -> Any:
+        """Return the value of the field."""
+        if self.choices is not None:
+            return self.choices[keys.only(key, *self.choices, default=self.default)]
         return self.load(keys(key, self.default))
 
     def write(self, value: Any) -> Any:
-        if self.words is None:
+        """Return the value of the key."""
+        if self.choices is None:
             return self.export(value)
-        value_word = next((word for word, meaning in self.words.items() if meaning == value), None)
-        if value_word is None:
+        choice = next((choice for choice, meaning in self.choices.items() if meaning == value), None)
+        if choice is None:
             raise StorageError(f"transformers configurations cannot express {value}")
-        return value_word
+        return choice
 
 
 Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
@@ -119,7 +121,7 @@ Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
 class Converter:
     """Conversions that involve several keys or fields: `read` returns fields from keys, `write` keys from a config."""
 
-    read: Callable[[Keys], dict[str, Any]]
+    read: Callable[[ConfigReader], dict[str, Any]]
     write: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
@@ -160,13 +162,13 @@ class Family:
 
     @cached_property
     def _fields(self) -> dict[str, Field]:
-        given = {key: (field,) if isinstance(field, str) else field for key, field in self.fields.items()}
-        return {key: field if isinstance(field, Field) else Field(*field) for key, field in given.items()}
+        fields = {key: (field,) if isinstance(field, str) else field for key, field in self.fields.items()}
+        return {key: field if isinstance(field, Field) else Field(*field) for key, field in fields.items()}
 
     def _table(self, config: Config) -> tuple[WeightMap, ...]:
         return self.rows(config) if callable(self.rows) else self.rows
 
-    def config(self, keys: Keys) -> Config:
+    def config(self, keys: ConfigReader) -> Config:
         """Return the configuration; every key is used, ignored or rejected."""
         try:
             fields = self.defaults | {field.name: field.read(keys, key) for key, field in self._fields.items()}
@@ -185,13 +187,11 @@ class Family:
     def keys(self, config: Config) -> dict[str, Any]:
         """Return the third-party configuration, with explicit sizes."""
         config = with_explicit_sizes(config)
-        written: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
-        written |= {
-            key: field.write(getattr(config, field.name)) for key, field in self._fields.items()
-        } | self.required
+        keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
+        keys |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.required
         for part in self.converters:
-            written |= part.write(config)
-        return written
+            keys |= part.write(config)
+        return keys
 
     def unsupported_reason(self, config: Config) -> str | None:
         """Return why this family cannot express a configuration, or None if its keys read back as the same."""
@@ -202,7 +202,7 @@ class Family:
             with torch.device("meta"):
                 names = [name for name, _ in config.build().named_parameters()]
             stored = {name: () for weight_map in self.resolve(config, names) for name in weight_map.source}
-            actual = canonical(self.config(Keys(self.keys(config), stored)))
+            actual = canonical(self.config(ConfigReader(self.keys(config), stored)))
         except ClearheadError as error:
             return str(error)
         for field in dataclasses.fields(expected):

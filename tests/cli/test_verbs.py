@@ -11,7 +11,7 @@ from clearhead import hub
 from tests.hub.test_chat_template import TEMPLATES
 from tests.hub.test_chat_template import folder as talker  # noqa: F401 (a fixture)
 from tests.hub.test_text_generation import reader  # noqa: F401 (a fixture)
-from tests.hub.test_transcribe import folder_of
+from tests.hub.test_transcribe import save_whisper
 
 
 def test_embed(cli, reader, tmp_path):  # noqa: F811
@@ -39,7 +39,7 @@ def test_embed(cli, reader, tmp_path):  # noqa: F811
 def test_transcribe(cli, tmp_path):
     import soundfile
 
-    _, folder = folder_of(tmp_path / "model", 1)
+    _, folder = save_whisper(tmp_path / "model", 1)
     sound = np.random.default_rng(5).uniform(-0.5, 0.5, 9_000).astype(np.float32)
     soundfile.write(tmp_path / "talk.flac", sound, 8_000)
     wanted = hub.pipeline(folder).transcribe(tmp_path / "talk.flac")

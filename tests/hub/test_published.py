@@ -8,7 +8,7 @@ import pytest
 
 from clearhead.errors import StorageError
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import Keys
+from clearhead.hub.family import ConfigReader
 from clearhead.hub.tokenizer_files import load_tokenizer
 from clearhead.masks import full, window
 from clearhead.nn import GELU, Experts, GeGLU, SiLU
@@ -31,7 +31,7 @@ OLD = dict.fromkeys(
 
 
 def read(data):
-    return FAMILIES[data["model_type"]].config(Keys(data))
+    return FAMILIES[data["model_type"]].config(ConfigReader(data))
 
 
 def test_clip_of_the_first_release():

@@ -1,5 +1,7 @@
-"""The families that can be read and written, a file for each kind of model. The first that can hold a model of ours is
-its export."""
+"""All model families, with a module per type of model.
+
+A model is exported as the first family that can express it.
+"""
 
 from __future__ import annotations
 

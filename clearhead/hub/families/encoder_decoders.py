@@ -1,6 +1,9 @@
-"""BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm encoder-decoders, one vocabulary; and
-Whisper (Radford et al., 2022), which hears, with fixed waves for positions in its hearing half. T5 (Raffel et al.,
-2020), 1.0 and 1.1: encoder-decoders with a relative bias, RMS norms, no other biases."""
+"""Families of encoder-decoders.
+
+- BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm, one vocabulary.
+- Whisper (Radford et al., 2022): an audio encoder with sinusoidal positions and a text decoder.
+- T5 (Raffel et al., 2020), 1.0 and 1.1: relative position bias, RMS norms, no other biases.
+"""
 
 from __future__ import annotations
 
@@ -14,55 +17,56 @@ from torch import Tensor
 
 from clearhead.attention import Dot
 from clearhead.errors import StorageError
-from clearhead.hub.families.words import ACTIVATIONS, activation, eps, learned
-from clearhead.hub.family import Converter, Family, Field, Keys
+from clearhead.hub.families.common import ACTIVATIONS, activation, eps, learned
+from clearhead.hub.family import ConfigReader, Converter, Family, Field
 from clearhead.hub.weight_map import SQUEEZE, WeightMap, block
 from clearhead.models import EncoderDecoderConfig
 from clearhead.nn import Biases, GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.nn.positions import RelativeBias, Sinusoidal
 
 
-def _read_halves(keys: Keys) -> dict[str, Any]:
-    """Both halves of these models are of one size."""
+def _read_sizes(keys: ConfigReader) -> dict[str, Any]:
+    """Require that encoder and decoder have the same sizes."""
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
     return {}
 
 
-def _read(keys: Keys, *, is_bart: bool) -> dict[str, Any]:
-    # Words of the toolkit that these models came from, in older files; transformers never asks them.
+def _read(keys: ConfigReader, *, is_bart: bool) -> dict[str, Any]:
+    # Keys of fairseq and Marian in older files; transformers ignores them.
     keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
     keys.expect(normalize_embedding=is_bart, static_position_embeddings=not is_bart)
     keys.only("decoder_vocab_size", keys("vocab_size"), None)
     return {"logit_bias": "final_logits_bias" in keys.shapes}  # files without it have none
 
 
-_HALVES = Converter(
-    _read_halves, lambda config: {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
+_SIZES = Converter(
+    _read_sizes, lambda config: {"decoder_ffn_dim": config.d_ff, "decoder_attention_heads": config.n_heads}
 )
 
 
-def _half(half: str) -> tuple[WeightMap, ...]:
-    theirs, ours = f"model.{half}.layers.#", f"{half}.blocks.#"
+def _stack_rows(stack: str) -> tuple[WeightMap, ...]:
+    """Return the weight maps of the encoder or the decoder."""
+    source, target = f"model.{stack}.layers.#", f"{stack}.blocks.#"
     cross = {f"cross_{x}": f"encoder_attn.{x}_proj" for x in "qkv"}
     return (
-        WeightMap(f"model.{half}.embed_positions.weight", f"{half}.positions.weight"),
-        WeightMap(f"model.{half}.layernorm_embedding.*", f"{half}.embedding_norm.*"),
-        *block(theirs, target=ours, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
-        *block(theirs, target=ours, **cross, cross_o="encoder_attn.out_proj"),
-        *block(theirs, target=ours, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
-        *block(theirs, target=ours, up="fc1", down="fc2", norm2="final_layer_norm"),
+        WeightMap(f"model.{stack}.embed_positions.weight", f"{stack}.positions.weight"),
+        WeightMap(f"model.{stack}.layernorm_embedding.*", f"{stack}.embedding_norm.*"),
+        *block(source, target=target, **{x: f"self_attn.{x}_proj" for x in "qkv"}, o="self_attn.out_proj"),
+        *block(source, target=target, **cross, cross_o="encoder_attn.out_proj"),
+        *block(source, target=target, norm1="self_attn_layer_norm", norm_cross="encoder_attn_layer_norm"),
+        *block(source, target=target, up="fc1", down="fc2", norm2="final_layer_norm"),
     )
 
 
-# The names of BART, most of which Whisper has too.
+# The names of BART; Whisper shares most of them.
 _ROWS = (
     WeightMap("model.shared.weight", "encoder.embedding.weight"),
     WeightMap("final_logits_bias", "decoder.logit_bias", (SQUEEZE,)),
-    *_half("encoder"),
-    *_half("decoder"),
+    *_stack_rows("encoder"),
+    *_stack_rows("decoder"),
 )
-# How to train, and words for other heads.
-_HARMLESS = (
+# Training options, and keys of other heads.
+_IGNORED_KEYS = (
     *("*_layerdrop", "add_bias_logits", "classif*", "extra_pos_embeddings", "init_std", "is_decoder", "_num_labels"),
     *("num_hidden_layers", "save_step"),
 )
@@ -87,10 +91,10 @@ BART = Family(
     },
     required={"is_encoder_decoder": True, "tie_word_embeddings": True},
     defaults={"norm": LayerNorm(eps=1e-5), "residual": PostNorm(), "embedding_norm": True, "share_embeddings": True},
-    # No token gets the two rows before the first position.
-    converters=(_HALVES, learned("max_position_embeddings", skipped=2), Converter(partial(_read, is_bart=True))),
+    # The first two rows of the position table are unused.
+    converters=(_SIZES, learned("max_position_embeddings", skipped=2), Converter(partial(_read, is_bart=True))),
     rows=_ROWS,
-    ignored_keys=_HARMLESS,
+    ignored_keys=_IGNORED_KEYS,
     ignored_tensors=("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
     prefix="model.",
 )
@@ -105,27 +109,27 @@ MARIAN = dataclasses.replace(
     name="marian",
     architecture="MarianMTModel",
     defaults=BART.defaults | {"embedding_norm": False, "positions": Sinusoidal(layout="split")},
-    converters=(_HALVES, Converter(partial(_read, is_bart=False), _write_marian)),
-    ignored_tensors=(*BART.ignored_tensors, "model.*.embed_positions.weight"),  # its waves are made anew
+    converters=(_SIZES, Converter(partial(_read, is_bart=False), _write_marian)),
+    ignored_tensors=(*BART.ignored_tensors, "model.*.embed_positions.weight"),  # sinusoids are computed
 )
 
-_SLOWEST = 10_000  # the last wave is so many times as long as the first
+_MAX_WAVELENGTH_RATIO = 10_000  # of the last sinusoid to the first
 
 
-def _read_whisper(keys: Keys) -> dict[str, Any]:
-    waves = keys("d_model") // 2
-    if waves < 2:
-        raise StorageError(f"d_model is {keys('d_model')}, too narrow for two waves; expected at least 4")
-    # Waves are counted to the last here, and not to one beyond it.
-    return {"encoder_positions": Sinusoidal(base=_SLOWEST ** (waves / (waves - 1)), layout="split")}
+def _read_whisper(keys: ConfigReader) -> dict[str, Any]:
+    n = keys("d_model") // 2
+    if n < 2:
+        raise StorageError(f"d_model is {keys('d_model')}, too narrow for two sinusoids; expected at least 4")
+    # Whisper divides the exponents by n - 1, clearhead by n.
+    return {"encoder_positions": Sinusoidal(base=_MAX_WAVELENGTH_RATIO ** (n / (n - 1)), layout="split")}
 
 
-def _waves(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The positions of the hearing half as transformers makes them, which are stored though nobody learns them."""
+def _sinusoids(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the positions of the audio encoder as transformers computes them; they are stored, but not trained."""
     exact = dtype if dtype == torch.float64 else torch.float32
     n = config.d_model // 2
-    speed = torch.exp(-math.log(_SLOWEST) / (n - 1) * torch.arange(n, dtype=exact))
-    angle = torch.arange(config.encoder.max_len, dtype=exact)[:, None] * speed
+    frequency = torch.exp(-math.log(_MAX_WAVELENGTH_RATIO) / (n - 1) * torch.arange(n, dtype=exact))
+    angle = torch.arange(config.encoder.max_len, dtype=exact)[:, None] * frequency
     return {"model.encoder.embed_positions.weight": torch.cat((angle.sin(), angle.cos()), dim=1).to(dtype)}
 
 
@@ -143,31 +147,31 @@ WHISPER = Family(
     required=BART.required | {"scale_embedding": False},
     defaults={"norm": LayerNorm(eps=1e-5), "residual": PreNorm(), "bias": Biases(k=False)},
     converters=(
-        *(_HALVES, learned("max_target_positions")),
+        *(_SIZES, learned("max_target_positions")),
         Converter(_read_whisper, lambda config: {"max_source_positions": config.encoder.max_len}),
     ),
     rows=(
         WeightMap("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
-        *(WeightMap(f"model.{half}.layer_norm.*", f"{half}.norm.*") for half in ("encoder", "decoder")),
+        *(WeightMap(f"model.{stack}.layer_norm.*", f"{stack}.norm.*") for stack in ("encoder", "decoder")),
         *(WeightMap(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
         *_ROWS,
     ),
-    # How to train, and words of other heads.
-    ignored_keys=(*_HARMLESS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
+    # Training options, and keys of other heads.
+    ignored_keys=(*_IGNORED_KEYS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
     ignored_tensors=("proj_out.weight",),
-    constants=_waves,
+    constants=_sinusoids,
     prefix="model.",
 )
 
 
-# transformers runs "gated-gelu" with the approximation.
+# transformers runs "gated-gelu" with the tanh approximation.
 _ACTIVATIONS = {"gated-gelu": GeGLU(tanh=True), "gated-silu": SwiGLU(), **ACTIVATIONS}
 _BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
 
 
-def _read_t5(keys: Keys) -> dict[str, Any]:
+def _read_t5(keys: ConfigReader) -> dict[str, Any]:
     tie = keys("tie_word_embeddings", True)
-    scaled = keys("scale_decoder_outputs", tie)  # transformers 5 says it so; before, the ties did
+    scaled = keys("scale_decoder_outputs", tie)  # transformers 5; earlier versions scale if the embeddings are tied
     return {
         "n_decoder_layers": keys("num_decoder_layers", None) or keys("num_layers"),
         "positions": RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128)),
@@ -185,7 +189,7 @@ def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
         "num_decoder_layers": config.n_decoder_layers,
         _BUCKETS: config.positions.n_buckets,
         _DISTANCE: config.positions.max_distance,
-        "tie_word_embeddings": config.logit_scale != 1,  # what transformers takes this key for
+        "tie_word_embeddings": config.logit_scale != 1,  # transformers scales the logits if this is True
     }
 
 
@@ -194,15 +198,15 @@ def _rows_t5(config: EncoderDecoderConfig) -> tuple[WeightMap, ...]:
     up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
     attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
     cross = {f"cross_{x}": f"1.EncDecAttention.{x}" for x in "qkvo"} | {"norm_cross": "1.layer_norm"}
-    for half, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
-        inner = {ours: f"{last}.DenseReluDense.{theirs}" for ours, theirs in (up | {"down": "wo"}).items()}
+    for stack, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
+        inner = {part: f"{last}.DenseReluDense.{name}" for part, name in (up | {"down": "wo"}).items()}
         parts = parts | inner | {"norm2": f"{last}.layer_norm"}
-        table = f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rows += [
-            WeightMap(table, f"{half}.positions.weight"),
-            WeightMap(f"{half}.final_layer_norm.weight", f"{half}.norm.weight"),
+            WeightMap(table, f"{stack}.positions.weight"),
+            WeightMap(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"),
         ]
-        rows += block(f"{half}.block.#.layer", target=f"{half}.blocks.#", **parts)
+        rows += block(f"{stack}.block.#.layer", target=f"{stack}.blocks.#", **parts)
     return tuple(rows)
 
 
@@ -218,7 +222,7 @@ T5 = Family(
         "d_ff": "d_ff",
         "num_layers": "n_encoder_layers",
         "num_heads": "n_heads",
-        "feed_forward_proj": Field("activation", "relu", words=_ACTIVATIONS),
+        "feed_forward_proj": Field("activation", "relu", choices=_ACTIVATIONS),
         "layer_norm_epsilon": eps(RMSNorm, 1e-6),
         "dropout_rate": ("dropout", 0.1),
     },
@@ -226,11 +230,11 @@ T5 = Family(
     defaults={"bias": False, "scores": Dot(), "share_embeddings": True},
     converters=(Converter(_read_t5, _write_t5),),
     rows=_rows_t5,
-    # dense_act_fn and is_gated_act are feed_forward_proj once more.
-    ignored_keys=(*_HARMLESS, "dense_act_fn", "is_gated_act", "initializer_factor"),
+    # dense_act_fn and is_gated_act repeat feed_forward_proj.
+    ignored_keys=(*_IGNORED_KEYS, "dense_act_fn", "is_gated_act", "initializer_factor"),
     ignored_tensors=(
         *("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, never read
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, unused
     ),
 )
 

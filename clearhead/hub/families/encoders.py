@@ -1,6 +1,10 @@
-"""BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and ALBERT (Lan et al., 2020): post-norm encoders with learned
-positions and segments. ALBERT has narrow embeddings, and one block for all layers. ModernBERT (Warner et al., 2024): a
-pre-norm encoder with gates and turned positions, whose layers see all or a window, in turn, and turn faster there."""
+"""Families of text encoders.
+
+- BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019) and ALBERT (Lan et al., 2020): post-norm, learned positions and
+  segments. ALBERT has factorized embeddings and shares one block between all layers.
+- ModernBERT (Warner et al., 2024): pre-norm, gated feed-forward, rotary positions. Layers with full and with windowed
+  attention alternate, with a smaller rotary base under the window.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from clearhead.hub.families import words
-from clearhead.hub.families.words import FULL, SIZES, SLIDING, activation, classes, eps, labels
-from clearhead.hub.family import Converter, Family, Field, Keys
+from clearhead.hub.families import common
+from clearhead.hub.families.common import FULL, SIZES, SLIDING, activation, classes, eps, labels
+from clearhead.hub.family import ConfigReader, Converter, Family, Field
 from clearhead.hub.weight_map import SPLIT, WeightMap, block
 from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
@@ -20,18 +24,18 @@ from clearhead.nn.positions import LearnedPositions, Positions
 _OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 
-def _read(keys: Keys, *, after_padding: bool = False) -> dict[str, Any]:
-    """In RoBERTa the first token's row of positions comes after the one whose number is that of padding."""
+def _read(keys: ConfigReader, *, after_padding: bool = False) -> dict[str, Any]:
+    """Return positions, classes and pooler. In RoBERTa, positions start after the id of padding."""
     skipped = keys("pad_token_id", 1) + 1 if after_padding else 0
     keys.expect(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    longest = keys("max_position_embeddings") - skipped
-    # transformers keeps the pooler as an argument of its class, so the tensors say whether there is one.
+    max_len = keys("max_position_embeddings") - skipped
+    # In transformers the pooler is a constructor argument, so only the tensors show whether the model has one.
     heads = ("classifier.weight", "classifier.out_proj.weight")
     poolers = ("pooler.dense.weight", "pooler.weight", "classifier.dense.weight")
     return {
         "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
-        "max_len": longest,
-        "positions": LearnedPositions(max_len=longest, skipped=skipped),
+        "max_len": max_len,
+        "positions": LearnedPositions(max_len=max_len, skipped=skipped),
         "pooler": any(name.endswith(poolers) for name in keys.shapes),
     }
 
@@ -39,8 +43,8 @@ def _read(keys: Keys, *, after_padding: bool = False) -> dict[str, Any]:
 def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, Any]:
     skipped = config.positions.skipped if isinstance(config.positions, LearnedPositions) else 0
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
-    named = labels(config.n_classes) if config.n_classes else {}
-    return {**padding, **named, "max_position_embeddings": config.max_len + skipped}
+    names = labels(config.n_classes) if config.n_classes else {}
+    return {**padding, **names, "max_position_embeddings": config.max_len + skipped}
 
 
 _LAYER = "encoder.layer.#"
@@ -58,9 +62,9 @@ _ROWS = (
 
 
 def _rows_roberta(config: EncoderConfig) -> tuple[WeightMap, ...]:
-    """With classes, its pooler is a part of the classifier."""
-    own = (WeightMap("classifier.dense.*", "pooler.*"), WeightMap("classifier.out_proj.*", "head.*"))
-    return (*own, *_ROWS) if config.n_classes else _ROWS
+    """Return the weight maps; with classes, the pooler is a part of the classifier."""
+    classifier = (WeightMap("classifier.dense.*", "pooler.*"), WeightMap("classifier.out_proj.*", "head.*"))
+    return (*classifier, *_ROWS) if config.n_classes else _ROWS
 
 
 _SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
@@ -89,9 +93,9 @@ BERT = Family(
     defaults={"residual": PostNorm(), "embedding_norm": True},
     converters=(Converter(_read, _write),),
     rows=_ROWS,
-    # The others belong to heads that are not read (classifiers are refused), or say nothing of the numbers.
+    # Keys of heads that are not loaded (classifiers are rejected), or without effect on outputs.
     ignored_keys=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
-    # Numbers 0, 1, 2, … that older versions stored, and the heads of pretraining.
+    # Indices 0, 1, 2, … that older versions stored, and the heads of pretraining.
     ignored_tensors=("embeddings.position_ids", "cls.*", "lm_head.*"),
     aliases=(("bert.", ""), *_OLDER),
 )
@@ -111,7 +115,7 @@ ALBERT = dataclasses.replace(
     rows=_ROWS_SHARED,
     defaults=BERT.defaults | {"share_layers": True},
     required={"num_hidden_groups": 1, "inner_group_num": 1},
-    # Words of the first release that nothing ever read.
+    # Unused keys of the first release.
     ignored_keys=(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
         *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
@@ -124,41 +128,44 @@ ALBERT = dataclasses.replace(
 _GATES = {"gelu": GeGLU(), "gelu_pytorch_tanh": GeGLU(tanh=True), "gelu_new": GeGLU(tanh=True), "silu": SwiGLU()}
 
 
-def _read_modern(keys: Keys) -> dict[str, Any]:
-    every = keys("global_attn_every_n_layers", 3)  # as transformers 4 says it, and the angles of both kinds
+def _read_modern(keys: ConfigReader) -> dict[str, Any]:
+    period = keys("global_attn_every_n_layers", 3)  # transformers 4, as are the bases of both layer types
     theta = {FULL: keys("global_rope_theta", 160_000.0), SLIDING: keys("local_rope_theta", 10_000.0)}
     keys.only("rope_scaling", None)
-    angles, length = keys("rope_parameters", None) or {}, {"max_position_embeddings": keys("max_position_embeddings")}
-    turns = {
-        kind: words.read_rotary(Keys(length | {"rope_parameters": angles.get(kind)}), theta[kind]) for kind in theta
+    parameters = keys("rope_parameters", None) or {}
+    length = {"max_position_embeddings": keys("max_position_embeddings")}
+    rotary = {
+        kind: common.read_rotary(ConfigReader(length | {"rope_parameters": parameters.get(kind)}), theta[kind])
+        for kind in theta
     }
     half = keys("local_attention", 128) // 2
-    seen = {FULL: full(), SLIDING: window(half, half)}
-    cycle = words.read_cycle(keys, lambda i: SLIDING if i % every else FULL)
+    masks = {FULL: full(), SLIDING: window(half, half)}
+    cycle = common.read_layer_cycle(keys, lambda i: SLIDING if i % period else FULL)
     return {
         "norm": LayerNorm(eps=keys("norm_eps", 1e-5), bias=keys("norm_bias", False)),
-        "positions": turns[cycle[0]],
-        "layer_masks": tuple(seen[kind] for kind in cycle) if cycle != [FULL] else (),
-        "layer_rotary": tuple(turns[kind] for kind in cycle) if cycle != [FULL] else (),
+        "positions": rotary[cycle[0]],
+        "layer_masks": tuple(masks[kind] for kind in cycle) if cycle != [FULL] else (),
+        "layer_rotary": tuple(rotary[kind] for kind in cycle) if cycle != [FULL] else (),
     }
 
 
 def _write_modern(config: EncoderConfig) -> dict[str, Any]:
-    masks, turns = config.layer_masks or (full(),), config.layer_rotary or (config.positions,)
+    masks = config.layer_masks or (full(),)
+    rotary = config.layer_rotary or (config.positions,)
     kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
-    angles: dict[str, Positions] = {FULL: turns[0], SLIDING: turns[0]}
-    angles |= {kind: turns[i % len(turns)] for i, kind in enumerate(kinds)}
-    written = {kind: words.write_rotary(rotary)["rope_parameters"] for kind, rotary in angles.items()}
+    positions: dict[str, Positions] = {FULL: rotary[0], SLIDING: rotary[0]}
+    positions |= {kind: rotary[i % len(rotary)] for i, kind in enumerate(kinds)}
+    parameters = {kind: common.write_rotary(value)["rope_parameters"] for kind, value in positions.items()}
     return {
         "norm_eps": config.norm.eps,
         "norm_bias": getattr(config.norm, "bias", False),
         "layer_types": kinds,
         "local_attention": next((2 * mask.before for mask in masks if isinstance(mask, Window)), 128),
-        "rope_parameters": written,
-        # For transformers 4, which can say these cycles only.
+        "rope_parameters": parameters,
+        # For transformers 4, which can only express such cycles.
         "global_attn_every_n_layers": len(masks),
-        "global_rope_theta": written[FULL]["rope_theta"],
-        "local_rope_theta": written[SLIDING]["rope_theta"],
+        "global_rope_theta": parameters[FULL]["rope_theta"],
+        "local_rope_theta": parameters[SLIDING]["rope_theta"],
     }
 
 
@@ -168,7 +175,7 @@ MODERNBERT = Family(
     kind=EncoderConfig,
     fields=SIZES
     | {
-        "hidden_activation": Field("activation", "gelu", words=_GATES),
+        "hidden_activation": Field("activation", "gelu", choices=_GATES),
         "embedding_dropout": ("dropout", 0.0),
         "attention_dropout": ("attention_dropout", 0.0),
         "mlp_dropout": ("feed_forward_dropout", 0.0),
@@ -181,8 +188,8 @@ MODERNBERT = Family(
         WeightMap("final_norm.*", "norm.*"),
     ),
     defaults={"embedding_norm": True, "first_norm": False},
-    converters=(words.biases(), Converter(_read_modern, _write_modern)),
-    # Of heads that are not read (classifiers are refused), of other ways to the same numbers, or never read by anybody.
+    converters=(common.biases(), Converter(_read_modern, _write_modern)),
+    # Keys of heads that are not loaded (classifiers are rejected), of equivalent implementations, and unused keys.
     ignored_keys=(
         *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),
         *("layer_norm_eps", "position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred*"),

@@ -1,10 +1,12 @@
-"""ViT (Dosovitskiy et al., 2021), DeiT (Touvron et al., 2021) and DINOv2 (Oquab et al., 2023) as transformers has them,
-ViT and DeiT as timm has them, and CLIP (Radford et al., 2021): a causal text encoder and a vision Transformer, whose
-vectors meet in one space.
+"""Families of vision models.
 
-DeiT without distillation is stored as ViT; with it, a second token and a second head learn from a teacher. DINOv2 has
-scaled branches, with or without registers and a head; the token that stands for hidden patches in pretraining is not
-read: nothing here hides patches."""
+- ViT (Dosovitskiy et al., 2021), in the formats of transformers and timm.
+- DeiT (Touvron et al., 2021), in both formats. With distillation it has a second token and a second head; without, it
+  is stored as ViT.
+- DINOv2 (Oquab et al., 2023): layer scale, with or without registers and a classifier. Its mask token is used in
+  pretraining only and is not loaded.
+- CLIP (Radford et al., 2021): a causal text encoder and a vision Transformer with a shared embedding space.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from typing import Any
 from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.errors import StorageError
-from clearhead.hub.families.words import activation, classes, eps, labels, learned
-from clearhead.hub.family import Converter, Family, Field, Fields, Keys
+from clearhead.hub.families.common import activation, classes, eps, labels, learned
+from clearhead.hub.family import ConfigReader, Converter, Family, Field, Fields
 from clearhead.hub.weight_map import CONCAT, SPLIT, SQUEEZE, UNSQUEEZE, WeightMap, block, conv_to_linear
 from clearhead.masks import causal
 from clearhead.models import (
@@ -33,7 +35,7 @@ from clearhead.nn import GELU, LayerNorm, SwiGLU
 
 
 def _rows(config: VisionConfig, name: str) -> tuple[WeightMap, ...]:
-    """What ViT and its relatives store alike, under the name of the family."""
+    """Return the weight maps that ViT and its variants share; `name` is the prefix of the family."""
     layer = f"{name}.encoder.layer.#"
     return (
         WeightMap(f"{name}.embeddings.position_embeddings", "positions.weight", (SQUEEZE,)),
@@ -82,7 +84,7 @@ VIT = Family(
     rows=partial(_rows, name="vit"),
     converters=(Converter(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
     ignored_keys=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
-    ignored_tensors=("vit.pooler.*",),  # of the model without a classifier
+    ignored_tensors=("vit.pooler.*",),  # present without a classifier
     prefix="vit.",
 )
 
@@ -97,18 +99,19 @@ DEIT = dataclasses.replace(
 )
 
 
-_PLAIN = activation("gelu")  # where it is not gated
+_UNGATED = activation("gelu")
 
 
 def _width(hidden: int, gated: bool) -> int:
-    """Of the feed-forward: a gated one has a third matrix, and two thirds of the width, up to a multiple of 8."""
+    """Return the feed-forward width: if gated, two thirds, rounded up to a multiple of 8."""
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
 
 
-def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
-    gated, plain = keys("use_swiglu_ffn", False), _PLAIN.read(keys, "hidden_act")
+def _read_dino(keys: ConfigReader, *, registers: bool) -> dict[str, Any]:
+    gated = keys("use_swiglu_ffn", False)
+    ungated_activation = _UNGATED.read(keys, "hidden_act")
     keys("use_mask_token", True)
-    # The model without a head gives its [CLS].
+    # Without a classifier, the output is the [CLS] token.
     head = any(name.startswith("classifier.") for name in keys.shapes)
     return {
         "n_classes": classes(keys) if head else 0,
@@ -116,20 +119,22 @@ def _read_dino(keys: Keys, *, registers: bool) -> dict[str, Any]:
         "layer_scale": keys("layerscale_value", 1.0),
         "n_registers": keys("num_register_tokens", 4) if registers else 0,
         "pooling": ClsMeanPooling() if head else ClsPooling(),
-        "activation": SwiGLU() if gated else plain,
+        "activation": SwiGLU() if gated else ungated_activation,
     }
 
 
 def _write_dino(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
-    gated, d_ff = config.activation == SwiGLU(), config.d_ff
-    most = next((n for n in range(1, 65) if _width(n * config.d_model, gated) == d_ff), None)
-    if most is None:
-        raise StorageError(f"d_ff is {d_ff}, which is no multiple of d_model {config.d_model} as DINOv2 counts them")
+    gated = config.activation == SwiGLU()
+    ratio = next((n for n in range(1, 65) if _width(n * config.d_model, gated) == config.d_ff), None)
+    if ratio is None:
+        raise StorageError(
+            f"d_ff is {config.d_ff}; expected a multiple of d_model {config.d_model} (if gated, two thirds of one)"
+        )
     kind = "Dinov2WithRegisters" if registers else "Dinov2"
     return {
         **labels(config.n_classes),
-        "hidden_act": "gelu" if gated else _PLAIN.write(config.activation),
-        "mlp_ratio": most,
+        "hidden_act": "gelu" if gated else _UNGATED.write(config.activation),
+        "mlp_ratio": ratio,
         "use_swiglu_ffn": gated,
         "layerscale_value": config.layer_scale,
         "architectures": [f"{kind}ForImageClassification" if config.n_classes else f"{kind}Model"],
@@ -152,13 +157,13 @@ def _rows_dino(config: VisionConfig, *, name: str) -> tuple[WeightMap, ...]:
 def _dino(name: str, *, registers: bool) -> Family:
     return Family(
         name=name,
-        architecture="",  # with a head or without: written with the configuration
+        architecture="",  # depends on the configuration
         kind=VisionConfig,
         fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
         required={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
         converters=(Converter(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
-        # Stages are for those who take features out of the middle; a rate of dropped paths is for training.
+        # Stages select intermediate features; drop_path_rate is for training.
         ignored_keys=(
             "apply_layernorm",
             "drop_path_rate",
@@ -176,9 +181,8 @@ DINOV2 = _dino("dinov2", registers=False)
 DINOV2_REGISTERS = _dino("dinov2_with_registers", registers=True)
 
 
-# ViT and DeiT as timm has them: the configuration names a variant, and `model_args` what differs from it. A variant's
-# name stands for its sizes. All but the number of heads can be seen from the tensors; that one is written here where it
-# follows from the name.
+# ViT and DeiT of timm: the configuration names a variant, and `model_args` lists differences from it. Tensor shapes
+# determine all sizes of a variant except the number of heads, which is listed here by name and width.
 _HEADS = {("tiny", 192): 3, ("small", 384): 6, ("base", 768): 12, ("large", 1024): 16, ("huge", 1280): 16}
 _ARGUMENTS = {
     "img_size": Field("image_size", load=_sides, export=list),
@@ -188,14 +192,21 @@ _ARGUMENTS = {
     "depth": Field("n_layers"),
     "num_heads": Field("n_heads"),
 }
-_OTHERS = {"class_token", "fc_norm", "global_pool", "mlp_ratio", "num_classes", "qkv_bias"}
-_TRAINING = {"drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "weight_init"}
-_TRAINING |= {"fix_init"}
+_OTHER_ARGUMENTS = {"class_token", "fc_norm", "global_pool", "mlp_ratio", "num_classes", "qkv_bias"}
+_TRAINING_ARGUMENTS = {
+    "drop_rate",
+    "drop_path_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "pos_drop_rate",
+    "weight_init",
+}
+_TRAINING_ARGUMENTS |= {"fix_init"}
 
 
-def _read_timm(keys: Keys) -> dict[str, Any]:
+def _read_timm(keys: ConfigReader) -> dict[str, Any]:
     variant, args = keys("architecture"), keys("model_args", None) or {}
-    if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHERS | _TRAINING]:
+    if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHER_ARGUMENTS | _TRAINING_ARGUMENTS]:
         raise StorageError(f"model_args has {short_repr(unknown[0])}, which is not known here and may change the model")
     width = args.get("embed_dim", keys("num_features", None))
     name = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch(\d+)_(\d+)(?:\..*)?", variant)
@@ -204,16 +215,22 @@ def _read_timm(keys: Keys) -> dict[str, Any]:
     size, patch, pixels = name.groups()
     heads = args.get("num_heads", _HEADS.get((size, width)))
     if heads is None or args.get("qkv_bias", True) is not True:
-        raise StorageError(f"{variant} with {args} is a width of {width} whose heads are not known, or has no biases")
+        raise StorageError(f"{variant} with {args} has an unknown number of heads at width {width}, or no biases")
     pooling, token = args.get("global_pool", keys("global_pool", "token")), args.get("class_token", True)
     if (pooling, token) not in (("token", True), ("avg", False)):
         raise StorageError(
-            f"pooling is {short_repr(pooling)} and class_token {token}; expected the class token, or a mean alone"
+            f"pooling is {short_repr(pooling)} and class_token {token}; expected token with a class token, or avg"
         )
     depth = len({name.split(".")[1] for name in keys.shapes if name.startswith("blocks.")})
     inner = (*keys.shapes.get("blocks.0.mlp.fc1.weight", ()), 0)[0]
-    seen = {"img_size": int(pixels), "patch_size": int(patch), "embed_dim": width, "depth": depth, "num_heads": heads}
-    sizes = Keys(seen | args)
+    inferred = {
+        "img_size": int(pixels),
+        "patch_size": int(patch),
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads,
+    }
+    sizes = ConfigReader(inferred | args)
     return {field.name: field.read(sizes, key) for key, field in _ARGUMENTS.items()} | {
         "d_ff": int(width * args["mlp_ratio"]) if "mlp_ratio" in args else inner,
         "n_classes": args.get("num_classes", keys("num_classes", 1000)),
@@ -230,7 +247,7 @@ def _write_timm(config: VisionConfig) -> dict[str, Any]:
         "architecture": "vit_base_patch16_224",
         "num_features": config.d_model,
         "model_args": arguments | pooling | {"class_token": token, "fc_norm": False},
-        # What agrees with this, timm loads as it is; naming the first convolution would let it resize that for colours.
+        # timm loads matching tensors unchanged; naming the first convolution would let it adapt the input channels.
         "pretrained_cfg": {"input_size": [config.n_channels, *config.image_size], **classes},
         **pooling,
         **classes,
@@ -261,8 +278,8 @@ TIMM_VIT = Family(
 )
 
 
-def _half(name: str, kind: type[Config], defaults: dict[str, Any], *parts: Converter, **fields: Any) -> Family:
-    """A half has a configuration of its own, inside the model's; what it leaves out is what the first CLIP had."""
+def _tower(name: str, kind: type[Config], defaults: dict[str, Any], *converters: Converter, **fields: Any) -> Family:
+    """Return the family of one encoder of CLIP, with a nested configuration; missing keys default to the first CLIP."""
     shared: Fields = {
         "num_hidden_layers": ("n_layers", 12),
         "hidden_act": activation("quick_gelu"),
@@ -271,20 +288,23 @@ def _half(name: str, kind: type[Config], defaults: dict[str, Any], *parts: Conve
     }
     ignored_keys = (
         *("dropout", "initializer_factor", "projection_dim"),
-        # What older versions of transformers wrote into every part of a configuration, for other models.
+        # Older versions of transformers wrote these into every nested configuration.
         *("add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"),
         *("is_encoder_decoder", "tf_legacy_loss", "tie_*", "tokenizer_class"),
     )
-    said: dict[str, Any] = {
-        "fields": shared | fields,
-        "defaults": defaults,
-        "converters": parts,
-        "ignored_keys": ignored_keys,
-    }
-    return Family(name=name, architecture="", kind=kind, rows=(), **said)
+    return Family(
+        name=name,
+        architecture="",
+        kind=kind,
+        rows=(),
+        fields=shared | fields,
+        defaults=defaults,
+        converters=converters,
+        ignored_keys=ignored_keys,
+    )
 
 
-_TEXT = _half(
+_TEXT = _tower(
     "clip_text_model",
     EncoderConfig,
     {"mask": causal()},
@@ -295,7 +315,7 @@ _TEXT = _half(
     intermediate_size=("d_ff", 2048),
     num_attention_heads=("n_heads", 8),
 )
-_IMAGE = _half(
+_IMAGE = _tower(
     "clip_vision_model",
     VisionConfig,
     {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
@@ -308,12 +328,12 @@ _IMAGE = _half(
 )
 
 
-def _read_clip(keys: Keys) -> dict[str, Any]:
-    written = {half: (keys(f"{half}_config", None), keys(f"{half}_config_dict", None)) for half in ("text", "vision")}
-    # The second, where there is one, is the one that counts.
-    text, image = (Keys(second or first or {}) for first, second in written.values())
+def _read_clip(keys: ConfigReader) -> dict[str, Any]:
+    pairs = [(keys(f"{tower}_config", None), keys(f"{tower}_config_dict", None)) for tower in ("text", "vision")]
+    # If both keys are present, transformers uses *_config_dict.
+    text, image = (ConfigReader(config_dict or config or {}) for config, config_dict in pairs)
     eos = text("eos_token_id", 49407)
-    # 2, the end in the first release's files, was never that of its texts: transformers takes the largest id then.
+    # The first release has a wrong eos_token_id of 2; transformers then uses the largest id of the text.
     return {"text": _TEXT.config(text), "image": _IMAGE.config(image), "eos": None if eos == 2 else eos}
 
 
@@ -322,26 +342,29 @@ def _write_clip(config: DualEncoderConfig) -> dict[str, Any]:
     return {"text_config": text, "vision_config": _IMAGE.keys(config.image)}
 
 
-def _half_rows(ours: str, theirs: str, last: str) -> tuple[WeightMap, ...]:
+def _tower_rows(target: str, source: str, last: str) -> tuple[WeightMap, ...]:
+    """Return the weight maps of one encoder; `last` is the name of its final norm."""
     attention = {x: f"self_attn.{x}_proj" for x in "qkv"} | {"o": "self_attn.out_proj"}
-    others = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
+    feed_forward = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
     return (
-        *block(f"{theirs}.encoder.layers.#", target=f"{ours}.blocks.#", **attention, **others),
-        WeightMap(f"{theirs}.embeddings.position_embedding.weight", f"{ours}.positions.weight"),
-        WeightMap(f"{theirs}.{last}.*", f"{ours}.norm.*"),
+        *block(f"{source}.encoder.layers.#", target=f"{target}.blocks.#", **attention, **feed_forward),
+        WeightMap(f"{source}.embeddings.position_embedding.weight", f"{target}.positions.weight"),
+        WeightMap(f"{source}.{last}.*", f"{target}.norm.*"),
     )
 
 
 def _rows_clip(config: DualEncoderConfig) -> tuple[WeightMap, ...]:
-    patches, folded = "vision_model.embeddings.patch_embedding.weight", (conv_to_linear(config.image.n_channels),)
+    patches = "vision_model.embeddings.patch_embedding.weight"
+    to_linear = (conv_to_linear(config.image.n_channels),)
     return (
-        *_half_rows("text", "text_model", "final_layer_norm"),
-        *_half_rows("image", "vision_model", "post_layernorm"),
+        *_tower_rows("text", "text_model", "final_layer_norm"),
+        *_tower_rows("image", "vision_model", "post_layernorm"),
         WeightMap("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
-        WeightMap(patches, "image.embedding.projection.weight", folded),
+        WeightMap(patches, "image.embedding.projection.weight", to_linear),
         WeightMap("vision_model.embeddings.class_embedding", "image.cls", (UNSQUEEZE,)),
         WeightMap("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
-        *(WeightMap(f"{x}_projection.weight", f"{y}_proj.weight") for x, y in (("text", "text"), ("visual", "image"))),
+        WeightMap("text_projection.weight", "text_proj.weight"),
+        WeightMap("visual_projection.weight", "image_proj.weight"),
         WeightMap("logit_scale", "logit_scale"),
     )
 
@@ -353,11 +376,11 @@ CLIP = Family(
     fields={"projection_dim": ("d_shared", 512)},
     converters=(Converter(_read_clip, _write_clip),),
     rows=_rows_clip,
-    ignored_keys=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # how training began
+    ignored_keys=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # initial values of training
     ignored_tensors=(
         "text_model.embeddings.position_ids",
         "vision_model.embeddings.position_ids",
-    ),  # numbers 0, 1, 2, …
+    ),  # indices 0, 1, 2, …
 )
 
 VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS, CLIP)
