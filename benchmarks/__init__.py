@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers: both in one run, in turn, and only their ratio is quoted."""
+"""Comparisons with baselines. Both sides run alternately in one process, and results are reported as ratios."""

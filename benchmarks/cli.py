@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: compare with a baseline in one process and print the ratio."""
+"""`python -m benchmarks`: comparisons with baselines, studies, and plots of their results."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ app.add_typer(plot, name="plot")
 
 
 def _lines(json: bool, line: Callable[[Any], str] = str) -> Callable[[Any], None]:
-    """What prints a row for people as soon as it is measured."""
+    """Return a callback that prints each row as it is measured, unless JSON is requested."""
     return lambda row: None if json else print(line(row), flush=True)
 
 
-def _results(rows: Sequence[Any], json: bool, *shown: RenderableType) -> None:
-    """One document for programs; for people a table, or, where they saw the rows as they came, a line."""
+def _results(rows: Sequence[Any], json: bool, *output: RenderableType) -> None:
+    """Print all rows as one JSON document, or `output` without --json."""
     from benchmarks.results import machine, versions
 
     documents = [row if isinstance(row, dict) else row.to_dict() for row in rows]
-    emit(json, {"machine": machine(), "versions": versions(), "rows": documents}, *shown)
+    emit(json, {"machine": machine(), "versions": versions(), "rows": documents}, *output)
 
 
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "NO"
+def _yes(condition: bool) -> str:
+    """Format a boolean for a table."""
+    return "yes" if condition else "NO"
 
 
 @app.command()
@@ -53,22 +54,22 @@ def attention(
     ] = 60,
     json: Json = False,
 ) -> None:
-    """Compare sdpa attention with torch, and multi-head attention with torch.nn."""
+    """Compare `attend` with scaled_dot_product_attention, and MultiHeadAttention with torch.nn."""
     from benchmarks.attention import measure
 
-    with progress("measuring", hidden=json) as told:
-        rows = measure(repeats, on_round=told)
+    with progress("measuring", hidden=json) as on_round:
+        rows = measure(repeats, on_round=on_round)
     cells = [
-        (r.name, f"{r.ours_ms:.2f}", f"{r.peer_ms:.2f}", f"{r.ratio:.3f}", f"≤ {r.bound:g}", _yes(r.holds))
+        (r.name, f"{r.value_ms:.2f}", f"{r.baseline_ms:.2f}", f"{r.ratio:.3f}", f"≤ {r.target:g}", _yes(r.meets_target))
         for r in rows
     ]
-    _results(rows, json, table(("what", "ours, ms", "peer, ms", "ratio", "wanted", "holds"), cells))
+    _results(rows, json, table(("benchmark", "value, ms", "baseline, ms", "ratio", "target", "met"), cells))
 
 
 @app.command()
 def sparse(
     out: Annotated[Path, option("Results file, written after every row.")] = Path("sparse.json"),
-    quick: Annotated[bool, option("Smoke test: 16,384 tokens and head dim 64 only.", "--smoke")] = False,
+    smoke: Annotated[bool, option("Smoke test: 16,384 tokens and head dim 64 only.", "--smoke")] = False,
     flex: Annotated[bool, option("Also measure FlexAttention (requires compilation).")] = True,
     lengths: Annotated[list[int] | None, option("Measure this length only. Repeatable.", "--length", min=1)] = None,
     widths: Annotated[list[int] | None, option("Measure this head dim only. Repeatable.", "--width", min=1)] = None,
@@ -77,14 +78,14 @@ def sparse(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """A catalogue of masks: sparse attention and FlexAttention as fractions of dense attention's time."""
+    """Measure sparse attention and FlexAttention relative to dense attention, for a catalogue of masks."""
     from benchmarks.sparse import line, measure, options_for, read_rows
 
     device = resolve_device(device)
-    options = options_for(device, quick=quick, flex=flex and device != "cpu", seconds=time_limit)
+    options = options_for(device, smoke=smoke, flex=flex and device != "cpu", seconds=time_limit)
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
-    kept = read_rows(earlier) if earlier is not None else ()
-    rows = measure(options, out, on_row=_lines(json, line), kept=kept)
+    earlier_rows = read_rows(earlier) if earlier is not None else ()
+    rows = measure(options, out, on_row=_lines(json, line), earlier=earlier_rows)
     _results(rows, json, f"results written to {out}")
 
 
@@ -92,23 +93,25 @@ def sparse(
 def auto(
     out: Annotated[Path, option("Results file, written after every row.")] = Path("auto.json"),
     time_limit: Annotated[float, option("Start no further mask after this time, in seconds.")] = 240.0,
-    width: Annotated[int, option("Width of a head.", min=1)] = 64,
-    dtype: Annotated[str | None, option("float32, bfloat16 or float16; by default float32 on a CPU.")] = None,
+    width: Annotated[int, option("Head dim.", min=1)] = 64,
+    dtype: Annotated[
+        str | None, option("float32, bfloat16 or float16. Default: float32 on a CPU, bfloat16 on a GPU.")
+    ] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """What impl="auto" chooses for each mask of the catalogue, and what the choice loses against the faster way."""
+    """Compare the choice of impl="auto" with the faster implementation, for a catalogue of masks."""
     from benchmarks.auto import line, measure, options_for, summary
 
-    kind = None if dtype is None else parse_dtype(dtype, "float32", "bfloat16", "float16")
-    options = options_for(resolve_device(device), time_limit, width=width, dtype=kind)
+    dtype_ = None if dtype is None else parse_dtype(dtype, "float32", "bfloat16", "float16")
+    options = options_for(resolve_device(device), time_limit, width=width, dtype=dtype_)
     rows = measure(options, out, on_row=_lines(json, line))
     _results(rows, json, f"{summary(rows)}; results written to {out}")
 
 
 @app.command()
 def tracing(
-    out: Annotated[Path, option("Results file, written after every row.")] = Path("look.json"),
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("tracing.json"),
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -126,20 +129,22 @@ def generation(
     max_new_tokens: Annotated[int, option("Number of new tokens.", min=1)] = 128,
     json: Json = False,
 ) -> None:
-    """Greedy decoding with the cache against computing everything anew at every step."""
+    """Compare greedy decoding with and without a KV cache."""
     from benchmarks.generation import cache_speed
 
-    found = cache_speed(prompt=prompt, max_new_tokens=max_new_tokens)
-    times = {"cached_s": found.cached, "recomputed_s": found.recomputed, "ratio": found.ratio}
-    row = {"name": f"greedy, {max_new_tokens} tokens after {prompt}", **times, "same_ids": found.same}
-    cells = [(f"{found.cached:.2f}", f"{found.recomputed:.2f}", f"{found.ratio:.1f}", _yes(found.same))]
-    _results([row], json, table(("with the cache, s", "without, s", "times faster", "same ids"), cells))
+    result = cache_speed(prompt=prompt, max_new_tokens=max_new_tokens)
+    times = {"cached_s": result.cached, "recomputed_s": result.recomputed, "speedup": result.speedup}
+    row = {"name": f"greedy, {max_new_tokens} tokens after {prompt}", **times, "same_ids": result.same_ids}
+    cells = [(f"{result.cached:.2f}", f"{result.recomputed:.2f}", f"{result.speedup:.1f}", _yes(result.same_ids))]
+    _results([row], json, table(("with cache, s", "without, s", "speedup", "same ids"), cells))
 
 
 @app.command()
 def engine(
     out: Annotated[Path, option("Results file, written after every row.")] = Path("engine.json"),
-    data: Annotated[Path | None, option("The folder of the pairs that the translator is timed on.")] = None,
+    data: Annotated[
+        Path | None, option("Folder with the sentence pairs of en-es, for the translation benchmarks.")
+    ] = None,
     filter_: Annotated[str | None, option("Run only benchmarks whose name contains this.", "--filter")] = None,
     smoke: Annotated[bool, option("Smoke test with tiny sizes; timings are not meaningful.", "--smoke")] = False,
     device: Device = None,
@@ -149,7 +154,7 @@ def engine(
     from benchmarks.engine import Setting, line, measure
 
     setting = Setting(resolve_device(device), data, smoke)
-    rows = measure(setting, out, only=filter_, on_row=_lines(json, line))
+    rows = measure(setting, out, name_filter=filter_, on_row=_lines(json, line))
     _results(rows, json, f"results written to {out}")
 
 
@@ -169,22 +174,22 @@ def study(
     jobs: Annotated[int, option("Number of processes.", min=1)] = 1,
     json: Json = False,
 ) -> None:
-    """Small trainings that answer what the documents only speak of: minutes on one core, then what was found."""
+    """Run a small experiment on an open question of the course documents; it takes minutes on one core."""
     from benchmarks import studies
 
     if name is None:
-        known = studies.STUDIES.values()
-        document = [{"name": s.name, "asks": s.asks, "says": list(s.says)} for s in known]
-        return emit(json, document, table(("study", "asks"), [(s.name, s.asks) for s in known]))
+        entries = studies.STUDIES.values()
+        document = [{"name": s.name, "question": s.question, "statements": list(s.statements)} for s in entries]
+        return emit(json, document, table(("study", "question"), [(s.name, s.question) for s in entries]))
     out = Path(f"study-{name}{'-smoke' if smoke else ''}.json") if out is None else out
-    how: dict[str, Any] = {"seeds": seeds, "quick": smoke, "data": data, "jobs": jobs}
+    options: dict[str, Any] = {"seeds": seeds, "smoke": smoke, "data": data, "jobs": jobs}
     try:
-        record = studies.carry_out(studies.study(name), out, **how, on_row=_lines(json))
+        record = studies.run_study(studies.study(name), out, **options, on_row=_lines(json))
     except KeyboardInterrupt:
         print_line(f"interrupted; the same command resumes from {out}")
         raise
-    last = f"{len(record.rows)} rows in {out}; draw them with: python -m benchmarks plot study {out}"
-    emit(json, record.to_dict(), table(*record.table()), record.finding, last)
+    hint = f"{len(record.rows)} rows in {out}; plot them with: python -m benchmarks plot study {out}"
+    emit(json, record.to_dict(), table(*record.table()), record.conclusion, hint)
 
 
 @app.command()
@@ -197,11 +202,11 @@ def explore(
 
     rows = measure(out)
     cells = [
-        (r.panel, r.keys, f"{r.median_ms:.0f}", f"{r.most_of_them_ms:.0f}", f"{r.worst_ms:.0f}", _yes(r.holds))
+        (r.panel, r.keys, f"{r.median_ms:.0f}", f"{r.p95_ms:.0f}", f"{r.max_ms:.0f}", _yes(r.meets_target))
         for r in rows
     ]
-    heads = ("typed into", "keys", "median, ms", "19 of 20, ms", "worst, ms", f"≤ {rows[0].bound_ms:g} ms")
-    _results(rows, json, table(heads, cells))
+    columns = ("panel", "keys", "median, ms", "p95, ms", "max, ms", f"p95 ≤ {rows[0].target_ms:g} ms")
+    _results(rows, json, table(columns, cells))
 
 
 @app.command()
@@ -209,29 +214,28 @@ def scaling(
     out: Annotated[Path, option("Output file: .png, .svg or .pdf.", "--out", "-o")] = Path("scaling.png"),
     d: Annotated[int, option("Model dimension.", "--d")] = 64,
     k: Annotated[int, option("Kernel size of the convolution.", "--k")] = 3,
-    longest: Annotated[int, option("Maximum length; the others are powers of two.", min=1, max=1 << 24)] = 2048,
+    longest: Annotated[int, option("Maximum length; the other lengths are powers of two.", min=1, max=1 << 24)] = 2048,
     batch: Annotated[int, option("Batch size.", "--batch", "-b")] = 1,
     device: Annotated[str, option("Device to measure on: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Plot the time of self-attention, recurrence and convolution by length: predicted (lines), measured (dots)."""
-    from benchmarks.scaling import growth as measure_growth
-    from benchmarks.scaling import lengths, plot_growth
+    from benchmarks.scaling import lengths, measure_scaling, plot_scaling
 
     device = resolve_device(device)
     with writing(out, FIGURES):
         steps = lengths(min(32, longest), longest)
-        with progress("measuring", hidden=json) as told:
+        with progress("measuring", hidden=json) as on_step:
             done = count(1)
-            how: dict[str, Any] = {"k": k, "batch": batch, "device": device}
-            found = measure_growth(d, steps, **how, on_point=lambda _: told(next(done), 3 * len(steps)))
-        path = plot_growth(found, out)
+            sizes: dict[str, Any] = {"k": k, "batch": batch, "device": device}
+            result = measure_scaling(d, steps, **sizes, on_point=lambda _: on_step(next(done), 3 * len(steps)))
+        path = plot_scaling(result, out)
     rows = [
         (p.layer, f"{p.n:,}", f"{p.flops:,}", f"{1e3 * p.predicted:.3f}", f"{1e3 * (p.measured or 0.0):.3f}")
-        for p in found.points
+        for p in result.points
     ]
-    shown = table(("layer", "n", "FLOPs", "predicted, ms", "measured, ms"), rows)
-    emit(json, {**found.to_dict(), "picture": str(path)}, shown, f"picture written to {path}")
+    output = table(("layer", "n", "FLOPs", "predicted, ms", "measured, ms"), rows)
+    emit(json, {**result.to_dict(), "picture": str(path)}, output, f"picture written to {path}")
 
 
 @app.command()
@@ -240,30 +244,31 @@ def cost(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Predicted against measured memory and time, for the reference models."""
+    """Compare predicted with measured memory and time, for reference models."""
     import torch
 
-    from benchmarks.cost import FOREIGN, cases, document_of, line, missing, worst, write
+    from benchmarks.cost import THIRD_PARTY, cases, document_of, line, missing, worst, write
     from clearhead.analysis.cost.measure import measure_this_machine
 
     device = resolve_device(device)
-    which = cases("full" if device == "cuda" else "small")
+    selected_cases = cases("full" if device == "cuda" else "small")
     if not json:
-        console.print(f"{len(which)} cases; first what this machine can do …", markup=False)
-        for name in filter(missing, FOREIGN):
-            console.print(f"not measured: {name}, whose library is not installed here", markup=False)
-    machine = measure_this_machine(device, (getattr(torch, case.dtype) for case in which))
+        console.print(f"{len(selected_cases)} cases; measuring the rates of this machine …", markup=False)
+        for name in filter(missing, THIRD_PARTY):
+            console.print(f"skipping {name}: its library is not installed", markup=False)
+    machine = measure_this_machine(device, (getattr(torch, case.dtype) for case in selected_cases))
 
-    def keep(document: dict[str, Any]) -> None:
+    def on_row(document: dict[str, Any]) -> None:
         if not json:
             show_picture(line(document["rows"][-1]))
         if out is not None:
             write(document, out)
 
-    document = document_of(which, machine, on_row=keep)
-    off = worst(document)
-    last = f"{machine.name}: memory is off by at most {100 * off['memory']:.1f} %, time by {100 * off['time']:.1f} %"
-    emit(json, document, last + ("" if out is None else f"; written to {out}"))
+    document = document_of(selected_cases, machine, on_row=on_row)
+    errors = worst(document)
+    memory, time = f"{100 * errors['memory']:.1f} %", f"{100 * errors['time']:.1f} %"
+    summary = f"{machine.name}: largest error of memory {memory}, of time {time}"
+    emit(json, document, summary + ("" if out is None else f"; written to {out}"))
 
 
 @plot.command("sparse")
@@ -286,7 +291,7 @@ def plot_study(
         Path | None, option("Output file: .png or .svg. Default: the results' name with .png.", "--out", "-o")
     ] = None,
 ) -> None:
-    """Plot a study: one panel per value of its first factor, one line per value of the second, a band over seeds."""
+    """Plot a study: one panel per facet, one line per series, and a band over seeds."""
     from benchmarks.studies import read
     from benchmarks.studies.runner import draw_study
 

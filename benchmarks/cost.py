@@ -1,14 +1,16 @@
-"""`python -m benchmarks cost --out FILE`: predicted beside measured, for all models that the project answers for.
+"""Predicted and measured cost of reference models: `python -m benchmarks cost --out FILE`.
 
 One JSON document:
 
     format    1
-    machine   name, device, and the numbers of `clearhead.analysis.cost.Machine`
+    machine   name, device, and the rates of `clearhead.analysis.cost.Machine`
     versions  clearhead, torch, python
-    rows      model, tokens, image (side of the picture, or null), batch, dtype, training, parameters, flops,
+    rows      model, tokens, image (image size, or null), batch, dtype, training, parameters, flops,
               predicted and measured: peak_bytes, seconds;   ratio: memory, time (predicted / measured);   bottleneck
 
-Nothing is fitted to a model: a prediction knows the module that it watched and the machine's numbers."""
+Predictions depend only on the recorded operations of the module and on the rates of the machine; nothing is fitted to
+a model.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,22 @@ FORMAT = 1
 
 
 def _transformers(model: str, config: str) -> Any:
+    """Build a transformers model with its default configuration."""
     library = importlib.import_module("transformers")
     return getattr(library, model)(getattr(library, config)())
 
 
-FOREIGN: dict[str, Callable[[], Any]] = {
+THIRD_PARTY: dict[str, Callable[[], Any]] = {
     "transformers:gpt2": partial(_transformers, "GPT2LMHeadModel", "GPT2Config"),
     "transformers:bert-base": partial(_transformers, "BertModel", "BertConfig"),
     "timm:vit_small_patch16_224": lambda: importlib.import_module("timm").create_model("vit_small_patch16_224"),
 }
-"""Models of other libraries, at the sizes that made them known; by library and name."""
+"""Models of other libraries at their published sizes, by library and name."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model at one size. `image` is the side of the picture, for a vision Transformer, and decides its tokens."""
+    """One model at one size; for a vision Transformer `image`, the image size, determines the number of tokens."""
 
     model: str
     batch: int
@@ -57,22 +60,22 @@ class Case:
     dtype: str = "float32"
     training: bool = True
 
-    def how(self) -> dict[str, Any]:
-        """The sizes, as `cost` and `measure` take them."""
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `cost` and `measure`."""
         dtype = getattr(torch, self.dtype)
         return {"tokens": self.tokens, "batch": self.batch, "dtype": dtype, "training": self.training}
 
-    def subject(self) -> Any:
-        """What is priced and measured: a preset's configuration, or a module of another library's."""
-        if self.model in FOREIGN:
-            return ModelBuilder(self.model, FOREIGN[self.model])
+    def build(self) -> Any:
+        """Return the configuration of a preset, or the builder of a third-party model."""
+        if self.model in THIRD_PARTY:
+            return ModelBuilder(self.model, THIRD_PARTY[self.model])
         config = preset(self.model)
         if isinstance(config, VisionConfig) and self.image is not None:
             return config.replace(image_size=(self.image, self.image))
         return config
 
 
-# Batch in float32 (in bfloat16 twice as many), tokens, side of the picture.
+# Batch size in float32 (doubled in bfloat16), tokens, image size.
 _SIZES: dict[str, tuple[tuple[int, int | None, int | None], ...]] = {
     "gpt2": ((16, 256, None), (8, 512, None), (8, 1024, None)),
     "base": ((64, 128, None), (32, 512, None), (8, 2048, None)),
@@ -84,14 +87,14 @@ _SIZES: dict[str, tuple[tuple[int, int | None, int | None], ...]] = {
 
 
 def cases(scale: str = "full") -> tuple[Case, ...]:
-    """GPT-2 124M, the base model of 2017 and ViT small at several lengths, and their likes of other libraries where
-    those are installed; "small" is for machines without a GPU."""
+    """Return GPT-2 124M, the original base Transformer and ViT small at several lengths, and the same models of
+    installed third-party libraries; "small" returns tiny models for machines without a GPU."""
     if scale == "small":
         tiny = (("tiny-decoder", 61), ("tiny-encoder-decoder", 61), ("tiny-vision", None))
         return tuple(Case(name, 32, n, training=training) for training in (True, False) for name, n in tiny)
     return tuple(
-        Case(model, batch * more, tokens, image, dtype, training)
-        for dtype, more in (("float32", 1), ("bfloat16", 2))
+        Case(model, batch * factor, tokens, image, dtype, training)
+        for dtype, factor in (("float32", 1), ("bfloat16", 2))
         for training in (True, False)
         for model, sizes in _SIZES.items()
         if not missing(model)
@@ -100,19 +103,19 @@ def cases(scale: str = "full") -> tuple[Case, ...]:
 
 
 def missing(model: str) -> bool:
-    """Whether the library of a foreign model is not installed here."""
-    return model in FOREIGN and importlib.util.find_spec(model.partition(":")[0]) is None
+    """Return whether the model is third-party and its library is not installed."""
+    return model in THIRD_PARTY and importlib.util.find_spec(model.partition(":")[0]) is None
 
 
 def row_of(
     case: Case, machine: Machine, measured: dict[str, float] | None = None, *, seconds: float = 0.5
 ) -> dict[str, Any]:
-    """A case predicted beside what was measured: before, or now, on the machine's device."""
+    """Return a case with its prediction, compared with `measured` or with a new measurement on the machine's device."""
     if measured is None:
-        measured = asdict(measure(case.subject(), **case.how(), device=machine.device, seconds=seconds))
+        measured = asdict(measure(case.build(), **case.options(), device=machine.device, seconds=seconds))
         if machine.device == "cuda":
             torch.cuda.empty_cache()
-    predicted = cost(case.subject(), **case.how(), device=machine.device)
+    predicted = cost(case.build(), **case.options(), device=machine.device)
     records = predicted.log.attention
     sums = {"parameters": predicted.parameters.value, "flops": predicted.flops.value}
     tokens = predicted.sizes.get("T") or (records[0].queries if records else 0)
@@ -120,23 +123,22 @@ def row_of(
 
 
 def document_of(
-    which: Iterable[Case],
+    selected_cases: Iterable[Case],
     machine: Machine,
     *,
     seconds: float = 0.5,
     on_row: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
-    """The whole document: machine, versions, rows. `on_row` is shown what there is of it after each row."""
+    """Return machine, versions and rows; `on_row` is called with the document so far after each row."""
     document: dict[str, Any] = {"format": FORMAT, "machine": machine.to_dict(), "versions": versions(), "rows": []}
-    for case in which:
+    for case in selected_cases:
         document["rows"].append(row_of(case, machine, seconds=seconds))
         on_row(document)
     return document
 
 
 def predict_again(document: dict[str, Any]) -> dict[str, Any]:
-    """The same measurements of the same machine beside what is predicted now (of libraries that are not installed here:
-    beside what was predicted then)."""
+    """Return the document with its measurements and new predictions, except rows whose library is missing."""
     machine = Machine.from_dict(document["machine"])
     rows = []
     for row in document["rows"]:
@@ -151,24 +153,24 @@ def predict_again(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(document: dict[str, Any], path: str | Path) -> None:
-    """The results document as a file, whole or not at all."""
+    """Write the results document atomically."""
     write_atomically(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The results document; refuses a file that is none."""
-    how = "write it with python -m benchmarks cost --out FILE"
-    with reading(Path(path), "results", how):
+    """Return the results document of a file; raise StorageError if it is not one."""
+    hint = "write it with python -m benchmarks cost --out FILE"
+    with reading(Path(path), "results", hint):
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(document, dict) or document.get("format") != FORMAT or "rows" not in document:
-        raise StorageError(f"{path} holds no cost results of format {FORMAT}; {how}")
+        raise StorageError(f"{path} does not contain cost results of format {FORMAT}; {hint}")
     return document
 
 
 def line(row: dict[str, Any]) -> str:
-    """A case for the terminal: predicted, measured, ratio, of memory and of time."""
-    how = "train" if row["training"] else "infer"
-    size = f"{row['model']:<27}{row['tokens']:>6}{row['batch']:>5}  {row['dtype']:<9}{how:<7}"
+    """Format a row for the terminal: predicted, measured and ratio, of memory and of time."""
+    mode = "train" if row["training"] else "infer"
+    size = f"{row['model']:<27}{row['tokens']:>6}{row['batch']:>5}  {row['dtype']:<9}{mode:<7}"
     sides = (row["predicted"], row["measured"])
     memory = "".join(f"{side['peak_bytes'] / 2**20:9.0f}" for side in sides)
     seconds = "".join(f"{1e3 * side['seconds']:9.2f}" for side in sides)
@@ -177,7 +179,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """One line for each model, dtype and mode: over which sizes, and the ratios from the lowest to the highest."""
+    """Return a Markdown table with one line per model, dtype and mode: sizes, and the range of the ratios."""
     groups: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
     for row in document["rows"]:
         groups.setdefault((row["model"], row["dtype"], row["training"]), []).append(row)
@@ -187,21 +189,22 @@ def summary(document: dict[str, Any]) -> str:
     ]
     for (model, dtype, training), rows in groups.items():
         tokens = ", ".join(f"{row['tokens']:,}" for row in rows)
-        cells = [_range([row["ratio"][what] for row in rows]) for what in ("memory", "time")]
-        how = f"{dtype}, {'training' if training else 'inference'}"
-        lines.append(f"| `{model}` | {how} | {tokens} | {cells[0]} | {cells[1]} |")
+        cells = [_range([row["ratio"][quantity] for row in rows]) for quantity in ("memory", "time")]
+        mode = f"{dtype}, {'training' if training else 'inference'}"
+        lines.append(f"| `{model}` | {mode} | {tokens} | {cells[0]} | {cells[1]} |")
     name, torch_version = document["machine"]["name"], document["versions"]["torch"]
-    near = sum(abs(row["ratio"]["time"] - 1) <= 0.2 for row in document["rows"])
-    memory, time = f"{100 * worst(document)['memory']:.1f} % everywhere", f"{near} of {len(document['rows'])} cases"
+    n_close = sum(abs(row["ratio"]["time"] - 1) <= 0.2 for row in document["rows"])
+    memory, time = f"{100 * worst(document)['memory']:.1f} % everywhere", f"{n_close} of {len(document['rows'])} cases"
     lines += ["", f"Measured on one {name}, torch {torch_version}: memory within {memory}, time within 20 % in {time}."]
     return "\n".join(lines)
 
 
 def _range(ratios: list[float]) -> str:
+    """Format minimum and maximum."""
     low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return low if low == high else f"{low} to {high}"
 
 
 def worst(document: dict[str, Any]) -> dict[str, float]:
-    """The largest distance of a ratio from 1, for memory and for time."""
-    return {what: max(abs(row["ratio"][what] - 1.0) for row in document["rows"]) for what in ("memory", "time")}
+    """Return the largest deviation of a ratio from 1, for memory and for time."""
+    return {key: max(abs(row["ratio"][key] - 1.0) for row in document["rows"]) for key in ("memory", "time")}

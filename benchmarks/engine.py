@@ -1,8 +1,9 @@
-"""The engine beside its peers: every row is one kind of work, done by us and by a peer in one run.
+"""Training and decoding compared with baselines: `python -m benchmarks engine`.
 
-A row is made by a small function that yields it (`Maker`); `makers` lists them by device. Where the goal is an absolute
-number the peer is the goal itself, and where it is a ceiling of the machine the peer is that ceiling, so that one
-question remains for every row: is the ratio at least what is wanted? Ratios are written so that more is better."""
+Rows are yielded by small functions of type `Benchmark`; `benchmarks_for` lists them by device. If the goal is an
+absolute number, the baseline is that goal; if it is a limit of the machine, the baseline is that limit. Every row then
+has the same question: does the speedup reach the target? Speedups are defined so that more is better.
+"""
 
 from __future__ import annotations
 
@@ -20,77 +21,94 @@ from clearhead.analysis.cost.timing import time_alternately
 
 @dataclass(frozen=True)
 class Row(results.Row):
-    """One comparison. `ratio` says how many times better ours is than the peer; `wanted` is the least that
-    is wanted."""
+    """One comparison.
 
-    work: str
+    Attributes:
+        benchmark: What is measured, with its sizes.
+        unit: Unit of both values.
+        value: Result of clearhead.
+        baseline: Name of the baseline.
+        baseline_value: Its result.
+        speedup: How many times better clearhead is.
+        target: Smallest acceptable speedup.
+    """
+
+    benchmark: str
     unit: str
-    ours: float
-    peer: str
-    peer_value: float
-    ratio: float
-    wanted: float
+    value: float
+    baseline: str
+    baseline_value: float
+    speedup: float
+    target: float
 
     @property
-    def holds(self) -> bool:
-        return self.ratio >= self.wanted
+    def meets_target(self) -> bool:
+        """Whether the speedup is at least the target."""
+        return self.speedup >= self.target
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a row may ask about the run: the device, where data lie, and whether sizes are cut down to a trial."""
+    """Options of a run.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        data: Folder with the sentence pairs of en-es, if available.
+        smoke: Use tiny sizes, which show that a benchmark runs; timings are not meaningful.
+    """
 
     device: str
-    data: Path | None = None  # the folder of en-es, where there is one
-    trial: bool = False  # tiny sizes that show that a row works, and measure nothing
+    data: Path | None = None
+    smoke: bool = False
 
-    def settle(self) -> None:
-        """Waits until a GPU has done its work, or on a CPU the threads of one library no longer spin for more of it."""
+    def synchronize(self) -> None:
+        """Wait for a GPU, or on a CPU until the idle threads of the previous library stop spinning."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-        elif not self.trial:
+        elif not self.smoke:
             time.sleep(0.4)
 
 
-Maker = Callable[[Setting], Iterator[Row]]
+Benchmark = Callable[[Setting], Iterator[Row]]
 OnRow = Callable[[Row], None]
 
 
-def by_rate(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
-    """A row of rates: more is better."""
-    return Row(work, unit, ours, peer, peer_value, ours / peer_value, wanted)
+def by_rate(benchmark: str, unit: str, value: float, baseline: str, baseline_value: float, target: float) -> Row:
+    """Return a row of rates, where more is better."""
+    return Row(benchmark, unit, value, baseline, baseline_value, value / baseline_value, target)
 
 
-def by_time(work: str, unit: str, ours: float, peer: str, peer_value: float, wanted: float) -> Row:
-    """A row of times or sizes: less is better."""
-    return Row(work, unit, ours, peer, peer_value, peer_value / ours, wanted)
+def by_time(benchmark: str, unit: str, value: float, baseline: str, baseline_value: float, target: float) -> Row:
+    """Return a row of times or sizes, where less is better."""
+    return Row(benchmark, unit, value, baseline, baseline_value, baseline_value / value, target)
 
 
 def seconds_of(setting: Setting, *calls: Callable[[], object], repeats: int = 3) -> list[float]:
-    """The median time of each call."""
-    rounds = time_alternately(*calls, repeats=1 if setting.trial else repeats, before=setting.settle)
-    return [median(own) for own in rounds]
+    """Return the median time of each call."""
+    times_by_call = time_alternately(*calls, repeats=1 if setting.smoke else repeats, before=setting.synchronize)
+    return [median(times) for times in times_by_call]
 
 
-def makers(device: str) -> dict[str, Maker]:
-    """The rows of a device by their makers' names, decoding first."""
+def benchmarks_for(device: str) -> dict[str, Benchmark]:
+    """Return the benchmarks of a device by name, decoding first."""
     from benchmarks import engine_decode, engine_training
 
     return engine_decode.ON_GPU | engine_training.ON_GPU if device == "cuda" else engine_decode.ON_CPU
 
 
 def measure(
-    setting: Setting, out: Path | None = None, *, only: str | None = None, on_row: OnRow = lambda row: None
+    setting: Setting, out: Path | None = None, *, name_filter: str | None = None, on_row: OnRow = lambda row: None
 ) -> list[Row]:
-    """All rows of the setting's device (or those whose work contains `only`), written to `out` as they come."""
-    chosen = [make for name, make in makers(setting.device).items() if only is None or only in name]
-    return results.gather((row for make in chosen for row in make(setting)), out, on_row)
+    """Run the benchmarks of the device whose name contains `name_filter`; write rows to `out` as they are measured."""
+    available = benchmarks_for(setting.device)
+    selected = [run for name, run in available.items() if name_filter is None or name_filter in name]
+    return results.gather((row for run in selected for row in run(setting)), out, on_row)
 
 
 def line(row: Row) -> str:
-    """A row for people."""
-    verdict = "" if row.holds else "   NOT REACHED"
+    """Format a row for the terminal."""
+    verdict = "" if row.meets_target else "   NOT REACHED"
     return (
-        f"{row.work}: {row.ours:,.4g} {row.unit}, {row.peer} {row.peer_value:,.4g}: "
-        f"{row.ratio:.2f} × (wanted {row.wanted:g}){verdict}"
+        f"{row.benchmark}: {row.value:,.4g} {row.unit}, {row.baseline} {row.baseline_value:,.4g}: "
+        f"{row.speedup:.2f} × (target {row.target:g}){verdict}"
     )

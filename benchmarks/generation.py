@@ -1,7 +1,8 @@
-"""`python -m benchmarks generation`: the same greedy decoding with the cache and without it, timed side by side.
+"""Greedy decoding with and without a KV cache: `python -m benchmarks generation`.
 
-Without a cache, step n reads all of its ids again; with one, only the newest. The gain grows with the length, and with
-the share of the time that goes into arithmetic and not into calling it."""
+Without a cache, every step recomputes all positions; with a cache, only the newest one. The speedup grows with the
+length, and with the share of the time that is arithmetic instead of call overhead.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +22,23 @@ from clearhead.nn.positions import LearnedPositions
 
 @dataclass(frozen=True)
 class CacheSpeed:
-    """Seconds for the same new ids (the best of several runs each), with the cache and computing everything anew."""
+    """Seconds with and without the KV cache, each the minimum of several runs.
+
+    Attributes:
+        cached: Seconds with the cache.
+        recomputed: Seconds without it.
+        new_ids: Number of new ids per prompt.
+        same_ids: Whether both runs returned the same ids.
+    """
 
     cached: float
     recomputed: float
-    new_ids: int  # of each prompt
-    same: bool  # whether both ways gave the same ids, as they should
+    new_ids: int
+    same_ids: bool
 
     @property
-    def ratio(self) -> float:
-        """How many times faster the cache is."""
+    def speedup(self) -> float:
+        """How many times faster decoding is with the cache."""
         return self.recomputed / self.cached
 
 
@@ -45,7 +53,8 @@ def cache_speed(
 ) -> CacheSpeed:
     """Time `max_new_tokens` new ids after `batch` random prompts of `prompt` ids.
 
-    Without a model it is an untrained one of 23 million weights: six layers, 512 wide, room for 1,024 ids."""
+    The default model is untrained: 23 million parameters, 6 layers, d_model 512, at most 1,024 positions.
+    """
     if repeats < 1:
         raise ConfigError(f"repeats is {repeats}; expected at least 1")
     if model is None:
@@ -53,13 +62,13 @@ def cache_speed(
         model = DecoderConfig(**sizes, positions=LearnedPositions(max_len=1_024)).build()
     ids = torch.randint(model.config.vocab_size, (batch, prompt), generator=torch.Generator().manual_seed(seed))
 
-    found: dict[bool, Tensor] = {}
+    outputs: dict[bool, Tensor] = {}
 
     def best(use_cache: bool) -> float:
-        def run(new: int) -> None:
-            found[use_cache] = generate(model, ids, max_new_tokens=new, use_cache=use_cache).ids
+        def run(n_new: int) -> None:
+            outputs[use_cache] = generate(model, ids, max_new_tokens=n_new, use_cache=use_cache).ids
 
-        run(min(2, max_new_tokens))  # allocations and first calls do not count
+        run(min(2, max_new_tokens))  # warm-up: allocations and first calls
         return min(seconds(partial(run, max_new_tokens)) for _ in range(repeats))
 
-    return CacheSpeed(best(True), best(False), max_new_tokens, torch.equal(found[True], found[False]))
+    return CacheSpeed(best(True), best(False), max_new_tokens, torch.equal(outputs[True], outputs[False]))

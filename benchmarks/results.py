@@ -1,4 +1,4 @@
-"""What a measurement is: both times, their ratio, the bound it is held to, and the machine it was made on."""
+"""Rows and results files: measured values, their ratio, the target of the ratio, and the machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from clearhead.errors import StorageError
 
 
 class Row:
-    """A row of a results file: a dataclass whose properties are written beside its fields."""
+    """Base class for the rows of results files: dataclasses whose properties are written together with their fields."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return fields and properties by name."""
         derived = [name for name, value in vars(type(self)).items() if isinstance(value, property)]
         return asdict(self) | {name: getattr(self, name) for name in derived}  # type: ignore[call-overload]
 
@@ -33,74 +34,84 @@ R = TypeVar("R", bound=Row)
 
 @dataclass(frozen=True)
 class Comparison(Row):
-    """Our time and the peer's, as medians, and the median of the rounds' ratios."""
+    """Median times of clearhead and of a baseline, and the median ratio of the rounds.
+
+    Attributes:
+        name: The two calls that are compared.
+        value_ms: Time of clearhead.
+        baseline_ms: Time of the baseline.
+        ratio: `value_ms / baseline_ms`; lower is better.
+        target: Largest acceptable ratio.
+    """
 
     name: str
-    ours_ms: float
-    peer_ms: float
+    value_ms: float
+    baseline_ms: float
     ratio: float
-    bound: float
+    target: float
 
     @property
-    def holds(self) -> bool:
-        return self.ratio <= self.bound
+    def meets_target(self) -> bool:
+        """Whether the ratio is at most the target."""
+        return self.ratio <= self.target
 
 
 def compare(
     name: str,
-    ours: Callable[[], object],
-    peer: Callable[[], object],
+    call: Callable[[], object],
+    baseline: Callable[[], object],
     *,
-    bound: float,
+    target: float,
     repeats: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Times both in turn."""
-    mine, theirs = time_alternately(ours, peer, repeats=repeats, on_round=on_round)
-    ratio = median(a / b for a, b in zip(mine, theirs, strict=True))
-    return Comparison(name, 1e3 * median(mine), 1e3 * median(theirs), ratio, bound)
+    """Time both calls alternately, `repeats` times each."""
+    times, baseline_times = time_alternately(call, baseline, repeats=repeats, on_round=on_round)
+    ratio = median(a / b for a, b in zip(times, baseline_times, strict=True))
+    return Comparison(name, 1e3 * median(times), 1e3 * median(baseline_times), ratio, target)
 
 
 @contextmanager
-def reading(path: Path, what: str, then: str) -> Iterator[None]:
-    """Around reading a file: one that is missing or holds something else is one sentence."""
+def reading(path: Path, content: str, hint: str) -> Iterator[None]:
+    """Raise StorageError if the file is missing or its content is malformed; `hint` says what to do."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{path} cannot be read as {what} ({error}); {then}") from error
+        raise StorageError(f"{path} cannot be read as {content} ({error}); {hint}") from error
 
 
 def write(out: Path, rows: Sequence[Row]) -> None:
-    """A results file: the machine, the versions and all rows so far, whole or not at all."""
+    """Write a results file atomically: machine, versions and rows."""
     document = {"machine": machine(), "versions": versions(), "rows": [row.to_dict() for row in rows]}
     write_atomically(out, json.dumps(document, indent=1).encode())
 
 
 def gather(rows: Iterable[R], out: Path | None, on_row: Callable[[R], None] = lambda row: None) -> list[R]:
-    """All rows as they are measured: each is shown, and those so far are written to `out`."""
-    found: list[R] = []
+    """Collect rows as they are measured; after each one call `on_row` and write all rows so far to `out`."""
+    collected: list[R] = []
     for row in rows:
-        found.append(row)
+        collected.append(row)
         on_row(row)
         if out is not None:
-            write(out, found)
-    return found
+            write(out, collected)
+    return collected
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
+    """Return processor, threads, GPU and operating system."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"processor": _processor(), "threads": torch.get_num_threads(), "gpu": gpu, "system": platform.system()}
 
 
 def versions() -> dict[str, str]:
-    """What was measured with."""
+    """Return the versions of clearhead, torch and Python."""
     from clearhead._version import __version__
 
     return {"clearhead": __version__, "torch": torch.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
 
 
 def _processor() -> str:
-    known = Path("/proc/cpuinfo")
-    found = re.search("^model name.*?:(.*)", known.read_text(encoding="utf-8"), re.M) if known.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    """Return the model name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    match = re.search("^model name.*?:(.*)", cpuinfo.read_text(encoding="utf-8"), re.M) if cpuinfo.exists() else None
+    return match[1].strip() if match else platform.processor() or platform.machine()

@@ -1,12 +1,11 @@
-"""FlexAttention with our masks, for `python -m benchmarks sparse`: each mask as a function of one query's and one
-key's position.
+"""FlexAttention baseline of `python -m benchmarks sparse`: masks as functions of a query and a key position.
 
-That is how its users write a mask. Masks with data become lookups in a tensor of one number (or a few) for each
-position, the shortest way there is to say them.
+Masks with data become lookups in a tensor with one or a few values per position.
 
-Compiling takes most of a run's time, so processes run each call once ahead, their compilers side by side. What they
-compile lies in the caches of Triton and of torch on the disk, where the process that measures finds it. They have ended
-before anything is timed."""
+Compilation takes most of the time of a run. Worker processes therefore run each call once in advance and compile in
+parallel; the measuring process reads the kernels from the disk caches of Triton and torch. The workers have ended
+before anything is timed.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +23,15 @@ from clearhead.masks import Atom, Documents, Mask, Scattered, fold
 from clearhead.masks.regions import Grid
 
 if TYPE_CHECKING:
-    from benchmarks.sparse import Options, Step
+    from benchmarks.sparse import Job, Options
 
-Test = Callable[[Tensor, Tensor], Tensor]
-# Beyond this a block mask made by plain operations would need T² numbers at once; compiled, it does not.
+Predicate = Callable[[Tensor, Tensor], Tensor]
+# Above this length `create_block_mask` is compiled; otherwise it would allocate T × T values.
 _LARGE = 32768
 
 
-def flex_way(mask: Mask, T: int, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """FlexAttention compiled for the mask; the block mask is made here, before any clock starts."""
+def flex_attention_under(mask: Mask, T: int, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return FlexAttention compiled for the mask; the block mask is created here, before anything is timed."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     test = predicate_of(mask, T, device)
@@ -40,31 +39,31 @@ def flex_way(mask: Mask, T: int, device: torch.device) -> Callable[[Tensor, Tens
     def predicate(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return test(q_idx, kv_idx)
 
-    torch._dynamo.reset()  # a graph for every mask; the limit on recompilations is meant for one function
+    torch._dynamo.reset()  # otherwise the masks together exceed the recompilation limit
     block_mask = create_block_mask(predicate, None, None, T, T, device=device, _compile=T > _LARGE)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return partial(compiled, block_mask=block_mask)
 
 
-def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:
-    """Whether query p may see key j, for numbers p and j that have no dimensions."""
+def predicate_of(mask: Mask, T: int, device: torch.device) -> Predicate:
+    """Return a function of scalar tensors p and j: whether query p may attend to key j."""
 
-    def test(atom: Atom) -> Test:
+    def of_leaf(atom: Atom) -> Predicate:
         leaf = atom.leaf
         if isinstance(leaf, Documents):
             ids = leaf.ids.to(device)
             return lambda p, j: (ids[p] == ids[j]) & (ids[p] >= 0)
         if isinstance(leaf, Scattered):
-            chosen = leaf.sampled_keys(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
-            return reduce(either, [_one_of(chosen, place) for place in range(chosen.shape[1])])
+            keys = leaf.sampled_keys(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
+            return reduce(either, [_key_at(keys, column) for column in range(keys.shape[1])])
         return lambda p, j: leaf.test(p, j, Grid(T, 0))
 
-    def either(a: Test, b: Test) -> Test:
+    def either(a: Predicate, b: Predicate) -> Predicate:
         return lambda p, j: a(p, j) | b(p, j)
 
     return fold(
         mask,
-        leaf=test,
+        leaf=of_leaf,
         both=lambda a, b: lambda p, j: a(p, j) & b(p, j),
         either=either,
         inverse=lambda a: lambda p, j: ~a(p, j),
@@ -72,28 +71,29 @@ def predicate_of(mask: Mask, T: int, device: torch.device) -> Test:
     )
 
 
-def _one_of(chosen: Tensor, place: int) -> Test:
-    return lambda p, j: chosen[p, place] == j
+def _key_at(keys: Tensor, column: int) -> Predicate:
+    """Return whether j is the key in one column of row p."""
+    return lambda p, j: keys[p, column] == j
 
 
-# ---------------------------------------------------------------------- compiling ahead
+# ---------------------------------------------------------------------- compilation in advance
 
-Key = tuple[str, int, int]  # name of a pattern, length, width: a pattern's own function cannot be sent to a process
+Key = tuple[str, int, int]  # name of a pattern, length, width; patterns contain functions, which cannot be pickled
 
 
-def compile_ahead(options: Options, steps: Sequence[Step], seconds: float) -> set[Key]:
-    """Runs each step once, FlexAttention or ours, in `options.workers` processes, for so long at most: what is done."""
+def compile_ahead(options: Options, jobs: Sequence[Job], seconds: float) -> set[Key]:
+    """Run each job once in `options.workers` processes, for at most `seconds`, and return the keys of finished jobs."""
     done: set[Key] = set()
     if seconds <= 0:
         return done
-    pool = ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=_alone)
-    jobs = {pool.submit(_once, options, step.key, step.flex): step.key for step in steps}
+    pool = ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=_limit_compile_threads)
+    keys = {pool.submit(_run_job, options, job.key, job.flex): job.key for job in jobs}
     try:
-        for future in as_completed(jobs, timeout=seconds):
-            if future.exception() is None:  # what fails here fails again when it is measured, and is noted there
-                done.add(jobs[future])
+        for future in as_completed(keys, timeout=seconds):
+            if future.exception() is None:  # a failing job fails again when it is measured, and is noted there
+                done.add(keys[future])
     except TimeoutError:
-        pass  # the rest is compiled when it is measured
+        pass  # the remaining kernels are compiled when they are measured
     processes = list(pool._processes.values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -103,24 +103,24 @@ def compile_ahead(options: Options, steps: Sequence[Step], seconds: float) -> se
     return done
 
 
-def _alone() -> None:
-    """torch's compiler would start a process for every core, in each of these processes."""
+def _limit_compile_threads() -> None:
+    """Prevent torch's compiler from starting one process per core in each worker."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
-def _once(options: Options, key: Key, flex: bool) -> None:
-    """Forward and backward of one row, in a process of the pool."""
-    from benchmarks.sparse import our_way, tensors_for
+def _run_job(options: Options, key: Key, flex: bool) -> None:
+    """Run forward and backward of one row, in a worker."""
+    from benchmarks.sparse import attend_under, tensors_for
     from clearhead.masks.catalogue import CATALOGUE
 
     name, length, width = key
     tensors = tensors_for(options, length, width)
     mask = next(pattern for pattern in CATALOGUE if pattern.name == name).mask(length)
-    way = flex_way(mask, length, tensors[0].device) if flex else our_way(mask)
-    way(*tensors[:3])
+    call = flex_attention_under(mask, length, tensors[0].device) if flex else attend_under(mask)
+    call(*tensors[:3])
     leaves = [x.detach().requires_grad_() for x in tensors[:3]]
-    way(*leaves).backward(tensors[3])
+    call(*leaves).backward(tensors[3])
     if tensors[0].is_cuda:
         torch.cuda.synchronize()
         del tensors, leaves
-        torch.cuda.empty_cache()  # the processes share one device's memory
+        torch.cuda.empty_cache()  # the workers share the memory of one device

@@ -143,9 +143,9 @@ def from_sparse(path: Path) -> Iterator[Sample]:
             if (length, width) not in dense:
                 pairs = float(heads * length * length)
                 yield Sample(f"dense {tag}", width, training, row["dense" + end], dense=pairs)
-            if row["ours" + end] and row["name"] != "causal":  # runs on the fused kernel
+            if row["sparse" + end] and row["name"] != "causal":  # runs on the fused kernel
                 work = mask_plan.work(heads, H200, training)
-                yield Sample(f"{row['name']} {tag}", width, training, row["ours" + end], **work)
+                yield Sample(f"{row['name']} {tag}", width, training, row["sparse" + end], **work)
         dense.add((length, width))
 
 

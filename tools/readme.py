@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cost as report
-from benchmarks.auto import again, read_rows
+from benchmarks.auto import choose_again, read_rows
 from benchmarks.sparse import draw_sparse
 from clearhead.course.exercises import render, solve
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MEASURED = ROOT / "docs" / "measured.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "pictures"
 BUNDLED_FOLDER = ROOT / "clearhead" / "hub" / "models"
 
 
-def core() -> str:
+def attention() -> str:
     """Return the results of `python -m benchmarks attention`."""
-    document = json.loads((RESULTS / "core.json").read_text(encoding="utf-8"))
-    rows = [(row["name"], f"{row['ratio']:.3f}", f"≤ {row['bound']:g}") for row in document["rows"]]
+    document = json.loads((RESULTS / "attention.json").read_text(encoding="utf-8"))
+    rows = [(row["name"], f"{row['ratio']:.3f}", f"≤ {row['target']:g}") for row in document["rows"]]
     machine, torch = document["machine"], document["versions"]["torch"]
     where = f"{machine['processor']}, {machine['threads']} threads, torch {torch}"
-    return _table(("ours / peer", "ratio of times", "wanted"), rows) + f"\n\nMeasured on {where}."
+    return _table(("clearhead / baseline", "ratio of times", "target"), rows) + f"\n\nMeasured on {where}."
 
 
 def models() -> str:
@@ -41,7 +41,7 @@ def models() -> str:
     for path in sorted(BUNDLED_FOLDER.glob("*/card.toml")):
         card = tomllib.loads(path.read_text(encoding="utf-8"))
         rows.append((f"`{path.parent.name}`", card["description"], f"{card['parameters']:,}", card["summary"]))
-    return _table(("model", "what it does", "weights", "measured"), rows)
+    return _table(("model", "description", "parameters", "result"), rows)
 
 
 def engine() -> str:
@@ -53,17 +53,16 @@ def _engine(path: Path) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
     rows = []
     for row in document["rows"]:
-        target = f"≥ {row['wanted']:g}" + ("" if row["holds"] else " (not yet)")
-        value, baseline = (
-            f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("ours", "peer_value")
+        target = f"≥ {row['target']:g}" + ("" if row["meets_target"] else " (not yet)")
+        value, baseline_value = (
+            f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("value", "baseline_value")
         )
-        rows.append(
-            (row["work"], f"{value} {row['unit']}", f"{row['peer']}: {baseline}", f"{row['ratio']:.2f}", target)
-        )
+        baseline = f"{row['baseline']}: {baseline_value}"
+        rows.append((row["benchmark"], f"{value} {row['unit']}", baseline, f"{row['speedup']:.2f}", target))
     machine = document["machine"]
     where = f"one {machine['gpu']}" if machine["gpu"] else f"{machine['processor']}, {machine['threads']} threads"
     measured = f"Measured on {where}, torch {document['versions']['torch']}."
-    return _table(("work", "ours", "peer", "times better", "wanted"), rows) + f"\n\n{measured}"
+    return _table(("benchmark", "clearhead", "baseline", "speedup", "target"), rows) + f"\n\n{measured}"
 
 
 def cost() -> str:
@@ -82,17 +81,17 @@ def sparse() -> str:
             continue
         mask = row["mask"] if len(row["mask"]) <= 60 else row["name"]
         cells = [
-            _with_target(row["fraction"], row["wanted"]),
-            _with_target(row["fraction_both"], row["wanted_both"]),
+            _with_target(row["fraction"], row["target"]),
+            _with_target(row["fraction_both"], row["target_both"]),
             _flex(row),
         ]
         rows.append((f"`{mask}`".replace("|", "\\|"), f"{row['density']:.4f}", *cells))
-    columns = ("mask", "density", "forward", "forward + backward", "FlexAttention, the two")
+    columns = ("mask", "density", "forward", "forward + backward", "FlexAttention, both")
     first = document["rows"][0]
     where = f"{document['machine']['gpu']}, torch {document['versions']['torch']}, bfloat16"
-    sizes = f"batch {first['batch']}, {first['heads']} heads of width {width}, {length:,} tokens"
+    sizes = f"batch {first['batch']}, {first['heads']} heads, head dim {width}, {length:,} tokens"
     caption = (
-        f"Measured on one {where}, {sizes}; the plan is made before.\n{_all_sizes(document['rows'])}\n{_choices()}"
+        f"Measured on one {where}, {sizes}. Planning is not included.\n{_all_sizes(document['rows'])}\n{_choices()}"
     )
     return f"{_table(columns, rows)}\n\n{caption}"
 
@@ -102,32 +101,32 @@ def _all_sizes(rows: list[dict[str, Any]]) -> str:
     lengths, widths = ({row[field] for row in rows} for field in ("length", "width"))
     with_flex = [row for row in rows if row["flex_both"] is not None]
     dense, flex = (
-        max(max(row["ours"] / row[prefix], row["ours_both"] / row[f"{prefix}_both"]) for row in subset)
+        max(max(row["sparse"] / row[prefix], row["sparse_both"] / row[f"{prefix}_both"]) for row in subset)
         for subset, prefix in ((rows, "dense"), (with_flex, "flex"))
     )
-    measured = "" if len(with_flex) == len(rows) else f" in the {len(with_flex)} where that was measured"
+    measured = "" if len(with_flex) == len(rows) else f" in the {len(with_flex)} rows that measure it"
     return (
-        f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, widths "
-        f"{' and '.join(map(str, sorted(widths)))}) ours takes at most {dense:.2f} of dense attention's time, and at "
-        f"most {flex:.2f} of FlexAttention's{measured}."
+        f"In all {len(rows)} rows of the file ({min(lengths):,} to {max(lengths):,} tokens, head dim "
+        f"{' and '.join(map(str, sorted(widths)))}) sparse attention takes at most {dense:.2f} of the time of dense "
+        f"attention, and at most {flex:.2f} of the time of FlexAttention{measured}."
     )
 
 
 def _choices() -> str:
     """Return the time lost by choosing with the cost model, from `python -m benchmarks auto`."""
-    rows = [again(row) for path in sorted(RESULTS.glob("auto*.json")) for row in read_rows(path)]
+    rows = [choose_again(row) for path in sorted(RESULTS.glob("auto*.json")) for row in read_rows(path)]
     lengths = [row.length for row in rows]
     kinds = sorted({(row.dtype, row.width) for row in rows})
     return (
-        f'`impl="auto"`, asked at {min(lengths):,} to {max(lengths):,} tokens there '
-        f"({', '.join(f'{dtype} of width {width}' for dtype, width in kinds)}), chooses the faster way "
-        f"{sum(row.lost == 1.0 for row in rows)} times of {len(rows)} and loses at most "
-        f"{100 * (max(row.lost for row in rows) - 1):.1f} % (both ways measured by `python -m benchmarks auto`)."
+        f'`impl="auto"` at {min(lengths):,} to {max(lengths):,} tokens '
+        f"({', '.join(f'{dtype} with head dim {width}' for dtype, width in kinds)}) chooses the faster implementation "
+        f"in {sum(row.slowdown == 1.0 for row in rows)} of {len(rows)} cases, and is at most "
+        f"{100 * (max(row.slowdown for row in rows) - 1):.1f} % slower (`python -m benchmarks auto` measures both)."
     )
 
 
 def _with_target(fraction: float, target: float | None) -> str:
-    return f"{fraction:.3f}" if target is None else f"{fraction:.3f} (wanted {target:g})"
+    return f"{fraction:.3f}" if target is None else f"{fraction:.3f} (target {target:g})"
 
 
 def _flex(row: dict[str, Any]) -> str:
@@ -136,32 +135,32 @@ def _flex(row: dict[str, Any]) -> str:
     return f"{row['flex'] / row['dense']:.3f}, {row['flex_both'] / row['dense_both']:.3f}"
 
 
-def look() -> str:
+def tracing() -> str:
     """Return the overhead of tracing, from `python -m benchmarks tracing`."""
-    document = json.loads((RESULTS / "look.json").read_text(encoding="utf-8"))
+    document = json.loads((RESULTS / "tracing.json").read_text(encoding="utf-8"))
     rows = [
         (
             f"`{row['mask']}`".replace("|", "\\|"),
             f"{row['ratio']:.3f}",
             f"{row['extra_peak_bytes'] / 2**20:.0f} MiB",
             f"{row['rows_ms']:.1f} ms",
-            f"{row['square_bytes'] / 2**20:,.0f} MiB",
+            f"{row['full_weights_bytes'] / 2**20:,.0f} MiB",
         )
         for row in document["rows"]
     ]
     first = document["rows"][0]
     columns = (
         "mask",
-        "forward, traced / not",
-        "memory kept",
-        f"{first['rows']} rows of a head afterwards",
-        "its whole T×T would be",
+        "forward time, traced / untraced",
+        "memory of the trace",
+        f"weights of {first['rows']} rows of a head",
+        "T × T weights of a head",
     )
     where = f"{document['machine']['gpu']}, {first['length']:,} tokens, {first['layers']} layers, {first['dtype']}"
     return _table(columns, rows) + f"\n\nMeasured on one {where}."
 
 
-def work() -> str:
+def worksheet() -> str:
     """Return the attention weights of the de-duplicating decoder in exact numbers, from its worksheet."""
     sheet = render.markdown(solve("sort-dedup"))
     section = next(part for part in sheet.split("\n## ") if "(`weights`)" in part.partition("\n")[0])
@@ -169,10 +168,18 @@ def work() -> str:
     return exact[exact.index("|") :]
 
 
-TABLES = {"core": core, "models": models, "engine": engine, "cost": cost, "sparse": sparse, "look": look, "work": work}
+TABLES = {
+    "attention": attention,
+    "models": models,
+    "engine": engine,
+    "cost": cost,
+    "sparse": sparse,
+    "tracing": tracing,
+    "worksheet": worksheet,
+}
 
 
-PAGES = {README: ("models",), MEASURED: ("core", "sparse", "engine", "look", "cost", "work")}
+PAGES = {README: ("models",), BENCHMARKS: ("attention", "sparse", "engine", "tracing", "cost", "worksheet")}
 
 
 def updated(page: Path) -> str:

@@ -1,5 +1,4 @@
-"""What the studies train by: rows of drawn tokens as batches, the library's own loss, optimiser and schedule in a short
-loop without files, and the share of labels that come out right."""
+"""Training helpers of the studies: batches of random tokens, a training loop without files, and accuracy."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from clearhead.training import WarmupCosine
 from clearhead.training.objective import loss_sum, scores
 from clearhead.training.optimizer import adamw, clip_grad_norm
 
-TESTED_WITH = 1 << 20  # the seed of what is measured on: the same rows for every choice and every seed
+TEST_SEED = 1 << 20  # test rows are the same for all configurations and seeds
 
 
 def tokens(ids: Tensor, labels: Tensor, counted: Tensor) -> TokenBatch:
-    """Rows for a decoder; `counted` (T,) or (B, T) says which places have a label."""
+    """Return a batch for a decoder; `counted` (T,) or (B, T) is True at positions with a label."""
     weights, lengths = counted.expand(ids.shape).float(), torch.full((len(ids),), ids.shape[1])
     n, n_labels = ids.numel(), int(weights.sum())
     rows = {"ids": ids, "lengths": lengths, "labels": labels, "weights": weights}
@@ -30,19 +29,19 @@ def tokens(ids: Tensor, labels: Tensor, counted: Tensor) -> TokenBatch:
 
 
 def pairs(source: Tensor, labels: Tensor, start: int) -> PairBatch:
-    """Rows for an encoder-decoder; the target is the labels, which are as long as the source, one place later."""
+    """Return a batch for an encoder-decoder; the target is the labels shifted right by one position."""
     target = torch.cat((torch.full((len(labels), 1), start), labels[:, :-1]), dim=1)
     lengths, n = torch.full((len(source),), source.shape[1]), labels.numel()
     rows = {"source": source, "source_lengths": lengths, "target": target, "target_lengths": lengths}
     return PairBatch(**rows, labels=labels, weights=torch.ones(labels.shape), n_tokens=n, n_padded=n, n_labels=n)
 
 
-def decoder(sizes: Sizes, vocab_size: int, **choices: Any) -> Decoder:
-    """A small decoder, with what a study chooses."""
-    given: dict[str, Any] = {"d_model": sizes.width, "n_heads": sizes.heads, "n_layers": sizes.layers}
-    given |= {"d_ff": 2 * sizes.width, "max_len": sizes.trained or sizes.length, "init": Xavier()}
+def decoder(sizes: Sizes, vocab_size: int, **options: Any) -> Decoder:
+    """Build a small decoder; `options` override its configuration."""
+    defaults: dict[str, Any] = {"d_model": sizes.width, "n_heads": sizes.heads, "n_layers": sizes.layers}
+    defaults |= {"d_ff": 2 * sizes.width, "max_len": sizes.trained or sizes.length, "init": Xavier()}
     return DecoderConfig(
-        vocab_size=vocab_size, tie_embeddings=False, scaled_embedding=True, **(given | choices)
+        vocab_size=vocab_size, tie_embeddings=False, scaled_embedding=True, **(defaults | options)
     ).build()
 
 
@@ -54,10 +53,11 @@ def fit(
     limit: float | None = 1.0,
     after: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Trains over the schedule's steps, each on new rows; `after` gets every step and its loss.
+    """Train for the steps of the schedule, each on new rows; call `after` with the step and its loss.
 
-    It stops at a loss that is no number: nothing that follows would be one."""
-    optimiser = adamw(model, lr=schedule.lr_max)
+    Stop at the first loss that is not finite.
+    """
+    optimizer = adamw(model, lr=schedule.lr_max)
     for step in range(1, (schedule.total_steps or 0) + 1):
         batch = draw()
         loss = loss_sum(model, batch) / batch.n_labels
@@ -65,26 +65,26 @@ def fit(
             return
         loss.backward()
         clip_grad_norm(model.parameters(), limit)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = schedule(step)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         after(step, value)
 
 
 def fit_lengths(
     model: nn.Module, draw: Callable[[int, int, torch.Generator], Batch], sizes: Sizes, seed: int, *, least: int
 ) -> None:
-    """Trains on rows whose length is drawn for every step, from `least` to the longest that is trained."""
+    """Train on rows whose length is drawn for each step, from `least` to `sizes.trained`."""
     generator = torch.Generator().manual_seed(seed)
 
-    def some() -> Batch:
+    def draw_batch() -> Batch:
         length = int(torch.randint(least, sizes.trained + 1, (), generator=generator))
         return draw(sizes.batch, length, generator)
 
-    fit(model, some, WarmupCosine(sizes.lr, sizes.steps // 10, sizes.steps))
+    fit(model, draw_batch, WarmupCosine(sizes.lr, sizes.steps // 10, sizes.steps))
 
 
-def right(model: nn.Module, batch: Batch) -> float:
-    """The share of labels that get the highest score; the model is left in evaluation mode."""
+def accuracy(model: nn.Module, batch: Batch) -> float:
+    """Return the share of labels with the highest score; the model stays in evaluation mode."""
     return float(scores(model.eval(), batch)[1]) / batch.n_labels

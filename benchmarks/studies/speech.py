@@ -1,7 +1,8 @@
-"""What a stream of speech pays for not seeing the future, and for a voice that it has never heard.
+"""Streaming speech recognition under four attention masks, for speakers in the training data and for unseen speakers.
 
-Digits spoken by six people, put together to streams with pauses and noise, and heard by the same small encoder under
-four masks: once with everybody known from other recordings, and once with each of the six left out in turn."""
+Digits spoken by six people are joined to streams with pauses and noise, and recognized by the same small encoder under
+four masks: once with all speakers in the training data, and once with each of the six held out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.runner import Curve, Outcome, Sizes, Study
+from benchmarks.studies.runner import Sizes, Study, StudyResults, Values
 from clearhead.hub.evaluate import score_recordings
 from clearhead.masks import full
 from clearhead.models import load_checkpoint
@@ -19,92 +20,99 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import SpeechData
 
 MASKS = {
-    "everything": "full()",
-    "the past": "causal()",
+    "unlimited": "full()",
+    "past": "causal()",
     "1.3 s of the past": "causal() & window(64, 0)",
-    "and up to 0.3 s ahead": "(causal() | blocks(16)) & window(64, 15)",
+    "1.3 s of the past, 0.3 s ahead": "(causal() | blocks(16)) & window(64, 15)",
 }
 KNOWN = "known speakers"
-SINGLE, STREAMS, WAIT = "single digits wrong", "digits wrong in streams", "seconds to wait (95 %)"
+SINGLE, STREAMS, LATENCY = "error rate, single digits", "error rate, streams", "latency in s (95 %)"
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 
 
-def measure(sizes: Sizes, panel: str, mask: str, seed: int, data: Path) -> tuple[Curve, dict[str, Any]]:
-    return trained(sizes, {"model.mask": MASKS[mask], "seed": seed}, data)
+def measure(sizes: Sizes, speakers: str, mask: str, seed: int, data: Path) -> tuple[Values, dict[str, Any]]:
+    """Train and test with all speakers in the training data."""
+    return train_and_test(sizes, {"model.mask": MASKS[mask], "seed": seed}, data)
 
 
-def measure_new(sizes: Sizes, mask: str, speaker: str, seed: int, data: Path) -> tuple[Curve, dict[str, Any]]:
-    return trained(sizes, {"model.mask": MASKS[mask], "held_out_speaker": speaker, "seed": seed}, data)
+def measure_unseen(sizes: Sizes, mask: str, speaker: str, seed: int, data: Path) -> tuple[Values, dict[str, Any]]:
+    """Train and test with one speaker held out."""
+    return train_and_test(sizes, {"model.mask": MASKS[mask], "held_out_speaker": speaker, "seed": seed}, data)
 
 
-def trained(sizes: Sizes, choices: dict[str, Any], data: Path) -> tuple[Curve, dict[str, Any]]:
-    """Error rates, and the wait that 95 % of the digits do not exceed (None where all is heard first)."""
+def train_and_test(sizes: Sizes, overrides: dict[str, Any], data: Path) -> tuple[Values, dict[str, Any]]:
+    """Return error rates, and the 95th percentile of the latency (None if the mask needs the whole recording)."""
     settings: dict[str, Any] = {"d_model": sizes.width, "n_heads": sizes.heads, "n_layers": sizes.layers}
     settings |= {"steps": sizes.steps, "warmup_steps": sizes.warmup, "lr_max": sizes.lr}
     settings |= {"batch.examples": sizes.batch, "n_validation": sizes.tested}
     settings |= {"eval_every": sizes.steps, "checkpoint_every": sizes.steps + 1}
     with tempfile.TemporaryDirectory() as folder:
-        made = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", overrides=settings | choices)
+        result = train("speech", preset="spoken-digits", data=data, out=f"{folder}/run", overrides=settings | overrides)
         model = load_checkpoint(f"{folder}/run/model", device=choose_device("auto")).eval()
-        settled = Recipe.load(f"{folder}/run").data
-    assert isinstance(settled, SpeechData)
-    task = settled.load(seed=0)  # the same streams for every seed
+        recipe_data = Recipe.load(f"{folder}/run").data
+    assert isinstance(recipe_data, SpeechData)
+    task = recipe_data.load(seed=0)  # the same streams for all seeds
     single, streams = score_recordings(model, task.singles), score_recordings(model, task.validation)
-    wait, half = (None if model.config.mask == full() else streams.latency_quantile(share) for share in (0.95, 0.5))
-    curve: Curve = {SINGLE: 1 - single.accuracy, STREAMS: streams.error_rate, WAIT: wait}
-    return curve, {"median wait": half, "training loss": made.train_loss}
+    latency, median_latency = (
+        None if model.config.mask == full() else streams.latency_quantile(share) for share in (0.95, 0.5)
+    )
+    values: Values = {SINGLE: 1 - single.accuracy, STREAMS: streams.error_rate, LATENCY: latency}
+    return values, {"median_latency": median_latency, "train_loss": result.train_loss}
 
 
-def _told(found: Outcome, panel: str, line: str) -> str:
-    waits = found.values(panel, line, WAIT)
-    when = f"after {found.said(panel, line, WAIT, '.2f')} s at most for 95 %" if waits else "at the end"
-    wrong = f"{found.said(panel, line, STREAMS, '.1%')} of the digits in streams wrong"
-    return f"{line}: {wrong} and {found.said(panel, line, SINGLE, '.1%')} of single ones, written down {when}"
+def _summary(results: StudyResults, speakers: str, mask: str) -> str:
+    """Format error rates and latency under one mask."""
+    has_latency = results.values(speakers, mask, LATENCY)
+    latency = f"{results.format_mean(speakers, mask, LATENCY, '.2f')} s" if has_latency else "the whole recording"
+    streams = results.format_mean(speakers, mask, STREAMS, ".1%")
+    single = results.format_mean(speakers, mask, SINGLE, ".1%")
+    return f"{mask}: error rate {streams} in streams and {single} for single digits, 95 % latency {latency}"
 
 
-def finding(sizes: Sizes, found: Outcome) -> str:
-    return f"What a moment sees, and what comes of it. {'. '.join(_told(found, KNOWN, line) for line in found.lines)}."
+def conclude(sizes: Sizes, results: StudyResults) -> str:
+    """Return the conclusion from all rows."""
+    return f"Results by context of a frame. {'. '.join(_summary(results, KNOWN, mask) for mask in results.series)}."
 
 
-def finding_new(sizes: Sizes, found: Outcome) -> str:
-    """Of every mask, the mean over all who were left out, and the best and the worst understood."""
-    told = []
-    for panel in found.panels:
-        wrong = {line: found.mean(panel, line, STREAMS) or 0.0 for line in found.lines}
-        best, worst = min(wrong, key=wrong.__getitem__), max(wrong, key=wrong.__getitem__)
-        told.append(
-            f"{panel}: {sum(wrong.values()) / len(wrong):.1%} of the digits in streams wrong, from {wrong[best]:.1%} "
-            f"({best}) to {wrong[worst]:.1%} ({worst})"
+def conclude_unseen(sizes: Sizes, results: StudyResults) -> str:
+    """Return mean, best and worst error rate over the held-out speakers, per mask."""
+    parts = []
+    for mask in results.facets:
+        rates = {speaker: results.mean(mask, speaker, STREAMS) or 0.0 for speaker in results.series}
+        best, worst = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+        parts.append(
+            f"{mask}: error rate {sum(rates.values()) / len(rates):.1%} in streams, from {rates[best]:.1%} ({best}) "
+            f"to {rates[worst]:.1%} ({worst})"
         )
-    return f"What a moment sees, and what comes of a voice that was never heard. {'. '.join(told)}."
+    return f"Results for unseen speakers by context of a frame. {'. '.join(parts)}."
 
 
 _SIZES = Sizes(width=96, heads=4, layers=4, steps=1500, warmup=150, batch=64, tested=200, lr=2e-3)
 _SHARED: dict[str, Any] = {
-    "says": ("CSCI-GA 2572, Transformer homework, Problem 1.3e: attention for speech as it comes in",),
+    "statements": ("CSCI-GA 2572, Transformer homework, Problem 1.3e: attention for streaming speech",),
     "x": "",
-    "y": "share of digits, or seconds",
-    "quick": Sizes(width=8, heads=2, layers=1, steps=1, warmup=1, batch=2, tested=1, lr=2e-3),
+    "y": "error rate, or seconds",
+    "smoke": Sizes(width=8, heads=2, layers=1, steps=1, warmup=1, batch=2, tested=1, lr=2e-3),
     "bars": True,
-    "reads": "recordings named like 7_jackson_32.wav, such as the Free Spoken Digit Dataset",
+    "data_description": "recordings named like 7_jackson_32.wav, such as the Free Spoken Digit Dataset",
 }
 STUDY = Study(
     name="speech",
-    asks="What does attention to a stream of speech pay for seeing only the past?",
-    panel=("speakers", (KNOWN,)),
-    line=("sees", tuple(MASKS)),
+    question="How much accuracy does streaming speech recognition lose if attention is restricted to the past?",
+    facet=("speakers", (KNOWN,)),
+    series=("context", tuple(MASKS)),
     sizes=_SIZES,
     measure=measure,
-    finding=finding,
+    conclude=conclude,
     **_SHARED,
 )
-NEW_SPEAKER = Study(
-    name="new-speaker",
-    asks="What does a model of speech make of a voice that it has never heard?",
-    panel=("sees", tuple(MASKS)),
-    line=("left out", SPEAKERS),
+UNSEEN_SPEAKER = Study(
+    name="unseen-speaker",
+    question="How well does a speech model recognize a speaker that is not in its training data?",
+    facet=("context", tuple(MASKS)),
+    series=("held-out speaker", SPEAKERS),
     sizes=_SIZES,
-    measure=measure_new,
-    finding=finding_new,
+    measure=measure_unseen,
+    conclude=conclude_unseen,
     **_SHARED,
 )

@@ -1,4 +1,4 @@
-"""The decoding rows run, on tiny sizes; what they measure is for `python -m benchmarks engine`."""
+"""Decoding benchmarks run at smoke sizes. Their values are meaningful only in `python -m benchmarks engine`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import pytest
 from benchmarks import engine_decode
 from benchmarks.engine import Row, Setting, by_rate, by_time, line, measure
 
-TRIAL = Setting("cpu", trial=True)
+SMOKE = Setting("cpu", smoke=True)
 
 
-def test_more_is_better_in_every_ratio():
-    assert by_rate("a", "tokens/s", 30.0, "peer", 10.0, 2.0).ratio == pytest.approx(3)
-    assert by_time("a", "s", 2.0, "goal", 8.0, 1.0).ratio == pytest.approx(4)
+def test_speedup_of_rates_and_times_is_better_if_larger():
+    assert by_rate("a", "tokens/s", 30.0, "baseline", 10.0, 2.0).speedup == pytest.approx(3)
+    assert by_time("a", "s", 2.0, "goal", 8.0, 1.0).speedup == pytest.approx(4)
     missed = by_time("a", "s", 9.0, "goal", 8.0, 1.0)
-    assert not missed.holds
+    assert not missed.meets_target
     assert "NOT REACHED" in line(missed)
-    assert missed.to_dict()["holds"] is False
+    assert missed.to_dict()["meets_target"] is False
 
 
-def test_decoding_beside_transformers():
-    rows = list(engine_decode.ON_CPU["decode_cpu"](TRIAL))
-    assert [row.peer for row in rows] == ["transformers", "reading the weights once a token"]
-    assert all(row.ours > 0 and row.peer_value > 0 for row in rows)
+def test_decode_cpu_compares_with_transformers_and_memory_bandwidth():
+    rows = list(engine_decode.ON_CPU["decode_cpu"](SMOKE))
+    assert [row.baseline for row in rows] == ["transformers", "reading the parameters once per token"]
+    assert all(row.value > 0 and row.baseline_value > 0 for row in rows)
 
 
-@pytest.mark.parametrize(("make", "n"), [(engine_decode.read_prompts, 2), (engine_decode.first_token, 1)])
-def test_rows_without_a_peer(make, n):
-    rows = list(make(TRIAL))
+@pytest.mark.parametrize(("run", "n"), [(engine_decode.prefill, 2), (engine_decode.first_token, 1)])
+def test_benchmarks_without_library_baseline_yield_rows(run, n):
+    rows = list(run(SMOKE))
     assert len(rows) == n
-    assert all(isinstance(row, Row) and row.ours > 0 for row in rows)
+    assert all(isinstance(row, Row) and row.value > 0 for row in rows)
 
 
-def test_the_translator_needs_its_sentences():
-    assert list(engine_decode.ON_GPU["translate_greedy"](TRIAL)) == []
+def test_translate_without_data_yields_no_rows():
+    assert list(engine_decode.ON_GPU["translate_greedy"](SMOKE)) == []
 
 
-def test_rows_by_name(tmp_path):
-    rows = measure(TRIAL, tmp_path / "engine.json", only="decode_cpu")
+def test_measure_with_filter_runs_matching_benchmarks(tmp_path):
+    rows = measure(SMOKE, tmp_path / "engine.json", name_filter="decode_cpu")
     assert len(rows) == 2
     assert (tmp_path / "engine.json").is_file()

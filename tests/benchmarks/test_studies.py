@@ -1,4 +1,4 @@
-"""Studies: each runs in its quick form, its file goes on where it stopped, and its finding says what the rows say."""
+"""Studies: smoke runs, resumable results files, conclusions from rows, and tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import studies
 from benchmarks.studies import head_patterns, heads, learning, no_attention_bottleneck, positions, speech, stability
-from benchmarks.studies.runner import Outcome, Record, Sizes, Trial, carry_out, draw_study
+from benchmarks.studies.runner import Record, Sizes, StudyResults, StudyRow, draw_study, run_study
 from clearhead.course import claims
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import DecoderConfig
@@ -22,179 +22,180 @@ from tests.data.recorded import recorded
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def made_up(values):
-    """Rows from {(panel, line): [curve of seed 0, curve of seed 1, …]}."""
-    return Outcome(
+def results_of(values_by_configuration):
+    """Return results from {(facet, series): [values of seed 0, values of seed 1, …]}."""
+    return StudyResults(
         [
-            Trial(panel, line, seed, curve, {}, 1.0, 0)
-            for (panel, line), curves in values.items()
-            for seed, curve in enumerate(curves)
+            StudyRow(facet, series, seed, values, {}, 1.0, 0)
+            for (facet, series), values_of_seeds in values_by_configuration.items()
+            for seed, values in enumerate(values_of_seeds)
         ]
     )
 
 
-def said(module, values):
-    return module.finding(module.STUDY.sizes, made_up(values))
+def conclusion(module, values_by_configuration):
+    """Return the conclusion of a study."""
+    return module.conclude(module.STUDY.sizes, results_of(values_by_configuration))
 
 
 class Toy:
-    """A study that trains nothing: it notes what it was asked for, and may be interrupted."""
+    """A study without training that records its configurations and can be interrupted."""
 
     def __init__(self, stop_after=99):
-        self.asked, self.stop_after = [], stop_after
+        self.configurations, self.stop_after = [], stop_after
         self.study = replace(
             heads.STUDY,
             name="toy",
-            panel=("task", ("p", "q")),
-            line=("heads", ("1", "2")),
+            facet=("task", ("p", "q")),
+            series=("heads", ("1", "2")),
             measure=self.measure,
-            finding=lambda sizes, found: f"{len(found.rows)} rows",
+            conclude=lambda sizes, results: f"{len(results.rows)} rows",
         )
 
-    def measure(self, sizes, panel, line, seed):
-        if len(self.asked) == self.stop_after:
+    def measure(self, sizes, facet, series, seed):
+        if len(self.configurations) == self.stop_after:
             raise KeyboardInterrupt
-        self.asked.append((panel, line, seed))
+        self.configurations.append((facet, series, seed))
         return {"1": torch.rand(()).item(), "2": None}, {"steps": sizes.steps}
 
 
 class TestEveryStudy:
     @pytest.mark.parametrize("name", studies.STUDIES)
-    def test_its_quick_form_runs_and_is_drawn(self, name, tmp_path):
+    def test_smoke_run_writes_results_and_plot(self, name, tmp_path):
         study, out, data = studies.study(name), tmp_path / "s.json", None
-        if study.reads:  # fewer choices, because each is a run with all its files
-            lines, speakers = study.line[1][:3:2], ("george", "lucas")
-            study, data = replace(study, line=(study.line[0], lines)), recorded(tmp_path / "recordings", speakers)
-        record = carry_out(study, out, seeds=1, quick=True, data=data)
-        wanted = {(panel, line, 0) for panel in study.panel[1] for line in study.line[1]}
-        assert {(row.panel, row.line, row.seed) for row in record.rows} == wanted
-        assert all(row.curve for row in record.rows)
+        if study.data_description:  # fewer configurations, because each one trains with all its files
+            series, speakers = study.series[1][:3:2], ("george", "lucas")
+            study, data = replace(study, series=(study.series[0], series)), recorded(tmp_path / "recordings", speakers)
+        record = run_study(study, out, seeds=1, smoke=True, data=data)
+        expected = {(facet, series, 0) for facet in study.facet[1] for series in study.series[1]}
+        assert {(row.facet, row.series, row.seed) for row in record.rows} == expected
+        assert all(row.values for row in record.rows)
         assert studies.read(out).rows == record.rows
         document = json.loads(out.read_text())
-        assert document["finding"] == record.finding
+        assert document["conclusion"] == record.conclusion
         assert {"command", "machine", "versions"} <= document["runs"][0].keys()
         command = f"python -m benchmarks study {name} --seeds 1 --smoke" + " --data PATH" * bool(data)
         assert document["runs"][0]["command"] == command
-        drawn = draw_study(record, tmp_path / "s.svg").read_text()
-        assert all(panel in drawn for panel in study.panel[1])
-        assert draw_study(record, tmp_path / "again.svg").read_text() == drawn
+        svg = draw_study(record, tmp_path / "s.svg").read_text()
+        assert all(facet in svg for facet in study.facet[1])
+        assert draw_study(record, tmp_path / "again.svg").read_text() == svg
 
     @pytest.mark.parametrize("name", studies.STUDIES)
-    def test_what_is_committed_is_whole_and_says_what_its_rows_say(self, name):
+    def test_committed_results_are_complete_and_match_their_conclusion(self, name):
         record = studies.read(RESULTS / f"study-{name}.json")
         study = record.study
-        wanted = {(p, line, seed) for p in study.panel[1] for line in study.line[1] for seed in range(study.seeds)}
-        assert {(row.panel, row.line, row.seed) for row in record.rows} == wanted
-        assert not record.quick
+        expected = {(f, s, seed) for f in study.facet[1] for s in study.series[1] for seed in range(study.seeds)}
+        assert {(row.facet, row.series, row.seed) for row in record.rows} == expected
+        assert not record.smoke
         assert json.loads((RESULTS / f"study-{name}.json").read_text()) == json.loads(json.dumps(record.to_dict()))
 
-    def test_a_seed_gives_its_row_again(self, tmp_path):
-        first, second = (carry_out(heads.STUDY, tmp_path / f"{n}.json", seeds=1, quick=True) for n in "ab")
-        assert [row.curve for row in first.rows] == [row.curve for row in second.rows]
+    def test_same_seed_returns_same_values(self, tmp_path):
+        first, second = (run_study(heads.STUDY, tmp_path / f"{n}.json", seeds=1, smoke=True) for n in "ab")
+        assert [row.values for row in first.rows] == [row.values for row in second.rows]
 
 
-class TestTheFile:
-    def test_an_interrupted_study_goes_on(self, tmp_path):
-        out, halted, rest = tmp_path / "toy.json", Toy(stop_after=3), Toy()
+class TestResultsFile:
+    def test_interrupted_study_resumes(self, tmp_path):
+        out, interrupted, resumed = tmp_path / "toy.json", Toy(stop_after=3), Toy()
         with pytest.raises(KeyboardInterrupt):
-            carry_out(halted.study, out, seeds=2)
-        kept = Record.read(out, {"toy": halted.study}).rows
-        assert [(row.panel, row.line, row.seed) for row in kept] == halted.asked
-        record = carry_out(rest.study, out, seeds=2)
-        assert set(halted.asked).isdisjoint(rest.asked)
-        assert record.rows[:3] == kept
+            run_study(interrupted.study, out, seeds=2)
+        earlier = Record.read(out, {"toy": interrupted.study}).rows
+        assert [(row.facet, row.series, row.seed) for row in earlier] == interrupted.configurations
+        record = run_study(resumed.study, out, seeds=2)
+        assert set(interrupted.configurations).isdisjoint(resumed.configurations)
+        assert record.rows[:3] == earlier
         assert len(record.rows) == 8
         assert len(record.runs) == 1
-        assert Toy().study.finding(None, Outcome(record.rows)) == json.loads(out.read_text())["finding"]
+        assert Toy().study.conclude(None, StudyResults(record.rows)) == json.loads(out.read_text())["conclusion"]
 
-    def test_more_seeds_are_another_run_and_its_rows_say_so(self, tmp_path):
-        carry_out(Toy().study, tmp_path / "toy.json", seeds=1)
-        more = Toy()
-        record = carry_out(more.study, tmp_path / "toy.json", seeds=2)
-        assert {seed for _, _, seed in more.asked} == {1}
+    def test_more_seeds_are_recorded_as_another_run(self, tmp_path):
+        run_study(Toy().study, tmp_path / "toy.json", seeds=1)
+        second = Toy()
+        record = run_study(second.study, tmp_path / "toy.json", seeds=2)
+        assert {seed for _, _, seed in second.configurations} == {1}
         assert [run["command"][-1] for run in record.runs] == ["1", "2"]
         assert {(row.seed, row.run) for row in record.rows} == {(0, 0), (1, 1)}
 
-    def test_rows_of_many_processes_are_those_of_one(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(torch.multiprocessing, "get_context", lambda how: multiprocessing.dummy)
-        records = [carry_out(Toy().study, tmp_path / f"{jobs}.json", seeds=2, jobs=jobs) for jobs in (1, 3)]
-        choices = [[(row.panel, row.line, row.seed) for row in record.rows] for record in records]
-        assert choices[0] == choices[1]
+    def test_rows_of_several_processes_equal_those_of_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: multiprocessing.dummy)
+        records = [run_study(Toy().study, tmp_path / f"{jobs}.json", seeds=2, jobs=jobs) for jobs in (1, 3)]
+        orders = [[(row.facet, row.series, row.seed) for row in record.rows] for record in records]
+        assert orders[0] == orders[1]
 
-    def test_the_callers_random_numbers_are_left_alone(self, tmp_path):
+    def test_run_study_preserves_the_global_random_state(self, tmp_path):
         torch.manual_seed(7)
         expected = torch.rand(3)
         torch.manual_seed(7)
-        carry_out(Toy().study, tmp_path / "toy.json", seeds=1)
+        run_study(Toy().study, tmp_path / "toy.json", seeds=1)
         torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
 
     @pytest.mark.bad_input
-    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"study": "toy", "quick": false, "runs": [], "rows": [3]}'])
-    def test_what_is_no_study_is_refused_and_kept(self, tmp_path, text):
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"study": "toy", "smoke": false, "runs": [], "rows": [3]}'])
+    def test_malformed_results_file_raises_and_is_unchanged(self, tmp_path, text):
         out = tmp_path / "toy.json"
         out.write_text(text)
         with pytest.raises(StorageError, match="cannot be read as a study's results"):
-            carry_out(Toy().study, out)
+            run_study(Toy().study, out)
         assert out.read_text() == text
 
     @pytest.mark.bad_input
-    def test_rows_of_other_sizes_or_studies_are_not_mixed(self, tmp_path):
+    def test_results_of_other_sizes_or_studies_raise(self, tmp_path):
         out = tmp_path / "toy.json"
         toy = Toy().study
-        carry_out(toy, out, seeds=1)
+        run_study(toy, out, seeds=1)
         before = out.read_bytes()
-        for other, quick, told in (
-            (toy, True, "was not made with --smoke"),
+        for study, smoke, message in (
+            (toy, True, "was measured without --smoke"),
             (replace(toy, sizes=Sizes(steps=7)), False, "other sizes"),
-            (replace(toy, name="other"), False, "the study 'toy' and not other"),
+            (replace(toy, name="other"), False, "the study is 'toy', expected other"),
         ):
-            with pytest.raises(StorageError, match=told):
-                carry_out(other, out, quick=quick)
+            with pytest.raises(StorageError, match=message):
+                run_study(study, out, smoke=smoke)
         assert out.read_bytes() == before
 
     @pytest.mark.bad_input
-    def test_other_mistakes(self, tmp_path):
+    def test_invalid_arguments_raise(self, tmp_path):
         with pytest.raises(ConfigError, match="there is no study 'position'; did you mean 'positions'"):
             studies.study("position")
-        for study, data, told in (
+        for study, data, message in (
             (speech.STUDY, None, "speech needs data: recordings"),
             (heads.STUDY, tmp_path, "own data"),
         ):
-            with pytest.raises(ConfigError, match=told):
-                carry_out(study, tmp_path / "toy.json", data=data)
+            with pytest.raises(ConfigError, match=message):
+                run_study(study, tmp_path / "toy.json", data=data)
         with pytest.raises(ConfigError, match="seeds"):
-            carry_out(Toy().study, tmp_path / "toy.json", seeds=0)
+            run_study(Toy().study, tmp_path / "toy.json", seeds=0)
         with pytest.raises(StorageError, match="no row yet"):
             draw_study(Record(Toy().study, False), tmp_path / "x.svg")
 
 
-class TestFindings:
-    def test_spread_is_told_where_it_shows(self):
-        found = made_up({("p", "1"): [{"8": 0.5}, {"8": 0.7}], ("p", "2"): [{"8": 0.991}, {"8": 0.992}]})
-        assert found.said("p", "1", "8") == "60% (50% to 70%)"
-        assert found.said("p", "2", "8") == "99%"
-        assert found.said("p", "3", "8") == "nothing"
+class TestConclusions:
+    def test_format_mean_includes_range_if_it_differs_as_printed(self):
+        results = results_of({("p", "1"): [{"8": 0.5}, {"8": 0.7}], ("p", "2"): [{"8": 0.991}, {"8": 0.992}]})
+        assert results.format_mean("p", "1", "8") == "60% (50% to 70%)"
+        assert results.format_mean("p", "2", "8") == "99%"
+        assert results.format_mean("p", "3", "8") == "no value"
 
-    def test_a_missing_number_is_no_zero(self):
-        found = made_up({("p", "1"): [{"8": 0.5}, {"8": None}]})
-        assert found.mean("p", "1", "8") == 0.5
-        assert found.mean("p", "1", "9") is None
+    def test_mean_ignores_missing_values(self):
+        results = results_of({("p", "1"): [{"8": 0.5}, {"8": None}]})
+        assert results.mean("p", "1", "8") == 0.5
+        assert results.mean("p", "1", "9") is None
 
-    def test_each_study_says_what_its_rows_say(self):
-        fixed, attending = no_attention_bottleneck.FIXED, no_attention_bottleneck.ATTENDING
+    def test_conclusion_summarizes_rows(self):
+        fixed, attention = no_attention_bottleneck.FIXED, no_attention_bottleneck.ATTENTION
         rows = {
             ("copy", fixed): [{"4": 1.0, "24": 0.5}, {"4": 0.8, "24": 0.7}],
-            ("copy", attending): [{"4": 1.0, "24": 0.9}, {"4": 1.0, "24": 0.8}],
+            ("copy", attention): [{"4": 1.0, "24": 0.9}, {"4": 1.0, "24": 0.8}],
         }
-        assert said(no_attention_bottleneck, rows) == (
-            "Tokens written right as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% "
-            "to 100%) → 60% (50% to 70%); recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more "
-            "than attention in 1 of 2 seeds."
+        assert conclusion(no_attention_bottleneck, rows) == (
+            "Token accuracy as the source grows from 4 to 24 tokens. copy: recurrent, one fixed vector 90% (80% to "
+            "100%) → 60% (50% to 70%); recurrent, attention 100% → 85% (80% to 90%); the fixed vector loses more than "
+            "attention in 1 of 2 seeds."
         )
         rows = {("two places", "1"): [{"2": 0.6}, {"2": 0.97}], ("two places", "2"): [{"2": 1.0}, {"2": 1.0}]}
-        assert said(heads, rows) == (
-            "Labels right by number of heads. two places: 1 78% (60% to 97%), 2 100%; two heads beat one by more than "
-            "5% in 1 of 2 seeds."
+        assert conclusion(heads, rows) == (
+            "Accuracy by number of heads. two places: 1 78% (60% to 97%), 2 100%; two heads beat one by more than 5% "
+            "in 1 of 2 seeds."
         )
         rows = {
             ("t", "rotary"): [{"16": 1.0, "64": 0.75}],
@@ -202,37 +203,37 @@ class TestFindings:
             ("t", "none"): [{"16": 0.3, "64": 0.2}],
             ("u", "none"): [{"16": 0.3, "64": 0.2}],
         }
-        assert said(positions, rows) == (
+        assert conclusion(positions, rows) == (
             "Trained on at most 16 tokens. t: 2 of 3 encodings reach 95% at 16 tokens, of which at 64 tokens rotary "
-            "has 75%; learned refuses. u: 0 of 3 encodings reach 95% at 16 tokens."
+            "has 75%; learned raises an error. u: 0 of 3 encodings reach 95% at 16 tokens."
         )
         rows = {
             ("post-norm", "no clipping"): [{"5": 3.0, "10": 0.05}] * 3,
             ("post-norm", "no warm-up"): [{"5": 3.0, "10": 0.05}, {"5": 3.0, "10": 2.5}, {"5": 3.0, "10": None}],
         }
-        assert said(stability, rows) == (
-            "What learns, to a loss below 0.1 nats, with 8 layers at a learning rate of 0.005. post-norm: 1 of 2 "
+        assert conclusion(stability, rows) == (
+            "Recipes that reach a loss below 0.1 nats with 8 layers at a learning rate of 0.005. post-norm: 1 of 2 "
             "recipes in every seed; no warm-up in 1 of 3, to 1.3 (0.05 to 2.5)."
         )
         scores = {"diagonal": 0.9, "punctuation": 0.2, "first token": 0.5, "last token": 0.1}
         rows = {("m", "trained"): [scores], ("m", "untrained"): [dict.fromkeys(scores, 0.15)]}
-        assert said(head_patterns, rows) == (
-            "The three patterns that training raised most, by the share of their best head's weight. m: diagonal 90%, "
-            "untrained 15%; first token 50%, untrained 15%; punctuation 20%, untrained 15%."
+        assert conclusion(head_patterns, rows) == (
+            "The three patterns with the largest increase by training, as the share of attention of their best head. "
+            "m: diagonal 90%, untrained 15%; first token 50%, untrained 15%; punctuation 20%, untrained 15%."
         )
 
 
 class TestTasks:
-    def test_the_labels_of_each_task(self):
-        """Each label from the ids by a loop over rows and places."""
+    def test_labels_of_position_tasks_equal_a_loop(self):
+        """Compare each label with the ids, in a loop over rows and positions."""
         sizes, seed = Sizes(symbols=7), torch.Generator().manual_seed(3)
-        for task, at in ((positions.DISTANCE, lambda t: t - 3), (positions.PLACE, lambda t: 3)):
+        for task, source in ((positions.DISTANCE, lambda t: t - 3), (positions.POSITION, lambda t: 3)):
             batch = positions.draw(sizes, task, 5, 11, seed)
             for b in range(5):
                 for t in range(11):
-                    known = at(t) >= 0 and (task == positions.DISTANCE or t > 3)
-                    assert batch.weights[b, t] == known
-                    assert not known or batch.labels[b, t] == batch.ids[b, at(t)]
+                    is_counted = source(t) >= 0 and (task == positions.DISTANCE or t > 3)
+                    assert batch.weights[b, t] == is_counted
+                    assert not is_counted or batch.labels[b, t] == batch.ids[b, source(t)]
         batch = positions.draw(sizes, positions.MARK, 5, 11, seed)
         for b in range(5):
             (mark,) = [t for t in range(11) if batch.ids[b, t] >= 7]
@@ -240,22 +241,22 @@ class TestTasks:
             assert (batch.labels[b] == batch.ids[b, mark] - 7).all()
 
     @pytest.mark.parametrize("task", heads.TASKS)
-    def test_a_label_tells_every_place_of_it(self, task):
+    def test_label_encodes_the_symbol_at_each_distance(self, task):
         n, distances = heads.TASKS[task]
         batch = heads.draw(Sizes(length=13), task, 3, torch.Generator().manual_seed(1))
         assert n ** len(distances) == 16
         for b in range(3):
             for t in range(max(distances), 13):
-                told = [int(batch.labels[b, t]) // n**k % n for k in reversed(range(len(distances)))]
-                assert told == [int(batch.ids[b, t - d]) for d in distances]
+                symbols = [int(batch.labels[b, t]) // n**k % n for k in reversed(range(len(distances)))]
+                assert symbols == [int(batch.ids[b, t - d]) for d in distances]
 
-    def test_a_target_is_its_labels_one_place_later(self):
+    def test_target_is_the_labels_shifted_by_one(self):
         batch = no_attention_bottleneck.draw(Sizes(symbols=5), "reverse", 3, 7, torch.Generator().manual_seed(1))
         assert batch.labels.tolist() == [row[::-1] for row in batch.source.tolist()]
         assert batch.target[:, 1:].tolist() == batch.labels[:, :-1].tolist()
         assert set(batch.target[:, 0].tolist()) == {5}
 
-    def test_fitting_learns_and_stops_at_what_is_no_number(self):
+    def test_fit_learns_and_stops_at_a_loss_that_is_not_finite(self):
         torch.manual_seed(0)
         model = DecoderConfig(vocab_size=5, max_len=7, d_model=8, n_heads=2, n_layers=1, tie_embeddings=False).build()
         ids, losses = torch.randint(5, (3, 7)), []
@@ -263,33 +264,35 @@ class TestTasks:
         learning.fit(model, lambda: batch, WarmupCosine(0.03, 0, 40), after=lambda step, loss: losses.append(loss))
         assert len(losses) == 40
         assert losses[-1] < 0.2 * losses[0]
-        assert learning.right(model, batch) == 1.0
+        assert learning.accuracy(model, batch) == 1.0
         with torch.no_grad():
             next(model.parameters()).fill_(torch.nan)
         losses.clear()
         learning.fit(model, lambda: batch, WarmupCosine(0.03, 0, 40), after=lambda step, loss: losses.append(loss))
         assert losses == []
 
-    def test_a_curve_ends_where_the_loss_does(self, monkeypatch):
+    def test_values_after_divergence_are_missing(self, monkeypatch):
         def diverges(model, draw, schedule, *, limit, after):
             for step in (1, 2, 3):
                 after(step, 2.0)
 
         monkeypatch.setattr(stability, "fit", diverges)
-        curve, _ = stability.measure(stability.STUDY.quick, "pre-norm", "no warm-up", 0)
-        assert curve == {"1": 2.0, "2": 2.0, "3": 2.0, "4": None, "5": None}
+        values, _ = stability.measure(stability.STUDY.smoke, "pre-norm", "no warm-up", 0)
+        assert values == {"1": 2.0, "2": 2.0, "3": 2.0, "4": None, "5": None}
 
-    def test_speech_says_what_is_paid_for_seeing_less(self):
+    def test_speech_conclusion_lists_error_rates_and_latency(self):
         rows = {
-            (speech.KNOWN, "everything"): [{speech.SINGLE: 0.01, speech.STREAMS: 0.02, speech.WAIT: None}],
-            (speech.KNOWN, "the past"): [{speech.SINGLE: 0.02, speech.STREAMS: 0.03, speech.WAIT: 0.25}],
+            (speech.KNOWN, "unlimited"): [{speech.SINGLE: 0.01, speech.STREAMS: 0.02, speech.LATENCY: None}],
+            (speech.KNOWN, "past"): [{speech.SINGLE: 0.02, speech.STREAMS: 0.03, speech.LATENCY: 0.25}],
         }
-        assert said(speech, rows) == (
-            "What a moment sees, and what comes of it. everything: 2.0% of the digits in streams wrong and 1.0% of "
-            "single ones, written down at the end. the past: 3.0% of the digits in streams wrong and 2.0% of single "
-            "ones, written down after 0.25 s at most for 95 %."
+        assert conclusion(speech, rows) == (
+            "Results by context of a frame. unlimited: error rate 2.0% in streams and 1.0% for single digits, 95 % "
+            "latency the whole recording. past: error rate 3.0% in streams and 2.0% for single digits, 95 % latency "
+            "0.25 s."
         )
 
-    def test_the_ledger_has_the_very_study(self):
-        ours, theirs = (path / "study-speech.json" for path in (RESULTS, Path(claims.__file__).parent / "results"))
-        assert ours.read_bytes() == theirs.read_bytes()
+    def test_claims_contain_the_committed_speech_study(self):
+        published, bundled = (
+            path / "study-speech.json" for path in (RESULTS, Path(claims.__file__).parent / "results")
+        )
+        assert published.read_bytes() == bundled.read_bytes()

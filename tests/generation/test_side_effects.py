@@ -118,6 +118,6 @@ def test_generated_repr_and_accessors():
 
 def test_cache_speed_compares_same_ids():
     result = cache_speed(decoder(), prompt=17, max_new_tokens=23, batch=2, repeats=2)
-    assert result.same
+    assert result.same_ids
     assert result.new_ids == 23
-    assert result.ratio == result.recomputed / result.cached > 0
+    assert result.speedup == result.recomputed / result.cached > 0

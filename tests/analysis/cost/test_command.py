@@ -55,7 +55,7 @@ def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatc
     for row in document["rows"]:
         assert row["ratio"]["memory"] == pytest.approx(1.0, rel=0.05)
         assert f"{row['ratio']['time']:6.3f}" in result.out
-    assert f"off by at most {100 * worst(document)['memory']:.1f} %" in result.out
+    assert f"largest error of memory {100 * worst(document)['memory']:.1f} %" in result.out
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.scaling import growth, plot_growth
+from benchmarks.scaling import measure_scaling, plot_scaling
 from clearhead.analysis.cost import AttentionSizes, compare, cost
 from clearhead.analysis.cost.machine import Machine
 from clearhead.errors import ConfigError
@@ -125,11 +125,11 @@ def test_cost_kv_cache_equals_real_cache():
         assert cost("gpt2", tokens=n).memory.kv_cache.value == 2 * 12 * 768 * 4 * n
 
 
-def test_growth_attention_is_quadratic_and_others_linear():
-    curves = growth(2, (2**7, 2**8), machine=MACHINE, measured=False)
+def test_measure_scaling_attention_is_quadratic_and_others_linear():
+    result = measure_scaling(2, (2**7, 2**8), machine=MACHINE, with_measured=False)
     ratios = {}
-    for name in curves.layers:
-        first, second = curves.of(name)
+    for name in result.layers:
+        first, second = result.points_of(name)
         ratios[name] = second.flops / first.flops
         assert first.measured is None
         assert first.predicted > 0
@@ -137,10 +137,10 @@ def test_growth_attention_is_quadratic_and_others_linear():
     assert 3.9 < ratios["self-attention"] < 4.0
 
 
-def test_growth_measured_points_are_plotted(tmp_path):
-    curves = growth(8, (8, 16), machine=MACHINE, seconds=0.0)
-    assert all(point.measured is not None and point.measured > 0 for point in curves.points)
-    path = plot_growth(curves, tmp_path / "growth.svg")
+def test_measure_scaling_measured_points_are_plotted(tmp_path):
+    result = measure_scaling(8, (8, 16), machine=MACHINE, seconds=0.0)
+    assert all(point.measured is not None and point.measured > 0 for point in result.points)
+    path = plot_scaling(result, tmp_path / "scaling.svg")
     assert "<svg" in path.read_text()
 
 

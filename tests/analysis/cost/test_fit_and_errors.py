@@ -230,7 +230,7 @@ def test_predict_again_gpu_results_stay_within_bounds():
 
 def test_read_invalid_results_raises_storage_error(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(StorageError, match="holds no cost results of format 1"):
+    with pytest.raises(StorageError, match="does not contain cost results of format 1"):
         read(tmp_path / "bad.json")
     with pytest.raises(StorageError, match="cannot be read as results"):
         read(tmp_path / "missing.json")
