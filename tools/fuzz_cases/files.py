@@ -114,8 +114,8 @@ def _write_media(folder: Path) -> None:
         soundfile.write(folder / f"sound/sound.{kind}", samples, 8000)
     Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / "picture/picture.png")
     pixels, labels = rng.integers(0, 255, (11, 32, 32), dtype=np.uint8), np.arange(11) % 10
-    arrays = {"x_train": pixels, "y_train": labels, "x_val": pixels, "y_val": labels}
-    np.savez_compressed(folder / "digits/digits.npz", **arrays)
+    path = folder / "digits/digits.npz"
+    np.savez_compressed(path, x_train=pixels, y_train=labels, x_val=pixels, y_val=labels)
 
 
 def _write_gguf(path: Path) -> None:

@@ -64,7 +64,7 @@ def run_limited(function: Callable[[], Any], budget: Budget) -> Any:
         raise OverBudgetError(f"was killed by {signal.Signals(number).name}")
     if usage.ru_utime + usage.ru_stime > budget.cpu_seconds:
         raise OverBudgetError(f"used more than {budget.cpu_seconds} s of CPU time")
-    document = json.loads(output) if output else {"growth": 0, "error": "the process exited early"}
+    document: dict[str, Any] = json.loads(output) if output else {"growth": 0, "error": "the process exited early"}
     if document["growth"] > budget.memory:
         raise OverBudgetError(f"used more than {budget.memory >> 20} MiB of memory")
     if "error" in document:
@@ -104,7 +104,7 @@ def _status(field: str) -> int:
 
 def _read_all(read_end: int, seconds: float) -> tuple[bytes, bool]:
     """Read until the other end closes or the time is over; return the content and whether time ran out."""
-    chunks = []
+    chunks: list[bytes] = []
     end = time.monotonic() + seconds
     while True:
         ready, _, _ = select.select([read_end], [], [], max(0.0, end - time.monotonic()))
