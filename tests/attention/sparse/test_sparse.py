@@ -35,7 +35,7 @@ from clearhead.masks import (
 from clearhead.masks.catalogue import CATALOGUE
 from clearhead.models import tiny_decoder
 from clearhead.nn.positions import NoPE, RelativeBias
-from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward, in_ways
+from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward, run_implementations
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LENGTH = 211  # more than one forbid, and a multiple of nothing
@@ -54,7 +54,7 @@ SMALL = [
 def compare(shape, dtype, *, mask, **kwargs):
     # Dense pieces run in torch's fused kernel, whose float32 exponential is a short polynomial.
     ways = ("sparse", "reference", "sdpa") if dtype == torch.float32 else ("sparse", "reference")
-    exact, fast, *plain = in_ways(ways, shape, dtype, mask=mask, **kwargs)
+    exact, fast, *plain = run_implementations(ways, shape, dtype, mask=mask, **kwargs)
     worst = [max(found, key=lambda x, e=e: (x - e).abs().max()) for e, *found in zip(exact, *plain, strict=True)]
     *_, T, S, D, _ = shape
     assert_errs_at_most_twice(fast, worst, exact, terms=D + max(T, S))
