@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks import Atom, Documents, Mask, Scattered, fold
-from clearhead.masks.regions import Grid
+from clearhead.masks.regions import PairGrid
 
 if TYPE_CHECKING:
     from benchmarks.sparse import Job, Options
@@ -56,7 +56,7 @@ def predicate_of(mask: Mask, T: int, device: torch.device) -> Predicate:
         if isinstance(leaf, Scattered):
             keys = leaf.sampled_keys(torch.arange(T, device=device)[:, None], T)  # (T, per_row)
             return reduce(either, [_key_at(keys, column) for column in range(keys.shape[1])])
-        return lambda p, j: leaf.test(p, j, Grid(T, 0))
+        return lambda p, j: leaf.test(p, j, PairGrid(T, 0))
 
     def either(a: Predicate, b: Predicate) -> Predicate:
         return lambda p, j: a(p, j) | b(p, j)
@@ -64,10 +64,10 @@ def predicate_of(mask: Mask, T: int, device: torch.device) -> Predicate:
     return fold(
         mask,
         leaf=of_leaf,
-        both=lambda a, b: lambda p, j: a(p, j) & b(p, j),
-        either=either,
-        inverse=lambda a: lambda p, j: ~a(p, j),
-        transposed=lambda a: lambda p, j: a(j, p),
+        and_=lambda a, b: lambda p, j: a(p, j) & b(p, j),
+        or_=either,
+        not_=lambda a: lambda p, j: ~a(p, j),
+        transpose=lambda a: lambda p, j: a(j, p),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead._core.shapes import Bool, Integer
 from clearhead._core.validation import check_int
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
-from clearhead.masks.regions import Grid, KeysOf, Region
+from clearhead.masks.regions import KeyIntervalFunction, PairGrid, Region
 
 if TYPE_CHECKING:
     from clearhead.masks.drawing import Drawing
@@ -44,12 +44,12 @@ class Mask(ABC):
     @property
     def uses_query_position(self) -> bool:
         """Whether the query position matters, so that T ≠ S requires `query_offset`."""
-        return self._reads(False, position=True)
+        return self._uses_query(False, position=True)
 
     @property
     def depends_on_query(self) -> bool:
         """Whether queries can differ. If not, one row (…, 1, S) describes all, as for `every` and `padding`."""
-        return self._reads(False, position=False)
+        return self._uses_query(False, position=False)
 
     @property
     def is_structural(self) -> bool:
@@ -109,8 +109,7 @@ class Mask(ABC):
             j: Key positions, integers that broadcast with p.
             keys: Number of keys S.
             query_offset: Position of query row 0. Only `allow` and `forbid` need it, because their tensors are laid
-            out by
-                row.
+                out by row.
 
         Returns:
             Bools of shape (*batch_shape, *common shape of p and j)."""
@@ -118,7 +117,7 @@ class Mask(ABC):
             if positions.dtype.is_floating_point or positions.dtype == torch.bool:
                 raise DtypeError(f"{name} has dtype {positions.dtype}; expected integer positions (torch.int64)")
         p, j = p.long(), j.long()  # narrower integers would overflow in differences and hashes
-        allowed = self.test(p, j, Grid(keys, query_offset))
+        allowed = self.test(p, j, PairGrid(keys, query_offset))
         return allowed.broadcast_to((*self.batch_shape, *common_shape([tuple(p.shape), tuple(j.shape)])))
 
     def dense(
@@ -130,7 +129,7 @@ class Mask(ABC):
         device = self.device if device is None else device
         p = torch.arange(T, device=device)[:, None] + start  # (T, 1)
         j = torch.arange(S, device=device)[None, :]  # (1, S)
-        allowed = self.test(p, j, Grid(S, start, is_full=True))
+        allowed = self.test(p, j, PairGrid(S, start, is_full=True))
         return allowed.broadcast_to((*self.batch_shape, T, S)).contiguous()
 
     # -- numbers ------------------------------------------------------------------------------------------------------
@@ -240,11 +239,11 @@ class Mask(ABC):
     # -- methods of subclasses -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         """Evaluate the predicate, in any shape that broadcasts to (*batch_shape, *common shape of p and j)."""
 
     @abstractmethod
-    def _reads(self, swapped: bool, *, position: bool) -> bool:
+    def _uses_query(self, swapped: bool, *, position: bool) -> bool:
         """Return whether the predicate depends on its first argument (second if swapped): its position, or at all."""
 
     def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
@@ -266,11 +265,11 @@ class Mask(ABC):
 class Leaf(Mask):
     """A mask that is not composed of other masks.
 
-    `reads_query` and `reads_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
+    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
     only."""
 
-    reads_query: ClassVar[bool] = True
-    reads_key: ClassVar[bool] = True
+    uses_query: ClassVar[bool] = True
+    uses_key: ClassVar[bool] = True
     by_distance: ClassVar[bool] = False
 
     @property
@@ -278,14 +277,14 @@ class Leaf(Mask):
         """Whether `.T` leaves the mask unchanged."""
         return False
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        """Return the function from query positions (N,) to their `Keys`, or None if they have another form.
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        """Return the function from query positions (N,) to their `KeyInterval`, or None if the keys have another form.
 
         If swapped: from key positions to the queries that see them."""
         return None
 
-    def _reads(self, swapped: bool, *, position: bool) -> bool:
-        return self.reads_key if swapped else self.reads_query
+    def _uses_query(self, swapped: bool, *, position: bool) -> bool:
+        return self.uses_key if swapped else self.uses_query
 
     def __str__(self) -> str:
         numbers = ", ".join([str(value) for value in vars(self).values()])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
-from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf
+from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 from clearhead.masks.structural import Full, Scattered
 
 _FEW_TERMS = 64
@@ -39,7 +39,7 @@ class Table(NamedTuple):
     mask: Mask
     variable: Literal["key", "query", "distance"]
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         """Test pairs that broadcast."""
         return self.mask.test(p, j, grid)
 
@@ -59,7 +59,7 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
 
     product = partial(_product, limit=limit)
     try:
-        return fold(mask, leaf=_leaf_terms, both=product, either=either, inverse=_complement)
+        return fold(mask, leaf=_leaf_terms, and_=product, or_=either, not_=_complement)
     except _TooManyTermsError:
         return None
 
@@ -101,7 +101,7 @@ def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) ->
             return _complement(polynomial_of(node.parts[0], swapped))
         if isinstance(node, Transposed):
             return polynomial_of(node.parts[0], not swapped)
-        return fold(node, leaf=_leaf_terms, both=product, either=either, inverse=_complement, swapped=swapped)
+        return fold(node, leaf=_leaf_terms, and_=product, or_=either, not_=_complement, swapped=swapped)
 
     try:
         return polynomial_of(mask, False)
@@ -129,9 +129,9 @@ def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance
         return None
     if all([atom.leaf.by_distance for atom in atoms]):
         return "distance"
-    if not any([atom.leaf._reads(atom.swapped, position=True) for atom in atoms]):
+    if not any([atom.leaf._uses_query(atom.swapped, position=True) for atom in atoms]):
         return "key"
-    if not any([atom.leaf._reads(not atom.swapped, position=True) for atom in atoms]):
+    if not any([atom.leaf._uses_query(not atom.swapped, position=True) for atom in atoms]):
         return "query"
     return None
 
@@ -146,8 +146,8 @@ class _TooManyTermsError(Exception):
 
 def _complement(terms: Terms) -> Terms:
     result = {term: -factor for term, factor in terms.items()}
-    one: Term = frozenset()
-    result[one] = result.get(one, 0) + 1
+    every_pair: Term = frozenset()
+    result[every_pair] = result.get(every_pair, 0) + 1
     return {term: factor for term, factor in result.items() if factor}
 
 
@@ -172,7 +172,7 @@ def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None 
     batch = math.prod(mask.batch_shape)
     if T == 0 or S == 0 or batch == 0:
         return 0
-    grid = Grid(S, start)
+    grid = PairGrid(S, start)
     rows, columns = (start, start + T), (0, S)
     terms = cheapest_polynomial(mask, start + T, S)
     if terms is None:
@@ -201,14 +201,14 @@ def _transpose(factor: Atom | Table) -> Atom | Table:
     return Table(factor.mask.T, _TRANSPOSED_VARIABLE[factor.variable])
 
 
-def _keys_of(factor: Atom | Table) -> KeysOf | None:
+def _key_intervals(factor: Atom | Table) -> KeyIntervalFunction | None:
     """Return the function from queries to their keys; None for tables over keys or distances, and for lists."""
     if isinstance(factor, Atom):
-        return factor.keys()
+        return factor.key_intervals()
     if factor.variable != "query":
         return None
-    grid = Grid(UNBOUNDED)
-    return lambda p: Keys(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
+    grid = PairGrid(UNBOUNDED)
+    return lambda p: KeyInterval(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
 
 
 _TRANSPOSED_VARIABLE: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
@@ -230,19 +230,19 @@ class Counter:
     of a row for products with `scattered`, all pairs otherwise (`by_pairs`) and if `terms` is None. `stop` is the
     position after the last query."""
 
-    def __init__(self, mask: Mask, grid: Grid, terms: Terms | None, *, stop: int = 0) -> None:
+    def __init__(self, mask: Mask, grid: PairGrid, terms: Terms | None, *, stop: int = 0) -> None:
         self.mask = mask
         self.grid = grid
         self.stop = stop
         self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
-        self.formulas: list[tuple[list[KeysOf], list[Table], int]] = []
+        self.formulas: list[tuple[list[KeyIntervalFunction], list[Table], int]] = []
         self.lists: list[tuple[Scattered, list[Atom | Table], int]] = []
         self.sums: dict[tuple[frozenset[Table], int], tuple[int, Tensor]] = {}
         self.by_pairs = terms is None or not self._classify_terms(terms)
 
     def _classify_terms(self, terms: Terms) -> bool:
-        functions = {factor: _keys_of(factor) for term in terms for factor in term}
+        functions = {factor: _key_intervals(factor) for term in terms for factor in term}
         for term, number in terms.items():
             atoms = [factor for factor in term if isinstance(factor, Atom)]
             lists = [leaf for leaf, swapped in atoms if isinstance(leaf, Scattered) and not swapped]
@@ -269,11 +269,13 @@ class Counter:
         for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
             for functions, tables, number in self.formulas:
                 result += number * self._by_formula(functions, tables, rows, edges)
-        for scattered, others, number in self.lists:
-            result += number * self._by_list(scattered, others, p, edges)
+        for scattered, factors, number in self.lists:
+            result += number * self._by_list(scattered, factors, p, edges)
         return result
 
-    def _by_formula(self, functions: list[KeysOf], tables: list[Table], p: Tensor, edges: Tensor) -> Tensor:
+    def _by_formula(
+        self, functions: list[KeyIntervalFunction], tables: list[Table], p: Tensor, edges: Tensor
+    ) -> Tensor:
         shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
         column = (-1, *[1] * (len(shape) - 1))
         start = edges[:-1].view(column).expand(shape)
@@ -330,16 +332,16 @@ class Counter:
         padded = torch.nn.functional.pad(counts, (0, -n % modulus))
         return least, padded.view(-1, modulus).cumsum(0, dtype=torch.int32).flatten()[:n]
 
-    def _by_list(self, scattered: Scattered, others: list[Atom | Table], p: Tensor, edges: Tensor) -> Tensor:
+    def _by_list(self, scattered: Scattered, factors: list[Atom | Table], p: Tensor, edges: Tensor) -> Tensor:
         cells = len(edges) - 1
         result = torch.zeros(cells + 2, dtype=torch.int64, device=self.device)
         width = min(scattered.per_row, self.grid.keys)
-        if not others and cells == 1 and edges.tolist() == [0, self.grid.keys]:
+        if not factors and cells == 1 and edges.tolist() == [0, self.grid.keys]:
             return result[1:-1] + len(p) * width * math.prod(self.batch)
         for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * width))):
             sampled_keys = scattered.sampled_keys(rows[:, None], self.grid.keys)  # (N, width)
             allowed = torch.ones((*self.batch, *sampled_keys.shape), dtype=torch.bool, device=self.device)
-            for other in others:
+            for other in factors:
                 allowed = allowed & other.test(rows[:, None], sampled_keys, self.grid)
             number = allowed.reshape(-1, sampled_keys.numel()).sum(0)
             # Cell c has index c + 1; keys outside all edges fall into the first and the last entry.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf
+from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -51,7 +51,7 @@ class DataMask(Leaf):
 class Padding(DataMask):
     """left_pad ≤ j < left_pad + lengths; see `padding`. `data` is (lengths,) or (lengths, left_pad)."""
 
-    reads_query = False
+    uses_query = False
 
     @property
     def lengths(self) -> Tensor:
@@ -76,15 +76,15 @@ class Padding(DataMask):
         left_pad = self.left_pad.to(device=device, dtype=torch.int64).reshape(shape)
         return left_pad, left_pad + lengths
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         start, stop = self._bounds(j.device, max(p.ndim, j.ndim))
         return (start <= j) & (j < stop)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         start, stop = self._bounds(self.lengths.device, 1)
         if swapped:
-            return lambda p: Keys(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
-        return lambda p: Keys(start, stop)
+            return lambda p: KeyInterval(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
+        return lambda p: KeyInterval(start, stop)
 
 
 class Documents(DataMask):
@@ -109,7 +109,7 @@ class Documents(DataMask):
                 f"position {query_offset} need {max(S, query_offset + T)}; pass ids for every position"
             )
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         rank = max(p.ndim, j.ndim)
         query_ids, key_ids = self._at(p, rank), self._at(j, rank)
         return (query_ids == key_ids) & (query_ids >= 0)
@@ -124,7 +124,7 @@ class Documents(DataMask):
         documents = (ids.unsqueeze(-2) if ids.ndim > 1 else ids)[..., positions.clamp(0, N - 1)]
         return torch.where((positions >= 0) & (positions < N), documents, -1)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         runs = _runs(self.ids.long())
         if runs is None:
             return None
@@ -132,10 +132,10 @@ class Documents(DataMask):
         if self.ids.ndim > 1:
             start, stop = start.unsqueeze(-2), stop.unsqueeze(-2)  # (*batch, 1, N)
 
-        def keys(p: Tensor) -> Keys:
+        def keys(p: Tensor) -> KeyInterval:
             beyond = p >= start.shape[-1]
             p = p.clamp(max=max(start.shape[-1] - 1, 0))
-            return Keys(start[..., p], torch.where(beyond, 0, stop[..., p]))
+            return KeyInterval(start[..., p], torch.where(beyond, 0, stop[..., p]))
 
         return keys
 
@@ -152,7 +152,7 @@ class Allow(DataMask):
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
 
-    def _reads(self, swapped: bool, *, position: bool) -> bool:
+    def _uses_query(self, swapped: bool, *, position: bool) -> bool:
         return not position  # rows and columns are counted from 0, whatever their positions
 
     def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
@@ -165,7 +165,7 @@ class Allow(DataMask):
                 f"expected{context}: its last two dimensions are queries and keys and must match exactly"
             )
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         tensor = self.tensor.to(p.device)
         if grid.is_full:
             full = tensor.mT if grid.swapped else tensor
@@ -180,7 +180,7 @@ class Allow(DataMask):
 class Forbid(Allow):
     """A bool tensor whose True is hidden; see `forbid`. `data` is (tensor,)."""
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return ~super().test(p, j, grid)
 
 
@@ -242,7 +242,7 @@ def documents(ids: Tensor | Sequence[Any]) -> Mask:
     Args:
         ids: Document of each position, an integer tensor (…, N) or a list; N must cover all keys and queries. A
         negative
-            id is no document: the token neither attends nor is attended to.
+            id is not a document: the token neither attends nor is attended to.
 
     Returns:
         A mask whose `dense` is (*batch, 1, T, S), the 1 for the heads, and (T, S) for ids (N,).

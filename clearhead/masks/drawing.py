@@ -21,7 +21,7 @@ from clearhead.masks.base import Mask, check_integer
 from clearhead.masks.count import Counter, cheapest_polynomial, is_counted_by_key
 from clearhead.masks.data import Allow, Documents
 from clearhead.masks.operators import leaves
-from clearhead.masks.regions import Grid
+from clearhead.masks.regions import PairGrid
 
 _SHADES = " ░▒▓█"
 _LABEL_EVERY = 4
@@ -74,7 +74,7 @@ class Drawing:
     def body(self, wide: bool = True) -> list[str]:
         """Return the rows of cells as text, without axes.
 
-        ■ may attend, · may not; in shades, blank is none and █ is all. A cell is two columns `wide`, or one."""
+        ■ may attend, · may not; in shades, blank is 0 % and █ is 100 %. A cell is two columns `wide`, or one."""
         if self.is_shaded:
             return ["".join([(1 + wide) * _shade(x) for x in row]) for row in self.cells]
         return [(" " * wide).join(["■" if x else "·" for x in row]) for row in self.cells]
@@ -165,10 +165,10 @@ def _shade(x: float) -> str:
     return _SHADES[0 if x <= 0 else 4 if x >= 1 else 1 + min(2, int(3 * x))]
 
 
-def _range(stem: str, one: str, many: str, first: int, number: int) -> str:
+def _range(stem: str, singular: str, plural: str, first: int, number: int) -> str:
     if number == 0:
-        return f"no {stem}{many}"
-    return f"{stem}{one} {first}" if number == 1 else f"{stem}{many} {first} to {first + number - 1}"
+        return f"no {stem}{plural}"
+    return f"{stem}{singular} {first}" if number == 1 else f"{stem}{plural} {first} to {first + number - 1}"
 
 
 def draw(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None = None, cells: int = 32) -> Drawing:
@@ -204,7 +204,7 @@ def _shades(mask: Mask, T: int, S: int, start: int, cells: int) -> tuple[Tensor,
     terms = cheapest_polynomial(mask, start + T, S)
     if terms is not None and any(is_counted_by_key(term) for term in terms):
         terms = None  # such products are counted per key, without query rows to sample
-    counter = Counter(mask, Grid(S, start), terms, stop=start + T)
+    counter = Counter(mask, PairGrid(S, start), terms, stop=start + T)
     batch = math.prod(mask.batch_shape)
     most = max(1, _PAIRS_PER_BAND // (S * batch)) if counter.by_pairs else max(1, _ROWS_PER_BAND // batch)
     edges = torch.arange(columns + 1, device=counter.device) * S // columns

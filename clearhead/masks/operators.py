@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.errors import MaskError
 from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Leaf, Mask, common_shape
-from clearhead.masks.regions import Grid, KeysOf, Region
+from clearhead.masks.regions import KeyIntervalFunction, PairGrid, Region
 from clearhead.masks.structural import Window
 
 V = TypeVar("V")
@@ -56,8 +56,8 @@ class _Compound(Mask):
         devices = [part.device for part in self.parts]
         return next((device for device in devices if device is not None), None)
 
-    def _reads(self, swapped: bool, *, position: bool) -> bool:
-        return any([part._reads(swapped, position=position) for part in self.parts])
+    def _uses_query(self, swapped: bool, *, position: bool) -> bool:
+        return any([part._uses_query(swapped, position=position) for part in self.parts])
 
     def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
         for part in self.parts:
@@ -73,7 +73,7 @@ class _Binary(_Compound):
     operator: ClassVar[Callable[[Tensor, Tensor], Tensor]]
     decisive: ClassVar[bool]
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         operator = type(self).operator
         result = self.parts[0].test(p, j, grid)
         for part in self.parts[1:]:
@@ -126,7 +126,7 @@ class Or(_Binary):
 class Not(_Compound):
     """Allowed if its part is not."""
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return ~self.parts[0].test(p, j, grid)
 
     def classify(self, region: Region) -> bool | None:
@@ -140,11 +140,11 @@ class Not(_Compound):
 class Transposed(_Compound):
     """Allows (p, j) if its part allows (j, p)."""
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return self.parts[0].test(j, p, grid.transpose())
 
-    def _reads(self, swapped: bool, *, position: bool) -> bool:
-        return self.parts[0]._reads(not swapped, position=position)
+    def _uses_query(self, swapped: bool, *, position: bool) -> bool:
+        return self.parts[0]._uses_query(not swapped, position=position)
 
     def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
         self.parts[0]._check_data(T, S, query_offset, not swapped)
@@ -191,13 +191,13 @@ class Atom(NamedTuple):
     leaf: Leaf
     swapped: bool = False
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         """Evaluate the predicate for positions that broadcast."""
         return self.leaf.test(j, p, grid.transpose()) if self.swapped else self.leaf.test(p, j, grid)
 
-    def keys(self) -> KeysOf | None:
+    def key_intervals(self) -> KeyIntervalFunction | None:
         """Return the function from query positions to visible keys (interval and residue), or None if there is none."""
-        return self.leaf.keys_of(self.swapped)
+        return self.leaf.key_intervals(self.swapped)
 
     def transpose(self) -> Atom:
         """Return the atom with queries and keys exchanged."""
@@ -213,10 +213,10 @@ def fold(
     mask: Mask,
     *,
     leaf: Callable[[Atom], V],
-    both: Callable[[V, V], V],
-    either: Callable[[V, V], V],
-    inverse: Callable[[V], V],
-    transposed: Callable[[V], V] | None = None,
+    and_: Callable[[V, V], V],
+    or_: Callable[[V, V], V],
+    not_: Callable[[V], V],
+    transpose: Callable[[V], V] | None = None,
     swapped: bool = False,
 ) -> V:
     """Compute a value of an expression from the values of its leaves, combining two at a time from the left.
@@ -224,23 +224,23 @@ def fold(
     Args:
         mask: The expression.
         leaf: Value of an atom.
-        both: Value of `a & b`.
-        either: Value of `a | b`.
-        inverse: Value of `~a`.
-        transposed: Value of `a.T`. By default, `.T` is pushed down to the leaves.
+        and_: Value of `a & b`.
+        or_: Value of `a | b`.
+        not_: Value of `~a`.
+        transpose: Value of `a.T`. By default, `.T` is pushed down to the leaves.
         swapped: Fold `mask.T` instead.
 
     Example:
-        fold(mask, leaf=str, both="({} & {})".format, either="({} | {})".format, inverse="~{}".format)"""
+        fold(mask, leaf=str, and_="({} & {})".format, or_="({} | {})".format, not_="~{}".format)"""
 
     def value(node: Mask, swapped: bool) -> V:
         if isinstance(node, (And, Or)):
-            return reduce(both if isinstance(node, And) else either, [value(part, swapped) for part in node.parts])
+            return reduce(and_ if isinstance(node, And) else or_, [value(part, swapped) for part in node.parts])
         if isinstance(node, Not):
-            return inverse(value(node.parts[0], swapped))
+            return not_(value(node.parts[0], swapped))
         if isinstance(node, Transposed):
-            inner = value(node.parts[0], swapped ^ (transposed is None))
-            return inner if transposed is None else transposed(inner)
+            inner = value(node.parts[0], swapped ^ (transpose is None))
+            return inner if transpose is None else transpose(inner)
         if isinstance(node, Leaf):
             return leaf(atom(node, swapped))
         raise TypeError(f"{type(node).__name__} is neither a Leaf nor an operator of masks")
@@ -250,7 +250,7 @@ def fold(
 
 def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
     """Return the distinct atoms of an expression (of its `.T`, if swapped), in reading order."""
-    atoms = fold(mask, leaf=lambda atom: [atom], both=add, either=add, inverse=list, swapped=swapped)
+    atoms = fold(mask, leaf=lambda atom: [atom], and_=add, or_=add, not_=list, swapped=swapped)
     return list(dict.fromkeys(atoms))
 
 

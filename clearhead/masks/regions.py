@@ -1,7 +1,7 @@
 """Plain values for reasoning about masks: a grid of pairs, a region of it, and the keys of one row.
 
-None of them contains a tensor of T × S. `Grid` describes the pairs of a test, `Region` is a set of pairs that a mask
-can classify at once, and `Keys` describes the visible keys of a query as an interval and a residue class."""
+None of them contains a tensor of T × S. `PairGrid` describes the pairs of a test, `Region` is a set of pairs that a
+mask can classify at once, and `KeyInterval` is the visible keys of a query as an interval and a residue class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNBOUNDED = 1 << 40
 """The end of an unbounded interval: larger than any position (positions are below 2³¹), and far from overflow."""
 
 
-class Grid(NamedTuple):
+class PairGrid(NamedTuple):
     """Number of keys and position of the first query, for a test of pairs.
 
     `swapped` is set inside `.T`, where queries and keys are exchanged. `is_full` means that the positions are all T × S
@@ -25,9 +25,9 @@ class Grid(NamedTuple):
     swapped: bool = False
     is_full: bool = False
 
-    def transpose(self) -> Grid:
+    def transpose(self) -> PairGrid:
         """Return the grid with queries and keys exchanged."""
-        return Grid(self.keys, self.query_offset, not self.swapped, self.is_full)
+        return PairGrid(self.keys, self.query_offset, not self.swapped, self.is_full)
 
 
 class Region(NamedTuple):
@@ -63,7 +63,7 @@ class Region(NamedTuple):
         )
 
 
-class Keys(NamedTuple):
+class KeyInterval(NamedTuple):
     """The visible keys of several queries: start ≤ j < stop and j ≡ residue (mod modulus).
 
     `start`, `stop` and `residue` are numbers, or tensors whose last dimension runs over the queries and whose leading
@@ -74,10 +74,10 @@ class Keys(NamedTuple):
     modulus: int = 1
     residue: Tensor | int = 0
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
+    def map(self, change: Callable[[Tensor], Tensor]) -> KeyInterval:
         """Apply `change` to every tensor; numbers are unchanged."""
-        return Keys._make(change(x) if isinstance(x, Tensor) else x for x in self)
+        return KeyInterval._make(change(x) if isinstance(x, Tensor) else x for x in self)
 
 
-KeysOf: TypeAlias = Callable[[Tensor], Keys]
+KeyIntervalFunction: TypeAlias = Callable[[Tensor], KeyInterval]
 """Function from query positions (N,) to their visible keys."""

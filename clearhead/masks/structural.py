@@ -1,8 +1,8 @@
 """Masks that depend on positions only: full, causal, window, every, dilated, prefix, blocks, scattered.
 
 Each kind is a small frozen class with a predicate (`test`), a classification of regions (`classify`) and the visible
-keys as an interval and a residue class (`keys_of`), and a function that validates the arguments. In the drawings rows
-are queries, columns are keys, and ■ may attend."""
+keys as an interval and a residue class (`key_intervals`), and a function that validates the arguments. In the drawings
+rows are queries, columns are keys, and ■ may attend."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from clearhead._core.random import shuffle
 from clearhead.masks.base import Leaf, Mask, check_integer
-from clearhead.masks.regions import UNBOUNDED, Grid, Keys, KeysOf, Region
+from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid, Region
 
 
 @dataclass(frozen=True, repr=False)
 class Full(Leaf):
     """Every pair; see `full`."""
 
-    reads_query = reads_key = False
+    uses_query = uses_key = False
     symmetric = by_distance = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=p.device)
 
     def classify(self, region: Region) -> bool | None:
         return True
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        return lambda p: Keys(0, UNBOUNDED)
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        return lambda p: KeyInterval(0, UNBOUNDED)
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,14 +39,14 @@ class Causal(Leaf):
 
     by_distance = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return j <= p
 
     def classify(self, region: Region) -> bool | None:
         return _decide(region.min_distance >= 0, region.max_distance < 0)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        return (lambda p: Keys(p, UNBOUNDED)) if swapped else (lambda p: Keys(0, p + 1))
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        return (lambda p: KeyInterval(p, UNBOUNDED)) if swapped else (lambda p: KeyInterval(0, p + 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +57,7 @@ class Window(Leaf):
     after: int
     by_distance = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return (p - self.before <= j) & (j <= p + self.after)
 
     def classify(self, region: Region) -> bool | None:
@@ -68,9 +68,9 @@ class Window(Leaf):
     def symmetric(self) -> bool:
         return self.before == self.after
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         before, after = (self.after, self.before) if swapped else (self.before, self.after)
-        return lambda p: Keys(p - before, p + (after + 1))
+        return lambda p: KeyInterval(p - before, p + (after + 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,9 +79,9 @@ class Every(Leaf):
 
     step: int
     start: int
-    reads_query = False
+    uses_query = False
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return ((j - self.start) % self.step == 0) & (j >= self.start)
 
     def classify(self, region: Region) -> bool | None:
@@ -92,10 +92,10 @@ class Every(Leaf):
         is_single = region.first_key == region.last_key  # and it is a selected key, by the check above
         return _decide(is_single or (self.step == 1 and region.first_key >= self.start), False)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         if swapped:
             return lambda p: _all_or_none((p >= self.start) & ((p - self.start) % self.step == 0))
-        return lambda p: Keys(self.start, UNBOUNDED, self.step, self.start % self.step)
+        return lambda p: KeyInterval(self.start, UNBOUNDED, self.step, self.start % self.step)
 
     def _candidate_keys(self) -> tuple[int, ...]:
         return (self.start,)
@@ -111,7 +111,7 @@ class Dilated(Leaf):
     step: int
     symmetric = by_distance = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return (p - j) % self.step == 0
 
     def classify(self, region: Region) -> bool | None:
@@ -120,8 +120,8 @@ class Dilated(Leaf):
             return False
         return _decide(self.step == 1 or region.min_distance == region.max_distance, False)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        return lambda p: Keys(0, UNBOUNDED, self.step, p % self.step)
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        return lambda p: KeyInterval(0, UNBOUNDED, self.step, p % self.step)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,16 +129,16 @@ class Prefix(Leaf):
     """j < n; see `prefix`."""
 
     n: int
-    reads_query = False
+    uses_query = False
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return j < self.n
 
     def classify(self, region: Region) -> bool | None:
         return _decide(region.last_key < self.n, region.first_key >= self.n)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        return (lambda p: _all_or_none(p < self.n)) if swapped else (lambda p: Keys(0, self.n))
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        return (lambda p: _all_or_none(p < self.n)) if swapped else (lambda p: KeyInterval(0, self.n))
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +148,7 @@ class Blocks(Leaf):
     size: int
     symmetric = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         return p // self.size == j // self.size
 
     def classify(self, region: Region) -> bool | None:
@@ -159,10 +159,10 @@ class Blocks(Leaf):
         far = region.min_distance >= self.size or region.max_distance <= -self.size
         return _decide(same_block or region.min_distance == region.max_distance == 0, different_blocks or far)
 
-    def keys_of(self, swapped: bool) -> KeysOf | None:
-        def keys(p: Tensor) -> Keys:
+    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+        def keys(p: Tensor) -> KeyInterval:
             start = p // self.size * self.size
-            return Keys(start, start + self.size)
+            return KeyInterval(start, start + self.size)
 
         return keys
 
@@ -175,7 +175,7 @@ class Scattered(Leaf):
     seed: int
     depends_on_length = True
 
-    def test(self, p: Tensor, j: Tensor, grid: Grid) -> Tensor:
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         if grid.is_full and not grid.swapped:
             selected = self.sampled_keys(p, grid.keys)  # (T, per_row)
             empty = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)
@@ -354,6 +354,6 @@ def _decide(always: bool, never: bool) -> bool | None:
     return False if never else None
 
 
-def _all_or_none(condition: Tensor) -> Keys:
+def _all_or_none(condition: Tensor) -> KeyInterval:
     """Return all keys for the queries that meet a condition, no keys for the other queries."""
-    return Keys(0, torch.where(condition, UNBOUNDED, 0))
+    return KeyInterval(0, torch.where(condition, UNBOUNDED, 0))

@@ -1,4 +1,4 @@
-"""Counts from structure against the dense tensor, and the promises on time and memory."""
+"""Counts from structure compared with the dense tensor, and bounds on work and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from clearhead.masks import (
     window,
 )
 from clearhead.masks.count import Counter, cheapest_polynomial, polynomial
-from clearhead.masks.regions import Grid, Region
+from clearhead.masks.regions import PairGrid, Region
 from tests.support.mask_strategies import masks, plain_masks, sizes, small
 from tests.support.work_counters import Effort
 
@@ -52,7 +52,7 @@ def data_masks(draw, T=7, S=11, query_offset=3):
     ids = st.lists(st.integers(-1, 2), min_size=13, max_size=13)
     packed = torch.tensor([draw(ids), draw(ids)])
     if draw(st.booleans()):
-        packed = packed.sort(-1).values  # documents in one piece each take the way of intervals
+        packed = packed.sort(-1).values  # contiguous documents are counted by intervals
     seed = draw(st.integers(0, 99))
     random = torch.Generator().manual_seed(seed)
     table = torch.rand(2, 3, T, S, generator=random) < 0.5
@@ -88,17 +88,17 @@ def test_count_with_tensors_sums_over_the_batch(mask):
 
 
 @given(plain_masks, sizes)
-def test_testing_pairs_in_pieces_gives_the_same(mask, size):
+def test_counter_in_pieces_matches_dense(mask, size):
     T, S, query_offset = size
     p, edges = torch.arange(query_offset, query_offset + T), torch.tensor([0, S // 3, S // 2, S])
-    cells = Counter(mask, Grid(S, query_offset), None).cells(p, edges)
+    cells = Counter(mask, PairGrid(S, query_offset), None).cells(p, edges)
     dense = mask.dense(T, S, query_offset=query_offset)
     expected = [int(dense[:, a:b].sum()) for a, b in itertools.pairwise(edges.tolist())]
     assert cells.tolist() == expected
-    assert Counter(mask, Grid(S, query_offset), polynomial(mask)).cells(p, edges).tolist() == expected
+    assert Counter(mask, PairGrid(S, query_offset), polynomial(mask)).cells(p, edges).tolist() == expected
 
 
-def test_pieces_of_many_rows_and_columns(monkeypatch):
+def test_count_with_small_pieces_matches_dense(monkeypatch):
     monkeypatch.setattr("clearhead.masks.count._PAIRS_AT_ONCE", 53)
     monkeypatch.setattr("clearhead.masks.count._NUMBERS_AT_ONCE", 29)
     table = torch.rand(3, 1, 67, 101) < 0.3
@@ -109,21 +109,21 @@ def test_pieces_of_many_rows_and_columns(monkeypatch):
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), small), min_size=1, max_size=4), st.integers(1, 60))
-def test_residue_classes_meet_as_the_chinese_remainder_theorem_says(classes, n):
+def test_count_of_residue_intersections_matches_dense(classes, n):
     mask = full()
     for index, (step, start) in enumerate(classes):
         mask = mask & (every(step, start) if index % 2 else dilated(step))
     assert mask.count(n) == int(mask.dense(n).sum())
 
 
-def test_enormous_moduli_do_not_overflow():
+def test_count_with_large_moduli_does_not_overflow():
     a, b, c = 2**31 - 1, 2**31 - 19, 2**31 - 61  # primes, whose product has 93 bits
     assert (dilated(a) & dilated(b) & dilated(c)).count(997) == 997  # the diagonal
     assert (every(a) & dilated(b) & every(c)).count(997) == 1  # the pair (0, 0)
     assert (every(a, 5) & every(b, 5) & every(c, 6)).count(997) == 0
 
 
-def test_many_parts_are_expanded_or_tested_and_exact():
+def test_count_of_many_parts_is_exact_expanded_or_tested():
     few = [window(k, 0) | every(k + 2) for k in range(1, 3)]
     many = [dilated(k) & every(k + 1, k) for k in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)]
     for parts, expanded in ((few, True), (many, False)):
@@ -134,24 +134,24 @@ def test_many_parts_are_expanded_or_tested_and_exact():
         assert mask.count(83) == int(mask.dense(83).sum())
 
 
-def test_polynomials_simplify_by_themselves():
+def test_polynomials_simplify():
     a, b = Atom(causal()), Atom(every(3))
-    one = frozenset()
-    assert polynomial(full() | causal()) == {one: 1}
+    every_pair = frozenset()
+    assert polynomial(full() | causal()) == {every_pair: 1}
     assert polynomial(causal() & ~causal()) == {}
-    assert polynomial(causal() | ~causal()) == {one: 1}
+    assert polynomial(causal() | ~causal()) == {every_pair: 1}
     assert polynomial(causal() & causal() & full()) == {frozenset([a]): 1}
     assert polynomial(causal() | every(3)) == {
         frozenset([a]): 1,
         frozenset([b]): 1,
         frozenset([a, b]): -1,
     }
-    assert polynomial(dilated(3).T | ~dilated(3)) == {one: 1}
+    assert polynomial(dilated(3).T | ~dilated(3)) == {every_pair: 1}
     assert len(polynomial(prefix(1) | prefix(2) | prefix(3) | prefix(4))) == 15
     assert polynomial(prefix(1) | prefix(2) | prefix(3), limit=6) is None
 
 
-def test_atoms_push_transposition_to_the_leaves():
+def test_leaves_push_transposition_down():
     mask = (causal() & every(2).T).T | ~(dilated(3) | blocks(2)).T | causal()
     assert leaves(mask) == [
         Atom(causal(), True),
@@ -163,24 +163,25 @@ def test_atoms_push_transposition_to_the_leaves():
 
 
 @given(plain_masks, sizes)
-def test_keys_of_an_atom_are_what_it_allows(mask, size):
+def test_key_intervals_of_an_atom_match_its_test(mask, size):
     T, S, query_offset = size
     p = torch.arange(query_offset, query_offset + T)
-    for each in leaves(mask):
-        keys = each.keys()(p)
+    for atom in leaves(mask):
+        keys = atom.key_intervals()(p)
         j = torch.arange(S)[:, None]
-        inside = (keys.start <= j) & (j < keys.stop) & ((j - keys.residue) % keys.modulus == 0)
-        assert torch.equal(inside.expand(S, T).mT, each.test(p[:, None], j.mT, Grid(S, query_offset)).expand(T, S))
+        in_interval = (keys.start <= j) & (j < keys.stop) & ((j - keys.residue) % keys.modulus == 0)
+        allowed = atom.test(p[:, None], j.mT, PairGrid(S, query_offset))
+        assert torch.equal(in_interval.expand(S, T).mT, allowed.expand(T, S))
 
 
-def test_the_pattern_of_the_design():
+def test_count_of_window_and_every_matches_design_example():
     mask = window(2, 2) | every(4)
     assert mask.count(16) == 120
     assert mask.density(16) == 0.46875
     assert f"{1 - mask.density(16):.1%}" == "53.1%"
 
 
-def test_nothing_has_density_zero():
+def test_density_of_no_pairs_is_zero():
     for T, S in ((0, 0), (0, 5), (5, 0)):
         assert full().count(T, S) == 0
         assert full().density(T, S) == 0.0
@@ -189,17 +190,17 @@ def test_nothing_has_density_zero():
 
 
 def closed_form(n: int) -> int:
-    """`causal() & (window(256, 0) | every(64))` by hand: the window, and the multiples of 64 before it."""
+    """Count `causal() & (window(256, 0) | every(64))` by hand: the window, and the multiples of 64 before it."""
     in_window = sum(min(p, 256) + 1 for p in range(n))
     return in_window + sum((p - 257) // 64 + 1 for p in range(257, n))
 
 
-def test_a_million_tokens_are_counted_with_little_work():
-    """A few passes over the queries, none over the pairs."""
+def test_count_of_a_million_tokens_takes_linear_work():
+    """The work is a few passes over the queries, none over the pairs."""
     assert closed_form(1009) == int(PATTERN.dense(1009).sum())
     with Effort() as took:
-        found = PATTERN.count(1_000_000)
-    assert found == closed_form(1_000_000)
+        count = PATTERN.count(1_000_000)
+    assert count == closed_form(1_000_000)
     assert took.nbytes < 1_000 * 1_000_000
     assert took.calls < 4 * 1_000_000
 
@@ -216,12 +217,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux only")
-def test_a_million_tokens_are_counted_in_under_200_megabytes():
+def test_count_of_a_million_tokens_uses_under_200_megabytes():
     result = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(result.stdout) < 200_000
 
 
-def test_large_counts_with_other_ways():
+def test_large_counts_match_closed_forms():
     n = 20_011
     assert scattered(7, 1).count(n) == 7 * n
     assert scattered(7, 1).T.count(n) == 7 * n
@@ -238,14 +239,14 @@ def test_large_counts_with_other_ways():
 
 @given(masks, sizes)
 @settings(max_examples=200)
-def test_not_empty_is_a_proof(mask, size):
+def test_may_be_empty_false_is_correct(mask, size):
     T, S, query_offset = size
     if not mask.may_be_empty(T, S, query_offset=query_offset):
         assert mask.dense(T, S, query_offset=query_offset).any(1).all()
 
 
 @given(data_masks())
-def test_not_empty_is_a_proof_with_tensors(mask):
+def test_may_be_empty_false_is_correct_with_tensors(mask):
     if not mask.may_be_empty(7, 11, query_offset=3):
         assert mask.dense(7, 11, query_offset=3).any(-1).all()
 
@@ -284,29 +285,29 @@ def test_not_empty_is_a_proof_with_tensors(mask):
     ],
     ids=str,
 )
-def test_which_masks_may_leave_a_query_without_keys(mask, T, S, query_offset, expected):
+def test_may_be_empty_of_known_masks(mask, T, S, query_offset, expected):
     assert mask.may_be_empty(T, S, query_offset=query_offset) is expected
     if not mask.batch_shape and T and S:
         assert bool((~mask.dense(T, S, query_offset=query_offset).any(1)).any()) is expected
 
 
-def test_what_is_not_proved_may_be_empty():
-    # Every row of this one has a key, but no single rule names it: the answer stays on the safe side.
+def test_may_be_empty_is_true_without_proof():
+    # Every row has a key, but no single rule proves it, so the conservative answer is True.
     assert (~window(1, 1)).may_be_empty(7)
 
 
 @given(plain_masks, st.tuples(small, small, small, small))
 @settings(max_examples=200)
-def test_a_verdict_on_a_region_is_true_of_each_pair(mask, corner):
-    first, height, left, width = corner
-    region = Region.box(first, first + height, left, left + width)
-    p, j = torch.arange(first, first + height + 1)[:, None], torch.arange(left, left + width + 1)
+def test_classify_is_correct_for_each_pair(mask, corner):
+    top, height, start, width = corner
+    region = Region.box(top, top + height, start, start + width)
+    p, j = torch.arange(top, top + height + 1)[:, None], torch.arange(start, start + width + 1)
     allowed = mask.allows(p, j, keys=20)
-    classify = mask.classify(region)
-    if classify is not None:
-        assert (allowed == classify).all()
+    verdict = mask.classify(region)
+    if verdict is not None:
+        assert (allowed == verdict).all()
     if height == width == 0:
-        assert classify is bool(allowed)  # a single pair is always decided
+        assert verdict is bool(allowed)  # a single pair is always decided
 
 
 @pytest.mark.parametrize(
@@ -317,16 +318,16 @@ def test_a_verdict_on_a_region_is_true_of_each_pair(mask, corner):
     ],
     ids=str,
 )
-def test_single_masks_decide_every_rectangle_exactly(mask):
+def test_leaves_classify_rectangles_exactly(mask):
     n = 11
     for each in (mask, mask.T):
         dense = each.dense(n).tolist()
-        for top, left in itertools.product(range(n), repeat=2):
-            for bottom, right in ((top, left), (top + 1, left), (top, left + 2), (top + 3, left + 4)):
-                cells = [x for row in dense[top : bottom + 1] for x in row[left : right + 1]]
-                if bottom < n and right < n:
+        for top, first in itertools.product(range(n), repeat=2):
+            for bottom, last in ((top, first), (top + 1, first), (top, first + 2), (top + 3, first + 4)):
+                cells = [x for row in dense[top : bottom + 1] for x in row[first : last + 1]]
+                if bottom < n and last < n:
                     expected = cells[0] if len(set(cells)) == 1 else None
-                    assert each.classify(Region.box(top, bottom, left, right)) is expected
+                    assert each.classify(Region.box(top, bottom, first, last)) is expected
 
 
 @pytest.mark.parametrize(
@@ -334,19 +335,19 @@ def test_single_masks_decide_every_rectangle_exactly(mask):
     [(causal(), False), (causal().T, True), (window(3, 3), False), (blocks(8), False), (every(2), None)],
     ids=str,
 )
-def test_verdicts_that_let_a_planner_skip(mask, expected):
+def test_classify_of_a_distant_block(mask, expected):
     assert mask.classify(Region.box(0, 7, 16, 23)) is expected
 
 
 @pytest.mark.parametrize("change", [lambda m: m.T, lambda m: ~m, lambda m: m.T & causal()], ids=["T", "not", "and"])
-def test_scattered_beside_documents_in_pieces_is_counted_once(change):
+def test_scattered_with_split_documents_is_counted_once(change):
     ids = torch.tensor([0, 0, 1, 1, 0, 2, 2, 1, 0, 3, 3, -1, 1])
     mask = change(scattered(3, 1) | documents(ids))
     assert mask.count(13) == mask.dense(13).sum()
 
 
 @pytest.mark.parametrize(("T", "S", "query_offset"), [(5, 13, 0), (5, 13, 4), (13, 5, 2)])
-def test_scattered_under_t_is_counted_with_a_tensor_that_has_rows_for_queries_only(T, S, query_offset):
+def test_transposed_scattered_with_tensor_matches_dense(T, S, query_offset):
     table = torch.rand(2, 1, T, S, generator=torch.Generator().manual_seed(1)) < 0.5
     for mask in (scattered(3, 1).T & allow(table), scattered(3, 1).T & forbid(table)):
         assert mask.count(T, S, query_offset=query_offset) == mask.dense(T, S, query_offset=query_offset).sum()

@@ -1,4 +1,4 @@
-"""Pictures: what they show, in text and SVG, small and large."""
+"""Drawings of masks as text and SVG, with one pair per cell and shaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.work_counters import Effort
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_a_small_drawing_reads_like_the_matrix():
+def test_small_drawing_shows_labeled_matrix():
     assert str((causal() & window(3, 0)).draw(5, 7, query_offset=2)) == "\n".join(
         [
             "causal() & window(3, 0)",
@@ -59,7 +59,7 @@ def test_small_drawings_show_every_pair(mask, size):
     assert squares == int(dense.sum())
 
 
-def test_a_drawing_of_32_fits_a_terminal_of_80_columns():
+def test_drawing_of_32_cells_fits_80_columns():
     pattern = causal() & (window(5, 0) | every(7))
     for n in (16, 32, 1009, 1_000_000):
         lines = str(pattern.draw(n)).splitlines()
@@ -81,7 +81,7 @@ def test_large_drawings_shade_by_density():
 
 @given(masks, st.integers(1, 60), st.integers(1, 60), st.integers(0, 9), st.integers(1, 13))
 @settings(max_examples=60)
-def test_shades_are_the_mean_of_their_cell(mask, T, S, query_offset, cells):
+def test_shade_is_the_mean_of_its_cell(mask, T, S, query_offset, cells):
     drawing = mask.draw(T, S, query_offset=query_offset, cells=cells)
     dense = mask.dense(T, S, query_offset=query_offset).double()
     rows, columns = min(T, cells), min(S, cells)
@@ -91,7 +91,7 @@ def test_shades_are_the_mean_of_their_cell(mask, T, S, query_offset, cells):
             assert drawing.cells[r][c] == pytest.approx(float(cell.mean()))
 
 
-def test_batches_are_averaged_and_said_to_be():
+def test_batches_are_averaged_with_a_note_in_the_caption():
     drawing = padding(torch.tensor([2, 3])).draw(2, 5)
     assert drawing.cells == ((1.0, 1.0, 0.5, 0.0, 0.0),) * 2
     assert drawing.is_shaded
@@ -102,7 +102,7 @@ def test_batches_are_averaged_and_said_to_be():
     assert large.cells[0][0] == pytest.approx(float(table.double().mean()))
 
 
-def test_millions_of_tokens_are_drawn_from_a_sample_that_does_not_fall_in_step():
+def test_long_drawing_samples_queries_without_aliasing():
     n = 32 * 4096 * 64  # a sample of evenly spaced rows would meet `every(64).T` in all of them, or in none
     with Effort() as took:
         drawing = (every(64).T | prefix(n // 32)).draw(n)
@@ -120,12 +120,12 @@ def test_millions_of_tokens_are_drawn_from_a_sample_that_does_not_fall_in_step()
     [scattered(3, 1).T & causal(), scattered(3, 1) | dilated(101), ~scattered(2, 5) & scattered(9, 5).T],
     ids=str,
 )
-def test_scattered_masks_are_drawn_large(mask):
+def test_large_scattered_drawing_shows_exact_density(mask):
     drawing = mask.draw(211, 307, query_offset=5, cells=1)
     assert drawing.cells[0][0] == pytest.approx(mask.density(211, 307, query_offset=5))
 
 
-def test_nothing_is_drawn_as_nothing():
+def test_empty_sizes_draw_an_empty_body():
     text = str(full().draw(0, 5))
     assert text.startswith("full()\nno queries down, keys 0 to 4 across")
     assert full().draw(5, 0).body() == []
@@ -147,7 +147,7 @@ def test_svg_is_self_contained_and_escaped():
         assert float(rect.get("y", 0)) + float(rect.get("height")) <= height
 
 
-def test_notebooks_show_the_expression_and_a_picture():
+def test_repr_html_contains_expression_and_picture():
     for mask in (causal() & every(4), padding([3, 5]), documents([0, 0, 1]), allow(torch.eye(3, 5) > 0).T):
         page = ElementTree.fromstring(mask._repr_html_().replace("<br>", "<br/>"))
         assert page.tag == "figure"
@@ -160,7 +160,7 @@ def test_notebooks_show_the_expression_and_a_picture():
 
 
 @pytest.mark.bad_input
-def test_too_many_cells_are_refused():
+def test_invalid_number_of_cells_raises_mask_error():
     with pytest.raises(MaskError, match="cells is 1000; expected at most 128"):
         causal().draw(5, cells=1000)
     with pytest.raises(MaskError, match="cells is 0; expected a whole number of at least 1"):

@@ -1,4 +1,4 @@
-"""The notation: reading back what is printed, precedence, errors with a place, and inputs that mean harm."""
+"""The notation: round trips, precedence, errors with their column, and adversarial input."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from tests.support.work_counters import Effort
 
 @given(masks)
 @settings(max_examples=300)
-def test_what_is_printed_is_read_back(mask):
+def test_parse_of_str_returns_equal_mask(mask):
     assert parse(str(mask)) == mask
     assert repr(mask) == str(mask)
 
 
 @given(masks)
-def test_python_reads_the_same_as_parse(mask):
+def test_parse_matches_python_evaluation(mask):
     # Python's own precedence is the oracle: the notation is Python's.
     names = {f.__name__: f for f in (full, causal, window, every, dilated, prefix, blocks, scattered)}
     assert eval(str(mask), {"__builtins__": {}}, names) == mask
 
 
 @given(masks)
-def test_no_parenthesis_could_be_left_out(mask):
+def test_str_has_no_redundant_parentheses(mask):
     text = str(mask)
     opened = []
     for index, character in enumerate(text):
@@ -86,11 +86,11 @@ def test_no_parenthesis_could_be_left_out(mask):
         ("causal() & (full() & dilated(2))", causal() & full() & dilated(2)),
     ],
 )
-def test_reading(text, mask):
+def test_parse_accepts_notation(text, mask):
     assert parse(text) == mask
 
 
-def test_data_is_bound_by_name():
+def test_parse_binds_data_by_name():
     lengths, starts = torch.tensor([3, 5]), torch.tensor([1, 0])
     ids, table = torch.tensor([0, 0, 1]), torch.ones(3, 3, dtype=torch.bool)
     text = "causal() & padding(lengths) & padding(l, left_pad=starts) & documents(ids) & ~allow(a) | forbid(a)"
@@ -150,7 +150,7 @@ def test_data_is_bound_by_name():
         ("prefix(٣)", 8, "is unexpected here"),
     ],
 )
-def test_errors_name_the_column(text, column, message):
+def test_invalid_text_raises_parse_error_with_column(text, column, message):
     with pytest.raises(ParseError) as caught:
         parse(text)
     assert message in str(caught.value)
@@ -160,7 +160,7 @@ def test_errors_name_the_column(text, column, message):
 
 
 @pytest.mark.bad_input
-def test_the_caret_stands_under_the_place():
+def test_error_caret_points_at_the_column():
     with pytest.raises(ParseError) as caught:
         parse("window(2, 2) | cuasal()")
     first, excerpt, caret = str(caught.value).splitlines()
@@ -169,12 +169,12 @@ def test_the_caret_stands_under_the_place():
     assert caret.index("^") == excerpt.index("cuasal")
 
 
-def test_one_length_may_be_written():
+def test_parse_accepts_a_literal_length():
     assert torch.equal(parse("padding(4)").dense(7, 7), padding([4]).dense(7, 7))
 
 
 @pytest.mark.bad_input
-def test_a_long_text_is_shown_in_part():
+def test_error_truncates_long_text():
     text = "full() | " * 50 + "oops() " + "| full()" * 50
     with pytest.raises(ParseError) as caught:
         parse(text)
@@ -187,7 +187,7 @@ def test_a_long_text_is_shown_in_part():
 
 
 @pytest.mark.bad_input
-def test_data_that_does_not_fit_is_refused_at_its_place():
+def test_invalid_data_raises_parse_error_with_column():
     with pytest.raises(ParseError, match=r"column 12: the lengths of padding have dtype torch.float32"):
         parse("causal() & padding(x)", x=torch.ones(3))
     with pytest.raises(ParseError, match=r"allow got a tensor of torch.int64"):
@@ -203,7 +203,7 @@ def test_data_that_does_not_fit_is_refused_at_its_place():
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_expression_that_can_be_built_can_be_read():
+def test_parse_reads_largest_expressions():
     deep = causal()
     for level in range((MAX_DEPTH - 1) // 2):
         deep = ~(deep | full()) if level % 2 else ~(deep & full())
@@ -216,7 +216,7 @@ def test_every_expression_that_can_be_built_can_be_read():
     assert parse(str(wide)) == wide
 
 
-def test_deep_expressions_need_little_of_pythons_stack():
+def test_deep_expressions_use_little_python_stack():
     deep = causal()
     for _ in range(MAX_DEPTH // 4 - 1):
         deep = (~(deep & every(3)).T | window(1, 1)) & full()
@@ -237,7 +237,7 @@ def test_deep_expressions_need_little_of_pythons_stack():
 
 
 @pytest.mark.bad_input
-def test_what_is_too_deep_or_too_large_is_refused():
+def test_too_deep_or_large_expressions_raise():
     def repeat(step):
         mask = causal() & every(2)
         for _ in range(MAX_DEPTH):
@@ -291,12 +291,12 @@ CALLS = [
     "scattered(3,",
 ]
 NOISE = ["\n", "'", "\\", "\x00", "é", "__class__", "lambda", "#", "-", "_"]
-soup = st.lists(st.sampled_from(SIGNS + CALLS + NOISE), max_size=30).map("".join)
+token_soup = st.lists(st.sampled_from(SIGNS + CALLS + NOISE), max_size=30).map("".join)
 
 
-@given(st.text() | soup | st.binary().map(lambda b: b.decode("latin-1")))
+@given(st.text() | token_soup | st.binary().map(lambda b: b.decode("latin-1")))
 @settings(max_examples=1000)
-def test_any_text_is_read_or_refused(text):
+def test_arbitrary_text_parses_or_raises_parse_error(text):
     data = {"lengths": torch.tensor([3, 5]), "x": torch.tensor([0])}
     column, mask = 1, full()
     try:
@@ -307,27 +307,27 @@ def test_any_text_is_read_or_refused(text):
     assert parse(str(mask), **data) == mask
 
 
-class Watched(str):
-    """A text that counts the characters copied out of it."""
+class CopyCountingStr(str):
+    """A string that counts the characters copied from it."""
 
     copied = 0
 
     def __getitem__(self, key):
-        found = super().__getitem__(key)
-        self.copied += len(found)
-        return found
+        part = super().__getitem__(key)
+        self.copied += len(part)
+        return part
 
 
-class Scanned:
-    """A pattern that counts the characters it went over; without a match, that may have been all that were left."""
+class CountingPattern:
+    """A pattern that counts scanned characters; without a match, possibly all remaining characters."""
 
     def __init__(self, pattern):
         self.pattern, self.characters = pattern, 0
 
     def match(self, text, position=0):
-        found = self.pattern.match(text, position)
-        self.characters += (found.end() if found else len(text)) - position
-        return found
+        match = self.pattern.match(text, position)
+        self.characters += (match.end() if match else len(text)) - position
+        return match
 
 
 @pytest.mark.parametrize(
@@ -347,15 +347,15 @@ class Scanned:
         lambda n: "-" * n,
     ],
 )
-def test_reading_takes_linear_work(make, monkeypatch):
-    """Calls made, characters copied out of the text, and characters that the patterns went over."""
+def test_parse_takes_linear_work(make, monkeypatch):
+    """Work is calls, characters copied from the text and characters scanned by patterns."""
     module = sys.modules["clearhead.masks.parse"]
-    patterns = [Scanned(module._TOKEN), Scanned(module._BLANK)]
+    patterns = [CountingPattern(module._TOKEN), CountingPattern(module._BLANK)]
     monkeypatch.setattr(module, "_TOKEN", patterns[0])
     monkeypatch.setattr(module, "_BLANK", patterns[1])
 
     def work(n: int) -> int:
-        text = Watched(make(n))
+        text = CopyCountingStr(make(n))
         for pattern in patterns:
             pattern.characters = 0
         with Effort() as took, contextlib.suppress(ParseError):

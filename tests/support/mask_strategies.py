@@ -1,6 +1,6 @@
 """Random mask expressions and sizes, and the definition of each mask as plain Python over two integers.
 
-`allowed` is the oracle of this folder: it shares no code with the package, only the wording of the design.
+`allowed` is the test oracle: it shares no code with the package, only the definitions of the design.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ leaves = plain_leaves | st.builds(scattered, positive, st.integers(0, 3))
 
 
 def grow(inner):
+    """Return a strategy that applies an operator to smaller expressions."""
     return st.one_of(
         st.builds(lambda a, b: a & b, inner, inner),
         st.builds(lambda a, b: a | b, inner, inner),
@@ -61,7 +62,7 @@ sizes = st.tuples(st.integers(0, 17), st.integers(0, 19), st.integers(0, 23))
 
 
 def allowed(mask: Mask, p: int, j: int) -> bool:
-    """May p attend to j? Straight from the words of the design."""
+    """Return whether p may attend to j, by the definitions of the design."""
     match mask:
         case Full():
             return True
@@ -89,6 +90,6 @@ def allowed(mask: Mask, p: int, j: int) -> bool:
 
 
 def table(mask: Mask, T: int, S: int, query_offset: int) -> torch.Tensor:
-    """The dense mask, pair by pair from `allowed`: (T, S)."""
+    """Return the dense mask (T, S), pair by pair from `allowed`."""
     rows = [[allowed(mask, i + query_offset, j) for j in range(S)] for i in range(T)]
     return torch.tensor(rows, dtype=torch.bool).reshape(T, S)

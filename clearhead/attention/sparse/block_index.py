@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.attention.sparse.intervals import RowBlocks
 from clearhead.masks import Mask, Scattered
-from clearhead.masks.regions import Grid
+from clearhead.masks.regions import PairGrid
 
 PAIRS_AT_ONCE = 1 << 18
 """Scores per torch operation: one or two megabytes, which stay in a core's cache."""
@@ -276,7 +276,7 @@ PairList = tuple[Tensor, Tensor]
 """Query indices and key indices of pairs, (P,) int32 each."""
 
 
-def list_pairs(random_pairs: RandomPairs, T: int, grid: Grid, device: torch.device) -> PairList:
+def list_pairs(random_pairs: RandomPairs, T: int, grid: PairGrid, device: torch.device) -> PairList:
     """Return the pairs of T queries that the leaf samples and the condition allows.
 
     Nearly all of the time is spent in the sampling hash, so both sides of a plan share the result."""

@@ -26,7 +26,7 @@ from clearhead.attention.sparse.intervals import (
     row_intervals,
 )
 from clearhead.masks import Atom, Blocks, Every, fold
-from clearhead.masks.regions import Keys
+from clearhead.masks.regions import KeyInterval
 
 _MAX_RANGES = 12
 _PAIRS_AT_ONCE = 1 << 24
@@ -235,7 +235,7 @@ def _signature(
     return torch.cat([*phases, *columns], 1)
 
 
-def _unique_if_rows_differ(interval: Keys, blocks: int, device: torch.device) -> Tensor:
+def _unique_if_rows_differ(interval: KeyInterval, blocks: int, device: torch.device) -> Tensor:
     """Return (B, 1): a unique number for a block whose rows differ, −1 if all rows see the same interval."""
     differ = torch.zeros(blocks, 1, dtype=torch.bool, device=device)
     for value in (interval.start, interval.stop):
@@ -265,7 +265,7 @@ def _visible(row_blocks: RowBlocks, intervals: Intervals, columns: Tensor) -> Te
     def leaf(atom: Atom) -> Tensor:
         return is_visible(intervals[atom], columns)
 
-    seen = fold(row_blocks.mask, leaf=leaf, both=and_, either=or_, inverse=invert, swapped=row_blocks.by_key)
+    seen = fold(row_blocks.mask, leaf=leaf, and_=and_, or_=or_, not_=invert, swapped=row_blocks.by_key)
     return seen.broadcast_to((columns.shape[0], row_blocks.rows.shape[1], columns.shape[1]))
 
 

@@ -76,15 +76,15 @@ def plan_from_key(key: PlanKey) -> Plan:
 
 def mask_to_expr(mask: Mask) -> str | None:
     """Return the mask in the notation of `parse`; None if it contains a tensor or a size that is not a constant."""
-    if not fold(mask, leaf=_is_constant, both=operator.and_, either=operator.and_, inverse=bool):
+    if not fold(mask, leaf=_is_constant, and_=operator.and_, or_=operator.and_, not_=bool):
         return None
     expression = fold(
         mask,
         leaf=_leaf,
-        both=_joined(" & "),
-        either=_joined(" | "),
-        inverse=lambda part: ("~", "~" + _parenthesize(part)),
-        transposed=lambda part: ("", _parenthesize(part) + ".T"),
+        and_=_joined(" & "),
+        or_=_joined(" | "),
+        not_=lambda part: ("~", "~" + _parenthesize(part)),
+        transpose=lambda part: ("", _parenthesize(part) + ".T"),
     )
     return expression[1]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks import Atom, Blocks, Causal, Full, Mask, Window, fold, leaves
-from clearhead.masks.regions import Grid, Keys, KeysOf
+from clearhead.masks.regions import KeyInterval, KeyIntervalFunction, PairGrid
 
 MAX_MODULUS = 1 << 20
 """Largest common modulus for which residues are tabulated; beyond it a residue class counts as unknown."""
@@ -50,7 +50,7 @@ class RowBlocks:
     rows: Tensor
     first: int
     stop: int
-    grid: Grid
+    grid: PairGrid
     n_rows: int
     by_key: bool
     indices: Tensor | None
@@ -71,9 +71,9 @@ class RowBlocks:
         return torch.stack([self.rows[:, 0], self.rows.amax(1)], 1)
 
     @cached_property
-    def column_functions(self) -> dict[Atom, KeysOf | None]:
+    def column_functions(self) -> dict[Atom, KeyIntervalFunction | None]:
         """For each leaf, the function from rows to their interval of columns; None if it has another form."""
-        return {atom: atom.keys() for atom in leaves(self.mask, swapped=self.by_key)}
+        return {atom: atom.key_intervals() for atom in leaves(self.mask, swapped=self.by_key)}
 
     @cached_property
     def batch(self) -> int:
@@ -81,13 +81,13 @@ class RowBlocks:
         return math.prod(self.mask.batch_shape)
 
 
-Intervals = dict[Atom, Keys]
+Intervals = dict[Atom, KeyInterval]
 """For each leaf, the columns that rows see, as tensors (batch · N, m) for m rows per block."""
 
 
-def is_visible(interval: Keys, columns: Tensor) -> Tensor:
+def is_visible(interval: KeyInterval, columns: Tensor) -> Tensor:
     """Return whether rows see a list of columns (R, L) per block: (R, m, L), or a shape that broadcasts to it."""
-    position, row = columns.unsqueeze(1), interval.each(lambda x: x.unsqueeze(-1))
+    position, row = columns.unsqueeze(1), interval.map(lambda x: x.unsqueeze(-1))
     in_range = (position >= row.start) & (position < row.stop)
     return in_range if row.modulus == 1 else in_range & (position % row.modulus == row.residue % row.modulus)
 
@@ -112,12 +112,12 @@ def row_intervals(row_blocks: RowBlocks, blocks: Tensor) -> Intervals:
         return {atom: _interval(row_blocks, atom, rows) for atom in row_blocks.column_functions}
     # With a batch, each row of blocks has several intervals: compute all and select.
     return {
-        atom: _interval(row_blocks, atom, row_blocks.padded_rows).each(lambda x: x[blocks])
+        atom: _interval(row_blocks, atom, row_blocks.padded_rows).map(lambda x: x[blocks])
         for atom in row_blocks.column_functions
     }
 
 
-def _interval(row_blocks: RowBlocks, atom: Atom, rows: Tensor) -> Keys:
+def _interval(row_blocks: RowBlocks, atom: Atom, rows: Tensor) -> KeyInterval:
     """Return a leaf's intervals for rows (N, m), as tensors (batch · N, m)."""
     function, device = row_blocks.column_functions[atom], atom.leaf.device
     assert function is not None  # or block_intervals would have returned None
@@ -126,7 +126,7 @@ def _interval(row_blocks: RowBlocks, atom: Atom, rows: Tensor) -> Keys:
         return x.to(rows.device).broadcast_to(shape).reshape(row_blocks.batch * rows.shape[0], rows.shape[1])
 
     flat, shape = rows.reshape(-1), (*row_blocks.mask.batch_shape, rows.numel())
-    return function(flat if device is None else flat.to(device)).each(spread)
+    return function(flat if device is None else flat.to(device)).map(spread)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _residues(intervals: Intervals, device: torch.device) -> ResidueClasses:
     return ResidueClasses(modulus, class_of, len(codes), 0 if shift is None else shift, visible)
 
 
-def _common_shift(moving: list[Keys]) -> Tensor | None:
+def _common_shift(moving: list[KeyInterval]) -> Tensor | None:
     """Return the residue (B,) that all moving intervals share within each block, or None."""
     if not moving or any(interval.modulus != moving[0].modulus for interval in moving):
         return None
@@ -246,9 +246,9 @@ def partition_columns(row_blocks: RowBlocks, intervals: Intervals) -> IntervalPa
     full, seen = fold(
         row_blocks.mask,
         leaf=evaluate_leaf,
-        both=lambda a, b: (a[0] & b[0], a[1] & b[1]),
-        either=lambda a, b: (a[0] | b[0], a[1] | b[1]),
-        inverse=lambda a: (~a[1], ~a[0]),
+        and_=lambda a, b: (a[0] & b[0], a[1] & b[1]),
+        or_=lambda a, b: (a[0] | b[0], a[1] | b[1]),
+        not_=lambda a: (~a[1], ~a[0]),
         swapped=row_blocks.by_key,
     )
     shape = (*column.shape, residues.count)

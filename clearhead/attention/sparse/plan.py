@@ -23,7 +23,7 @@ from clearhead.attention.sparse.cost_model import Rates, rates_for
 from clearhead.attention.sparse.registry import cached_plan, next_handle, register
 from clearhead.attention.sparse.split import extract_disjuncts, make_row_blocks, split
 from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, leaves
-from clearhead.masks.regions import Grid
+from clearhead.masks.regions import PairGrid
 
 LONG_LIST_COLUMNS = 4096
 """Mean number of columns per block from which larger blocks pay off if nearly all need no test: they read each column
@@ -94,7 +94,7 @@ class Plan:
             return ()
         n_rows = self.S if by_key else self.T
         M = self.blocking.key_rows if by_key else self.blocking.query_rows
-        grid = Grid(self.S, self.query_offset)
+        grid = PairGrid(self.S, self.query_offset)
         pieces: list[BlockIndex] = []
         for part in split(self.sparse_mask, n_rows):
             if isinstance(part, RandomPairs):

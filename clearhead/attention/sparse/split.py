@@ -17,7 +17,7 @@ import torch
 from clearhead.attention.sparse.block_index import RandomPairs
 from clearhead.attention.sparse.intervals import RowBlocks
 from clearhead.masks import Dilated, Every, Leaf, Mask, Or, Scattered, fold, leaves
-from clearhead.masks.regions import Grid
+from clearhead.masks.regions import PairGrid
 
 MIN_ROWS = 16
 """Rows per residue from which `dilated` becomes a separate piece; with fewer, its blocks are mostly padding."""
@@ -77,17 +77,17 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
     return fold(
         mask,
         leaf=lambda atom: None if atom.leaf == leaf else atom.leaf,
-        both=partial(combine, operator.and_, not value),
-        either=partial(combine, operator.or_, value),
-        inverse=lambda part: None if part is None else ~part,
-        transposed=lambda part: None if part is None else part.T,
+        and_=partial(combine, operator.and_, not value),
+        or_=partial(combine, operator.or_, value),
+        not_=lambda part: None if part is None else ~part,
+        transpose=lambda part: None if part is None else part.T,
     )
 
 
 def _is_monotone(mask: Mask, leaf: Leaf) -> bool:
     """Return whether the leaf is not under `~`, so that replacing it by nothing can only remove pairs."""
     # 0: absent; 1: present; each enclosing `~` doubles the value.
-    return fold(mask, leaf=lambda atom: int(atom.leaf == leaf), both=max, either=max, inverse=lambda n: 2 * n) < 2
+    return fold(mask, leaf=lambda atom: int(atom.leaf == leaf), and_=max, or_=max, not_=lambda n: 2 * n) < 2
 
 
 def extract_disjuncts(mask: Mask, predicate: Callable[[Mask], bool]) -> tuple[Mask | None, Mask | None]:
@@ -102,7 +102,7 @@ def extract_disjuncts(mask: Mask, predicate: Callable[[Mask], bool]) -> tuple[Ma
     return extracted, reduce(operator.or_, others) & ~extracted if others else None
 
 
-def make_row_blocks(piece: MaskPiece, T: int, grid: Grid, M: int, by_key: bool, device: torch.device) -> RowBlocks:
+def make_row_blocks(piece: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bool, device: torch.device) -> RowBlocks:
     """Return the rows of a piece in blocks of M; rows of the same kind share blocks, in order."""
     queries, keys = (grid.query_offset, T), (0, grid.keys)
     (first, n_rows), (start, n_columns) = (keys, queries) if by_key else (queries, keys)

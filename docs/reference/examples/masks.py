@@ -42,7 +42,7 @@ masks.as_mask(None) == full()  # → True
 
 masks.draw(causal(), 4, 4)
 
-masks.fold(causal() | full(), leaf=lambda atom: 1, both=min, either=max, inverse=lambda x: -x)  # → 1
+masks.fold(causal() | full(), leaf=lambda atom: 1, and_=min, or_=max, not_=lambda x: -x)  # → 1
 
 [atom.leaf for atom in masks.leaves(causal() & window(1, 1))]  # → [causal(), window(1, 1)]
 

@@ -1,4 +1,4 @@
-"""What each mask allows, against plain Python definitions, boolean algebra and hand-written patterns."""
+"""What each mask allows, compared with Python definitions, boolean algebra and hand-written patterns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = "full causal window every dilated prefix blocks scattered padding docume
 
 @given(plain_masks, sizes)
 @settings(max_examples=150)
-def test_dense_is_the_definition_pair_by_pair(mask, size):
+def test_dense_matches_the_definition_of_each_pair(mask, size):
     T, S, query_offset = size
     dense = mask.dense(T, S, query_offset=query_offset)
     assert dense.dtype == torch.bool
@@ -42,16 +42,16 @@ def test_dense_is_the_definition_pair_by_pair(mask, size):
 
 
 @given(any_masks, sizes)
-def test_allows_agrees_with_dense_for_scrambled_positions(mask, size):
+def test_allows_permuted_positions_matches_dense(mask, size):
     T, S, query_offset = size
     dense = mask.dense(T, S, query_offset=query_offset)
     rows, columns = torch.randperm(T), torch.randperm(S)
-    one_by_one = mask.allows(rows[:, None] + query_offset, columns, keys=S, query_offset=query_offset)
-    assert torch.equal(one_by_one, dense[rows][:, columns])
+    by_pair = mask.allows(rows[:, None] + query_offset, columns, keys=S, query_offset=query_offset)
+    assert torch.equal(by_pair, dense[rows][:, columns])
 
 
 @given(any_masks, any_masks, sizes)
-def test_operators_are_boolean_algebra(a, b, size):
+def test_operators_match_boolean_algebra(a, b, size):
     T, S, query_offset = size
     x, y = a.dense(T, S, query_offset=query_offset), b.dense(T, S, query_offset=query_offset)
     assert torch.equal((a & b).dense(T, S, query_offset=query_offset), x & y)
@@ -60,12 +60,12 @@ def test_operators_are_boolean_algebra(a, b, size):
 
 
 @given(any_masks, st.integers(0, 13))
-def test_transposed_is_the_transposed_square(mask, n):
+def test_transposed_dense_is_transposed(mask, n):
     assert torch.equal(mask.T.dense(n), mask.dense(n).mT)
 
 
 @given(any_masks, any_masks)
-def test_equal_by_structure(a, b):
+def test_masks_are_equal_by_structure(a, b):
     assert (a & b) == (a & b)
     assert hash(a & b) == hash(a & b)
     assert ~~a == a
@@ -73,7 +73,7 @@ def test_equal_by_structure(a, b):
     assert (a == b) == (str(a) == str(b))
 
 
-def test_joining_is_associative_and_keeps_order():
+def test_operators_are_associative_and_keep_order():
     a, b, c = causal(), window(1, 0), every(3)
     assert (a & b) & c == a & (b & c)
     assert (a | b) | c == a | (b | c)
@@ -81,7 +81,7 @@ def test_joining_is_associative_and_keeps_order():
     assert a & b != a | b
 
 
-def test_masks_cannot_be_changed():
+def test_masks_are_immutable():
     mask = window(2, 3)
     with pytest.raises(AttributeError):
         mask.before = 5
@@ -91,7 +91,7 @@ def test_masks_cannot_be_changed():
 
 
 @pytest.mark.parametrize("name", re.findall(r"\w+", NAMES))
-def test_the_drawing_in_each_docstring_is_what_is_drawn(name):
+def test_docstring_drawing_matches_draw(name):
     constructor = getattr(masks, name)
     lines = [line.strip() for line in inspect.getdoc(constructor).splitlines()]
     picture = [line for line in lines if re.fullmatch(r"[■·]( [■·])*", line)]
@@ -101,15 +101,15 @@ def test_the_drawing_in_each_docstring_is_what_is_drawn(name):
     assert mask.draw(len(picture)).body() == picture
 
 
-def test_window_of_two_and_two_is_five_keys():
+def test_window_2_2_allows_five_keys():
     assert window(2, 2).dense(11).sum(1).tolist() == [3, 4, 5, 5, 5, 5, 5, 5, 5, 4, 3]
     assert torch.equal(window(0, 0).dense(7), torch.eye(7, dtype=torch.bool))
 
 
-def test_offset_places_the_queries_among_the_keys():
-    whole = (causal() & window(3, 0) | dilated(5)).dense(13)
+def test_query_offset_selects_rows_of_the_square_mask():
+    square = (causal() & window(3, 0) | dilated(5)).dense(13)
     part = (causal() & window(3, 0) | dilated(5)).dense(3, 13, query_offset=7)
-    assert torch.equal(part, whole[7:10])
+    assert torch.equal(part, square[7:10])
     assert causal().dense(1, 8, query_offset=7).all()
 
 
@@ -133,12 +133,12 @@ def test_offset_places_the_queries_among_the_keys():
     ],
     ids=str,
 )
-def test_what_a_mask_depends_on(mask, uses, depends):
+def test_dependence_on_query_and_its_position(mask, uses, depends):
     assert mask.uses_query_position is uses
     assert mask.depends_on_query is depends
 
 
-def test_structural_and_length_dependence():
+def test_is_structural_and_depends_on_length():
     assert (causal() | scattered(2, 1)).is_structural
     assert (causal() | scattered(2, 1)).depends_on_length
     assert not (causal() | every(2)).depends_on_length
@@ -155,13 +155,13 @@ def test_structural_and_length_dependence():
     st.integers(0, 13),
     st.integers(0, 2**30),
 )
-def test_scattered_gives_every_query_the_same_number_of_keys(per_row, seed, T, S, query_offset):
+def test_scattered_allows_equal_number_of_keys_per_query(per_row, seed, T, S, query_offset):
     dense = scattered(per_row, seed).dense(T, S, query_offset=query_offset)
     assert (dense.sum(1) == min(per_row, S)).all()
 
 
-def plain_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
-    """`scattered` for one row in Python's own unbounded integers, with the remainders written out."""
+def reference_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
+    """`scattered` for one row in Python's own unbounded integers, with explicit remainders."""
 
     def mix(x: int) -> int:
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -171,7 +171,7 @@ def plain_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
     base = mix(mix(mix(S) + seed) ^ p)
     draws = [mix(base + 0x9E3779B9 * (k + 1)) for k in range(39)]
     centres = [(draws[r] * 2**30 + draws[13 + r] // 4) % S for r in range(13)]
-    chosen = set()
+    sampled = set()
     for x in range(min(per_row, S)):
         x = (x + centres[0]) % S
         for r in range(1, 13):
@@ -179,22 +179,22 @@ def plain_choice(per_row: int, seed: int, p: int, S: int) -> set[int]:
             larger = max(x, partner) ^ draws[26 + r]
             if ((larger ^ larger >> 16) * 0x735A2D97 >> 31) % 2:
                 x = partner
-        chosen.add(x)
-    return chosen
+        sampled.add(x)
+    return sampled
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 20), st.integers(1, 13))
-def test_scattered_chooses_as_written_in_plain_integers(per_row, seed, query_offset, S):
+def test_scattered_matches_python_integer_reference(per_row, seed, query_offset, S):
     dense = scattered(per_row, seed).dense(3, S, query_offset=query_offset)
     for i, row in enumerate(dense):
-        assert set(row.nonzero()[:, 0].tolist()) == plain_choice(per_row, seed, i + query_offset, S)
+        assert set(row.nonzero()[:, 0].tolist()) == reference_choice(per_row, seed, i + query_offset, S)
 
 
-def test_scattered_never_changes_and_touches_no_generator():
+def test_scattered_is_stable_and_leaves_the_global_rng_unchanged():
     before = torch.random.get_rng_state()
     rows = scattered(3, 42).dense(5, 17, query_offset=1000).nonzero()[:, 1].reshape(5, 3).tolist()
     assert torch.equal(torch.random.get_rng_state(), before)
-    # Written down once: a stored model must find the same choice in every later version.
+    # A fixed value, because stored models need the same choice in every later version.
     assert rows == [[3, 11, 13], [7, 15, 16], [10, 15, 16], [7, 11, 12], [0, 3, 16]]
 
 
@@ -203,15 +203,15 @@ def test_scattered_depends_on_seed_and_length():
     assert not torch.equal(scattered(3, 42).dense(17), scattered(3, 42).dense(17, 19, query_offset=0)[:, :17])
 
 
-def test_scattered_is_well_spread():
-    # 4,001 rows choose 5 of 101 keys: each key is chosen about 198 times (standard deviation 13.7), and a pair of
+def test_scattered_is_uniform_over_keys_and_pairs():
+    # 4,001 rows choose 5 of 101 keys: each key is sampled about 198 times (standard deviation 13.7), and a pair of
     # neighbours about as often as any other pair (4001·C(5,2)/C(101,2)·100 = 792 over the 100 pairs, deviation 28).
-    chosen = scattered(5, 1).dense(4001, 101, query_offset=0)
-    assert (chosen.sum(0) - 4001 * 5 / 101).abs().max() < 5 * 13.7
-    neighbours = (chosen[:, 1:] & chosen[:, :-1]).sum()
+    sampled = scattered(5, 1).dense(4001, 101, query_offset=0)
+    assert (sampled.sum(0) - 4001 * 5 / 101).abs().max() < 5 * 13.7
+    neighbours = (sampled[:, 1:] & sampled[:, :-1]).sum()
     assert abs(neighbours - 792) < 5 * 28
     # Rows are unrelated: neighbouring rows share 5·5/101 keys in the mean (variance below 0.23).
-    shared = (chosen[1:] & chosen[:-1]).sum(1).double().mean()
+    shared = (sampled[1:] & sampled[:-1]).sum(1).double().mean()
     assert abs(shared - 25 / 101) < 5 * (0.23 / 4000) ** 0.5
 
 
@@ -223,12 +223,12 @@ def test_padding_hides_keys_outside_each_sequence(rows, T):
     lengths = torch.tensor([length for length, _ in rows], dtype=torch.int32)
     before = torch.tensor([start for _, start in rows], dtype=torch.int64)
     S = 11
-    right = padding(lengths).dense(T, S)
-    left = padding(lengths, left_pad=before).dense(T, S)
-    assert right.shape == left.shape == (len(rows), 1, T, S)
+    right_padded = padding(lengths).dense(T, S)
+    left_padded = padding(lengths, left_pad=before).dense(T, S)
+    assert right_padded.shape == left_padded.shape == (len(rows), 1, T, S)
     for b, (length, start) in enumerate(rows):
-        assert right[b, 0].tolist() == [[j < length for j in range(S)]] * T
-        assert left[b, 0].tolist() == [[start <= j < start + length for j in range(S)]] * T
+        assert right_padded[b, 0].tolist() == [[j < length for j in range(S)]] * T
+        assert left_padded[b, 0].tolist() == [[start <= j < start + length for j in range(S)]] * T
 
 
 def test_padding_of_any_batch_shape():
@@ -240,7 +240,7 @@ def test_padding_of_any_batch_shape():
 
 
 @given(st.lists(st.integers(-2, 3), min_size=11, max_size=11), st.integers(0, 5), st.integers(0, 11))
-def test_documents_see_themselves(ids, T, S):
+def test_documents_allow_equal_nonnegative_ids(ids, T, S):
     dense = documents(ids).dense(T, S, query_offset=3)
     expected = [[ids[i + 3] == ids[j] and ids[j] >= 0 for j in range(S)] for i in range(T)]
     assert dense.tolist() == (expected if S else [[]] * T)
@@ -249,7 +249,7 @@ def test_documents_see_themselves(ids, T, S):
     assert torch.equal(batched[0, 0], dense)
 
 
-def test_allow_and_block_keep_the_tensor_and_its_leading_dimensions():
+def test_allow_and_forbid_preserve_tensor_and_leading_dimensions():
     tensor = torch.rand(2, 3, 5, 7) < 0.5
     assert torch.equal(allow(tensor).dense(5, 7, query_offset=4), tensor)
     assert torch.equal(forbid(tensor).dense(5, 7), ~tensor)
@@ -262,13 +262,13 @@ def test_allow_and_block_keep_the_tensor_and_its_leading_dimensions():
     )
 
 
-def test_changing_a_dense_tensor_leaves_the_mask_alone():
+def test_modifying_dense_tensor_leaves_mask_unchanged():
     tensor = torch.ones(3, 5, dtype=torch.bool)
     allow(tensor).dense(3, 5).zero_()
     assert tensor.all()
 
 
-def test_data_masks_broadcast_with_structural_ones():
+def test_data_masks_broadcast_with_structural_masks():
     lengths, ids = torch.tensor([5, 2, 7]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
     heads = torch.rand(11, 7, 7) < 0.5
     mask = causal() & padding(lengths) & documents(ids) & allow(heads)
@@ -288,7 +288,7 @@ def test_data_masks_are_equal_by_identity():
     assert documents(lengths) != padding(lengths)
 
 
-def test_dense_goes_to_the_device_that_is_asked_for():
+def test_dense_device_argument_is_respected():
     mask = causal() & padding(torch.tensor([3, 5]))
     assert mask.dense(5, device="meta").device.type == "meta"
     assert mask.dense(5).device.type == "cpu"
@@ -297,14 +297,14 @@ def test_dense_goes_to_the_device_that_is_asked_for():
 # -- as_mask -----------------------------------------------------------------------------------------------------------
 
 
-def test_as_mask_passes_masks_and_makes_none_full():
+def test_as_mask_returns_masks_and_converts_none_to_full():
     mask = causal()
     assert as_mask(mask) is mask
     assert as_mask(None) == full()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares the CPU with a CUDA device, and there is none")
-def test_a_cuda_device_gives_the_same():
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device to compare with the CPU")
+def test_cuda_matches_cpu():
     lengths, ids = torch.tensor([5, 2, 31]), torch.arange(93).reshape(3, 31) // 7
     for data in ((lengths, ids), (lengths.cuda(), ids.cuda())):
         mask = scattered(3, 42) & padding(data[0]) | ~documents(data[1]) & scattered(5, 7).T
@@ -326,8 +326,8 @@ def test_positions_may_be_whole_numbers_of_any_width(mask, dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint64], ids=str)
 def test_documents_may_be_whole_numbers_of_any_width(dtype):
     ids = torch.tensor([[0, 0, 3, 3, 1], [2, 2, 2, 0, 0]])
-    mask, wanted = documents(ids.to(dtype)), documents(ids)
-    assert torch.equal(mask.dense(5), wanted.dense(5))
-    assert mask.count(5) == wanted.count(5) == 22
+    mask, expected = documents(ids.to(dtype)), documents(ids)
+    assert torch.equal(mask.dense(5), expected.dense(5))
+    assert mask.count(5) == expected.count(5) == 22
     beyond = torch.arange(9)  # where there is no id, nobody sees anybody
     assert int(mask.allows(beyond[:, None], beyond, keys=9).sum()) == 22

@@ -1,4 +1,4 @@
-"""What masks refuse, and the words they use."""
+"""Invalid masks, arguments, sizes and tensors raise errors that state the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ pytestmark = pytest.mark.bad_input
         (lambda: scattered(1, -1), "the seed of scattered is -1; expected a whole number of at least 0"),
     ],
 )
-def test_arguments(make, message):
+def test_invalid_arguments_raise_mask_error(make, message):
     with pytest.raises(MaskError, match=message):
         make()
 
 
-def test_numbers_of_other_libraries_are_welcome():
+def test_numpy_integers_are_accepted():
     numpy = pytest.importorskip("numpy", reason="numpy integers are only tested where numpy is installed")
     assert window(numpy.int64(2), numpy.uint8(1)) == window(2, 1)
     assert causal().count(numpy.int32(5)) == 15
@@ -71,7 +71,7 @@ def test_numbers_of_other_libraries_are_welcome():
     ],
     ids=str,
 )
-def test_unequal_lengths_need_an_offset(mask):
+def test_unequal_lengths_without_offset_raise_mask_error(mask):
     for use in (mask.dense, mask.count, mask.density, mask.draw, mask.check, mask.may_be_empty):
         with pytest.raises(
             MaskError, match="T=3 queries with S=7 keys do not determine them; pass query_offset"
@@ -85,7 +85,7 @@ def test_unequal_lengths_need_an_offset(mask):
 
 
 @pytest.mark.parametrize("mask", [full(), every(3), prefix(2), padding([3]), every(2) | ~prefix(3)], ids=str)
-def test_masks_of_keys_alone_need_none(mask):
+def test_masks_of_keys_only_need_no_offset(mask):
     assert mask.check(3, 7) == 0
     assert torch.equal(mask.dense(3, 7), mask.dense(3, 7, query_offset=11))
 
@@ -102,13 +102,13 @@ def test_masks_of_keys_alone_need_none(mask):
         ((3, torch.tensor(7)), "expected a whole number"),
     ],
 )
-def test_sizes(arguments, message):
+def test_invalid_sizes_raise_mask_error(arguments, message):
     with pytest.raises(MaskError, match=message):
         causal().check(*arguments)
 
 
 @pytest.mark.parametrize("value", [torch.ones(3, 3, dtype=torch.bool), torch.ones(3, 3)])
-def test_bare_tensors_are_refused_with_the_two_readings(value):
+def test_bare_tensor_raises_naming_allow_and_forbid(value):
     for use in (
         as_mask,
         lambda x: causal() & x,
@@ -126,22 +126,22 @@ def test_bare_tensors_are_refused_with_the_two_readings(value):
 
 
 @pytest.mark.parametrize("value", [True, "causal()", 3, [causal()], causal])
-def test_other_things_are_refused(value):
+def test_other_types_raise_mask_type_error(value):
     for use in (as_mask, lambda x: causal() & x, lambda x: x | causal()):
         with pytest.raises(MaskTypeError, match=rf"got {type(value).__name__} .* expected a Mask such as"):
             use(value)
 
 
-def test_masks_have_no_truth_value():
+def test_truth_value_raises_mask_type_error():
     for use in (lambda: causal() and full(), lambda: causal() or full(), lambda: not causal()):
         with pytest.raises(MaskTypeError, match=r"combine masks with & \| ~ \(not with and, or, not\)"):
             use()
 
 
-def test_tensors_of_the_wrong_kind():
-    for make, what in ((allow, "may attend"), (forbid, "is hidden")):
+def test_invalid_tensors_raise_dtype_or_shape_error():
+    for make, meaning in ((allow, "may attend"), (forbid, "is hidden")):
         name = make.__name__
-        with pytest.raises(DtypeError, match=rf"{name} got a tensor of torch.float32.*whose True {what}"):
+        with pytest.raises(DtypeError, match=rf"{name} got a tensor of torch.float32.*whose True {meaning}"):
             make(torch.zeros(3, 3))
         with pytest.raises(DtypeError, match=f"{name} got list; expected a bool tensor"):
             make([[True]])
@@ -165,7 +165,7 @@ def test_tensors_of_the_wrong_kind():
         causal().allows(torch.zeros(3), torch.arange(3), keys=3)
 
 
-def test_tensors_of_the_wrong_size():
+def test_tensors_of_wrong_size_raise_shape_error():
     mask = allow(torch.ones(3, 5, dtype=torch.bool))
     with pytest.raises(ShapeError, match=r"allow\(tensor\) contains a tensor of 3 × 5, but 5 × 3 is expected"):
         mask.dense(5, 3)
