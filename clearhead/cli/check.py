@@ -31,18 +31,18 @@ def check(
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Test a model for causality, padding leaks, cache drift, NaN rows and more, and name the cause of what fails.
+    """Test a model for causality, padding leaks, cache drift, NaN rows and more, and name the cause of each failure.
 
-    The status is 1 if anything fails, or is left undecided because nobody said whether the model may look ahead. What
-    an unknown module reads is said by --ids, --embeddings or --values. A factory takes no arguments and returns a
-    module, or a ModuleSpec that describes how it is called; a module itself may be named too. Its code is
-    imported only then, from the folder you are in."""
+    Exit status 1 if a test fails, or is undecided because neither --causal nor --not-causal was given. Describe the
+    inputs of an unknown module with --vocab-size, --input-dim or --input-shape. A factory takes no arguments and
+    returns a module, or a ModuleSpec that describes how it is called; the name of a module works too. It is imported
+    from the current folder."""
     from clearhead.analysis.checks import check as run
 
     kwargs: dict[str, Any] = {"causal": causal, **input_spec(vocab_size, input_dim, input_shape)}
     module = load_named(model, **load_kwargs(device, dtype))
     with progress("preparing", hidden=json) as advance:
-        kwargs["on_start"] = lambda name, done, total: advance(done, total, name)
+        kwargs["on_start"] = lambda name, completed, total: advance(completed, total, name)
         report = run(module, only=only or None, seed=seed, length=length, **kwargs)
     if json:
         show_json({"model": model, **report.to_dict()})
@@ -52,6 +52,7 @@ def check(
 
 
 def _show(model: str, report: CheckReport) -> None:
+    """Print the result of every test and the cause of each failure."""
     from clearhead.analysis.checks import Verdict
     from clearhead.analysis.checks.report import number
 

@@ -1,5 +1,5 @@
-"""What `clearhead cost` makes of its options, and how it tells people: which module, a tree of parts with what each
-takes, memory; and what follows for a machine, for several GPUs, for a memory, and for a run here."""
+"""Options and output of `clearhead cost`: which module, a tree of parts with the cost of each, and memory; and the
+predictions for a machine, several GPUs and a memory limit, and the comparison with a measured run."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from clearhead.hub import checkpoint
 from clearhead.models import Config
 
 
-def subject_of(model: str | None, d_model: int | None, n_heads: int | None, others: dict[str, Any]) -> Any:
-    """A model's name, or one attention layer by its sizes."""
+def resolve_model(model: str | None, d_model: int | None, n_heads: int | None, layer_options: dict[str, Any]) -> Any:
+    """Return the model of a name, or one attention layer of these sizes."""
     if model is not None:
-        if d_model is not None or n_heads is not None or any(others.values()):
+        if d_model is not None or n_heads is not None or any(layer_options.values()):
             raise ConfigError("got a model and the sizes of a layer; give one of them")
-        return _named(model)
+        return _resolve_name(model)
     if d_model is None or n_heads is None:
         raise ConfigError("give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8")
-    return AttentionSizes(d_model, n_heads, **others)
+    return AttentionSizes(d_model, n_heads, **layer_options)
 
 
-def _named(name: str) -> Any:
-    """What a name stands for: a preset, a folder of a model or a run, a TOML file, package.module:factory."""
+def _resolve_name(name: str) -> Any:
+    """Return the configuration or builder of a preset, model folder, run, TOML file, or package.module:factory."""
     path = Path(name) if name not in hub.names() else hub.BUNDLED_FOLDER / name
     if checkpoint.is_third_party(name):
         return checkpoint.read_config(name)
     if ":" in name and not path.exists():
-        return _made(name)
+        return _from_factory(name)
     if path.is_dir():
-        files = [path / place for place in ("config.toml", "model/config.toml", "train.toml")]
+        files = [path / file for file in ("config.toml", "model/config.toml", "train.toml")]
         path = next((file for file in files if file.exists()), path)
         if path.is_dir():
             raise ConfigError(
-                f"{name} has no config.toml and no train.toml; expected the folder of a model or of a run"
+                f"{name} contains neither config.toml nor train.toml; expected the folder of a model or of a run"
             )
     if not path.is_file():
         return preset(name)
@@ -62,146 +62,153 @@ def _named(name: str) -> Any:
     return Config.from_dict(data["model"] if "type" not in data and "model" in data else data)
 
 
-def _made(name: str) -> Any:
-    """What the factory package.module:factory gives: a module or configuration, or a pair of it and its inputs."""
+def _from_factory(name: str) -> Any:
+    """Return the builder of package.module:factory, whose result is a module or configuration, or (module, inputs)."""
     factory = import_target(name)
-    made: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
-    made, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    return replace(model_builder(made, inputs), label=name)
+    module: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
+    inputs = None
+    if isinstance(module, tuple) and len(module) == 2:
+        module, inputs = module
+    return replace(model_builder(module, inputs), label=name)
 
 
-def how_of(
+def cost_options(
     dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool
 ) -> tuple[dict[str, Any], Machine | None]:
-    """What `cost` wants beside the sizes, and the machine whose time is wanted."""
+    """Return the keyword arguments of `analysis.cost`, and the machine whose time is predicted."""
     machine = None if device in (None, "cpu", "cuda") or measure else Machine.read(device or "")
-    how = {
+    options = {
         "dtype": parse_dtype(dtype),
         "training": train,
         "mask": None if mask is None else masks.parse(mask),
         "impl": impl,
-        # Predictions are for a GPU unless said otherwise; what is measured is measured here.
+        # Predictions are for a GPU by default; measurements use this machine.
         "device": machine.device if machine else resolve_device(device) if measure else device or "cuda",
     }
-    return how, machine
+    return options, machine
 
 
 # ---------------------------------------------------------------------- a model, part by part
 
 
-def show(found: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
-    sizes = ", ".join(f"{letter}={value:,}" for letter, value in found.sizes.items())
-    what = "training step" if found.training else "forward pass"
-    dtype = dtype_name(found.dtype)
-    print_wrapped(f"{name}, {what}, {dtype}: {sizes}")
-    parts = {part.name: part for part in (_products(found) if is_layer else found.parts)}
+def show(cost: Cost, name: str, formulas: bool, *, is_layer: bool) -> None:
+    """Print the cost of every part, memory and bottlenecks."""
+    sizes = ", ".join(f"{letter}={value:,}" for letter, value in cost.sizes.items())
+    pass_name = "training step" if cost.training else "forward pass"
+    dtype = dtype_name(cost.dtype)
+    print_wrapped(f"{name}, {pass_name}, {dtype}: {sizes}")
+    parts = {part.name: part for part in (_split_products(cost) if is_layer else cost.parts)}
 
-    def parted(count: Callable[[int], str]) -> Table:
-        cells = {path: _cells(part, found, formulas, count) for path, part in (parts | {"": found.total}).items()}
+    def parts_table(count: Callable[[int], str]) -> Table:
+        cells = {path: _cells(part, cost, formulas, count) for path, part in (parts | {"": cost.total}).items()}
         columns = cells[""].keys()
         rows = [(label, cells.get(path, dict.fromkeys(columns, ""))) for label, path in (*tree(parts), ("total", ""))]
         return table(("part", *columns), [(label, *row.values()) for label, row in rows])
 
-    # All digits, unless only four of each make it a table.
-    whole, short = parted(lambda n: f"{n:,}"), parted(readable_count)
-    console.print(short if not fits(whole) and fits(short) else whole)
-    _show_attention(found)
+    # Print all digits, unless the table fits the terminal only with rounded counts.
+    exact_table = parts_table(lambda n: f"{n:,}")
+    rounded_table = parts_table(readable_count)
+    console.print(rounded_table if not fits(exact_table) and fits(rounded_table) else exact_table)
+    _show_attention(cost)
     console.print()
     memory = [
         (name, readable_bytes(amount.value), *([str(amount.formula)] if formulas else []))
-        for name, amount in found.memory.labeled_rows()
+        for name, amount in cost.memory.labeled_rows()
         if amount.value
     ]
     console.print(table(("memory", "", *(["formula"] if formulas else [])), memory))
-    made_of = ", ".join(
-        f"{kind} {readable_bytes(n.value)}" for kind, n in found.memory.peak_breakdown.items() if n.value
+    breakdown = ", ".join(
+        f"{kind} {readable_bytes(n.value)}" for kind, n in cost.memory.peak_breakdown.items() if n.value
     )
-    print_wrapped(f"peak: {found.memory.peak_op} ({made_of})")
-    in_all = readable_count(found.flops.value)
-    print_wrapped(f"most FLOPs: {found.bottleneck} ({in_all} in total); {found.kernel_launches:,} kernel launches")
-    if found.recomputed:
-        print_wrapped(f"recomputed in backward: {readable_count(found.recomputed.value)} FLOPs")
-    for operator, times in found.unknown_ops.items():
-        print_wrapped(f"unknown: the FLOPs of {operator}, called {times:,} times; only its bytes are counted")
-    if found.unaligned_gemms and found.dtype.itemsize == 2:
-        where = ", ".join(found.unaligned_gemms)
+    print_wrapped(f"peak: {cost.memory.peak_op} ({breakdown})")
+    total_flops = readable_count(cost.flops.value)
+    print_wrapped(f"most FLOPs: {cost.bottleneck} ({total_flops} in total); {cost.kernel_launches:,} kernel launches")
+    if cost.recomputed:
+        print_wrapped(f"recomputed in backward: {readable_count(cost.recomputed.value)} FLOPs")
+    for operator, times in cost.unknown_ops.items():
+        print_wrapped(f"unknown FLOPs: {operator}, called {times:,} times; only its bytes are counted")
+    if cost.unaligned_gemms and cost.dtype.itemsize == 2:
+        names = ", ".join(cost.unaligned_gemms)
         print_wrapped(
-            f"{where}: a width is not a multiple of 8, which makes products several times slower on a GPU in {dtype}"
+            f"{names}: a width is not a multiple of 8, so matrix products in {dtype} are several times slower on a GPU"
         )
-    if formulas and found.no_formula_reason:
-        print_wrapped(f"some values have no formula: {found.no_formula_reason}")
+    if formulas and cost.no_formula_reason:
+        print_wrapped(f"some values have no formula: {cost.no_formula_reason}")
 
 
-def _products(found: Cost) -> list[PartCost]:
-    """The parts of one attention layer, with its two products apart, as the equation has them."""
-    here, none, rows = {record.path for record in found.log.attention}, SymbolicCount(0), []
-    for part in found.parts:
-        if part.name in here and part.forward:
-            half = replace(part, name="scores", forward=part.forward.divide(2), backward=none)
-            rows += [half, replace(half, name="weighted sum", bytes_accessed=none, saved=none)]
+def _split_products(cost: Cost) -> list[PartCost]:
+    """Return the parts of one attention layer, with its two matrix products as separate parts."""
+    attention_paths = {record.path for record in cost.log.attention}
+    zero = SymbolicCount(0)
+    rows: list[PartCost] = []
+    for part in cost.parts:
+        if part.name in attention_paths and part.forward:
+            half = replace(part, name="scores", forward=part.forward.divide(2), backward=zero)
+            rows += [half, replace(half, name="weighted sum", bytes_accessed=zero, saved=zero)]
         else:
             rows.append(part)
     return rows
 
 
 def tree(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Module paths as an indented tree, each with its label: what a path begins with stands once, above it."""
-    whole: dict[str, Any] = {}
+    """Return (label, path) of every node of the tree of module paths; labels are indented by depth."""
+    root: dict[str, Any] = {}
     for name in names:
-        level = whole
-        for step in re.split(r"\.(?!\*)", name):  # blocks.* is one step: all blocks together
-            level = level.setdefault(step, {})
+        level = root
+        for part in re.split(r"\.(?!\*)", name):  # "blocks.*" is one node: all blocks together
+            level = level.setdefault(part, {})
 
-    def walk(level: dict[str, Any], above: str, depth: int) -> Iterator[tuple[str, str]]:
-        for step, inner in level.items():
-            path = f"{above}.{step}" if above else step
-            yield "  " * depth + step, path
-            yield from walk(inner, path, depth + 1)
+    def walk(level: dict[str, Any], parent: str, depth: int) -> Iterator[tuple[str, str]]:
+        for name, children in level.items():
+            path = f"{parent}.{name}" if parent else name
+            yield "  " * depth + name, path
+            yield from walk(children, path, depth + 1)
 
-    return list(walk(whole, "", 0))
+    return list(walk(root, "", 0))
 
 
-def _cells(part: PartCost, found: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
-    """A row of the table, by its columns; what is nothing is left empty."""
+def _cells(part: PartCost, cost: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
+    """Return a row of the table by column; zeros are left empty."""
 
-    def told(amount: SymbolicCount, how: Callable[[int], str]) -> str:
-        return how(amount.value) if amount.value else ""
+    def cell(amount: SymbolicCount, write: Callable[[int], str]) -> str:
+        return write(amount.value) if amount.value else ""
 
-    share = part.forward.value / max(1, found.forward.value)
-    cells = {"parameters": told(part.parameters, count)}
-    cells["forward FLOPs" if found.training else "FLOPs"] = told(part.forward, count)
+    share = part.forward.value / max(1, cost.forward.value)
+    cells = {"parameters": cell(part.parameters, count)}
+    cells["forward FLOPs" if cost.training else "FLOPs"] = cell(part.forward, count)
     cells["share"] = f"{100 * share:.1f} %" if share else ""
-    if found.training:
-        cells |= {"backward FLOPs": told(part.backward, count), "saved": told(part.saved, readable_bytes)}
-    cells["accessed"] = told(part.bytes_accessed, readable_bytes)
+    if cost.training:
+        cells |= {"backward FLOPs": cell(part.backward, count), "saved": cell(part.saved, readable_bytes)}
+    cells["accessed"] = cell(part.bytes_accessed, readable_bytes)
     if formulas:
         cells["formula"] = str((part.forward or part.parameters).formula)
     return cells
 
 
-def _show_attention(found: Cost) -> None:
-    """Pairs of queries and keys: all there are, those allowed, and those computed."""
-    pairs = found.pairs
+def _show_attention(cost: Cost) -> None:
+    """Print the number of query-key pairs: all, allowed, and computed."""
+    pairs = cost.pairs
     if pairs is None:
         return
     console.print()
     dense = pairs.dense.value
-    print_wrapped(f"{dense:,} attention weights a head, {dense * pairs.record.heads:,} in all heads of a layer")
+    print_wrapped(f"{dense:,} attention weights per head, {dense * pairs.record.heads:,} per layer")
     if pairs.mask is not None:
-        how = "by the equation" if found.impl == "reference" else "by the fused kernel"
+        implementation = "by the reference" if cost.impl == "reference" else "by the fused kernel"
         print_wrapped(
             f"{pairs.mask}: {pairs.allowed.value:,} pairs allowed ({100 * pairs.allowed.value / dense:.1f} %), "
             f"{pairs.planned:,} by its plan ({100 * pairs.planned / dense:.1f} %), "
-            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.runs_plan else how}"
+            f"{pairs.computed.value:,} computed, {'by that plan' if pairs.runs_plan else implementation}"
         )
 
 
-# ---------------------------------------------------------------------- a machine, several GPUs, a memory, a run here
+# ---------------------------------------------------------------------- machine, several GPUs, memory limit, measured
 
 
-def time_of(found: Cost, machine: Machine) -> dict[str, Any]:
-    time = found.time(machine)
-    parts = found.ceilings(machine).items()
+def predict_time(cost: Cost, machine: Machine) -> dict[str, Any]:
+    """Return the time on a machine, and that of every part."""
+    time = cost.time(machine)
+    parts = cost.ceilings(machine).items()
     return {
         "machine": machine.name,
         "seconds": time.seconds,
@@ -211,71 +218,79 @@ def time_of(found: Cost, machine: Machine) -> dict[str, Any]:
     }
 
 
-def show_time(found: dict[str, Any]) -> None:
-    whole = found["seconds"]
+def show_time(prediction: dict[str, Any]) -> None:
+    """Print the predicted time of every part."""
+    total = prediction["seconds"]
     parts = {
-        part["part"]: (f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / whole:.1f} %", part["ceiling"])
-        for part in found["parts"]
+        part["part"]: (f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / total:.1f} %", part["ceiling"])
+        for part in prediction["parts"]
     }
     rows = [(label, *parts.get(path, ("", "", ""))) for label, path in tree(parts)]
-    rows.append(("total", f"{1e3 * whole:.3f} ms", "", found["bottleneck"]))
-    console.print(table((found["machine"], "predicted", "share", "bound by"), rows))
-    if found["host_wait"]:
-        print_wrapped(f"{1e3 * found['host_wait']:.3f} ms of this time the device waits for its host")
+    rows.append(("total", f"{1e3 * total:.3f} ms", "", prediction["bottleneck"]))
+    console.print(table((prediction["machine"], "predicted", "share", "bound by"), rows))
+    if prediction["host_wait"]:
+        print_wrapped(f"{1e3 * prediction['host_wait']:.3f} ms of this time is the device waiting for the host")
 
 
-def share_of(
-    found: Cost, gpus: int | None, parallel: str | None, interconnect: str | None, machine: Machine | None
+def predict_per_gpu(
+    cost: Cost, gpus: int | None, parallel: str | None, interconnect: str | None, machine: Machine | None
 ) -> dict[str, Any]:
+    """Return memory, communication and time of one of several GPUs."""
     if gpus is None or parallel is None:
-        raise ConfigError("--gpus and --parallel go together, such as --gpus 64 --parallel fsdp")
+        raise ConfigError("--gpus and --parallel need each other; give both, such as --gpus 64 --parallel fsdp")
     if interconnect is not None and machine is None:
         raise ConfigError("--interconnect needs a machine; add --device h200, or a file written with --save-machine")
     bandwidth = None if interconnect is None else parse_bandwidth(interconnect)
-    return asdict(cost_per_gpu(found, gpus, parallel, machine=machine, interconnect=bandwidth))
+    return asdict(cost_per_gpu(cost, gpus, parallel, machine=machine, interconnect=bandwidth))
 
 
-def show_share(found: dict[str, Any]) -> None:
+def show_per_gpu(prediction: dict[str, Any]) -> None:
+    """Print memory, communication and time of one of several GPUs."""
     kinds = ("parameters", "gradients", "optimizer", "gathered", "peak", "sent")
-    rows = [(kind, readable_bytes(found[kind])) for kind in kinds]
-    console.print(table((f"each of {found['gpus']} GPUs, {found['parallel']}", "in one step"), rows))
-    if found["seconds"] is not None:
-        hidden = found["compute_seconds"] + found["communication_seconds"] - found["seconds"]
+    rows = [(kind, readable_bytes(prediction[kind])) for kind in kinds]
+    console.print(table((f"each of {prediction['gpus']} GPUs, {prediction['parallel']}", "per step"), rows))
+    if prediction["seconds"] is not None:
+        compute, communication = prediction["compute_seconds"], prediction["communication_seconds"]
+        overlap = compute + communication - prediction["seconds"]
         print_wrapped(
-            f"step: {1e3 * found['seconds']:.2f} ms ({1e3 * found['compute_seconds']:.2f} ms computation, "
-            f"{1e3 * found['communication_seconds']:.2f} ms communication, of which {1e3 * hidden:.2f} ms overlap)"
+            f"step: {1e3 * prediction['seconds']:.2f} ms ({1e3 * compute:.2f} ms computation, "
+            f"{1e3 * communication:.2f} ms communication, of which {1e3 * overlap:.2f} ms overlap)"
         )
 
 
-def fit_of(subject: Any, limit: str, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
-    found = largest_fit(subject, parse_bytes(limit), tokens=tokens, batch=batch, **how)
-    batches = {"memory_limit": found.memory_limit, "tokens": tokens, "max_batch": found.max_batch, "batch": batch}
-    return batches | {"max_tokens": found.max_tokens, "is_model_limit": found.is_model_limit}
+def find_largest_fit(model: Any, limit: str, tokens: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest batch and length within a memory limit."""
+    fit = largest_fit(model, parse_bytes(limit), tokens=tokens, batch=batch, **options)
+    batches = {"memory_limit": fit.memory_limit, "tokens": tokens, "max_batch": fit.max_batch, "batch": batch}
+    return batches | {"max_tokens": fit.max_tokens, "is_model_limit": fit.is_model_limit}
 
 
-def show_fit(found: dict[str, Any]) -> None:
-    size = "" if found["tokens"] is None else f" of {found['tokens']} tokens"
-    print_wrapped(f"in {readable_bytes(found['memory_limit'])}: a batch of up to {found['max_batch']:,}{size}")
-    if found["max_tokens"] is not None:
-        end = ", the limit of the model" if found["is_model_limit"] else ""
-        print_wrapped(f"   or, at a batch of {found['batch']:,}, up to {found['max_tokens']:,} tokens{end}")
+def show_fit(fit: dict[str, Any]) -> None:
+    """Print the largest batch and length."""
+    size = "" if fit["tokens"] is None else f" of {fit['tokens']} tokens"
+    print_wrapped(f"in {readable_bytes(fit['memory_limit'])}: a batch of up to {fit['max_batch']:,}{size}")
+    if fit["max_tokens"] is not None:
+        end = ", the limit of the model" if fit["is_model_limit"] else ""
+        print_wrapped(f"   or, at a batch of {fit['batch']:,}, up to {fit['max_tokens']:,} tokens{end}")
 
 
-def measured(subject: Any, found: Cost, tokens: Any, batch: int, how: dict[str, Any]) -> dict[str, Any]:
+def measure_and_compare(model: Any, cost: Cost, tokens: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Run the model on this machine and return prediction, measurement and their ratio."""
     from clearhead.analysis.cost.measure import compare_with_measured, measure, measure_this_machine
 
-    machine = measure_this_machine(how["device"], (how["dtype"],))
-    real = measure(subject, tokens=tokens, batch=batch, **how)
-    return {"machine": machine.to_dict(), **compare_with_measured(found, machine, asdict(real))}
+    machine = measure_this_machine(options["device"], (options["dtype"],))
+    measured = measure(model, tokens=tokens, batch=batch, **options)
+    return {"machine": machine.to_dict(), **compare_with_measured(cost, machine, asdict(measured))}
 
 
-def show_measured(found: dict[str, Any]) -> None:
-    sides = (found["predicted"], found["measured"])
+def show_measured(comparison: dict[str, Any]) -> None:
+    """Print prediction and measurement next to each other."""
+    sides = (comparison["predicted"], comparison["measured"])
     peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
     times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
-    ratio = found["ratio"]
+    ratio = comparison["ratio"]
     rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
-    console.print(table((found["machine"]["name"], "predicted", "measured", "ratio"), rows))
+    console.print(table((comparison["machine"]["name"], "predicted", "measured", "ratio"), rows))
 
 
-SHOWN = {"time": show_time, "per_gpu": show_share, "memory_limit": show_fit, "measured": show_measured}
+SECTIONS = {"time": show_time, "per_gpu": show_per_gpu, "memory_limit": show_fit, "measured": show_measured}

@@ -22,9 +22,9 @@ def list_documents(json: Json = False) -> None:
     """List the course documents."""
     from clearhead.course.sources import documents
 
-    known = documents().values()
-    rows = [(entry.slug, entry.name, len(entry.questions), entry.description) for entry in known]
-    emit(json, [entry.to_dict() for entry in known], table(("name", "document", "questions", "description"), rows))
+    entries = documents().values()
+    rows = [(entry.slug, entry.name, len(entry.questions), entry.description) for entry in entries]
+    emit(json, [entry.to_dict() for entry in entries], table(("name", "document", "questions", "description"), rows))
 
 
 @course.command("show")

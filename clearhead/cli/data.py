@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperGroup
 
-from clearhead import data as room
+from clearhead import data as data_package
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, emit, progress, show_json
@@ -21,8 +21,8 @@ class _FetchByNameGroup(TyperGroup):
     """A group whose first word may also be the name of a data set to fetch."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = args and self.get_command(ctx, args[0]) is not None
-        return super().resolve_command(ctx, args if known else ["fetch", *args])
+        is_command = args and self.get_command(ctx, args[0]) is not None
+        return super().resolve_command(ctx, args if is_command else ["fetch", *args])
 
 
 data = typer.Typer(
@@ -36,10 +36,10 @@ app.add_typer(data, name="data")
 # typer passes a parent class of the class that it requires in the signature.
 @data.callback()
 @no_type_check
-def known_sets(context: typer.Context, json: Json = False) -> None:
+def list_sets(context: typer.Context, json: Json = False) -> None:
     """List the data sets (license, size, origin, verification), fetch one by its name, or tokenize text files."""
     if context.invoked_subcommand is None:
-        _list(room.DATASETS, json)
+        _list(data_package.DATASETS, json)
 
 
 @data.command("fetch")
@@ -53,9 +53,9 @@ def fetch_set(
     An interrupted download is resumed. The file appears under its name after it is complete and verified."""
     from rich.progress import DownloadColumn
 
-    item = room.get_dataset(name)
+    item = data_package.get_dataset(name)
     with progress(item.name, DownloadColumn(), hidden=json, transient=False) as report:
-        paths = [str(path) for path in room.fetch(item, out, progress=report)]
+        paths = [str(path) for path in data_package.fetch(item, out, progress=report)]
     emit(json, {"name": item.name, "paths": paths}, *(f"{item.name}: {path}" for path in paths))
 
 
@@ -70,22 +70,23 @@ def tokenize_files(
 ) -> None:
     """Tokenize text files once for `clearhead train text --data SHARDS`. An interrupted run is resumed."""
     with progress("tokenizing", hidden=json, transient=False) as report:
-        how: dict[str, Any] = {"separator": separator, "processes": processes, "progress": report}
-        shards = room.tokenize(files, room.load_tokenizer(tokenizer), out, **how)
+        options: dict[str, Any] = {"separator": separator, "processes": processes, "progress": report}
+        shards = data_package.tokenize(files, data_package.load_tokenizer(tokenizer), out, **options)
     counts = {"tokens": len(shards), "documents": shards.n_documents, "shards": len(shards.names)}
     line = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
     emit(json, {"folder": str(out), **counts, "dtype": shards.dtype}, line)
 
 
-def _list(known: Iterable[room.DatasetInfo], json: bool) -> None:
+def _list(data_sets: Iterable[data_package.DatasetInfo], json: bool) -> None:
+    """Print the data sets."""
     if json:
-        names = {"name": "name", "about": "description", "license": "license", "bytes": "size"}
-        names |= {"checked by": "verified", "from": "origin"}
-        return show_json([{key: getattr(item, name) for key, name in names.items()} for item in known])
-    for item in known:
-        size = f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""  # to download, where that is known
+        names = {"name": "name", "description": "description", "license": "license", "bytes": "size"}
+        names |= {"verification": "verified", "origin": "origin"}
+        return show_json([{key: getattr(item, name) for key, name in names.items()} for item in data_sets])
+    for item in data_sets:
+        size = f"{item.size / 1e6:,.1f} MB, " if item.size is not None else ""  # to download, if known
         console.print(f"[bold]{item.name}[/bold]  {item.task}, {size}{item.license}")
-        source = f"from {item.origin}; checked by {item.verified}" if item.remotes else item.origin
+        source = f"from {item.origin}; verified by {item.verified}" if item.remotes else item.origin
         for text in (item.description, source):
             console.print(Padding(Text(text), (0, 0, 0, 2)))
 
@@ -98,7 +99,7 @@ def train_tokenizer(
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text files and store it as tokenizer.json."""
-    tokenizer = room.train_bpe(files, vocab_size)
+    tokenizer = data_package.train_bpe(files, vocab_size)
     path = tokenizer.save(out)
     size = tokenizer.vocab_size
     emit(json, {"path": str(path), "vocab_size": size}, f"{size:,} tokens in {path}")

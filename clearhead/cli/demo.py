@@ -33,9 +33,9 @@ def demo(text: Annotated[list[str] | None, argument("Sentences to translate afte
         f"{sizes.n_encoder_layers} + {sizes.n_decoder_layers} layers, trained by this project:\n"
     )
     texts = [SENTENCES[0], *text] if text else list(SENTENCES)
-    made = [one for one in ch.hub.translations(trained, texts) if one.source_ids]
-    console.print(table(("English", "Spanish"), [(one.source, one.target) for one in made]))
-    for one in made:
+    translations = [translation for translation in ch.hub.translations(trained, texts) if translation.source_ids]
+    console.print(table(("English", "Spanish"), [(entry.source, entry.target) for entry in translations]))
+    for translation in translations:
         console.print("\n[bold]Cross-attention[/bold]: each target token (left) over ", end="")
-        console.print(f"“{one.source}”\n", markup=False)
-        show_picture(cross_attention(trained, one))
+        console.print(f"“{translation.source}”\n", markup=False)
+        show_picture(cross_attention(trained, translation))

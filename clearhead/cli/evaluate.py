@@ -37,19 +37,20 @@ def evaluate(
 ) -> None:
     """Measure loss, perplexity and accuracy on held-out data; BLEU and chrF for translation.
 
-    For translation, a file of pairs is evaluated completely, and of a folder its development set. For speech: single
+    For translation, a file of pairs is evaluated completely; of a folder, the development set is. For speech: single
     recordings, or streams of 3 to 12 digits with their error rate and latency."""
     from clearhead.generation import Greedy
 
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
-    how = decoding_strategy(beam, length_penalty, Greedy())
+    strategy = decoding_strategy(beam, length_penalty, Greedy())
     with progress("evaluating", hidden=json) as report:
-        result = hub.evaluate(trained, data, strategy=how, limit=limit, streams=streams, on_done=report)
+        result = hub.evaluate(trained, data, strategy=strategy, limit=limit, streams=streams, on_done=report)
     rows = [(name.replace("_", " "), _format_value(value)) for name, value in result.to_dict().items()]
     emit(json, result.to_dict(), table(("", ""), rows))
 
 
 def _format_value(value: object) -> str:
+    """Format a number for people."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

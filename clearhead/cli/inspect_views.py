@@ -48,16 +48,16 @@ def model_inspection(
             raise ConfigError(f"{name} needs an input; give a text or an image file")
         return text
 
-    words: dict[str, Any] = {}
+    token_names: dict[str, Any] = {}
     if trained.task not in ("digits", "speech"):
         tokenizer = trained.tokenizer
-        words = {"name": lambda token: tokenizer.tokens([token])[0], "n_tokens": tokenizer.vocab_size}
+        token_names = {"name": lambda token: tokenizer.tokens([token])[0], "n_tokens": tokenizer.vocab_size}
     return Inspection(
         trained.model,
         text,
-        lambda other: analysis.model_inputs(trained, require_text(other), **kwargs),
+        lambda new_text: analysis.model_inputs(trained, require_text(new_text), **kwargs),
         lambda: analysis.attention_report(trained, require_text(text), **kwargs),
-        **words,
+        **token_names,
     )
 
 
@@ -66,40 +66,41 @@ def module_inspection(
 ) -> Inspection:
     """Return the inspection of a factory's module; its input is random unless token ids are given."""
     spec = spec_for(load_named(name), **input_spec(*inputs))
-    model, reads = spec.module, spec.inputs
+    model = spec.module
+    input_kind = spec.inputs
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{name} returned a {type(model).__name__}; expected a PyTorch module")
     model = model.to(**load_kwargs).eval()
 
     def make_inputs(text: str | None) -> ModelInputs:
         generator = torch.Generator().manual_seed(seed)
-        drawn: list[Any] = [one and one.draw(1, length, generator) for one in (spec.source, reads)]
+        samples: list[Any] = [kind and kind.draw(1, length, generator) for kind in (spec.source, input_kind)]
         if text is not None:
-            if not isinstance(reads, Ids):
+            if not isinstance(input_kind, Ids):
                 raise ConfigError(f"{name} does not take token ids; omit INPUT to use a random input")
-            drawn[1] = torch.tensor([parse_ids(text, reads.vocab_size)])
-        moved: list[Any] = [y if y is None else y.to(load_kwargs["device"]) for y in drawn]
-        source, x = (y.to(load_kwargs["dtype"]) if y is not None and y.is_floating_point() else y for y in moved)
-        call: dict[str, Any] = {}
+            samples[1] = torch.tensor([parse_ids(text, input_kind.vocab_size)])
+        on_device: list[Any] = [y if y is None else y.to(load_kwargs["device"]) for y in samples]
+        source, x = (y.to(load_kwargs["dtype"]) if y is not None and y.is_floating_point() else y for y in on_device)
+        arguments: dict[str, Any] = {}
 
-        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-            call.update(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        def record_arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
+            arguments.update(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
 
-        handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+        handle = model.register_forward_pre_hook(record_arguments, with_kwargs=True)
         try:
             with torch.no_grad():
                 spec.run(model, CallInputs(x=x, source=source))
         finally:
             handle.remove()
-        tokens = x[0].tolist() if isinstance(reads, Ids) else range(x.shape[1] if spec.is_sequence else 0)
-        return analysis.ModelInputs(call, tuple(map(str, tokens)), str, spec.name)
+        tokens = x[0].tolist() if isinstance(input_kind, Ids) else range(x.shape[1] if spec.is_sequence else 0)
+        return analysis.ModelInputs(arguments, tuple(map(str, tokens)), str, spec.name)
 
     def report() -> AttentionReport:
-        question = make_inputs(text)
+        model_inputs = make_inputs(text)
         with torch.no_grad(), analysis.trace(model, "**.weights") as t:
-            model(**dict(question.args))
-        one_text = spec.source is None and spec.is_sequence
-        return analysis.build_report(t, question.tokens if one_text else None, title=question.title)
+            model(**dict(model_inputs.args))
+        is_single_sequence = spec.source is None and spec.is_sequence
+        return analysis.build_report(t, model_inputs.tokens if is_single_sequence else None, title=model_inputs.title)
 
     return Inspection(model, text, make_inputs, report)
 
@@ -134,38 +135,42 @@ def show_analysis(
 
 
 def _lens(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
-    question = inspection.inputs(inspection.text)
-    result = analysis.logit_lens(inspection.model, question.args, positions=settings["query"])
-    return question.title, result.to_dict(question.name), result.charts(question.tokens, question.name)
+    """Show the prediction after each layer."""
+    inputs = inspection.inputs(inspection.text)
+    result = analysis.logit_lens(inspection.model, inputs.args, positions=settings["query"])
+    return inputs.title, result.to_dict(inputs.name), result.charts(inputs.tokens, inputs.name)
 
 
 def _attribution(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
-    question, answer, title = _resolve_metric(inspection, settings)
-    result = analysis.attribute(inspection.model, question.args, answer)
+    """Show the contribution of each part to a logit."""
+    inputs, metric, title = _resolve_metric(inspection, settings)
+    result = analysis.attribute(inspection.model, inputs.args, metric)
     return title, result.to_dict(), result.charts()
 
 
 def _patching(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
     """Patch from the corrupted input, or ablate if there is none."""
-    question, answer, title = _resolve_metric(inspection, settings)
+    inputs, metric, title = _resolve_metric(inspection, settings)
     kwargs: dict[str, Any] = {name: settings[name] for name in ("granularity", "modules") if settings[name] is not None}
     if settings["corrupted"] is None:
-        grid = analysis.ablate(inspection.model, question.args, answer, **kwargs)
+        grid = analysis.ablate(inspection.model, inputs.args, metric, **kwargs)
     else:
-        other: Any = inspection.inputs(settings["corrupted"]).args
-        if question.source:  # the source of a translation differs, not the target
-            other = (other[0], question.args[1])  # type: ignore[index]
-        grid = analysis.patch(inspection.model, question.args, other, answer, **kwargs)
-    is_source = bool(question.source) and grid.rows[0].startswith("encoder")
-    return title, grid.to_dict(), grid.charts(question.source if is_source else question.tokens)
+        corrupted: Any = inspection.inputs(settings["corrupted"]).args
+        if inputs.source:  # the source of a translation differs, not the target
+            corrupted = (corrupted[0], inputs.args[1])  # type: ignore[index]
+        grid = analysis.patch(inspection.model, inputs.args, corrupted, metric, **kwargs)
+    is_source = bool(inputs.source) and grid.rows[0].startswith("encoder")
+    return title, grid.to_dict(), grid.charts(inputs.source if is_source else inputs.tokens)
 
 
 def _induction(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    """Show the induction score of each head."""
     result = analysis.induction_scores(inspection.model)
     return "Induction scores on repeated random tokens", result.to_dict(), result.charts()
 
 
 def _vectors(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+    """Show the token embeddings in two dimensions."""
     table = next((m for m in inspection.model.modules() if isinstance(m, nn.Embedding)), None)
     if table is None:
         raise ConfigError("this model has no token embeddings")
@@ -175,17 +180,18 @@ def _vectors(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
 
 def _resolve_metric(inspection: Inspection, settings: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
     """Return the model inputs, the metric and a title."""
-    question = inspection.inputs(inspection.text)
-    logits: Tensor = run_logits(inspection.model, question.args)
-    token, versus = (_token(settings[name], inspection) for name in ("target_token", "baseline_token"))
-    answer = LogitMetric(token, versus, -1 if settings["query"] is None else settings["query"]).resolve(logits)
-    first, *second = (question.name(t).strip() or question.name(t) for t in (answer.token, versus) if t is not None)
-    place = f" after {question.tokens[answer.position].strip()}" if logits.dim() > 2 else ""
-    rather = f" rather than {second[0]}" if second else ""
-    return question, answer, f"Why {first}{rather}{place}? {question.title}"
+    inputs = inspection.inputs(inspection.text)
+    logits: Tensor = run_logits(inspection.model, inputs.args)
+    token, baseline = (_token(settings[name], inspection) for name in ("target_token", "baseline_token"))
+    position = -1 if settings["query"] is None else settings["query"]
+    metric = LogitMetric(token, baseline, position).resolve(logits)
+    names = [inputs.name(t).strip() or inputs.name(t) for t in (metric.token, baseline) if t is not None]
+    context = f" after {inputs.tokens[metric.position].strip()}" if logits.dim() > 2 else ""
+    return inputs, metric, f"Why {' rather than '.join(names)}{context}? {inputs.title}"
 
 
 def _token(word: str | None, inspection: Inspection) -> int | None:
+    """Return the id of a token given by name or id."""
     if word is None:
         return None
     index = next(

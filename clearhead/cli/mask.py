@@ -22,7 +22,9 @@ def mask(
     keys: Annotated[int | None, option("Number of keys, if different.", min=0)] = None,
     offset: Annotated[int | None, option("Position of the first query among the keys.", min=0)] = None,
     svg: Annotated[Path | None, option("Write the drawing to this SVG file.")] = None,
-    plan: Annotated[bool, option("Show the sparse plan: what is computed and what is skipped.", "--plan")] = False,
+    plan: Annotated[
+        bool, option("Show the sparse plan: which pairs are computed and which are skipped.", "--plan")
+    ] = False,
     device: Annotated[str | None, option("Device of the plan: cpu or cuda. Default: a GPU if available.")] = None,
     json: Json = False,
 ) -> None:
@@ -38,23 +40,27 @@ def mask(
     if svg is not None:
         with writing(svg):
             svg.write_text(parsed.draw(n, S, query_offset=offset).svg(), encoding="utf-8")
-    made, words = _plan(parsed, n, S, offset, device) if plan else (None, "")
+    sparse_plan, explanation = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
         document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
         document |= {"density": density, "sparsity": 1.0 - density}
-        if made is not None:
-            counts = {"dense": made.dense_pairs, "sparse": made.sparse_pairs, "computed": made.computed_pairs}
-            document["plan"] = {**counts, "density": made.density, "words": words}
+        if sparse_plan is not None:
+            counts = {
+                "dense": sparse_plan.dense_pairs,
+                "sparse": sparse_plan.sparse_pairs,
+                "computed": sparse_plan.computed_pairs,
+            }
+            document["plan"] = {**counts, "density": sparse_plan.density, "explanation": explanation}
         return show_json(document)
     show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
     sparsity = 100 * (1 - density)
     # Never rounded to 100 % while pairs are allowed.
     sparsity_text = f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"
     console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, sparsity {sparsity_text} %")
-    if made is not None:
-        for line in f"\n{words}\n".split("\n"):
+    if sparse_plan is not None:
+        for line in f"\n{explanation}\n".split("\n"):
             print_wrapped(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
-        show_picture(made.draw().text(console.width))
+        show_picture(sparse_plan.draw().text(console.width))
     if svg is not None:
         print_line(f"drawing written to {svg}")
 
@@ -69,6 +75,6 @@ def _plan(mask: ch.masks.Mask, n: int, S: int, offset: int | None, device: str |
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}; expected cpu or cuda")
-    where = torch.device(name)
-    made = plan(mask, n, S, query_offset=offset, blocking=default_blocking(where))
-    return made, made.explain(rates_for(where))
+    torch_device = torch.device(name)
+    sparse_plan = plan(mask, n, S, query_offset=offset, blocking=default_blocking(torch_device))
+    return sparse_plan, sparse_plan.explain(rates_for(torch_device))

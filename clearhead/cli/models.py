@@ -24,7 +24,7 @@ def models(name: Annotated[str | None, argument("Show the card of this model.")]
         if json:
             return show_json(card)
         tables = {"": {key: value for key, value in card.items() if not isinstance(value, dict)}}
-        tables |= {f"measured, {how}": metrics for how, metrics in card.get("metrics", {}).items()}
+        tables |= {f"measured, {decoding}": metrics for decoding, metrics in card.get("metrics", {}).items()}
         for title, values in tables.items():
             console.print(
                 table((title, ""), [(key.replace("_", " "), _format_value(value)) for key, value in values.items()])
@@ -42,7 +42,7 @@ def models(name: Annotated[str | None, argument("Show the card of this model.")]
         )
         for name, card in cards.items()
     ]
-    emit(json, cards, table(("model", "task", "weights", "description", "summary"), lines))
+    emit(json, cards, table(("model", "task", "parameters", "description", "summary"), lines))
 
 
 def _format_value(value: Any) -> Any:

@@ -52,13 +52,15 @@ def train(
 
 
 def _setting(item: str) -> tuple[str, str]:
-    key, sign, value = item.partition("=")
-    if not sign or not key:
+    """Split KEY=VALUE."""
+    key, equals, value = item.partition("=")
+    if not equals or not key:
         raise typer.BadParameter(f"{item!r} is not KEY=VALUE", param_hint="--set")
     return key.strip(), value.strip()
 
 
 def _list(json: bool) -> None:
+    """Print the presets of all tasks."""
     recipes = [(task, name, make()) for task, presets in training.PRESETS.items() for name, make in presets.items()]
     document = [{"task": task, "preset": name, "description": recipe.description} for task, name, recipe in recipes]
-    emit(json, document, table(("task", "preset", "description"), [tuple(one.values()) for one in document]))
+    emit(json, document, table(("task", "preset", "description"), [tuple(row.values()) for row in document]))

@@ -50,14 +50,16 @@ def translate(
             show_picture("\n" + cross_attention(trained, translation) + "\n")
 
 
-def cross_attention(trained: hub.Pipeline, made: hub.Translation) -> str:
+def cross_attention(trained: hub.Pipeline, translation: hub.Translation) -> str:
     """Return a heatmap of the layer with the sharpest alignment, averaged over heads; rows are target tokens."""
     from clearhead.analysis import heatmap, translation_report
     from clearhead.cli.inspect import choose_map, name_of
 
-    picture = choose_map(translation_report(trained, made), None)
-    drawn = heatmap(picture.weights(), picture.rows, picture.columns, width=console.width, color=use_color())
-    return f"{drawn}\n\n{name_of(picture, None)}"
+    attention_map = choose_map(translation_report(trained, translation), None)
+    drawing = heatmap(
+        attention_map.weights(), attention_map.rows, attention_map.columns, width=console.width, color=use_color()
+    )
+    return f"{drawing}\n\n{name_of(attention_map, None)}"
 
 
 def texts_of(text: list[str] | None, file: Path | None) -> list[str]:

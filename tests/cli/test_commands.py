@@ -1,4 +1,4 @@
-"""Each command: what it prints for people, what for programs, and what for mistakes."""
+"""Each command: output for people, JSON for programs, and messages for invalid input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.training import presets
 NAMES = sorted({words[0] for words in every_command()} - {"demo"})
 
 
-def test_version_and_help(cli):
+def test_app_prints_version_and_help(cli):
     assert cli("--version").out == f"clearhead {__version__}\n"
     text = cli("--help").out
     for name in NAMES:
@@ -30,29 +30,29 @@ def test_version_and_help(cli):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_explains_itself(cli, name):
+def test_every_command_has_help(cli, name):
     ran = cli(name, "--help")
     assert ran.code == 0
     assert "Usage" in ran.out
     assert len(ran.out.splitlines()) > 8
 
 
-def test_help_is_shown_as_it_is_written():
-    """rich takes what stands in square brackets for markup, and leaves it out."""
+def test_help_contains_no_rich_markup():
+    """rich would interpret text in square brackets as markup and drop it."""
     for name in _COMMANDS:
         importlib.import_module(f"clearhead.cli.{name}")
-    waiting, texts = [typer.main.get_command(app)], []
-    while waiting:
-        command = waiting.pop()
-        waiting += getattr(command, "commands", {}).values()
+    pending, texts = [typer.main.get_command(app)], []
+    while pending:
+        command = pending.pop()
+        pending += getattr(command, "commands", {}).values()
         texts += [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
-    written = [text for text in texts if text]
-    assert len(written) > 100
-    assert [text for text in written if Text.from_markup(text).plain != text] == []
+    texts = [text for text in texts if text]
+    assert len(texts) > 100
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
 
 @pytest.mark.parametrize("default", [BeamSearch(5), Greedy()])
-def test_a_length_penalty_counts_in_every_beam_search(default):
+def test_decoding_strategy_applies_the_length_penalty_to_beam_search(default):
     assert decoding_strategy(None, 1.0, default) == default
     assert (
         decoding_strategy(None, 0.3, BeamSearch(5))
@@ -73,25 +73,25 @@ def test_a_length_penalty_counts_in_every_beam_search(default):
     ],
     ids=" ".join,
 )
-def test_a_file_that_cannot_be_written_is_refused_in_one_line(cli, tmp_path, command):
+def test_unwritable_output_file_is_a_one_line_error(cli, tmp_path, command):
     (tmp_path / "file.svg").touch()
     (tmp_path / "folder.svg").mkdir()
-    places = [tmp_path / "folder.svg"]
-    if command != ("claims", "report"):  # which takes long until it writes
-        places.append(tmp_path / "file.svg" / "x.svg")
-    for place in places:
-        ran = cli(*command, place)
+    paths = [tmp_path / "folder.svg"]
+    if command != ("claims", "report"):  # slow until it writes
+        paths.append(tmp_path / "file.svg" / "x.svg")
+    for path in paths:
+        ran = cli(*command, path)
         assert ran.code == 1
         assert ran.err.startswith("clearhead: ")
         assert len(ran.err.splitlines()) == 1
-        assert str(place) in ran.err
+        assert str(path) in ran.err
     if command[0] == "plot":
         ran = cli(*command, tmp_path / "x.txt")
         assert (ran.code, len(ran.err.splitlines())) == (1, 1)
         assert ".svg" in ran.err
 
 
-def test_folders_of_drawings_are_made(cli, tmp_path):
+def test_drawing_commands_create_missing_folders(cli, tmp_path):
     assert cli("mask", "causal()", "--svg", tmp_path / "a" / "m.svg").code == 0
     assert cli("plot", "schedule", "--out", tmp_path / "b" / "s.svg").code == 0
     ET.parse(tmp_path / "a" / "m.svg")
@@ -99,13 +99,13 @@ def test_folders_of_drawings_are_made(cli, tmp_path):
 
 
 class TestMask:
-    def test_draws_and_counts(self, cli):
+    def test_mask_draws_and_counts(self, cli):
         ran = cli("mask", "window(2, 2) | every(4)", "--n", 16)
         assert ran.code == 0
         assert "120 of 256 pairs, density 0.469, sparsity 53.1 %" in ran.out
         assert "15 ■ · · · ■ · · · ■ · · · ■ ■ ■ ■" in ran.out
 
-    def test_json(self, cli):
+    def test_mask_json_contains_counts(self, cli):
         assert cli("mask", "window(2, 2) | every(4)", "--json").json == {
             "expression": "window(2, 2) | every(4)",
             "queries": 16,
@@ -115,7 +115,7 @@ class TestMask:
             "sparsity": 0.53125,
         }
 
-    def test_a_million_tokens(self, cli):
+    def test_mask_counts_a_million_tokens(self, cli):
         ran = cli("mask", "causal() & (window(256, 0) | every(64))", "-n", 1_000_000, "--json")
         # By hand: the window has min(p + 1, 257) keys; every 64th of the older ones is added.
         n = 1_000_000
@@ -123,24 +123,24 @@ class TestMask:
         older = sum((p - 257) // 64 + 1 for p in range(257, n))
         assert ran.json["allowed"] == window + older
 
-    def test_other_sizes_and_svg(self, cli, tmp_path):
+    def test_mask_with_keys_and_offset_writes_svg(self, cli, tmp_path):
         ran = cli("mask", "causal()", "-n", 3, "--keys", 7, "--offset", 4, "--svg", tmp_path / "m.svg", "--json")
         assert ran.json["allowed"] == 5 + 6 + 7
         ET.parse(tmp_path / "m.svg")
 
-    def test_the_plan(self, cli):
+    def test_mask_prints_and_returns_the_plan(self, cli):
         ran = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan")
         assert ran.code == 0
         assert "pairs allowed" in ran.out
         assert "blocks of 64 consecutive queries" in ran.out
         assert "as it is planned" in ran.out
-        told = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan", "--device", "cuda", "--json").json["plan"]
-        assert told["computed"] == told["dense"] + told["sparse"] >= told["density"] * 4096**2 * 0.999
-        assert "NVIDIA H200" in told["words"]
+        plan = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan", "--device", "cuda", "--json").json["plan"]
+        assert plan["computed"] == plan["dense"] + plan["sparse"] >= plan["density"] * 4096**2 * 0.999
+        assert "NVIDIA H200" in plan["explanation"]
 
     @pytest.mark.bad_input
     @pytest.mark.parametrize(
-        ("arguments", "words"),
+        ("arguments", "message"),
         [
             (["window(2, 2 | every(4)"], "column 13"),
             (["winow(2, 2)"], "window"),
@@ -148,30 +148,30 @@ class TestMask:
             (["__import__('os')"], "column 1"),
         ],
     )
-    def test_a_mistake_is_one_line(self, cli, arguments, words):
+    def test_invalid_input_is_a_one_line_error(self, cli, arguments, message):
         ran = cli("mask", *arguments)
         assert ran.code == 1
         assert ran.out == ""
         assert ran.err.startswith("clearhead: ")
         assert ran.err.count("\n") == 1
-        assert words in ran.err
+        assert message in ran.err
 
     @pytest.mark.bad_input
-    def test_wrong_usage_is_status_2(self, cli):
+    def test_usage_errors_exit_with_status_2(self, cli):
         assert cli("mask").code == 2
         assert cli("mask", "causal()", "-n", "-1").code == 2
         assert cli("nonsense").code == 2
 
 
 class TestModels:
-    def test_lists_what_is_in_the_box(self, cli):
+    def test_models_lists_bundled_models(self, cli):
         cards = cli("models", "--json").json
         assert set(cards) == {"digits-conv", "digits-vit", "en-es", "shakespeare", "sort-dedup", "spoken-digits"}
         assert all(card["parameters"] > 0 and card["command"].startswith("clearhead train") for card in cards.values())
         assert "en-es" in cli("models").out
         assert "license" in cli("models", "en-es").out
 
-    def test_translate(self, cli, tmp_path):
+    def test_translate_prints_text_attention_and_json(self, cli, tmp_path):
         ran = cli("translate", "Hello world", "--attention")
         assert ran.code == 0
         assert ran.out.startswith("Hola")
@@ -182,7 +182,7 @@ class TestModels:
         assert rows[1]["target"] == ""
         assert rows[2]["target"] == "Gracias."
 
-    def test_translate_has_a_line_for_each_line(self, cli, tmp_path):
+    def test_translate_file_returns_one_row_per_line(self, cli, tmp_path):
         text = "\ufeffI love you.\r\nThank\u2028you.\r\n\x0cThank you.\x85\r\n"
         (tmp_path / "in.txt").write_text(text, encoding="utf-8", newline="")
         rows = cli("translate", "--file", tmp_path / "in.txt", "--beam", 1, "--json").json
@@ -190,7 +190,7 @@ class TestModels:
         (tmp_path / "empty.txt").write_text("", encoding="utf-8")
         assert cli("translate", "--file", tmp_path / "empty.txt", "--json").json == []
 
-    def test_generate(self, cli):
+    def test_generate_is_reproducible_with_a_seed(self, cli):
         assert cli("generate", "D A A", "--model", "sort-dedup").out == "A D\n"
         first = cli("generate", "ROMEO:", "--max-new-tokens", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         assert first["tokens"] == 20
@@ -198,8 +198,8 @@ class TestModels:
             first == cli("generate", "ROMEO:", "--max-new-tokens", 20, "--temperature", 0.8, "--seed", 3, "--json").json
         )
 
-    def test_generate_shows_each_character_once_when_all_of_it_is_there(self, cli, tmp_path):
-        """Characters of several bytes, of which a model that knows nothing makes whole ones and torn ones."""
+    def test_generate_streams_only_complete_characters(self, cli, tmp_path):
+        """An untrained model generates complete and incomplete multi-byte characters."""
         texts = ["日本語のテキスト、日本の言葉", "être naïve à Noël"]
         tokenizer = train_bpe(texts * 3, 300)
         tokenizer.save(tmp_path)
@@ -208,33 +208,33 @@ class TestModels:
         storage.save_checkpoint(recipe.model.build(), tmp_path)
         (tmp_path / "train.toml").write_text(recipe.to_toml(), encoding="utf-8")
         for seed in range(5):
-            how = ["日本", "--model", tmp_path, "--max-new-tokens", 60, "--temperature", 1, "--seed", seed]
-            assert cli("generate", *how).out == "日本" + cli("generate", *how, "--json").json["text"] + "\n"
+            arguments = ["日本", "--model", tmp_path, "--max-new-tokens", 60, "--temperature", 1, "--seed", seed]
+            assert cli("generate", *arguments).out == "日本" + cli("generate", *arguments, "--json").json["text"] + "\n"
 
-    def test_generate_says_where_the_model_ends(self, cli):
+    def test_generate_reports_the_end_of_the_context_window(self, cli):
         ran = cli("generate", "A" * 251, "--max-new-tokens", 9)
         assert ran.out.startswith("A" * 251)
         assert len(ran.out.rstrip("\n")) <= 256
         assert "shakespeare has a context window of 256 tokens" in ran.err
-        slid = cli("generate", "A" * 251, "--max-new-tokens", 9, "--sliding-context", "--json").json
-        assert slid["tokens"] == 9
-        assert "at most" not in cli("generate", "A" * 251).err  # nobody asked for more
+        sliding = cli("generate", "A" * 251, "--max-new-tokens", 9, "--sliding-context", "--json").json
+        assert sliding["tokens"] == 9
+        assert "at most" not in cli("generate", "A" * 251).err
 
-    def test_where_a_model_runs(self, cli):
-        plain = cli("generate", "D A A", "--model", "sort-dedup").out
+    def test_device_and_dtype_options_keep_the_result(self, cli):
+        expected = cli("generate", "D A A", "--model", "sort-dedup").out
         for options in (("--device", "cpu"), ("--dtype", "float64"), ("--device", "auto", "--dtype", "bfloat16")):
-            assert cli("generate", "D A A", "--model", "sort-dedup", *options).out == plain
+            assert cli("generate", "D A A", "--model", "sort-dedup", *options).out == expected
         assert cli("evaluate", "sort-dedup", "--limit", 8, "--dtype", "float64", "--json").json["examples"] == 8
         assert cli("translate", "I love you.", "--dtype", "float64").out == cli("translate", "I love you.").out
 
-    def test_evaluate(self, cli):
+    def test_evaluate_returns_metrics(self, cli):
         result = cli("evaluate", "sort-dedup", "--limit", 64, "--json").json
         assert result["exact_match"] == 1.0
         assert result["examples"] == 64
 
     @pytest.mark.bad_input
     @pytest.mark.parametrize(
-        ("arguments", "words"),
+        ("arguments", "message"),
         [
             (["translate"], "nothing to translate"),
             (["translate", "Hi", "--model", "sort-dedup"], "was trained for sort-dedup"),
@@ -255,38 +255,38 @@ class TestModels:
             (["data", "nope"], "nope"),
         ],
     )
-    def test_a_mistake_is_one_line(self, cli, arguments, words):
+    def test_invalid_input_is_a_one_line_error(self, cli, arguments, message):
         ran = cli(*arguments)
         assert ran.code == 1
-        assert words in ran.err
+        assert message in ran.err
         assert ran.err.count("\n") == 1
 
-    def test_a_model_without_a_card_says_how_to_measure_it(self, cli, tmp_path):
+    def test_models_without_a_card_names_the_evaluate_command(self, cli, tmp_path):
         (tmp_path / "config.toml").touch()
         ran = cli("models", tmp_path)
         assert ran.code == 1
         assert ran.err == f"clearhead: {tmp_path} has no card; measure the model with: clearhead evaluate {tmp_path}\n"
 
     @pytest.mark.parametrize(
-        ("command", "words"),
+        ("command", "message"),
         [
             (["train", "digits"], "cannot train in book.txt/folder: Not a directory; choose another folder"),
             (["train-tokenizer", "book.txt"], "cannot write book.txt/folder/tokenizer.json: Not a directory; "),
             (["data", "shakespeare"], "[Errno 20] Not a directory: 'book.txt/folder'"),
         ],
     )
-    def test_a_folder_that_cannot_be_made_is_one_line(self, cli, tmp_path, monkeypatch, command, words):
+    def test_unwritable_output_folder_is_a_one_line_error(self, cli, tmp_path, monkeypatch, command, message):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "book.txt").write_text("some text\n" * 7)
         ran = cli(*command, "--out", "book.txt/folder")
         assert ran.code == 1
-        assert ran.err.splitlines()[-1].startswith(f"clearhead: {words}")
+        assert ran.err.splitlines()[-1].startswith(f"clearhead: {message}")
         assert "Traceback" not in ran.err
 
 
 class TestTrain:
     @pytest.mark.parametrize("name", ["a[b]c", "a[/b]c", "a:cat:c"])
-    def test_a_folder_of_any_name_is_shown_as_it_is(self, cli, tmp_path, monkeypatch, name):
+    def test_train_prints_folder_names_with_brackets_and_colons(self, cli, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
         settings = ["steps=2", "warmup_steps=1", "d_model=8", "n_heads=2", "batch.budget=256", "n_train=64"]
         sets = [part for item in settings for part in ("--set", item)]
@@ -295,7 +295,7 @@ class TestTrain:
         assert [line.split() for line in ran.out.splitlines() if line.startswith("folder")] == [["folder", name]]
         assert f"finished: the model is in {name}/model" in ran.out
 
-    def test_from_the_command_line_to_a_model_that_answers(self, cli, tmp_path):
+    def test_train_writes_a_model_that_evaluate_and_plot_read(self, cli, tmp_path):
         out = tmp_path / "run"
         settings = ["steps=12", "warmup_steps=2", "d_model=16", "n_heads=2", "batch.budget=256", "n_train=64"]
         sets = [part for item in settings for part in ("--set", item)]
@@ -307,7 +307,7 @@ class TestTrain:
         assert cli("plot", "run", out, "--out", tmp_path / "again.png").code == 0
         assert (tmp_path / "again.png").exists()
 
-    def test_lists_presets(self, cli):
+    def test_train_list_returns_all_presets(self, cli):
         names = {row["preset"] for row in cli("train", "--list", "--json").json}
         assert {
             "small",
@@ -322,7 +322,7 @@ class TestTrain:
 
     @pytest.mark.bad_input
     @pytest.mark.parametrize(
-        ("arguments", "words"),
+        ("arguments", "message"),
         [
             (["train"], "task is missing"),
             (["train", "translaton"], "did you mean 'translation'?"),
@@ -332,25 +332,25 @@ class TestTrain:
             (["train", "--resume", "nowhere"], "no train.toml"),
         ],
     )
-    def test_a_mistake_is_one_line(self, cli, tmp_path, monkeypatch, arguments, words):
+    def test_invalid_input_is_a_one_line_error(self, cli, tmp_path, monkeypatch, arguments, message):
         monkeypatch.chdir(tmp_path)
         ran = cli(*arguments)
         assert ran.code == 1
-        assert words in ran.err
+        assert message in ran.err
         assert ran.err.strip().count("\n") == 0
 
     @pytest.mark.bad_input
-    def test_a_setting_without_a_value_is_wrong_usage(self, cli):
+    def test_setting_without_a_value_exits_with_status_2(self, cli):
         assert cli("train", "digits", "--set", "steps").code == 2
 
 
 class TestData:
-    def test_lists_licences_and_sources(self, cli):
+    def test_data_lists_licenses_and_origins(self, cli):
         rows = cli("data", "--json").json
-        assert {"name", "about", "license", "bytes", "checked by", "from"} == set(rows[0])
+        assert {"name", "description", "license", "bytes", "verification", "origin"} == set(rows[0])
         assert "svhn" in cli("data").out
 
-    def test_trains_a_tokenizer(self, cli, tmp_path):
+    def test_train_tokenizer_writes_tokenizer_json(self, cli, tmp_path):
         (tmp_path / "t.txt").write_text("the cat sat on the mat\n" * 50, encoding="utf-8")
         ran = cli("train-tokenizer", tmp_path / "t.txt", "--out", tmp_path / "tok", "--vocab-size", 270, "--json")
         assert ran.json["vocab_size"] <= 270
@@ -360,16 +360,23 @@ class TestData:
 class TestPlot:
     @pytest.mark.parametrize("name", ["schedule", "positions"])
     @pytest.mark.parametrize("ending", [".png", ".svg"])
-    def test_draws_a_file(self, cli, tmp_path, name, ending):
+    def test_plot_writes_png_and_svg(self, cli, tmp_path, name, ending):
         path = tmp_path / f"figure{ending}"
         assert cli("plot", name, "-o", path).code == 0
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
 
 
-def test_demo(cli):
+def test_demo_draws_a_mask_and_translates(cli):
     ran = cli("demo", "I love you.")
     assert ran.code == 0
     assert "120 of 256 pairs" in ran.out
     assert "Hola" in ran.out
     assert "Te quiero." in ran.out or "Te amo." in ran.out
+
+
+def test_explore_rejects_a_timeout_of_nan(cli):
+    pytest.importorskip("starlette")
+    ran = cli("explore", "sort-dedup", "--timeout", "nan", "--no-open")
+    assert ran.code == 1
+    assert ran.err == "clearhead: --timeout is nan; expected a number of seconds from 1 to 86400\n"

@@ -16,7 +16,7 @@ def test_command_attention_layer_prints_parts(run):
     status, out, error = run("--d-model", "512", "--n-heads", "8", "--tokens", "1000")
     assert status == 0, error
     assert "1,048,576" in out
-    assert "1,000,000 attention weights a head" in out
+    assert "1,000,000 attention weights per head" in out
     for name, n in (("q_proj", 524_288_000), ("scores", 1_024_000_000), ("weighted sum", 1_024_000_000)):
         assert any(name in line and f"{n:,}" in line for line in out.splitlines())
 
@@ -94,5 +94,5 @@ def test_command_machine_and_gpus_print_time_and_share(run):
         *("--gpus", "8", "--parallel", "fsdp", "--interconnect", "450GB/s"),
     )
     assert status == 0, error
-    assert "the device waits for its host" in out
+    assert "the device waiting for the host" in out
     assert "ms communication" in out
