@@ -1,4 +1,4 @@
-"""`clearhead listen`: files and pipes, what is printed and when, what a page shows, and what is refused."""
+"""`clearhead listen`: files and pipes, printed events, attention pages, and rejected input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PI = Path(__file__).parents[2] / "docs" / "sounds" / "pi.wav"
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A model whose weights are drawn: it says digits without meaning any."""
+    """Return the folder of an untrained model, which emits random digits."""
     torch.manual_seed(3)
     small = {"d_model": 12, "n_layers": 2, "n_heads": 2, "d_ff": 12, "frame_stacking": 3, "mean": -4.0, "std": 3.0}
     recipe = speech_small().with_overrides({f"model.{name}": value for name, value in small.items()})
@@ -39,50 +39,53 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
-def lines(text: str) -> list[dict]:
+def parse_lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def wanted(folder: Path, samples: torch.Tensor) -> list[str]:
+def recognize(folder: Path, samples: torch.Tensor) -> list[str]:
     listener = hub.pipeline(folder).listen()
     return [event.text for event in (*listener.push(samples), *listener.flush())]
 
 
-def test_a_file_prints_its_digits_and_how_long_it_took(cli, tiny):
-    said = wanted(tiny, read_audio(PI).samples)
-    assert len(said) > 3
+def test_listen_prints_digits_and_real_time_factor(cli, tiny):
+    expected = recognize(tiny, read_audio(PI).samples)
+    assert len(expected) > 3
     ran = cli("listen", PI, "--model", tiny)
     assert ran.code == 0, ran.err
     *digits, last = ran.out.splitlines()
-    assert [line[0] for line in digits] == said
+    assert [line[0] for line in digits] == expected
     assert all(" ended at " in line and " latency " in line and line.endswith("%") for line in digits)
     assert last.startswith("5.05 s of audio took ")
     assert "real-time factor" in last
 
 
-def test_json_is_a_line_a_digit_and_one_for_the_end(cli, tiny):
+def test_listen_json_prints_one_line_per_digit_and_a_summary(cli, tiny):
     ran = cli("listen", PI, "--model", tiny, "--json", "--beam", 3)
-    *digits, last = lines(ran.out)
-    assert all(set(one) == {"text", "start", "end", "emitted_at", "log_prob", "latency"} for one in digits)
-    assert [one["start"] for one in digits] == sorted(one["start"] for one in digits)
+    *digits, last = parse_lines(ran.out)
+    assert all(set(digit) == {"text", "start", "end", "emitted_at", "log_prob", "latency"} for digit in digits)
+    assert [digit["start"] for digit in digits] == sorted(digit["start"] for digit in digits)
     assert set(last) == {"seconds", "computing", "real_time_factor", "notes"}
     assert last["seconds"] == pytest.approx(read_audio(PI).seconds)
 
 
-def piped(cli, monkeypatch, data: bytes, *arguments: object):
+def listen_to_pipe(cli, monkeypatch, data: bytes, *arguments: object):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     return cli("listen", "-", *arguments)
 
 
-def test_bare_samples_and_a_header_of_unknown_size_are_heard_as_the_file_is(cli, tiny, monkeypatch):
-    data, said = PI.read_bytes(), wanted(tiny, read_audio(PI).samples)
-    bare = piped(cli, monkeypatch, data[44:], "--model", tiny, "--json")
-    assert [one["text"] for one in lines(bare.out)[:-1]] == said
+def test_raw_samples_and_headers_of_unknown_size_equal_the_file(cli, tiny, monkeypatch):
+    data, expected = PI.read_bytes(), recognize(tiny, read_audio(PI).samples)
+    bare = listen_to_pipe(cli, monkeypatch, data[44:], "--model", tiny, "--json")
+    assert [event["text"] for event in parse_lines(bare.out)[:-1]] == expected
     endless = data[:40] + struct.pack("<I", 0xFFFFFFFF) + data[44:]
-    assert [one["text"] for one in lines(piped(cli, monkeypatch, endless, "--model", tiny, "--json").out)[:-1]] == said
+    assert [
+        event["text"]
+        for event in parse_lines(listen_to_pipe(cli, monkeypatch, endless, "--model", tiny, "--json").out)[:-1]
+    ] == expected
 
 
-def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
+def test_listen_reports_channels_resampling_and_clipping(cli, tiny, monkeypatch):
     loud = (
         (torch.ones(2, 16_000).cumsum(1).remainder(2) * 65_535 - 32_768)
         .to(torch.int16)
@@ -90,7 +93,7 @@ def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
         .numpy()
         .tobytes()
     )
-    ran = piped(cli, monkeypatch, loud + b"!", "--model", tiny, "--sample-rate", 16_000, "--channels", 2)
+    ran = listen_to_pipe(cli, monkeypatch, loud + b"!", "--model", tiny, "--sample-rate", 16_000, "--channels", 2)
     assert ran.code == 0, ran.err
     notes = [line for line in ran.out.splitlines() if line.startswith("note: ")]
     assert notes == [
@@ -101,35 +104,35 @@ def test_what_was_done_to_the_sound_is_said(cli, tiny, monkeypatch):
     ]
 
 
-def test_look_draws_the_sound_and_where_each_digit_looked(cli, tiny, tmp_path):
+def test_listen_attention_draws_the_sound_and_the_map(cli, tiny, tmp_path):
     page = tmp_path / "pages" / "pi.html"
     ran = cli("listen", PI, "--model", tiny, "--attention", "--html", page)
     assert ran.code == 0, ran.err
-    said = wanted(tiny, read_audio(PI).samples)
-    _, drawn, foot = ran.out.split("\n\n")
-    assert len(drawn.splitlines()) == 12 + len(said)
-    assert [line.strip()[0] for line in drawn.splitlines()[12:]] == said
-    assert foot.startswith("Self-attention, layer 1, mean of 2 heads")
+    expected = recognize(tiny, read_audio(PI).samples)
+    _, drawing, footer = ran.out.split("\n\n")
+    assert len(drawing.splitlines()) == 12 + len(expected)
+    assert [line.strip()[0] for line in drawing.splitlines()[12:]] == expected
+    assert footer.startswith("Self-attention, layer 1, mean of 2 heads")
     text = page.read_text(encoding="utf-8")
-    assert f"pi.wav → {' '.join(said)}" in text
+    assert f"pi.wav → {' '.join(expected)}" in text
     assert '"grid":[1,' in text
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 
-def test_look_takes_a_sound_too(cli, tiny):
+def test_inspect_accepts_audio_files(cli, tiny):
     ran = cli("inspect", tiny, PI, "--json")
     assert ran.code == 0, ran.err
-    found = ran.json
-    assert found["title"].startswith("pi.wav → ")
-    assert {layer["kind"] for layer in found["layers"]} == {"image"}
-    assert "same row" not in found["layers"][0]["heads"][0]["scores"]  # moments stand in one line
+    result = ran.json
+    assert result["title"].startswith("pi.wav → ")
+    assert {layer["kind"] for layer in result["layers"]} == {"image"}
+    assert "same row" not in result["layers"][0]["heads"][0]["scores"]  # the frames form a single row
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypatch):
+def test_invalid_audio_is_a_one_line_error(cli, tiny, tmp_path, monkeypatch):
     words = tmp_path / "words.wav"
     words.write_text("no sound at all")
-    for arguments, why in [
+    for arguments, message in [
         ((words,), "cannot be read as audio"),
         ((tmp_path / "nothing.wav",), "cannot be read: No such file"),
         ((PI, "--beam", 0), "beam is 0"),
@@ -137,37 +140,37 @@ def test_what_cannot_be_heard_is_refused_in_a_line(cli, tiny, tmp_path, monkeypa
     ]:
         ran = cli("listen", "--model", tiny, *arguments)
         assert ran.code == 1
-        assert why in ran.err
+        assert message in ran.err
         assert len(ran.err.splitlines()) == 1
-    for data, arguments, why in [
+    for data, arguments, message in [
         (b"", (), "standard input contains no samples"),
         (b"fLaC" + bytes(99), (), "standard input is fLaC, which cannot be read from a stream"),
         (bytes(99), ("--sample-format", "s17"), "did you mean 's16'"),
         (bytes(99), ("--sample-rate", 7), "the sample rate is 7"),
     ]:
-        ran = piped(cli, monkeypatch, data, "--model", tiny, *arguments)
+        ran = listen_to_pipe(cli, monkeypatch, data, "--model", tiny, *arguments)
         assert ran.code == 1
-        assert why in ran.err
+        assert message in ran.err
     monkeypatch.setattr(sys, "stdin", None)
     assert "standard input is a terminal" in cli("listen", "-", "--model", tiny).err
 
 
-def test_a_sound_too_short_for_a_moment_says_nothing(cli, tiny, monkeypatch):
-    ran = piped(cli, monkeypatch, bytes(100), "--model", tiny, "--json")
+def test_audio_shorter_than_a_frame_returns_no_digits(cli, tiny, monkeypatch):
+    ran = listen_to_pipe(cli, monkeypatch, bytes(100), "--model", tiny, "--json")
     assert ran.code == 0
-    assert lines(ran.out)[0]["notes"] == [
+    assert parse_lines(ran.out)[0]["notes"] == [
         "silent: the peak is below −80 dB",
         "too short to recognize anything: one frame takes 0.045 s",
     ]
 
 
-def test_digits_are_printed_while_the_sound_still_comes_and_ctrl_c_ends_it_cleanly(tiny):
+def test_listen_streams_digits_and_ends_cleanly_on_ctrl_c(tiny):
     command = [sys.executable, "-m", "clearhead.cli", "listen", "-", "--model", str(tiny), "--json"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(PI.read_bytes())
-    process.stdin.flush()  # and not closed: somebody is still speaking
+    process.stdin.flush()  # and not closed, so the stream continues
     first = json.loads(process.stdout.readline())
-    assert first["text"] == wanted(tiny, read_audio(PI).samples)[0]
+    assert first["text"] == recognize(tiny, read_audio(PI).samples)[0]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 0, err
@@ -175,11 +178,11 @@ def test_digits_are_printed_while_the_sound_still_comes_and_ctrl_c_ends_it_clean
     assert json.loads(out.splitlines()[-1])["seconds"] > 0
 
 
-@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not here to speak")
-def test_a_voice_can_be_piped_in(cli, tiny, monkeypatch):
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng")
+def test_listen_recognizes_piped_speech(cli, tiny, monkeypatch):
     spoken = subprocess.run(["espeak-ng", "three one four", "--stdout"], capture_output=True, check=True).stdout
-    *digits, last = lines(piped(cli, monkeypatch, spoken, "--model", tiny, "--json").out)
+    *digits, last = parse_lines(listen_to_pipe(cli, monkeypatch, spoken, "--model", tiny, "--json").out)
     assert digits
-    assert all(one["text"] in "0123456789" for one in digits)
+    assert all(digit["text"] in "0123456789" for digit in digits)
     assert 0.5 < last["seconds"] < 3
     assert last["notes"] == ["resampled from 22,050 to 8,000 Hz"]

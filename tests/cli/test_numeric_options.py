@@ -12,7 +12,7 @@ HUGE = 10**40
 
 
 def integer_options():
-    """(words of the command, option) for every integer option of every command."""
+    """Return (words of the command, option) for every integer option of every command."""
 
     def walk(commands, words):
         for command in commands.registered_commands:
@@ -46,7 +46,7 @@ def test_integer_options_reject_integers_beyond_64_bits(cli, monkeypatch):
     assert accepted == []
 
 
-def test_sizes_beyond_the_memory_are_one_line(cli):
+def test_sizes_beyond_the_memory_are_a_one_line_error(cli):
     ran = cli("translate", "Hello", "--beam", 1 << 62)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "clearhead: the requested sizes need more memory than there is; choose smaller ones\n"

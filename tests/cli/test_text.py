@@ -1,5 +1,4 @@
-"""From a text file to a BPE model, its text and its attention page: the three commands of the README, at
-small sizes."""
+"""The commands of the README at small sizes: train a BPE text model, generate, and write an attention page."""
 
 from __future__ import annotations
 
@@ -29,43 +28,43 @@ def book(tmp_path):
     return path
 
 
-def test_three_commands_from_a_text_to_its_attention_page(cli, book, tmp_path):
+def test_train_generate_and_inspect_a_text_model(cli, book, tmp_path):
     run, page = tmp_path / "runs/book", tmp_path / "page.html"
     settings = [part for item in SMALL for part in ("--set", item)]
     trained = cli("train", "text", "--data", book, "--set", "vocab_size=300", *settings, "--out", run)
     assert trained.code == 0, trained.err
     assert "waiting for data" in trained.out
     assert json.loads((run / "model/tokenizer.json").read_text())["model"]["type"] == "BPE"
-    made = cli("generate", "The cat went", "--model", run, "--max-new-tokens", 9)
-    assert made.code == 0, made.err
-    assert made.out.strip()
-    looked = cli("inspect", run, "The cat went to the river", "--html", page)
-    assert looked.code == 0, looked.err
+    generated = cli("generate", "The cat went", "--model", run, "--max-new-tokens", 9)
+    assert generated.code == 0, generated.err
+    assert generated.out.strip()
+    inspected = cli("inspect", run, "The cat went to the river", "--html", page)
+    assert inspected.code == 0, inspected.err
     assert "<html" in page.read_text()
 
 
-def test_a_tokenizer_and_shards_by_command(cli, book, tmp_path):
+def test_train_tokenizer_and_tokenize_write_shards_for_training(cli, book, tmp_path):
     (tmp_path / "more.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in BOOK.splitlines()))
     assert cli("train-tokenizer", book, "--out", tmp_path / "tok", "--vocab-size", 300).code == 0
     options = ("--tokenizer", tmp_path / "tok", "--out", tmp_path / "shards", "--processes", 1)
-    made = cli("data", "tokenize", book, tmp_path / "more.jsonl", *options, "--json")
-    assert made.code == 0, made.err
-    assert made.json["documents"] == 1 + len(BOOK.splitlines())
-    assert made.json["dtype"] == "uint16"
+    tokenized = cli("data", "tokenize", book, tmp_path / "more.jsonl", *options, "--json")
+    assert tokenized.code == 0, tokenized.err
+    assert tokenized.json["documents"] == 1 + len(BOOK.splitlines())
+    assert tokenized.json["dtype"] == "uint16"
     settings = [part for item in SMALL for part in ("--set", item)]
     trained = cli("train", "text", "--data", tmp_path / "shards", *settings, "--out", tmp_path / "run", "--json")
     assert trained.code == 0, trained.err
     assert 0 <= trained.json["data_wait"] < 1
-    refused = cli("train", "text", "--data", book, "--set", "model.vocab_size=8000", "--out", tmp_path / "no")
-    assert refused.code == 1
-    assert "model.vocab_size=8000 has no effect" in refused.err
-    refused = cli("data", "tokenize", book, "--tokenizer", tmp_path, "--out", tmp_path / "x")
-    assert refused.code == 1
-    assert "tokenizer.json" in refused.err
+    rejected = cli("train", "text", "--data", book, "--set", "model.vocab_size=8000", "--out", tmp_path / "no")
+    assert rejected.code == 1
+    assert "model.vocab_size=8000 has no effect" in rejected.err
+    rejected = cli("data", "tokenize", book, "--tokenizer", tmp_path, "--out", tmp_path / "x")
+    assert rejected.code == 1
+    assert "tokenizer.json" in rejected.err
 
 
-def test_data_still_lists_and_fetches_by_name(cli):
+def test_data_lists_data_sets_and_rejects_unknown_names(cli):
     assert "shakespeare" in {item["name"] for item in cli("data", "--json").json}
-    refused = cli("data", "nobody-has-this")
-    assert refused.code == 1
-    assert "nobody-has-this" in refused.err
+    rejected = cli("data", "nobody-has-this")
+    assert rejected.code == 1
+    assert "nobody-has-this" in rejected.err

@@ -1,4 +1,4 @@
-"""`clearhead walk`: every kind of Transformer in the box, and mistakes in one line each."""
+"""`clearhead walk`: every kind of bundled Transformer, and one-line errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cli.test_inspect import picture  # noqa: F401 (a fixture)
 HELLO = ["walk", "en-es", "Hello world"]
 
 
-def test_hello_world_in_the_terminal(cli):
+def test_walk_prints_all_sections(cli):
     ran = cli(*HELLO)
     assert ran.code == 0
     assert ran.out.startswith("Hello world → ")
@@ -20,43 +20,43 @@ def test_hello_world_in_the_terminal(cli):
     assert "decoder.blocks.2.norm1" in cli(*HELLO, "--layer", "2", "--head", "7").out
 
 
-def test_the_page_and_the_document(cli, tmp_path):
+def test_walk_page_contains_the_json_document(cli, tmp_path):
     ran = cli(*HELLO, "--html", tmp_path / "new" / "a.html", "--json")
     assert ran.json["steps"][0]["rows"] == list("Hello world")
     page = (tmp_path / "new" / "a.html").read_text(encoding="utf-8")
-    inside = page.partition('id="data">')[2].partition("</script>")[0]
-    assert json.loads(inside) == ran.json
+    data = page.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(data) == ran.json
     assert "written to" in cli("walk", "sort-dedup", "D A A", "--html", tmp_path / "b.html").out
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "roles"),
+    ("model", "text", "roles"),
     [
         ("shakespeare", "ROMEO:", {"characters", "tokens", "position", "mask", "logits", "next"}),
         ("sort-dedup", "D A A", {"characters", "tokens", "mask", "logits", "next"}),
         ("digits-vit", None, {"pixels", "patches", "position", "mask", "pool", "logits", "answer"}),
     ],
 )
-def test_a_decoder_and_a_vision_transformer_have_their_own_walks(cli, model, given, roles, picture):  # noqa: F811
-    found = cli("walk", model, given or picture, "--json").json
-    assert roles <= {step["role"] for step in found["steps"]}
-    masked = {step["branch"] for step in found["steps"] if step["role"] == "mask"}
-    assert masked == ({"self-attention"} if given is None else {"masked self-attention"})
-    assert not any(step["role"] == "between" for step in found["steps"])
-    assert found["title"].endswith(found["predictions"][0]["token"]["token"]) or given
-    assert cli("walk", model, given or picture).code == 0
+def test_walk_of_decoders_and_vision_transformers_contains_their_steps(cli, model, text, roles, picture):  # noqa: F811
+    result = cli("walk", model, text or picture, "--json").json
+    assert roles <= {step["role"] for step in result["steps"]}
+    masked = {step["branch"] for step in result["steps"] if step["role"] == "mask"}
+    assert masked == ({"self-attention"} if text is None else {"masked self-attention"})
+    assert not any(step["role"] == "between" for step in result["steps"])
+    assert result["title"].endswith(result["predictions"][0]["token"]["token"]) or text
+    assert cli("walk", model, text or picture).code == 0
 
 
-def test_how_much_is_written(cli):
-    found = cli("walk", "shakespeare", "ROMEO:", "--max-new-tokens", 3, "--json").json
-    assert len(found["predictions"]) == 3
-    assert [len(prediction["context"]) for prediction in found["predictions"]] == [6, 7, 8]
-    assert found["sizes"]["T"] == 8
+def test_walk_generates_max_new_tokens(cli):
+    result = cli("walk", "shakespeare", "ROMEO:", "--max-new-tokens", 3, "--json").json
+    assert len(result["predictions"]) == 3
+    assert [len(prediction["context"]) for prediction in result["predictions"]] == [6, 7, 8]
+    assert result["sizes"]["T"] == 8
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["en-es", " "], "pass a sentence to translate"),
         (["en-es", "word " * 300], "longer than the 128"),
@@ -72,9 +72,9 @@ def test_how_much_is_written(cli):
         (["en_es", "Hello"], "did you mean 'en-es'?"),
     ],
 )
-def test_a_mistake_is_one_line(cli, arguments, words):
+def test_invalid_input_is_a_one_line_error(cli, arguments, message):
     ran = cli("walk", *arguments)
     assert ran.code == 1
     assert ran.err.startswith("clearhead: ")
     assert ran.err.count("\n") == 1
-    assert words in ran.err
+    assert message in ran.err

@@ -1,4 +1,4 @@
-"""Everything reads well in 80 columns, and in 40 nothing is lost: no word is cut, and no number left out."""
+"""All output fits 80 columns, and remains complete at 40: no word is cut and no number is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PICTURES = ["mask causal()&(window(256,0)|every(64)) --n 5000 --plan --device cu
 
 
 @pytest.fixture
-def at(cli, monkeypatch):
+def run_at_width(cli, monkeypatch):
     def run(width: int, command: str) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(console, "_width", width)
@@ -37,39 +37,39 @@ def at(cli, monkeypatch):
 
 
 def words(text: str) -> set[str]:
-    """What can be read: words and numbers, without the signs around them and the lines of pictures."""
+    """Return the words and numbers of a text, without punctuation and the lines of drawings."""
     return {word for word in re.split(r"[\s,;:()\[\]]+", text) if re.search(r"\w", word)}
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_tables_and_sheets(at, command):
-    wide, narrow = at(80, command), at(40, command)
+def test_tables_fit_80_columns_and_are_complete_at_40(run_at_width, command):
+    wide, narrow = run_at_width(80, command), run_at_width(40, command)
     assert max(map(len, wide.splitlines())) <= 80
-    # In 40 columns a line may be longer only where one number or one identifier is.
+    # At 40 columns, only a line with a long number or identifier may be longer.
     too_long = [line for line in narrow.splitlines() if len(line) > 40]
     assert [line for line in too_long if len(max(line.split(), key=len, default="")) < 22] == []
-    together = "".join(narrow.split())  # a long word may go on in the next line
-    assert {word for word in words(wide) - words(narrow) if word not in together} == set()
+    joined = "".join(narrow.split())  # a long word may continue on the next line
+    assert {word for word in words(wide) - words(narrow) if word not in joined} == set()
     assert narrow.count("…") <= wide.count("…")
 
 
 @pytest.mark.parametrize("command", PICTURES)
-def test_pictures(at, command):
+def test_drawings_fit_the_terminal(run_at_width, command):
     for width in (80, 40):
-        shown = at(width, command)
-        assert max(map(len, shown.splitlines())) <= width
-        assert "causal()" in shown
-        assert shown.count("causal() & (window(256, 0) | every(64))\n") <= 1, "its expression is said once"
+        output = run_at_width(width, command)
+        assert max(map(len, output.splitlines())) <= width
+        assert "causal()" in output
+        assert output.count("causal() & (window(256, 0) | every(64))\n") <= 1, "the expression is printed once"
 
 
 @pytest.mark.parametrize("command", ["inspect", "check", "cost", "exercise solve"])
-def test_help_breaks_no_word(at, command):
-    shown = at(80, f"{command} --help")
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "…" not in shown
-    assert "contributions" in shown or command != "inspect"
+def test_help_breaks_no_words(run_at_width, command):
+    output = run_at_width(80, f"{command} --help")
+    assert max(map(len, output.splitlines())) <= 80
+    assert "…" not in output
+    assert "contributions" in output or command != "inspect"
 
 
-def test_only_commands_that_are_to_be_copied_are_longer_than_the_terminal(at):
-    long = [line for line in at(80, "course show ceng403-exam").splitlines() if len(line) > 80]
+def test_course_show_exceeds_the_width_only_in_commands(run_at_width):
+    long = [line for line in run_at_width(80, "course show ceng403-exam").splitlines() if len(line) > 80]
     assert [line for line in long if not line.startswith("   clearhead ")] == []
