@@ -1,13 +1,12 @@
 """Data: from files to batches.
 
-A task (`TranslationTask`, `LanguageModeling`, `DigitClassification`, `SortDedup`) has a training and a validation part;
-`Batches`
-walks through a part:
+A task (`TranslationTask`, `LanguageModeling`, `DigitClassification`, `SortDedup`) has a training and a validation
+split, and `Batches` iterates over a split:
 
     task = TranslationTask.load("en-es")
     batches = Batches(task.train, TokenBudget(8192), seed=1)
     for batch in batches:
-        logits = batch.logits(model)  # against batch.labels, by batch.weights
+        logits = batch.logits(model)  # compare with batch.labels, weighted by batch.weights
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A batch: what a model is given, what it should answer, and how much each answer counts; and the parts of a task.
+"""Batches, splits and tasks: the interface between data and the training loop.
 
-Every kind of batch has `labels` and `weights` of the same shape (a weight of zero is padding, or a part that is not
-learnt) and knows how to call its kind of model, so one training loop serves all. Padding is told by lengths, which give
-the masks.
+Every kind of batch has `labels` and `weights` of the same shape (weight 0: padding, or tokens without a loss) and can
+call its kind of model, so one training loop serves all tasks. Padding is described by lengths, from which masks are
+made.
 
-A task has a name, a training part and a validation part. A part (`Split`) is a numbered list of examples. It says how
-long each is and makes a batch of any of them; which ones go together, and in what order, is the business of `Batches`.
-Example number r of epoch e is always the same example, whatever batch or process it is asked for in.
+A task has a name, a training split and a validation split. A `Split` is an indexed collection of examples, which
+returns their lengths and makes batches of any of them; `Batches` chooses the examples of each batch and their order.
+Example r of epoch e is always the same, independent of the batch and the process.
 
-Letters: B rows (R where many examples share one), S source tokens, T target tokens, C channels."""
+    B rows   R rows with several examples each   S source tokens   T target tokens   C channels"""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(ABC):
-    """The fields that every batch has. The counts are plain numbers, so that reading them waits for no device."""
+    """Fields of every batch. Counts are Python integers, so that reading them does not synchronize a device."""
 
     labels: Int[Tensor, "..."]
     weights: Float[Tensor, "..."]
-    n_tokens: int  # real tokens given to the model (pictures: their number)
-    n_padded: int  # the same with padding: what is computed
-    n_labels: int  # labels of weight above zero: what a mean loss divides by
+    n_tokens: int  # input tokens without padding (for images: their number)
+    n_padded: int  # input tokens with padding
+    n_labels: int  # labels with positive weight: the divisor of a mean loss
 
     @abstractmethod
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "... V"]:
-        """The model's scores for every label, from the inputs of this batch."""
+        """Call the model on the inputs of this batch and return its logits."""
 
     def custom_loss(self, logits: Float[Tensor, "..."]) -> Float[Tensor, ""] | None:
-        """The summed loss, where it is not cross-entropy label by label; `right` then counts the right labels."""
+        """Return the summed loss if it is not the cross-entropy of each label, else None."""
         return None
 
     def n_correct(self, logits: Float[Tensor, "..."]) -> int:
-        """How many labels are right, where there is a loss of its own."""
+        """Return the number of correct labels; required if the batch has a custom loss."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -54,28 +54,28 @@ class Batch(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors lie."""
+        """Device of the tensors."""
         return self.labels.device
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by their names, always in the same order."""
+        """Return the tensors by name, always in the same order."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def map(self: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
-        """The same batch with every tensor changed alike; its counts stay as they are."""
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
-        return replace(self, **changed)
+    def map(self: AnyBatch, function: Callable[[Tensor], Tensor]) -> AnyBatch:
+        """Return the batch with a function applied to every tensor; the counts do not change."""
+        tensors: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **tensors)
 
     def to(self: AnyBatch, device: torch.device | str, *, non_blocking: bool = False) -> AnyBatch:
-        """The same batch on a device."""
+        """Return the batch on a device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self: AnyBatch) -> AnyBatch:
-        """The same batch in page-locked memory, from which a copy to a GPU does not hold up the CPU."""
+        """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
         return self.map(lambda tensor: tensor.pin_memory())
 
     def with_zero_weight(self: AnyBatch) -> AnyBatch:
-        """The same batch with every weight zero: it takes part in a step and adds nothing to it."""
+        """Return the batch with all weights zero, so that it does not contribute to the loss."""
         return replace(self, weights=torch.zeros_like(self.weights), n_tokens=0, n_labels=0)
 
 
@@ -91,13 +91,13 @@ class PairBatch(Batch):
     weights: Float[Tensor, "B T"]
 
     def logits(self, model: Callable[..., Tensor]) -> Float[Tensor, "B T V"]:
-        # The target needs no padding mask: its padding is on the right, where causal attention never looks.
+        # The target needs no padding mask: its padding is on the right, which causal attention excludes.
         return model(self.source, self.target, source_mask=padding(self.source_lengths))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedPairBatch(Batch):
-    """Many pairs to a row, end to end. `…_documents` number the pairs of a row; positions count from each's start."""
+    """Several pairs packed into each row. `…_documents` number the pairs; positions start at 0 in each pair."""
 
     source: Int[Tensor, "R S"]
     source_documents: Int[Tensor, "R S"]
@@ -122,9 +122,9 @@ class PackedPairBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch(Batch):
-    """Token rows for a decoder; `labels[:, t]` is what should follow `ids[:, t]`.
+    """Token rows for a decoder; `labels[:, t]` is the token after `ids[:, t]`.
 
-    Where a row holds several documents, `documents` numbers them, and none attends to another."""
+    If rows contain several documents, `documents` numbers them, and tokens attend only to their own document."""
 
     ids: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
@@ -138,7 +138,7 @@ class TokenBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBatch(Batch):
-    """Normalised pictures and their classes."""
+    """Normalized images and their classes."""
 
     images: Float[Tensor, "B C height width"]
     labels: Int[Tensor, " B"]
@@ -153,36 +153,43 @@ AnySplit = TypeVar("AnySplit", bound="Split[Any]")
 
 
 class Split(ABC, Generic[B_co]):
-    """Numbered examples of one kind."""
+    """An indexed collection of examples."""
 
-    packable: ClassVar[bool] = False  # whether several can share a row
+    packable: ClassVar[bool] = False  # whether several examples can share a row
     is_streaming: ClassVar[bool] = False  # whether batches are read from files on demand, to the CPU
-    device_attrs: ClassVar[tuple[str, ...]] = ()  # the attributes that lie where batches are made
+    device_attrs: ClassVar[tuple[str, ...]] = ()  # tensor attributes on the device on which batches are made
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many examples an epoch has."""
+        """Return the number of examples per epoch."""
 
     @abstractmethod
     def lengths(self, epoch: int = 0) -> Int[Tensor, "N sides"]:
-        """The tokens of each example, a column for each side that is padded by itself."""
+        """Return the number of tokens of each example, one column per side (source, target)."""
 
     @abstractmethod
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
-        """The examples of these numbers side by side, padded to a multiple of `multiple` tokens."""
+        """Return a batch of the given examples, padded to a multiple of `multiple` tokens."""
 
     def labels_of(self, rows: Int[Tensor, " B"]) -> Int[Tensor, "..."]:
-        """What the examples of these numbers should be answered with: data are told apart by it."""
+        """Return the labels of the given examples; the fingerprint of the data uses them."""
         return self.batch(rows).labels
 
     def packed(self, rows: Int[Tensor, "R most"], width: int, *, epoch: int = 0) -> B_co:
-        """Rows of `width` tokens a side, each with the examples of these numbers end to end (−1 is no example).
+        """Return a batch whose rows contain several examples each, in `width` tokens per side.
 
-        Only where `packs` says so: the model has to be told which tokens belong together."""
+        Args:
+            rows: Example indices of each row; −1 marks unused entries.
+            width: Tokens per row and side.
+            epoch: Epoch of the examples.
+
+        Raises:
+            NotImplementedError: The split is not `packable`.
+        """
         raise NotImplementedError
 
     def to(self: AnySplit, device: torch.device | str) -> AnySplit:
-        """The same examples, with batches made on a device: worth it wherever the data fits there."""
+        """Return the split with its data on a device, so that batches are made there."""
         other = copy.copy(self)
         for name in self.device_attrs:
             setattr(other, name, getattr(self, name).to(device))
@@ -191,14 +198,14 @@ class Split(ABC, Generic[B_co]):
 
 @runtime_checkable
 class Task(Protocol):
-    """What a training loop needs to know of its data."""
+    """Training and validation data of a training loop."""
 
     name: str
 
     @property
     def train(self) -> Split[Batch]:
-        """The part to train on."""
+        """The training split."""
 
     @property
     def validation(self) -> Split[Batch]:
-        """The part to measure on."""
+        """The validation split."""

@@ -1,11 +1,11 @@
-"""The data sets this project knows, and how their files are fetched so that they are whole or not there.
+"""Known data sets, and resumable downloads of their files.
 
-None is part of the package. `fetch(name, folder)` brings one where a network allows; a copy got in any other way serves
-as well, and `identify(path)` says whether a file is one of those known. A checksum that is not known is None: such a
-file is then checked by its structure alone, and the listing says so.
+No data set is part of the package. `fetch(name, folder)` downloads one; a copy from elsewhere can be used too, and
+`identify(path)` recognizes known files. A file without a known checksum is checked by its structure only, which the
+listing reports.
 
-What has arrived of a file stays in `NAME.part`, and a fetch that broke off goes on there: the server is asked for the
-rest of it. Only a file of the right size and checksum gets its real name."""
+Partial content is stored in `NAME.part`, and an interrupted download continues there with a range request. Only a file
+with the expected size and checksum gets its final name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from clearhead._core.validation import lookup, require
 from clearhead.data import files
 from clearhead.errors import DataError, StorageError
 
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes there and, where known, the bytes in all."""
+DownloadProgress = Callable[[int, int | None], None]
+"""Called with the number of bytes so far and the total, if known."""
 
 _CHUNK = 1 << 16
 _RANGE_NOT_SATISFIABLE = 416
@@ -34,7 +34,7 @@ _RANGE_NOT_SATISFIABLE = 416
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file somewhere: its address, its name here, and what it must be. An unknown checksum is None."""
+    """A remote file: address, local name, and expected size and checksum, if known."""
 
     url: str
     name: str
@@ -43,8 +43,8 @@ class Download:
 
     def __post_init__(self) -> None:
         is_web, is_plain = self.url.startswith(("http://", "https://")), Path(self.name).name == self.name
-        require(is_web, f"address {self.url!r}: expected http:// or https://")
-        require(is_plain, f"file name {self.name!r}: expected a plain name without folders")
+        require(is_web, f"address is {self.url!r}; expected http:// or https://")
+        require(is_plain, f"file name is {self.name!r}; expected a name without folders")
 
 
 def fetch_file(
@@ -54,123 +54,145 @@ def fetch_file(
     tries: int = 5,
     timeout: float = 30.0,
     pause: float = 1.0,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
 ) -> Path:
-    """Bring a file into a folder, and give its path. One that is there and right is left as it is.
+    """Download a file into a folder, unless a valid copy is there.
 
-    A connection that breaks off is taken up again, with growing pauses, until `tries` in a row bring nothing."""
+    Args:
+        remote: The file.
+        folder: Target folder; created if necessary.
+        tries: Successive failures without new data before giving up.
+        timeout: Timeout of the connection in seconds.
+        pause: Seconds before the second try; doubled after each failure.
+        progress: Called after each chunk.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        StorageError: The download failed, or the file has another size or checksum.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
-    if target.is_file() and _why_wrong(remote, target) is None:
+    if target.is_file() and _mismatch(remote, target) is None:
         return target
     part = folder / f"{remote.name}.part"
     failures = 0
     while True:
         before = _size(part)
         try:
-            _continue(remote, part, timeout=timeout, progress=progress)
+            _resume_download(remote, part, timeout=timeout, progress=progress)
             break
         except (http.client.HTTPException, OSError) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                 raise StorageError(
-                    f"{remote.url} answered {error.code} {error.reason}: the file may have moved; "
-                    f"get it by hand and put it at {target}"
+                    f"{remote.url} returned {error.code} {error.reason}; the file may have moved: "
+                    f"download it to {target}"
                 ) from error
             failures = 1 if _size(part) > before else failures + 1
             if failures >= tries:
                 raise StorageError(
-                    f"{remote.url} could not be fetched ({error}) after {tries} tries; "
-                    f"{_size(part):,} bytes are kept in {part}: call again to go on from there"
+                    f"{remote.url} could not be downloaded ({error}) after {tries} tries; "
+                    f"{_size(part):,} bytes are in {part}: "
+                    "try again to resume"
                 ) from error
             time.sleep(min(pause * 2 ** (failures - 1), 30.0))
-    if (why := _why_wrong(remote, part)) is not None:
-        _forget(part)
-        raise StorageError(f"{remote.url} gave {why}")
+    if (mismatch := _mismatch(remote, part)) is not None:
+        _discard(part)
+        raise StorageError(f"{remote.url} returned {mismatch}")
     os.replace(part, target)
-    _note(part).unlink(missing_ok=True)
+    _metadata_path(part).unlink(missing_ok=True)
     return target
 
 
 def _size(path: Path) -> int:
+    """Return the size of a file, or 0 if it does not exist."""
     return path.stat().st_size if path.is_file() else 0
 
 
-def _why_wrong(remote: Download, path: Path) -> str | None:
-    """What a file is instead of the one that is known; None where it is that."""
+def _mismatch(remote: Download, path: Path) -> str | None:
+    """Return how a file differs from the expected one, or None."""
     if remote.size is not None and (size := path.stat().st_size) != remote.size:
-        return f"{size:,} bytes, expected {remote.size:,}: it is not the file that is known"
-    if remote.sha256 is not None and (got := files.sha256(path)) != remote.sha256:
-        return f"a file with sha256 {got}, expected {remote.sha256}: it is thrown away"
+        return f"{size:,} bytes, expected {remote.size:,}"
+    if remote.sha256 is not None and (digest := files.sha256(path)) != remote.sha256:
+        return f"a file with sha256 {digest}, expected {remote.sha256}; the content was discarded"
     return None
 
 
-def _continue(remote: Download, part: Path, *, timeout: float, progress: Progress | None) -> None:
-    """Ask for what is missing and add it; return when the file is all there."""
-    have, version = _what_is_there(remote, part)
-    if remote.size is not None and have == remote.size:
+def _resume_download(remote: Download, part: Path, *, timeout: float, progress: DownloadProgress | None) -> None:
+    """Request the missing bytes and append them; return when the file is complete."""
+    n_bytes, version = _partial_content(remote, part)
+    if remote.size is not None and n_bytes == remote.size:
         return
     headers = {"User-Agent": "clearhead", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if n_bytes:
+        headers["Range"] = f"bytes={n_bytes}-"
         if version:
-            headers["If-Range"] = version  # a file that has changed since is sent anew and whole
+            headers["If-Range"] = version  # if the file has changed, the server sends all of it
     try:
-        answer = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=timeout)
+        response = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == _RANGE_NOT_SATISFIABLE and have:
-            _forget(part)
-            raise ConnectionError("the server has no more than what is there; starting anew") from error
+        if error.code == _RANGE_NOT_SATISFIABLE and n_bytes:
+            _discard(part)
+            raise ConnectionError("the server has no more bytes; restarting the download") from error
         raise
-    with answer:
-        if answer.status == 206:
-            place, _, size = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")  # 5-9/10
-            start, total = _number(place.partition("-")[0]), _number(size)
-            if start != have:
-                _forget(part)
-                raise ConnectionError(f"asked for the bytes from {have}, got those from {start}; starting anew")
+    with response:
+        if response.status == 206:
+            content_range, _, size = (
+                response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+            )  # 5-9/10
+            start, total = _parse_int(content_range.partition("-")[0]), _parse_int(size)
+            if start != n_bytes:
+                _discard(part)
+                raise ConnectionError(
+                    f"requested bytes from {n_bytes}, got bytes from {start}; restarting the download"
+                )
         else:
-            have, total = 0, _number(answer.headers.get("Content-Length"))
-        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-        strong = version if version and not version.startswith("W/") else None  # a weak tag may not be used with ranges
-        write_atomically(_note(part), json.dumps({"url": remote.url, "version": strong}).encode())
-        with part.open("ab" if have else "wb") as out:
-            while chunk := answer.read(_CHUNK):
+            n_bytes, total = 0, _parse_int(response.headers.get("Content-Length"))
+        version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        strong_version = version if version and not version.startswith("W/") else None  # ranges need a strong tag
+        write_atomically(_metadata_path(part), json.dumps({"url": remote.url, "version": strong_version}).encode())
+        with part.open("ab" if n_bytes else "wb") as out:
+            while chunk := response.read(_CHUNK):
                 out.write(chunk)
-                have += len(chunk)
-                if remote.size is not None and have > remote.size:
-                    return  # not the file that was promised: no need of the rest, the size says so
+                n_bytes += len(chunk)
+                if remote.size is not None and n_bytes > remote.size:
+                    return  # larger than expected; the size check reports it
                 if progress is not None:
-                    progress(have, total if total is not None else remote.size)
+                    progress(n_bytes, total if total is not None else remote.size)
             out.flush()
             os.fsync(out.fileno())
-    if total is not None and have < total:
-        raise ConnectionError(f"the connection ended at byte {have:,} of {total:,}")
+    if total is not None and n_bytes < total:
+        raise ConnectionError(f"the connection ended at byte {n_bytes:,} of {total:,}")
 
 
-def _number(text: str | None) -> int | None:
+def _parse_int(text: str | None) -> int | None:
+    """Parse a decimal number of a header."""
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _note(part: Path) -> Path:
+def _metadata_path(part: Path) -> Path:
+    """Return the path of the file with the address and version of partial content."""
     return part.with_name(f"{part.name}.json")
 
 
-def _what_is_there(remote: Download, part: Path) -> tuple[int, str | None]:
-    """The bytes that can be gone on from, and the version of the file they are of."""
+def _partial_content(remote: Download, part: Path) -> tuple[int, str | None]:
+    """Return the number of bytes to resume after, and the version of the file that they belong to."""
     try:
-        note = json.loads(_note(part).read_text(encoding="utf-8"))
-        if note["url"] == remote.url and part.is_file():
-            return part.stat().st_size, note["version"]
+        metadata = json.loads(_metadata_path(part).read_text(encoding="utf-8"))
+        if metadata["url"] == remote.url and part.is_file():
+            return part.stat().st_size, metadata["version"]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    _forget(part)  # of another address, or of unknown origin: nothing to build on
+    _discard(part)  # from another or an unknown address
     return 0, None
 
 
-def _forget(part: Path) -> None:
+def _discard(part: Path) -> None:
+    """Remove partial content."""
     part.unlink(missing_ok=True)
-    _note(part).unlink(missing_ok=True)
+    _metadata_path(part).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------- data sets
@@ -178,7 +200,7 @@ def _forget(part: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFile:
-    """A file that may lie on a user's disk: recognised by its checksum, wherever it came from."""
+    """A file that a user may have, recognized by its checksum."""
 
     name: str
     size: int
@@ -187,34 +209,34 @@ class DatasetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """One data set, as `clearhead data` lists it."""
+    """A data set as listed by `clearhead data`."""
 
     name: str
-    task: str  # the task that reads it
+    task: str  # task that uses it
     description: str
     license: str
-    origin: str  # where it comes from, and how to get it where there is no address
+    origin: str  # source, and how to get it if it cannot be downloaded
     remotes: tuple[Download, ...] = ()
     copies: tuple[DatasetFile, ...] = ()
 
     @property
     def size(self) -> int | None:
-        """The bytes of what is fetched (or of the known copies, where nothing is); None where not known."""
+        """Bytes to download (or of the known copies if there are no downloads); None if unknown."""
         sizes = [item.size for item in self.remotes or self.copies]
         return sum(size or 0 for size in sizes) if sizes and None not in sizes else None
 
     @property
     def verified(self) -> str:
-        """How a fetched file is checked, in words."""
+        """How downloads are verified, for display."""
         if not self.remotes:
-            return "nothing to fetch"
+            return "nothing to download"
         if all(remote.sha256 for remote in self.remotes):
             return "sha256"
-        return "structure only: no checksum is known"
+        return "structure only (unknown checksum)"
 
 
-def _known() -> Iterator[DatasetInfo]:
-    """The table in known.toml. A remote file is called by the last part of its address, unless told otherwise."""
+def _read_datasets() -> Iterator[DatasetInfo]:
+    """Read datasets.toml. The default name of a download is the last part of its address."""
     table = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text(encoding="utf-8"))
     for name, row in table.items():
         remotes = tuple(Download(**{"name": Path(file["url"]).name} | file) for file in row.pop("remotes", ()))
@@ -222,21 +244,38 @@ def _known() -> Iterator[DatasetInfo]:
         yield DatasetInfo(name=name, **row, remotes=remotes, copies=copies)
 
 
-DATASETS: tuple[DatasetInfo, ...] = tuple(_known())
+DATASETS: tuple[DatasetInfo, ...] = tuple(_read_datasets())
 
 
-def get_dataset(name: str, known: Iterable[DatasetInfo] = DATASETS) -> DatasetInfo:
-    """The data set of a name."""
-    return lookup(name, {item.name: item for item in known}, "no data set is called")
+def get_dataset(name: str, datasets: Iterable[DatasetInfo] = DATASETS) -> DatasetInfo:
+    """Return a data set by name.
+
+    Raises:
+        ConfigError: There is no such data set.
+    """
+    return lookup(name, {item.name: item for item in datasets}, "no data set is called")
 
 
 def fetch(
-    name: str | DatasetInfo, folder: Path | str, *, progress: Progress | None = None, tries: int = 5, pause: float = 1.0
+    name: str | DatasetInfo,
+    folder: Path | str,
+    *,
+    progress: DownloadProgress | None = None,
+    tries: int = 5,
+    pause: float = 1.0,
 ) -> list[Path]:
-    """Bring the files of a data set into a folder: resumed where it broke off, checked, whole or absent."""
+    """Download the files of a data set into a folder, resuming interrupted downloads.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        DataError: The data set has no downloads.
+        StorageError: A download failed or is invalid.
+    """
     item = get_dataset(name) if isinstance(name, str) else name
     if not item.remotes:
-        raise DataError(f"{item.name} has nothing to fetch: it comes from elsewhere ({item.origin})")
+        raise DataError(f"{item.name} cannot be downloaded; get it from: {item.origin}")
     paths = []
     for remote in item.remotes:
         path = fetch_file(remote, folder, progress=progress, tries=tries, pause=pause)
@@ -247,7 +286,7 @@ def fetch(
 
 
 def _check_structure(item: DatasetInfo, path: Path) -> None:
-    """Read a file without a known checksum the way its task will; one that cannot be read is put aside."""
+    """Read a file without a known checksum as its task does; an unreadable file is renamed to `.bad`."""
     try:
         if item.task == "translation":
             from clearhead.data.tasks.translation import read_pairs
@@ -260,17 +299,17 @@ def _check_structure(item: DatasetInfo, path: Path) -> None:
         elif path.stat().st_size == 0:
             raise DataError(f"{path} is empty")
     except (DataError, StorageError) as error:
-        aside = path.with_name(f"{path.name}.bad")
-        path.replace(aside)
-        raise StorageError(f"what arrived for {item.name} is not such data ({error}); it is kept as {aside}") from error
+        renamed = path.with_name(f"{path.name}.bad")
+        path.replace(renamed)
+        raise StorageError(f"the download of {item.name} is invalid ({error}) and was renamed to {renamed}") from error
 
 
-def identify(path: Path | str, known: Iterable[DatasetInfo] = DATASETS) -> tuple[DatasetInfo, str] | None:
-    """The data set a local file belongs to and its usual name, by its checksum; None where it is unknown."""
+def identify(path: Path | str, datasets: Iterable[DatasetInfo] = DATASETS) -> tuple[DatasetInfo, str] | None:
+    """Return the data set and the usual name of a local file by its checksum, or None."""
     digest = files.sha256(Path(path))
-    for item in known:
-        kept: tuple[DatasetFile | Download, ...] = (*item.copies, *item.remotes)
-        for file in kept:
+    for item in datasets:
+        known_files: tuple[DatasetFile | Download, ...] = (*item.copies, *item.remotes)
+        for file in known_files:
             if file.sha256 == digest:
                 return item, file.name
     return None

@@ -1,9 +1,9 @@
-"""Which examples go together, in which order, and where a run stands in them.
+"""Group examples into batches, in a reproducible order that can be resumed.
 
-`Batches(split, TokenBudget(8192), seed=1)` walks through one epoch each time it is iterated. The order is a function of
-the seed and the epoch alone; `state_dict()` in the middle of an epoch and `load_state_dict()` in another process go on
-with exactly the batch that would have come next. Processes that share a run take every batch apart between them, row by
-row, so the batches, the budget and the place in the epoch mean the same for any number of processes."""
+`Batches(split, TokenBudget(8192), seed=1)` iterates over one epoch at a time. The order depends on the seed and the
+epoch only: `state_dict()` in the middle of an epoch and `load_state_dict()` in another process continue with the next
+batch. Several processes divide the rows of every batch, so batches, budget and position do not depend on the number of
+processes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from clearhead.data.batch import B_co, Split
 from clearhead.data.packing import round_up
 from clearhead.errors import ConfigError, DataError
 
-# Keys that keep the shuffling of rows and of batches apart from each other and from what the tasks draw.
+# RNG keys, distinct from those of the tasks.
 _ROWS, _BATCHES = 101, 103
-_MAX_EPOCH = 2**31 - 1  # further in, a stored state is damaged
+_MAX_EPOCH = 2**31 - 1  # a larger stored value is corrupted
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStatistics:
-    """How one epoch is cut into batches."""
+    """Counts of one epoch of batches."""
 
     n_batches: int
     n_examples: int
-    n_skipped: int  # examples that alone are over the budget
+    n_skipped: int  # examples that exceed the budget
     n_tokens: int
     n_padded: int
 
     @property
     def padding(self) -> float:
-        """The fraction of what is computed that is padding."""
+        """Fraction of padding tokens."""
         return 1 - self.n_tokens / self.n_padded if self.n_padded else 0.0
 
     def __str__(self) -> str:
@@ -52,24 +52,28 @@ class BatchStatistics:
 
 @dataclass(frozen=True)
 class TokenBudget(Validated):
-    """As many examples of like length as fit: rows × (the sides' widths together) is at most `budget`.
+    """Batches of examples of similar length with at most `budget` tokens, including padding, over all sides.
 
-    `multiple` rounds widths up (tensor cores like multiples of 8). `pool` examples, drawn at random, are sorted at a
-    time: a smaller pool mixes lengths more freely and pads more; None sorts the whole epoch."""
+    Args:
+        budget: Maximum of rows × (sum of the widths of all sides).
+        multiple: Widths are rounded up to a multiple of this (8 for tensor cores).
+        pool: Number of random examples that are sorted together. A smaller pool mixes lengths more and needs more
+            padding; None sorts the whole epoch.
+    """
 
     budget: PositiveInt
     multiple: PositiveInt = 1
     pool: PositiveInt | None = None
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
-        """The row numbers of each batch, from rows in a shuffled order; rows over the budget are left out."""
+        """Return the row indices of each batch, from shuffled rows; rows that exceed the budget are dropped."""
         widths = round_up(lengths, self.multiple)
         order = order[widths[order].sum(1) <= self.budget]
         order = order[self._by_length(widths[order])]
         return self._cut(widths[order], order)
 
     def _by_length(self, widths: Int[Tensor, "n sides"]) -> Tensor:
-        """Sort each pool by the first side, then the second and so on; equals keep their shuffled order."""
+        """Return the order of each pool sorted by the first side, then the second and so on (stable)."""
         n, sides = widths.shape
         if not n:
             return torch.arange(0)
@@ -77,68 +81,73 @@ class TokenBudget(Validated):
         for side in range(sides):
             column = widths[:, side]
             if side:
-                # Up for one width of the side before, down for the next: no jump where that width changes.
+                # Alternately ascending and descending, so that widths do not jump when the previous side changes.
                 column = torch.where(key % 2 == 0, column, column.max() - column)
             key = key * (int(column.max()) + 1) + column
         return torch.argsort(key, stable=True)
 
     def _cut(self, widths: Int[Tensor, "n sides"], order: Int[Tensor, " n"]) -> list[Tensor]:
-        groups, start = [], 0
+        """Cut sorted rows into groups that fit the budget."""
+        groups = []
+        start = 0
         while start < len(order):
-            # A group is at least as wide as its first row, so it cannot hold more rows than this.
-            most = max(1, self.budget // max(1, int(widths[start].sum())))
-            wide = widths[start : start + most].cummax(0).values.sum(1)  # (m,) width of the first 1 … m rows together
-            fits = int((wide * torch.arange(1, len(wide) + 1) <= self.budget).sum())
-            groups.append(order[start : start + fits])
-            start += fits
+            # The first row is a lower bound of the width, and so limits the number of rows.
+            max_rows = max(1, self.budget // max(1, int(widths[start].sum())))
+            batch_widths = (
+                widths[start : start + max_rows].cummax(0).values.sum(1)
+            )  # (m,) padded width of a batch of the first m rows
+            n_fits = int((batch_widths * torch.arange(1, len(batch_widths) + 1) <= self.budget).sum())
+            groups.append(order[start : start + n_fits])
+            start += n_fits
         return groups
 
 
 @dataclass(frozen=True)
 class FixedSize(Validated):
-    """A fixed number of examples, for those that are all of one size; the last batch may be smaller."""
+    """Batches of a fixed number of examples; the last one may be smaller."""
 
     examples: PositiveInt
     multiple: PositiveInt = 1
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
-        """The row numbers of each batch, from rows in a (shuffled) order."""
+        """Return the row indices of each batch, in order."""
         return list(order.split(self.examples)) if len(order) else []
 
 
 @dataclass(frozen=True)
 class SequencePacking(Validated):
-    """Examples end to end in rows of `width` tokens a side, `rows` of them in every batch.
+    """Batches of `rows` rows of `width` tokens per side, each filled with several examples.
 
-    Next to nothing is padding, whatever the lengths, and every batch has the same shape. Rows are filled in the order
-    of the draw: one ends where the next example does not fit on one of its sides. Longer examples are left out."""
+    There is little padding, and all batches have the same shape. Rows are filled in shuffled order; a row ends when the
+    next example does not fit on one of its sides. Examples longer than `width` are dropped."""
 
     rows: PositiveInt
     width: PositiveInt
 
     def groups(self, lengths: Int[Tensor, "N sides"], order: Int[Tensor, " N"]) -> list[Tensor]:
-        """For each batch, (rows, most): the numbers of the examples in each row, and −1 where there are no more."""
+        """Return the example indices of each row of each batch, (rows, most), filled with −1."""
         order = order[lengths[order].amax(1) <= self.width]
         if not len(order):
             return []
-        firsts = self._firsts(lengths[order])
+        firsts = self._first_examples(lengths[order])
         counts = torch.diff(firsts, append=torch.tensor([len(order)]))
-        # The last batch is made full with empty rows.
+        # The last batch is filled with empty rows.
         table = torch.full((round_up(len(firsts), self.rows), int(counts.max())), -1)
         row = torch.repeat_interleave(torch.arange(len(firsts)), counts)
         table[row, torch.arange(len(order)) - firsts[row]] = order
         return list(table.split(self.rows))
 
-    def _firsts(self, lengths: Int[Tensor, "n sides"]) -> Int[Tensor, " rows"]:
-        """The place of each row's first example."""
+    def _first_examples(self, lengths: Int[Tensor, "n sides"]) -> Int[Tensor, " rows"]:
+        """Return the index of each row's first example."""
         ends = lengths.cumsum(0)
-        # For a row that began with example i: the first that is too much for one of its sides.
+        # For a row that starts with example i: the first example that does not fit on one of its sides.
         limits = ends - lengths + self.width  # (n, sides)
-        too_much = torch.searchsorted(ends.T.contiguous(), limits.T.contiguous(), right=True).amin(0).tolist()
-        firsts, at = [], 0
-        while at < len(too_much):
-            firsts.append(at)
-            at = too_much[at]
+        next_first = torch.searchsorted(ends.T.contiguous(), limits.T.contiguous(), right=True).amin(0).tolist()
+        firsts = []
+        index = 0
+        while index < len(next_first):
+            firsts.append(index)
+            index = next_first[index]
         return torch.tensor(firsts)
 
 
@@ -146,15 +155,34 @@ Size: TypeAlias = TokenBudget | FixedSize | SequencePacking
 
 
 def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
-    """The numbers of a batch's examples, one after the other, however they lie in its rows."""
+    """Return the example indices of a batch as a flat tensor."""
     return group[group >= 0]
 
 
 class Batches(Generic[B_co]):
-    """The batches of a split, epoch after epoch; `epoch` and `position` say which comes next.
+    """Iterate over the batches of a split, one epoch per iteration.
 
-    `rank` of `world` processes gets the rows rank, rank + world, … of every batch: all have the same number of batches,
-    and joined they are the batches of one process. One for which a small batch has no row gets one of weight zero."""
+        for batch in Batches(task.train, TokenBudget(8192), seed=1): …
+
+    Process `rank` of `world` gets the rows rank, rank + world, … of every batch. A process without a row in a small
+    batch gets a batch with weight 0.
+
+    Args:
+        split: The examples.
+        size: How examples are grouped.
+        seed: Seed of the order.
+        shuffle: Whether to shuffle; otherwise examples are in the order of the split.
+        rank: Rank of this process.
+        world: Number of processes.
+
+    Attributes:
+        epoch: Current epoch.
+        position: Index of the next batch in the epoch.
+
+    Raises:
+        ConfigError: The examples cannot be packed.
+        DataError: No batch can be made.
+    """
 
     def __init__(
         self, split: Split[B_co], size: Size, *, seed: int = 0, shuffle: bool = True, rank: int = 0, world: int = 1
@@ -163,65 +191,64 @@ class Batches(Generic[B_co]):
         self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
         self.rank, self.world = rank, world
         self.epoch = self.position = 0
-        self._planned: tuple[int, list[Tensor], Tensor] | None = None
-        then = "only sentence pairs can: use batch=TokenBudget(…) or FixedSize(…)"
-        can = split.packable or not isinstance(size, SequencePacking)
-        require(can, f"examples of this task cannot be packed into rows, {then}")
+        self._cached_plan: tuple[int, list[Tensor], Tensor] | None = None
+        is_supported = split.packable or not isinstance(size, SequencePacking)
+        require(is_supported, "examples of this task cannot be packed; use batch=TokenBudget(…) or FixedSize(…)")
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
     def _plan(self) -> tuple[list[Tensor], Tensor]:
-        """The row numbers of each batch of this epoch, and the lengths they were planned by."""
-        if self._planned is None or self._planned[0] != self.epoch:
+        """Return the row indices of each batch of this epoch, and the lengths of all examples."""
+        if self._cached_plan is None or self._cached_plan[0] != self.epoch:
             n = len(self.split)
             lengths = self.split.lengths(self.epoch)
             order = permutation(n, _ROWS, self.seed, self.epoch) if self.shuffle else torch.arange(n)
             groups = self.size.groups(lengths, order)
             if self.shuffle:
                 groups = [groups[i] for i in permutation(len(groups), _BATCHES, self.seed, self.epoch).tolist()]
-            self._planned = self.epoch, groups, lengths
-        return self._planned[1], self._planned[2]
+            self._cached_plan = self.epoch, groups, lengths
+        return self._cached_plan[1], self._cached_plan[2]
 
     def groups(self) -> list[Tensor]:
-        """The row numbers of each batch of this epoch, before they are divided among processes."""
+        """Return the row indices of each batch of this epoch, over all processes."""
         return self._plan()[0]
 
     @property
     def static_rows(self) -> int | None:
-        """This process's rows in every batch, where all have one shape (but for a last, smaller one); else None."""
+        """Number of rows per batch of this process if all batches (except the last) have one shape, else None."""
         groups, lengths = self._plan()
-        same = isinstance(self.size, SequencePacking) or (
+        is_static = isinstance(self.size, SequencePacking) or (
             isinstance(self.size, FixedSize) and bool((lengths == lengths[0]).all())
         )
-        return len(max(groups, key=len)[self.rank :: self.world]) if same else None
+        return len(max(groups, key=len)[self.rank :: self.world]) if is_static else None
 
     def __len__(self) -> int:
-        """Batches in this epoch; by tokens, another epoch may have a few more or less."""
+        """Return the number of batches of this epoch; with a token budget it differs slightly between epochs."""
         return len(self.groups())
 
     def __iter__(self) -> Iterator[B_co]:
-        """What is left of this epoch. When the last batch has been taken, the next epoch begins at its start."""
+        """Yield the remaining batches of this epoch, and then advance to the next epoch."""
         groups = self.groups()
         while self.position < len(groups):
             rows = groups[self.position]
-            # Counted before it is handed out: a state saved while a batch is worked on does not bring it again.
+            # Incremented before the yield, so that a state saved during a step does not repeat the batch.
             self.position += 1
-            mine = rows[self.rank :: self.world]
-            some = mine if len(mine) else rows[:1]
+            local_rows = rows[self.rank :: self.world]
+            batch_rows = local_rows if len(local_rows) else rows[:1]
             if isinstance(self.size, SequencePacking):
-                batch = self.split.packed(some, self.size.width, epoch=self.epoch)
+                batch = self.split.packed(batch_rows, self.size.width, epoch=self.epoch)
             else:
-                batch = self.split.batch(some, epoch=self.epoch, multiple=self.size.multiple)
-            yield batch if len(mine) else batch.with_zero_weight()
+                batch = self.split.batch(batch_rows, epoch=self.epoch, multiple=self.size.multiple)
+            yield batch if len(local_rows) else batch.with_zero_weight()
         self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
-        """Epoch after epoch without end."""
+        """Yield batches of successive epochs without end."""
         while True:
             yield from self
 
     def statistics(self) -> BatchStatistics:
-        """Counts for this epoch, over all processes."""
+        """Return counts of this epoch over all processes."""
         groups, lengths = self._plan()
         examples = [examples_of(rows) for rows in groups]
         n_examples = sum(map(len, examples))
@@ -239,20 +266,26 @@ class Batches(Generic[B_co]):
         )
 
     def _identity(self) -> dict[str, Any]:
+        """Return the settings that a saved state must share."""
         return {"seed": self.seed, "shuffle": self.shuffle, "size": repr(self.size), "examples": len(self.split)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, as plain values; the number of processes is no part of it."""
+        """Return the position as plain values; it does not depend on the number of processes."""
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state says. It must be of the same data, seed and size, or the place would mean another one."""
+        """Continue at a saved position.
+
+        Raises:
+            ConfigError: The state belongs to other data, another seed or another batch size.
+        """
         if missing := {"epoch", "position", *self._identity()} - state.keys():
-            raise ConfigError(f"a saved place in the data lacks {', '.join(sorted(missing))}: it is not from Batches")
-        for name, here in self._identity().items():
-            then = "resume with the data and settings of the run that saved it"
-            saved = f"the saved place in the data is for {name} {state[name]}, this run has {here}"
-            require(state[name] == here, f"{saved}: {then}")
+            raise ConfigError(
+                f"the saved data position lacks {', '.join(sorted(missing))}; expected a state of Batches"
+            )
+        for name, value in self._identity().items():
+            saved = f"the saved data position has {name} {state[name]}, expected {value}"
+            require(state[name] == value, f"{saved}; resume with the data and settings of the run that saved it")
         epoch = check_int(state["epoch"], "epoch", maximum=_MAX_EPOCH)
         position = check_int(state["position"], "position", maximum=_MAX_EPOCH)
         self.epoch, self.position = epoch, position

@@ -1,4 +1,4 @@
-"""Fetching from a local server that breaks off, changes its mind and lies; and the list of data sets."""
+"""Downloads from a local server that interrupts, changes and corrupts files; the list of data sets."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _names(folder):
     return sorted(item.name for item in folder.iterdir())
 
 
-def test_a_file_arrives_whole_and_is_not_fetched_again(server, tmp_path):
+def test_fetch_file_existing_file_is_not_downloaded_again(server, tmp_path):
     seen = []
     path = fetch_file(_remote(server), tmp_path / "new", progress=lambda have, total: seen.append((have, total)))
     assert path.read_bytes() == CONTENT
@@ -96,7 +96,7 @@ def test_a_file_arrives_whole_and_is_not_fetched_again(server, tmp_path):
     assert server.log == [None]
 
 
-def test_a_broken_connection_is_taken_up_where_it_ended(server, tmp_path):
+def test_fetch_file_interrupted_connection_is_resumed(server, tmp_path):
     server.break_after = [70_001, 50_021]
     path = fetch_file(_remote(server), tmp_path, pause=0.0)
     assert path.read_bytes() == CONTENT
@@ -104,31 +104,31 @@ def test_a_broken_connection_is_taken_up_where_it_ended(server, tmp_path):
     assert _names(tmp_path) == ["data.bin"]
 
 
-def test_a_later_call_goes_on_from_what_is_there(server, tmp_path):
+def test_fetch_file_later_call_resumes_partial_file(server, tmp_path):
     server.break_after = [70_001]
-    with pytest.raises(StorageError, match=r"after 1 tries; 70,001 bytes are kept in .*call again to go on"):
+    with pytest.raises(StorageError, match=r"after 1 tries; 70,001 bytes are in .*try again to resume"):
         fetch_file(_remote(server), tmp_path, tries=1)
     assert not (tmp_path / "data.bin").exists()
     assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
     assert server.log == [None, "bytes=70001-"]
 
 
-def test_a_server_without_ranges_sends_it_all_again(server, tmp_path):
+def test_fetch_file_without_range_support_restarts(server, tmp_path):
     server.ranges = False
     server.break_after = [70_001]
     assert fetch_file(_remote(server), tmp_path, pause=0.0).read_bytes() == CONTENT
 
 
-def test_a_file_that_changed_in_between_is_not_glued_together(server, tmp_path):
+def test_fetch_file_changed_file_restarts(server, tmp_path):
     server.content = b"old" * 30_011
     server.break_after = [40_009]
-    with pytest.raises(StorageError, match="call again"):
+    with pytest.raises(StorageError, match="try again to resume"):
         fetch_file(_remote(server, size=None), tmp_path, tries=1)
     server.content, server.etag = CONTENT, '"two"'
     assert fetch_file(_remote(server, size=None), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_part_longer_than_the_file_is_begun_anew(server, tmp_path):
+def test_fetch_file_too_long_partial_file_restarts(server, tmp_path):
     server.break_after = [70_001]
     with pytest.raises(StorageError):
         fetch_file(_remote(server, size=None), tmp_path, tries=1)
@@ -137,47 +137,47 @@ def test_a_part_longer_than_the_file_is_begun_anew(server, tmp_path):
     assert fetch_file(_remote(server, size=None), tmp_path, pause=0.0).read_bytes() == CONTENT
 
 
-def test_a_part_of_unknown_origin_is_not_built_on(server, tmp_path):
+def test_fetch_file_partial_file_of_unknown_origin_restarts(server, tmp_path):
     (tmp_path / "data.bin.part").write_bytes(b"something else")
     assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
     assert server.log == [None]
 
 
-def test_a_wrong_file_never_gets_the_name(server, tmp_path):
-    with pytest.raises(StorageError, match=f"gave a file with sha256 {DIGEST}, expected 00"):
+def test_fetch_file_with_wrong_checksum_raises_and_leaves_no_file(server, tmp_path):
+    with pytest.raises(StorageError, match=f"returned a file with sha256 {DIGEST}, expected 00"):
         fetch_file(_remote(server, sha256="00"), tmp_path)
     assert _names(tmp_path) == []
-    with pytest.raises(StorageError, match="bytes, expected 100: it is not the file that is known"):
+    with pytest.raises(StorageError, match="bytes, expected 100"):
         fetch_file(_remote(server, size=100), tmp_path)
     assert _names(tmp_path) == []
 
 
-def test_a_wrong_local_file_is_replaced(server, tmp_path):
+def test_fetch_file_replaces_invalid_local_file(server, tmp_path):
     (tmp_path / "data.bin").write_bytes(CONTENT[:-1] + b"\x00")
     assert fetch_file(_remote(server), tmp_path).read_bytes() == CONTENT
 
 
-def test_answers_of_the_server(server, tmp_path):
+def test_fetch_file_http_error_raises_storage_error(server, tmp_path):
     server.statuses = [503]
     assert fetch_file(_remote(server), tmp_path, pause=0.0).read_bytes() == CONTENT
     server.statuses = [404]
-    with pytest.raises(StorageError, match=r"answered 404 Not Found: the file may have moved; get it by hand"):
+    with pytest.raises(StorageError, match=r"returned 404 Not Found; the file may have moved"):
         fetch_file(_remote(server, name="other.bin"), tmp_path)
     assert len(server.log) == 3
 
 
-def test_no_server_at_all(tmp_path):
+def test_fetch_file_unreachable_server_raises_storage_error(tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
         port = closed.server_port
     remote = Download(url=f"http://127.0.0.1:{port}/a", name="a")
-    with pytest.raises(StorageError, match=r"could not be fetched .*refused.* after 2 tries; 0 bytes are kept"):
+    with pytest.raises(StorageError, match=r"could not be downloaded .*refused.* after 2 tries; 0 bytes are in"):
         fetch_file(remote, tmp_path, tries=2, pause=0.0)
 
 
-def test_addresses_and_names_that_are_refused():
+def test_download_invalid_address_or_name_raises_config_error():
     with pytest.raises(ConfigError, match="expected http:// or https://"):
         Download(url="file:///etc/passwd", name="a")
-    with pytest.raises(ConfigError, match="expected a plain name without folders"):
+    with pytest.raises(ConfigError, match="expected a name without folders"):
         Download(url="http://127.0.0.1/a", name="../a")
 
 
@@ -193,26 +193,26 @@ def _pairs(server, **changes):
     return DatasetInfo(**(fields | changes))
 
 
-def test_without_a_checksum_the_structure_is_checked(server, tmp_path):
+def test_fetch_without_checksum_checks_the_structure(server, tmp_path):
     item = _pairs(server)
-    assert item.verified == "structure only: no checksum is known"
+    assert item.verified == "structure only (unknown checksum)"
     server.content = b"Go.\tVe.\n"
     assert [path.read_bytes() for path in fetch(item, tmp_path)] == [b"Go.\tVe.\n"]
     (tmp_path / "pairs.tsv").unlink()
     server.content = b"<html>moved</html>"
-    with pytest.raises(StorageError, match=r"what arrived for pairs is not such data .*kept as .*pairs\.tsv\.bad"):
+    with pytest.raises(StorageError, match=r"the download of pairs is invalid .*renamed to .*pairs\.tsv\.bad"):
         fetch(item, tmp_path, tries=1)
     assert _names(tmp_path) == ["pairs.tsv.bad"]
 
 
-def test_fetching_by_name_and_what_has_nothing_to_fetch(tmp_path):
+def test_fetch_by_name_and_without_downloads(tmp_path):
     with pytest.raises(ConfigError, match="no data set is called 'nope'; known are: en-es, svhn"):
         fetch("nope", tmp_path)
-    with pytest.raises(DataError, match=r"sklearn-digits has nothing to fetch: .*inside scikit-learn"):
+    with pytest.raises(DataError, match=r"sklearn-digits cannot be downloaded; .*inside scikit-learn"):
         fetch("sklearn-digits", tmp_path)
 
 
-def test_a_local_file_is_recognised_by_its_content(server, tmp_path):
+def test_identify_recognizes_files_by_content(server, tmp_path):
     path = tmp_path / "whatever"
     path.write_bytes(CONTENT)
     copy = DatasetFile(name="data.bin", size=len(CONTENT), sha256=DIGEST)
@@ -223,7 +223,7 @@ def test_a_local_file_is_recognised_by_its_content(server, tmp_path):
     assert identify(path) is None
 
 
-def test_the_list_is_complete():
+def test_datasets_have_complete_descriptions():
     assert len({item.name for item in DATASETS}) == len(DATASETS)
     for item in DATASETS:
         assert get_dataset(item.name) is item
@@ -237,4 +237,4 @@ def test_the_list_is_complete():
     assert get_dataset("svhn").size == 182_040_794 + 64_275_384
     assert get_dataset("svhn").verified == "sha256"
     assert get_dataset("en-es").size is None
-    assert get_dataset("sort-dedup").verified == "nothing to fetch"
+    assert get_dataset("sort-dedup").verified == "nothing to download"

@@ -1,4 +1,4 @@
-"""Lines from plain and compressed files, and the report of what was skipped."""
+"""Lines from plain and compressed files, and the report of skipped rows."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def _write(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "xz", "gz", "zip", "tar"])
-def test_lines_are_the_same_in_every_wrapping(tmp_path, kind):
+def test_read_lines_does_not_depend_on_compression(tmp_path, kind):
     assert list(files.read_lines(_write(tmp_path, kind))) == LINES
 
 
-def test_a_line_over_the_limit_is_none_and_the_next_is_whole(tmp_path):
+def test_read_lines_line_over_the_limit_is_none(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"12345\n123456\n" + b"x" * (3 << 20) + b"\n12345\r\n1234567")
     found = list(files.read_lines(path, max_bytes=5))
     assert found == [(1, b"12345"), (2, None), (3, None), (4, b"12345"), (5, None)]
 
 
-def test_damage_is_named(tmp_path):
+def test_read_lines_invalid_file_raises(tmp_path):
     whole = lzma.compress(b"line\n" * 9973)
-    (tmp_path / "torn.xz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(StorageError, match=r"torn\.xz is damaged or cut short .* fetch it again"):
-        list(files.read_lines(tmp_path / "torn.xz"))
+    (tmp_path / "truncated.xz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StorageError, match=r"truncated\.xz is corrupted or incomplete .* download it again"):
+        list(files.read_lines(tmp_path / "truncated.xz"))
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04rest")
-    with pytest.raises(StorageError, match=r"bad\.zip is damaged"):
+    with pytest.raises(StorageError, match=r"bad\.zip is corrupted"):
         list(files.read_lines(tmp_path / "bad.zip"))
     with pytest.raises(StorageError, match="there is no file"):
         list(files.read_lines(tmp_path / "none"))
@@ -67,13 +67,13 @@ def test_damage_is_named(tmp_path):
         list(files.read_lines(tmp_path))
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("picture.png", b"0")
-    with pytest.raises(DataError, match=r"holds no \.txt or \.tsv file, but 1 others"):
+    with pytest.raises(DataError, match=r"contains no \.txt or \.tsv file among 1 files"):
         list(files.read_lines(tmp_path / "other.zip"))
 
 
 @pytest.mark.parametrize("length", [1, 53, 4999])  # a checksum that is wrong, a stream that cannot be read on
 @pytest.mark.parametrize("kind", ["xz", "gz", "zip", "tar"])
-def test_damage_in_the_middle_is_named_too(tmp_path, kind, length):
+def test_read_lines_corrupted_in_the_middle_raises_storage_error(tmp_path, kind, length):
     content = b"".join(b"%d\n" % (n * n) for n in range(9973))
     path = tmp_path / {"xz": "a.xz", "gz": "a.gz", "zip": "a.zip", "tar": "a.tar.gz"}[kind]
     if kind == "zip":
@@ -89,12 +89,12 @@ def test_damage_in_the_middle_is_named_too(tmp_path, kind, length):
     whole = path.read_bytes()
     start = len(whole) // 2
     path.write_bytes(whole[:start] + b"\xff" * length + whole[start + length :])
-    with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
+    with pytest.raises(StorageError, match=r"is corrupted or incomplete .* download it again"):
         list(files.read_lines(path))
 
 
 @pytest.mark.parametrize("kind", ["gz", "zip"])
-def test_a_stream_of_an_unknown_kind_is_damage(tmp_path, kind):
+def test_read_lines_invalid_compression_raises_storage_error(tmp_path, kind):
     path = tmp_path / f"a.{kind}"
     if kind == "gz":
         path.write_bytes(gzip.compress(b"line\n" * 97))
@@ -104,11 +104,11 @@ def test_a_stream_of_an_unknown_kind_is_damage(tmp_path, kind):
     content = bytearray(path.read_bytes())
     content[{"gz": 10, "zip": 35}[kind]] = 0x07  # the first block says that it is of a kind that there is not
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=r"is damaged or cut short .* fetch it again"):
+    with pytest.raises(StorageError, match=r"is corrupted or incomplete .* download it again"):
         list(files.read_lines(path))
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
+def test_write_atomically_interrupted_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     atomic_io.write_atomically(path, b"old")
 
@@ -122,7 +122,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypa
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_the_report_is_a_sentence_with_line_numbers():
+def test_row_report_str_contains_line_numbers():
     report = RowReport(source="pairs.tsv", n_rows=19).with_skipped(NO_TAB, range(2, 20, 2)).with_skipped(TOO_LONG, [7])
     assert (report.n_rows, report.n_good, report.n_skipped) == (19, 9, 10)
     assert str(report) == (

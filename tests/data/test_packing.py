@@ -52,7 +52,7 @@ pair_lengths = st.lists(st.tuples(st.integers(1, 23), st.integers(1, 19)), min_s
 
 
 @given(pair_lengths, st.integers(7, 61), st.integers(1, 5))
-def test_every_example_once_in_rows_that_hold_it(lengths, width, rows):
+def test_groups_contain_every_example_once_within_the_width(lengths, width, rows):
     lengths = torch.tensor(lengths)
     order = torch.randperm(len(lengths))
     groups = SequencePacking(rows, width).groups(lengths, order)
@@ -66,7 +66,7 @@ def test_every_example_once_in_rows_that_hold_it(lengths, width, rows):
         assert int(lengths[torch.cat([line, following[:1]])].sum(0).max()) > width
 
 
-def test_rows_hold_the_ids_of_their_examples_end_to_end():
+def test_packed_rows_contain_the_ids_of_their_examples():
     ragged = Ragged.of([[1, 2, 3], [4], [], [5, 6, 7, 8], [9, 10]])
     rows = torch.tensor([[3, 0, -1], [1, 2, 4], [-1, -1, -1]])
     layout = ragged.layout(rows, 8)
@@ -85,7 +85,7 @@ def test_rows_hold_the_ids_of_their_examples_end_to_end():
     assert ragged.packed(rows, layout, fill=0, skip=1).tolist() == [[6, 7, 8, 2, 3], [10, 0, 0, 0, 0]]
 
 
-def test_counts_are_those_of_the_pairs(split):
+def test_packed_counts_equal_those_of_the_pairs(split):
     batches = Batches(split, SequencePacking(rows=5, width=53), seed=7)
     counted = batches.statistics()
     made = list(batches)
@@ -103,7 +103,7 @@ def test_counts_are_those_of_the_pairs(split):
     [Sinusoidal(), LearnedPositions(max_len=64), Rotary(), RelativeBias(), ALiBi(), NoPE()],
     ids=lambda positions: type(positions).__name__,
 )
-def test_loss_and_gradients_are_those_of_padded_batches(split, positions):
+def test_packed_loss_and_gradients_equal_padded_batches(split, positions):
     torch.manual_seed(3)
     config = EncoderDecoderConfig(
         vocab_size=281,
@@ -132,7 +132,7 @@ def test_loss_and_gradients_are_those_of_padded_batches(split, positions):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_a_pair_does_not_see_its_neighbours(split):
+def test_packed_pairs_are_independent(split):
     torch.manual_seed(4)
     model = EncoderDecoderConfig(
         vocab_size=281, max_len=64, d_model=12, n_heads=3, d_ff=17, n_encoder_layers=1, n_decoder_layers=1
@@ -148,7 +148,7 @@ def test_a_pair_does_not_see_its_neighbours(split):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 17])
-def test_resuming_goes_on_with_the_next_batch(split, taken):
+def test_batches_resumed_continue_with_the_next_batch(split, taken):
     unbroken = Batches(split, SequencePacking(rows=4, width=53), seed=5)
     stream = unbroken.forever()
     for _ in range(taken):
@@ -161,7 +161,7 @@ def test_resuming_goes_on_with_the_next_batch(split, taken):
 
 
 @given(world=st.integers(1, 5), rows=st.integers(1, 4))
-def test_processes_joined_are_one_process(split, world, rows):
+def test_batches_of_all_processes_equal_one_process(split, world, rows):
     size = SequencePacking(rows=rows, width=53)
     whole = list(Batches(split, size, seed=3))
     parts = [list(Batches(split, size, seed=3, rank=rank, world=world)) for rank in range(world)]
@@ -177,11 +177,11 @@ def test_processes_joined_are_one_process(split, world, rows):
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_packed_is_said(split):
+def test_packing_invalid_arguments_raise(split):
     with pytest.raises(ConfigError, match="SequencePacking: rows is 0; expected a whole number of at least 1"):
         SequencePacking(rows=0, width=53)
     with pytest.raises(DataError, match=r"no batch can be made: .*151 over the budget skipped"):
         Batches(split, SequencePacking(rows=3, width=1))
     task = SortDedup(n_symbols=5, max_length=7, n_train=11, n_validation=5)
-    with pytest.raises(ConfigError, match=r"only sentence pairs can: use batch=TokenBudget"):
+    with pytest.raises(ConfigError, match=r"cannot be packed; use batch=TokenBudget"):
         Batches(task.train, SequencePacking(rows=3, width=53))

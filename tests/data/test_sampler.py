@@ -1,4 +1,4 @@
-"""Which rows go together: within the budget, each once, the same again after resuming and when divided."""
+"""Batches: groups within the budget, padding, order, resuming and division among processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ pair_lengths = st.lists(st.tuples(st.integers(1, 23), st.integers(1, 19)), min_s
 
 
 @given(pair_lengths, st.integers(42, 211), st.integers(1, 8), st.one_of(st.none(), st.integers(1, 50)))
-def test_every_row_once_and_never_over_the_budget(lengths, budget, multiple, pool):
+def test_token_budget_groups_contain_every_row_once_within_the_budget(lengths, budget, multiple, pool):
     size = TokenBudget(budget, multiple=multiple, pool=pool)
     lengths = torch.tensor(lengths)
     widths = -(-lengths // multiple) * multiple
@@ -71,7 +71,7 @@ def test_every_row_once_and_never_over_the_budget(lengths, budget, multiple, poo
     assert sorted(torch.cat(groups).tolist() if groups else []) == fits
 
 
-def test_no_group_could_have_taken_the_next_row():
+def test_token_budget_groups_are_maximal():
     lengths = torch.randint(1, 31, (499, 2))
     size = TokenBudget(211)
     groups = size.groups(lengths, torch.arange(499))
@@ -80,7 +80,7 @@ def test_no_group_could_have_taken_the_next_row():
         assert len(joined) * int(lengths[joined].amax(0).sum()) > 211
 
 
-def test_padding_is_counted_and_small():
+def test_statistics_padding_is_small():
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(3, 41, (4001, 2), generator=generator)
     lengths[:, 1] = (lengths[:, 0] + torch.randint(-2, 3, (4001,), generator=generator)).clamp(min=1)
@@ -95,7 +95,7 @@ def test_padding_is_counted_and_small():
     assert f"{sorted_.padding:.2%} padding" in str(sorted_)
 
 
-def test_statistics_agree_with_the_batches():
+def test_statistics_equal_sums_over_batches():
     batches = Batches(Rows([[n] for n in range(1, 60)]), TokenBudget(101, multiple=4), seed=7)
     counted = batches.statistics()
     made = list(batches)
@@ -105,7 +105,7 @@ def test_statistics_agree_with_the_batches():
     assert counted.padding == pytest.approx(1 - counted.n_tokens / counted.n_padded)
 
 
-def test_rows_over_the_budget_are_skipped_and_counted():
+def test_token_budget_rows_over_the_budget_are_skipped_and_counted():
     batches = Batches(Rows([[3], [50], [5], [51]]), TokenBudget(47))
     assert sorted(_flat(_numbers(batches))) == [0, 2]
     batches = Batches(Rows([[3], [50], [5], [51]]), TokenBudget(47))
@@ -115,7 +115,7 @@ def test_rows_over_the_budget_are_skipped_and_counted():
         Batches(Rows([[50], [51]]), TokenBudget(47))
 
 
-def test_the_order_changes_with_seed_and_epoch_and_with_nothing_else():
+def test_batches_order_depends_on_seed_and_epoch_only():
     split = Rows([[1 + r % 13] for r in range(211)])
     batches = Batches(split, TokenBudget(61), seed=5)
     first, second = _numbers(batches), _numbers(batches)
@@ -129,7 +129,7 @@ def test_the_order_changes_with_seed_and_epoch_and_with_nothing_else():
     assert len(plain) == 22
 
 
-def test_another_process_has_the_same_order():
+def test_batches_order_is_equal_in_another_process():
     code = (
         "import torch; from clearhead.data import TokenBudget; from clearhead._core.counter_rng import permutation;"
         "g = TokenBudget(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3));"
@@ -142,7 +142,7 @@ def test_another_process_has_the_same_order():
 
 @pytest.mark.parametrize("size", [TokenBudget(61), FixedSize(7)])
 @pytest.mark.parametrize("taken", [0, 1, 17, 31, 45])
-def test_resuming_goes_on_with_the_next_batch(size, taken):
+def test_batches_resumed_continue_with_the_next_batch(size, taken):
     split = Rows([[1 + r % 13] for r in range(211)])
     unbroken = Batches(split, size, seed=5)
     stream = unbroken.forever()
@@ -156,7 +156,7 @@ def test_resuming_goes_on_with_the_next_batch(size, taken):
     assert [next(again).ids[:, 0].tolist() for _ in range(50)] == expected
 
 
-def test_a_loop_left_in_the_middle_is_gone_on_with():
+def test_batches_interrupted_iteration_continues():
     batches = Batches(Rows([[1]] * 23), FixedSize(5))
     first = next(iter(batches)).ids[:, 0].tolist()
     rest = _numbers(batches)
@@ -165,13 +165,13 @@ def test_a_loop_left_in_the_middle_is_gone_on_with():
     assert (batches.epoch, batches.position) == (1, 0)
 
 
-def test_a_state_of_another_run_is_refused():
+def test_load_state_dict_of_another_run_raises_config_error():
     split = Rows([[1]] * 23)
     state = Batches(split, FixedSize(5), seed=1).state_dict()
     for other, word in [
-        (Batches(split, FixedSize(5), seed=2), "seed 1, this run has 2"),
+        (Batches(split, FixedSize(5), seed=2), "seed 1, expected 2"),
         (Batches(split, FixedSize(6), seed=1), r"size FixedSize\(examples=5"),
-        (Batches(Rows([[1]] * 22), FixedSize(5), seed=1), "examples 23, this run has 22"),
+        (Batches(Rows([[1]] * 22), FixedSize(5), seed=1), "examples 23, expected 22"),
     ]:
         with pytest.raises(ConfigError, match=word):
             other.load_state_dict(state)
@@ -182,7 +182,7 @@ def test_a_state_of_another_run_is_refused():
 
 
 @given(st.integers(1, 5), st.integers(1, 60), st.integers(1, 9))
-def test_processes_joined_are_one_process(world, n, count):
+def test_batches_of_all_processes_equal_one_process(world, n, count):
     split = Rows([[1 + r % 13] for r in range(n)])
     whole = list(Batches(split, FixedSize(count), seed=3))
     parts = [list(Batches(split, FixedSize(count), seed=3, rank=rank, world=world)) for rank in range(world)]
@@ -196,7 +196,7 @@ def test_processes_joined_are_one_process(world, n, count):
         assert sum(float(share.weights.sum()) for share in shares) == float(batch.weights.sum())
 
 
-def test_a_run_of_two_processes_resumes_on_one():
+def test_batches_of_two_processes_resume_in_one():
     split = Rows([[1]] * 41)
     two = [Batches(split, FixedSize(6), seed=3, rank=rank, world=2) for rank in range(2)]
     streams = [iter(batches) for batches in two]
@@ -210,7 +210,7 @@ def test_a_run_of_two_processes_resumes_on_one():
     assert [following[0::2], following[1::2]] == shares
 
 
-def test_what_is_refused():
+def test_batches_invalid_arguments_raise_config_error():
     with pytest.raises(ConfigError, match="rank 2 of world 2: expected 0 ≤ rank < world"):
         Batches(Rows([[1]]), FixedSize(1), rank=2, world=2)
     with pytest.raises(ConfigError, match="TokenBudget: budget is 0; expected a whole number of at least 1"):
@@ -223,7 +223,7 @@ rows_of_ids = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size
 
 
 @given(rows_of_ids, st.data())
-def test_a_padded_rectangle_is_the_rows_and_the_fill(rows, data):
+def test_padded_contains_the_rows_and_the_fill_value(rows, data):
     ragged = Ragged.of(rows)
     assert [ragged[i] for i in range(len(rows))] == rows
     choice = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=7))
@@ -255,7 +255,7 @@ def _pair_batch():
     )
 
 
-def test_a_batch_moves_whole_and_cannot_be_changed():
+def test_batch_to_moves_all_tensors_and_batch_is_frozen():
     batch = _pair_batch()
     moved = batch.to("meta")
     tensors = [
@@ -275,7 +275,7 @@ def test_a_batch_moves_whole_and_cannot_be_changed():
     assert torch.equal(quiet.source, batch.source)
 
 
-def test_a_batch_calls_its_model_with_a_padding_mask():
+def test_pair_batch_logits_passes_a_padding_mask():
     seen = {}
 
     def model(source, target, *, source_mask):

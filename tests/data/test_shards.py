@@ -1,4 +1,4 @@
-"""Shards hold the ids of the texts, whoever makes them and however often it breaks off; damage is seen."""
+"""Shards contain the ids of the texts, independent of processes and interruptions; corruption is detected."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def ids_of(shards):
 
 
 @pytest.mark.parametrize("at_once", [300, 1009, 1 << 20])
-def test_the_ids_are_those_of_the_whole_texts_however_they_are_cut(tmp_path, bpe, at_once):
+def test_tokenize_ids_do_not_depend_on_the_shard_size(tmp_path, bpe, at_once):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + BOOK.replace("\n", "\r\n").encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"another one"))
-    found = tokenize([tmp_path / "a.txt", tmp_path / "b.txt.gz"], bpe, tmp_path / "out", bytes_per_shard=at_once)
-    assert ids_of(found) == [*bpe.encode(BOOK), bpe.eos_id, *bpe.encode("another one"), bpe.eos_id]
-    assert found.n_documents == 2
-    assert found.dtype == "uint16"
-    assert len(found.names) > 5 or at_once > 1009
-    assert found.tokenizer.to_json() == bpe.to_json()
-    for start, stop in ((0, 0), (3, 4), (17, 401), (len(found) - 2, len(found) + 99)):
-        assert found.read(start, stop).tolist() == ids_of(found)[start:stop]
+    shards = tokenize([tmp_path / "a.txt", tmp_path / "b.txt.gz"], bpe, tmp_path / "out", bytes_per_shard=at_once)
+    assert ids_of(shards) == [*bpe.encode(BOOK), bpe.eos_id, *bpe.encode("another one"), bpe.eos_id]
+    assert shards.n_documents == 2
+    assert shards.dtype == "uint16"
+    assert len(shards.names) > 5 or at_once > 1009
+    assert shards.tokenizer.to_json() == bpe.to_json()
+    for start, stop in ((0, 0), (3, 4), (17, 401), (len(shards) - 2, len(shards) + 99)):
+        assert shards.read(start, stop).tolist() == ids_of(shards)[start:stop]
 
 
-def test_any_number_of_processes_writes_the_same_files(tmp_path, bpe):
+def test_tokenize_files_do_not_depend_on_the_number_of_processes(tmp_path, bpe):
     (tmp_path / "a.txt").write_text(BOOK)
     for n in (1, 2):
         tokenize([tmp_path / "a.txt"], bpe, tmp_path / str(n), processes=n, bytes_per_shard=3001)
@@ -54,7 +54,7 @@ def test_any_number_of_processes_writes_the_same_files(tmp_path, bpe):
 
 
 @pytest.mark.parametrize("at_once", [23, 71, 1 << 20])
-def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
+def test_tokenize_separators_and_json_lines_divide_documents(tmp_path, bpe, at_once):
     texts = ["one\ntwo\n", "three words here\n", "four\n"]
     (tmp_path / "a.txt").write_text("<doc>\n" + "<doc>\n".join(texts) + "<doc>\n")
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts) + 'no json\n{"n": 1}\n')
@@ -66,7 +66,7 @@ def test_separators_and_lines_of_json_part_documents(tmp_path, bpe, at_once):
     assert json.loads((tmp_path / "2/index.json").read_text())["skipped_lines"] == 2
 
 
-def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bpe, monkeypatch):
+def test_tokenize_interrupted_resumes_and_rewrites_only_changed_shards(tmp_path, bpe, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(BOOK)
     whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_per_shard=1009))
@@ -98,15 +98,15 @@ def test_what_broke_off_goes_on_and_only_what_changed_is_made_again(tmp_path, bp
     assert made[n:] == [made[n - 1]]
 
 
-def test_wide_vocabularies_take_four_bytes(tmp_path):
+def test_tokenize_large_vocabulary_uses_four_bytes(tmp_path):
     alphabet = CharTokenizer([chr(i) for i in range(0x20, 0x7F)] + [chr(0x20000 + i) for i in range(1 << 16)])
     (tmp_path / "a.txt").write_text("abc" + chr(0x20000 + 65_000))
-    found = tokenize([tmp_path / "a.txt"], alphabet, tmp_path / "out")
-    assert found.dtype == "uint32"
-    assert ids_of(found) == [*alphabet.encode("abc" + chr(0x20000 + 65_000)), alphabet.eos_id]
+    shards = tokenize([tmp_path / "a.txt"], alphabet, tmp_path / "out")
+    assert shards.dtype == "uint32"
+    assert ids_of(shards) == [*alphabet.encode("abc" + chr(0x20000 + 65_000)), alphabet.eos_id]
 
 
-def test_damage_and_strangers_are_refused(tmp_path, bpe):
+def test_tokenize_and_open_invalid_folder_raises(tmp_path, bpe):
     (tmp_path / "a.txt").write_text(BOOK)
     out = tmp_path / "out"
     tokenize([tmp_path / "a.txt"], bpe, out)
@@ -115,12 +115,12 @@ def test_damage_and_strangers_are_refused(tmp_path, bpe):
     raw = bytearray((out / "00000.ids").read_bytes())
     raw[5] ^= 1
     (out / "00000.ids").write_bytes(raw)
-    with pytest.raises(StorageError, match=r"00000\.ids is not what was written"):
+    with pytest.raises(StorageError, match=r"00000\.ids was modified"):
         Shards.open(out)
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match="there is no text in it"):
+    with pytest.raises(DataError, match="the files contain no text"):
         tokenize([tmp_path / "empty.txt"], bpe, tmp_path / "e")
-    with pytest.raises(StorageError, match=r"holds [a-z.]+, which is no part"):
+    with pytest.raises(StorageError, match=r"contains [a-z.]+, which is not part"):
         tokenize([tmp_path / "a.txt"], bpe, tmp_path)
     with pytest.raises(ConfigError, match="expected the text of a line"):
         tokenize([tmp_path / "a.txt"], bpe, tmp_path / "x", separator=" ")
@@ -138,7 +138,7 @@ def shards(tmp_path, bpe):
     return tokenize([tmp_path / f"{i}.txt" for i in range(3)], bpe, tmp_path / "out", bytes_per_shard=200)
 
 
-def test_windows_are_those_of_the_ids_in_memory(shards):
+def test_shard_split_equals_window_split(shards):
     task = LanguageModeling.load(
         shards.folder, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True
     )
@@ -148,13 +148,13 @@ def test_windows_are_those_of_the_ids_in_memory(shards):
         from clearhead.data import WindowSplit
 
         same = WindowSplit(part, context=31, windows=split.windows, seed=5, pad_id=shards.tokenizer.pad_id)
-        ours, theirs = (s.batch(torch.arange(len(s)), epoch=2, multiple=8) for s in (split, same))
+        shard_batch, memory_batch = (s.batch(torch.arange(len(s)), epoch=2, multiple=8) for s in (split, same))
         for name in ("ids", "labels", "weights", "lengths"):
-            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-        assert (ours.n_tokens, ours.n_labels) == (theirs.n_tokens, theirs.n_labels)
+            assert torch.equal(getattr(shard_batch, name), getattr(memory_batch, name)), name
+        assert (shard_batch.n_tokens, shard_batch.n_labels) == (memory_batch.n_tokens, memory_batch.n_labels)
 
 
-def test_no_document_sees_another(shards):
+def test_shard_split_documents_are_independent(shards):
     task = LanguageModeling.load(shards.folder, context=37)
     batch = task.train.batch(torch.arange(len(task.train)))
     eos = shards.tokenizer.eos_id
@@ -175,7 +175,7 @@ def test_no_document_sees_another(shards):
     assert torch.allclose(model(batch.ids, mask=documents(batch.documents)), batch.logits(model))
 
 
-def test_the_order_is_the_same_for_any_number_of_processes_and_goes_on_at_any_batch(shards):
+def test_shard_batches_do_not_depend_on_processes_and_can_be_resumed(shards):
     def walk(world, skip=0):
         parts = [
             Batches(LanguageModeling.load(shards.folder, context=13).train, FixedSize(6), seed=3, rank=r, world=world)

@@ -1,8 +1,7 @@
-"""Plain text: predict each token from those before it, in windows of a fixed width, for a decoder.
+"""Language modeling: predict each token of a plain text from the previous ones, in windows of fixed width.
 
-The last part of the text (a tenth, unless told) is the validation part. There the windows stand end to end
-and every token but the first is predicted exactly once, so a validation loss is over the whole part and does
-not depend on luck."""
+The last part of the text (by default a tenth) is for validation. There the windows are consecutive, and every token
+except the first is predicted exactly once, so the validation loss covers the whole part and is not random."""
 
 from __future__ import annotations
 
@@ -28,50 +27,50 @@ from clearhead.data.tokenizers.library import train_bpe
 from clearhead.errors import DataError
 
 _STARTS, _PHASE = 211, 223
-_MOST_RANDOM = 1 << 31  # what `draws.below` can draw from
+_MAX_RANDOM_IDS = 1 << 31  # limit of `counter_rng.randint`
 
 
 @dataclass(frozen=True)
 class RandomWindows:
-    """Windows that start anywhere, anew in each epoch; an epoch has as many as would cover the text once."""
+    """Windows with random starts, new in each epoch; an epoch has as many windows as would cover the text once."""
 
     def count(self, n_ids: int, context: int) -> int:
-        """How many windows an epoch has: as many as would cover the text once."""
+        """Return the number of windows per epoch."""
         return -(-(n_ids - 1) // context)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
-        """Where the windows of these rows (B,) begin: drawn from the seed and the epoch."""
-        most = f"windows that start anywhere need at most {_MOST_RANDOM:,} tokens, and these are {n_ids:,}"
-        require(n_ids <= _MOST_RANDOM, f"{most}; use ConsecutiveWindows(shifted=True)")
+        """Return random starts for the windows of these rows."""
+        limit = f"RandomWindows supports at most {_MAX_RANDOM_IDS:,} tokens, got {n_ids:,}"
+        require(n_ids <= _MAX_RANDOM_IDS, f"{limit}; use ConsecutiveWindows(shifted=True)")
         return counter_rng.randint(max(1, n_ids - context), _STARTS, seed, epoch, rows)
 
 
 @dataclass(frozen=True)
 class ConsecutiveWindows(Validated):
-    """Windows end to end over the whole text, the last one shorter.
+    """Consecutive windows over the whole text; the last one is shorter.
 
-    `shifted` begins each epoch at another token, so that the cuts fall elsewhere: then all windows are full, and less
-    than two windows' worth is left out at the ends."""
+    With `shifted` each epoch starts at another token, so the boundaries differ. Then all windows are full, and less
+    than two windows are dropped at the ends."""
 
     shifted: bool = False
 
     def count(self, n_ids: int, context: int) -> int:
-        """How many windows an epoch has: the text once, end to end."""
+        """Return the number of windows per epoch."""
         return max(1, (n_ids - 1) // context - 1) if self.shifted else -(-(n_ids - 1) // context)
 
     def starts(self, rows: Int[Tensor, " B"], n_ids: int, context: int, *, seed: int, epoch: int) -> Int[Tensor, " B"]:
-        """Where the windows of these rows (B,) begin: one after the other."""
+        """Return consecutive starts for the windows of these rows."""
         if not self.shifted:
             return rows * context
-        room = max(0, n_ids - 1 - self.count(n_ids, context) * context)
-        return rows * context + counter_rng.randint(room + 1, _PHASE, seed, epoch)
+        max_shift = max(0, n_ids - 1 - self.count(n_ids, context) * context)
+        return rows * context + counter_rng.randint(max_shift + 1, _PHASE, seed, epoch)
 
 
 Windows: TypeAlias = RandomWindows | ConsecutiveWindows
 
 
 def read_text(path: Path | str) -> tuple[str, RowReport]:
-    """A text file with line ends as LF. Lines that are not UTF-8 are skipped and reported."""
+    """Read a text file with line ends as LF; lines that are not UTF-8 are skipped and reported."""
     path = Path(path)
     with files.open_bytes(path) as file:
         text, n_lines, bad = files.decode_lines(file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n"))
@@ -81,13 +80,13 @@ def read_text(path: Path | str) -> tuple[str, RowReport]:
 
 
 class _Windows(Split[TokenBatch]):
-    """Windows of `context` tokens over one long row of `n_ids`, each label the token after."""
+    """Windows of `context` tokens over a sequence of `n_ids` ids; the label of a token is the next one."""
 
-    _ends_documents: int | None = None  # the id that does, where documents are kept apart
+    _separator_id: int | None = None  # end-of-document id if tokens attend only to their own document
 
     def __init__(self, n_ids: int, *, context: int, windows: Windows, seed: int, pad_id: int) -> None:
         if n_ids < 2:
-            raise DataError(f"a text of {n_ids} tokens has nothing to predict: expected at least 2")
+            raise DataError(f"a text of {n_ids} tokens has nothing to predict; expected at least 2 tokens")
         self.n_ids, self.context = n_ids, check_int(context, "context", minimum=1)
         self.windows, self.seed, self._pad_id = windows, seed, pad_id
 
@@ -95,7 +94,7 @@ class _Windows(Split[TokenBatch]):
         return self.windows.count(self.n_ids, self.context)
 
     def _bounds(self, rows: Int[Tensor, " B"], epoch: int) -> tuple[Tensor, Tensor]:
-        """First input of each window and the one after its last."""
+        """Return the index of each window's first input, and of the token after its last one."""
         start = self.windows.starts(rows, self.n_ids, self.context, seed=self.seed, epoch=epoch)
         return start, (start + self.context).clamp(max=self.n_ids - 1)
 
@@ -105,28 +104,28 @@ class _Windows(Split[TokenBatch]):
 
     @abstractmethod
     def _tokens(self, start: Tensor, end: Tensor, width: int) -> Int[Tensor, "B width"]:
-        """The tokens from each start on, up to and with that at its end; anything beyond."""
+        """Return the tokens of each window up to and including `end`; the columns after it are undefined."""
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> TokenBatch:
         start, end = self._bounds(rows, epoch)
-        # Always the whole context wide, so that every batch has the same shape.
+        # Always the full context width, so that all batches have the same shape.
         width = round_up(self.context, multiple)
         tokens = self._tokens(start, end, width + 1)
         lengths = (end - start).to(tokens.device)
-        real = counts = length_mask(lengths, width)
+        real = has_label = length_mask(lengths, width)
         ids = tokens[:, :-1].masked_fill(~real, self._pad_id)
         n_labels = n_tokens = int((end - start).sum())
         documents = None
-        if self._ends_documents is not None:
-            is_end = ids == self._ends_documents
-            documents = is_end.cumsum(1) - is_end.long()  # an end belongs to what it ends
-            counts = real & ~is_end
-            n_labels = int(counts.sum())
+        if self._separator_id is not None:
+            is_end = ids == self._separator_id
+            documents = is_end.cumsum(1) - is_end.long()  # the separator belongs to the document that it ends
+            has_label = real & ~is_end
+            n_labels = int(has_label.sum())
         return TokenBatch(
             ids=ids,
             lengths=lengths,
             labels=tokens[:, 1:].masked_fill(~real, self._pad_id),
-            weights=counts.to(torch.float32),
+            weights=has_label.to(torch.float32),
             documents=documents,
             n_tokens=n_tokens,
             n_padded=ids.numel(),
@@ -135,7 +134,7 @@ class _Windows(Split[TokenBatch]):
 
 
 class WindowSplit(_Windows):
-    """Windows over ids that are all there."""
+    """Windows over ids in memory."""
 
     device_attrs = ("ids",)
 
@@ -151,30 +150,38 @@ class WindowSplit(_Windows):
 
 
 class ShardSplit(_Windows):
-    """Windows over ids that stay in their files, from number `first` up to `last`.
+    """Windows over the ids `first` … `last` of shards, which stay in their files.
 
-    Batches travel when they have been read. Where documents are kept `apart`, no token attends to another document, and
-    the first token of one is not predicted from the end of the one before."""
+    With `separate_documents` tokens attend only to their own document, and the first token of a document is not
+    predicted from the previous document."""
 
     is_streaming = True
 
     def __init__(
-        self, shards: Shards, first: int, last: int, *, context: int, windows: Windows, apart: bool, seed: int = 0
+        self,
+        shards: Shards,
+        first: int,
+        last: int,
+        *,
+        context: int,
+        windows: Windows,
+        separate_documents: bool,
+        seed: int = 0,
     ) -> None:
-        self.shards, self.first, self.apart = shards, first, apart
+        self.shards, self.first, self.separate_documents = shards, first, separate_documents
         tokenizer = shards.tokenizer
-        self._ends_documents = tokenizer.eos_id if apart else None
+        self._separator_id = tokenizer.eos_id if separate_documents else None
         super().__init__(last - first, context=context, windows=windows, seed=seed, pad_id=tokenizer.pad_id)
 
     def _tokens(self, start: Tensor, end: Tensor, width: int) -> Int[Tensor, "B width"]:
         table = torch.full((len(start), width), self._pad_id)
-        for row, one, other in zip(table, start.tolist(), end.tolist(), strict=True):
-            row[: other - one + 1] = torch.from_numpy(self.shards.read(self.first + one, self.first + other + 1))
+        for row, first, last in zip(table, start.tolist(), end.tolist(), strict=True):
+            row[: last - first + 1] = torch.from_numpy(self.shards.read(self.first + first, self.first + last + 1))
         return table
 
 
 class LanguageModeling:
-    """The task: continue a text."""
+    """The task of continuing a text."""
 
     name = "text"
 
@@ -195,33 +202,45 @@ class LanguageModeling:
         across_documents: bool = False,
         seed: int = 0,
     ) -> LanguageModeling:
-        """From a text file (or a folder with `input.txt`, or of shards), the last `hold_out` of it for validation.
+        """Load a text file, a folder with `input.txt`, or a folder of shards.
 
-        Without a tokenizer, byte pairs are trained for a vocabulary of `vocab_size`; without that, the characters of
-        the text are the tokens. Shards have theirs. `across_documents` lets tokens attend to the documents before
-        theirs. `seed` decides where training's windows start: unless told otherwise they start anywhere, and in shards
-        they stand end to end, cut elsewhere in each epoch."""
+        Args:
+            path: The file or folder.
+            context: Tokens per window.
+            tokenizer: Tokenizer of the text. By default a BPE is trained if `vocab_size` is set, else the characters of
+                the text are the tokens. Shards have a tokenizer.
+            vocab_size: Vocabulary size of the trained BPE.
+            windows: Training windows; by default random, and for shards consecutive and shifted.
+            hold_out: Fraction at the end of the text for validation.
+            across_documents: Whether tokens of shards attend to previous documents.
+            seed: Seed of the windows.
+
+        Raises:
+            DataError: The text is too short, or the shards have another tokenizer.
+            StorageError: A file cannot be read.
+        """
         path = Path(path)
-        how: dict[str, Any] = {"context": context, "seed": seed}
+        options: dict[str, Any] = {"context": context, "seed": seed}
         hold_out = validate(hold_out, "hold_out", OpenUnit)
         if path.is_dir() and is_shards(path):
             shards = Shards.open(path)
             if tokenizer is not None and tokenizer.to_json() != shards.tokenizer.to_json():
                 raise DataError(
-                    f"{path} was tokenized with another tokenizer than the one given; tokenize it with that"
+                    f"{path} was tokenized with another tokenizer; remove tokenizer, or tokenize the text again"
                 )
-            cut, how["apart"] = int(len(shards) * (1 - hold_out)), not across_documents
-            read = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **how)
-            kept = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **how)
+            cut = int(len(shards) * (1 - hold_out))
+            options["separate_documents"] = not across_documents
+            train_shards = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **options)
+            validation_shards = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **options)
             rows = RowReport(source=str(path), n_rows=shards.n_documents)
-            return cls(read, kept, shards.tokenizer, rows)
-        why = "a text file is one document, only shards hold many"
-        require(not across_documents, f"across_documents has no effect: {why}")
+            return cls(train_shards, validation_shards, shards.tokenizer, rows)
+        reason = "a text file is one document, only shards contain several"
+        require(not across_documents, f"across_documents has no effect: {reason}")
         text, rows = read_text(path / "input.txt" if path.is_dir() else path)
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
             tokenizer = CharTokenizer.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
-        how["pad_id"] = tokenizer.pad_id
-        train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **how)
-        held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **how)
+        options["pad_id"] = tokenizer.pad_id
+        train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **options)
+        held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **options)
         return cls(train, held_out, tokenizer, rows)

@@ -1,8 +1,7 @@
-"""Sentence pairs: a file of lines `source TAB target`, further columns ignored, for an encoder-decoder.
+"""Translation: sentence pairs from a file of lines `source TAB target` (further columns are ignored).
 
-The source is given as its tokens and <eos>; the target as <bos> and its tokens, with the tokens and <eos> as labels. A
-held-out part is taken by source sentence: one sentence with many translations is wholly in one part, so nothing is
-learnt by heart."""
+The source is its tokens and <eos>. The target input is <bos> and its tokens; the labels are the tokens and <eos>. The
+validation part is selected by source sentence, so all translations of a sentence are in the same part."""
 
 from __future__ import annotations
 
@@ -32,9 +31,9 @@ _VALIDATION_NAMES = ("dev.tsv", "valid.tsv", "validation.tsv", "dev.txt", "valid
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePairs:
-    """The good rows of a file, with the line each stood on."""
+    """The valid rows of a file, with their line numbers."""
 
-    rows: Sequence[tuple[str, str, int]]  # source, target, line (0 where it stood on none)
+    rows: Sequence[tuple[str, str, int]]  # source, target, line (0 if not from a file)
     report: RowReport
 
     def __len__(self) -> int:
@@ -53,7 +52,7 @@ class SentencePairs:
         return [line for _, _, line in self.rows]
 
     def select(self, keep: Iterable[bool]) -> SentencePairs:
-        """The rows for which `keep` is True; the report stays that of the file."""
+        """Return the rows for which `keep` is True; the report does not change."""
         return replace(self, rows=list(compress(self.rows, keep)))
 
 
@@ -76,7 +75,7 @@ def read_pairs(path: Path | str, *, swap: bool = False) -> SentencePairs:
 
 
 def _pair(line: bytes | None) -> tuple[str, str] | str:
-    """The two columns of a line, or the reason why it is skipped."""
+    """Return the two columns of a line, or the reason why it is skipped."""
     if line is None:
         return files.TOO_LONG
     try:
@@ -90,17 +89,17 @@ def _pair(line: bytes | None) -> tuple[str, str] | str:
 
 
 def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
-    """What the encoder is given: each text's tokens and <eos>."""
+    """Return the encoder input: the tokens of each text and <eos>."""
     return Ragged.of([[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
 
 
 def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
-    """<bos>, each text's tokens, <eos>: without its end the decoder's input, without its start the labels."""
+    """Return <bos>, the tokens and <eos> of each text: decoder input without the last id, labels without the first."""
     return Ragged.of([[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
 
 
 class PairSplit(Split[PairBatch | PackedPairBatch]):
-    """Encoded pairs. `sources` and `targets` are the texts of the rows, `report` what became of the file's rows."""
+    """Encoded pairs. `sources` and `targets` are the texts of the rows; `report` counts the skipped rows."""
 
     packable = True
     device_attrs = ("_source", "_target")
@@ -110,12 +109,13 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
         target = encode_targets(tokenizer, pairs.targets)
         fits = (source.lengths <= max_tokens) & (target.lengths - 1 <= max_tokens)
         if not fits.any():
-            what = f"all of its {len(pairs):,} pairs have a side of over {max_tokens} tokens"
-            raise DataError(f"{pairs.report.source}: {what}: raise max_tokens")
+            reason = f"all {len(pairs):,} pairs have a side of more than {max_tokens} tokens"
+            raise DataError(f"{pairs.report.source}: {reason}; increase max_tokens")
         self.report = pairs.report.with_skipped(files.TOO_LONG, pairs.select((~fits).tolist()).lines)
-        kept, keep = pairs.select(fits.tolist()), fits.nonzero().flatten()
-        self.sources, self.targets = kept.sources, kept.targets
-        self._source, self._target = source.select(keep), target.select(keep)
+        fitting = pairs.select(fits.tolist())
+        indices = fits.nonzero().flatten()
+        self.sources, self.targets = fitting.sources, fitting.targets
+        self._source, self._target = source.select(indices), target.select(indices)
         self._pad_id = tokenizer.pad_id
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
 
 
 class TranslationTask:
-    """The task: learn to write the second side of pairs from the first."""
+    """The task of translating the first side of sentence pairs into the second."""
 
     name = "translation"
 
@@ -183,13 +183,24 @@ class TranslationTask:
         swap: bool = False,
         phrases: Sequence[tuple[str, str]] = (),
     ) -> TranslationTask:
-        """From a file of pairs, or a folder with `train.tsv` and perhaps `dev.tsv` (also `.xz` or `.gz`).
+        """Load a file of pairs, or a folder with `train.tsv` and optionally `dev.tsv` (also `.xz` or `.gz`).
 
-        Without a validation file the fraction `hold_out` of the source sentences is kept apart. Without a tokenizer,
-        byte pairs are trained on both sides of the training part. Pairs with a side of over `max_tokens` are skipped.
-        `phrases` are further pairs (source, target) to learn from, never held out."""
-        train_path, found = find_files(Path(path))
-        validation_path = Path(validation) if validation is not None else found
+        Args:
+            path: The file or folder.
+            validation: Validation file; by default that of the folder, or a held-out part.
+            tokenizer: Tokenizer of both sides; by default a BPE is trained on the training pairs.
+            vocab_size: Vocabulary size of the trained BPE.
+            max_tokens: Pairs with a longer side are skipped.
+            hold_out: Fraction of the source sentences for validation if there is no validation file.
+            swap: Translate the second column into the first.
+            phrases: Additional training pairs.
+
+        Raises:
+            DataError: A part has no valid pair.
+            StorageError: A file cannot be read.
+        """
+        train_path, default_validation = find_files(Path(path))
+        validation_path = Path(validation) if validation is not None else default_validation
         pairs = read_pairs(train_path, swap=swap)
         if validation_path is not None:
             held_out = read_pairs(validation_path, swap=swap)
@@ -198,24 +209,26 @@ class TranslationTask:
         pairs = replace(pairs, rows=[*pairs.rows, *((source, target, 0) for source, target in phrases)])
         if tokenizer is None:
             tokenizer = train_bpe([*pairs.sources, *pairs.targets], vocab_size)
-        train, held = (PairSplit(part, tokenizer, max_tokens=max_tokens) for part in (pairs, held_out))
-        return cls(train, held, tokenizer)
+        train_split, validation_split = (
+            PairSplit(part, tokenizer, max_tokens=max_tokens) for part in (pairs, held_out)
+        )
+        return cls(train_split, validation_split, tokenizer)
 
 
 def divide(pairs: SentencePairs, fraction: float) -> tuple[SentencePairs, SentencePairs]:
-    """Training and held-out pairs. Which a pair is depends on its source sentence alone, in any file and any order."""
+    """Split pairs into training and validation pairs, depending on the hash of the source sentence only."""
     fraction = validate(fraction, "hold_out", OpenUnit)
-    held = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
-    if all(held) or not any(held):
+    is_held_out = [zlib.crc32(source.encode()) < fraction * 2**32 for source in pairs.sources]
+    if all(is_held_out) or not any(is_held_out):
         raise DataError(
-            f"{pairs.report.source}: holding out {fraction:.1%} of {len(pairs):,} pairs leaves one part empty: "
-            "name a validation file, or hold out another fraction"
+            f"{pairs.report.source}: holding out {fraction:.1%} of {len(pairs):,} pairs leaves one part empty; "
+            "give a validation file or another hold_out"
         )
-    return pairs.select([not is_held for is_held in held]), pairs.select(held)
+    return pairs.select([not flag for flag in is_held_out]), pairs.select(is_held_out)
 
 
 def find_files(path: Path) -> tuple[Path, Path | None]:
-    """The training file and, where there is one, the validation file that a path stands for."""
+    """Return the training file of a path and its validation file, if any."""
     if not path.is_dir():
         return path, None
 

@@ -1,4 +1,4 @@
-"""Pictures from every kind of file, and what is done to them on the way to a model."""
+"""Images from all supported files, normalization and augmentation."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _write_npz(path, n=31, m=7, **changes):
     return arrays
 
 
-def test_grey_is_what_pillow_says():
-    colour = _random(37, 41, 3)
-    expected = numpy.asarray(Image.fromarray(colour).convert("L"))
-    assert numpy.array_equal(to_grayscale(torch.from_numpy(colour)).numpy(), expected)
+def test_to_grayscale_equals_pillow():
+    color = _random(37, 41, 3)
+    expected = numpy.asarray(Image.fromarray(color).convert("L"))
+    assert numpy.array_equal(to_grayscale(torch.from_numpy(color)).numpy(), expected)
 
 
-def test_the_official_mat_files(tmp_path):
+def test_read_mat_svhn_files(tmp_path):
     scipy_io = pytest.importorskip("scipy.io", reason="scipy writes the .mat files of this test")
     X = _random(32, 32, 3, 5)
     y = numpy.array([[1], [10], [3], [10], [9]], dtype=numpy.uint8)
@@ -74,14 +74,14 @@ def test_the_official_mat_files(tmp_path):
         read_mat(tmp_path / "none.mat")
 
 
-def test_mat_files_without_scipy_say_what_to_install(tmp_path, monkeypatch):
+def test_read_mat_without_scipy_raises_missing_dependency(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.io", None)
     with pytest.raises(MissingDependencyError, match="pip install scipy"):
         read_mat(tmp_path / "train_32x32.mat")
 
 
 @pytest.mark.parametrize("squeeze", [None, lzma.compress, gzip.compress])
-def test_npz_plain_and_compressed(tmp_path, squeeze):
+def test_read_npz_plain_and_compressed(tmp_path, squeeze):
     arrays = _write_npz(tmp_path / "d.npz")
     path = tmp_path / "d.npz"
     if squeeze is not None:
@@ -94,7 +94,7 @@ def test_npz_plain_and_compressed(tmp_path, squeeze):
         assert validation.labels.tolist() == list(range(7))
 
 
-def test_npz_with_damaged_compression_raises_storage_error(tmp_path):
+def test_read_npz_corrupted_compression_raises_storage_error(tmp_path):
     _write_npz(tmp_path / "d.npz")
     arrays = dict(numpy.load(tmp_path / "d.npz"))
     numpy.savez_compressed(tmp_path / "d.npz", **arrays)
@@ -105,7 +105,7 @@ def test_npz_with_damaged_compression_raises_storage_error(tmp_path):
         load_images(tmp_path / "d.npz")
 
 
-def test_npz_with_an_absurd_shape_raises_storage_error(tmp_path):
+def test_read_npz_huge_shape_raises_storage_error(tmp_path):
     header = repr({"descr": "|u1", "fortran_order": False, "shape": (2**60,)}).encode()
     header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
@@ -125,13 +125,13 @@ def test_npz_with_an_absurd_shape_raises_storage_error(tmp_path):
         ({"x_val": numpy.array(["a"])}, "expected numbers"),
     ],
 )
-def test_npz_with_something_wrong(tmp_path, changes, message):
+def test_read_npz_invalid_arrays_raise_data_error(tmp_path, changes, message):
     _write_npz(tmp_path / "d.npz", **changes)
     with pytest.raises(DataError, match=message):
         load_images(tmp_path / "d.npz")
 
 
-def test_an_npz_that_would_run_code_is_refused(tmp_path):
+def test_read_npz_pickled_array_raises_storage_error(tmp_path):
     _write_npz(tmp_path / "d.npz", x_val=numpy.array([{"a": 1}], dtype=object))
     with pytest.raises(StorageError, match="cannot be read as npz"):
         load_images(tmp_path / "d.npz")
@@ -144,7 +144,7 @@ def _idx(array):
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def test_idx_files(tmp_path):
+def test_read_idx_files(tmp_path):
     x, y = _random(5, 7, 3), numpy.arange(5, dtype=numpy.uint8)
     for part in ("train", "t10k"):
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(_idx(x)))
@@ -160,7 +160,7 @@ def test_idx_files(tmp_path):
         read_idx(tmp_path / "a")
 
 
-def test_the_digits_of_scikit_learn():
+def test_load_images_without_path_uses_scikit_learn():
     sklearn = pytest.importorskip("sklearn.datasets", reason="these digits come with scikit-learn")
     task = DigitClassification.load()
     assert isinstance(task, Task)
@@ -170,7 +170,7 @@ def test_the_digits_of_scikit_learn():
     assert numpy.abs(task.train.pixels.numpy() / 255 * 16 - data.images[:1438]).max() < 0.5 * 16 / 255 + 1e-9
 
 
-def test_folders_and_files_of_no_known_kind(tmp_path):
+def test_load_images_unsupported_path_raises(tmp_path):
     with pytest.raises(StorageError, match="has 0 npz files and neither train_32x32"):
         load_images(tmp_path)
     (tmp_path / "a.png").write_bytes(b"")
@@ -188,7 +188,7 @@ def task(tmp_path):
     return DigitClassification.load(tmp_path, augment=(RandomShift(2), RandomContrast()), seed=3)
 
 
-def test_pictures_are_normalised_by_the_training_part(task):
+def test_load_normalizes_with_training_statistics(task):
     x = task.train.pixels.double() / 255
     assert task.normalize.mean == pytest.approx(float(x.mean()), rel=1e-12)
     assert task.normalize.std == pytest.approx(float(x.std(correction=0)), rel=1e-12)
@@ -202,7 +202,7 @@ def test_pictures_are_normalised_by_the_training_part(task):
     torch.testing.assert_close(prepare(task.validation.pixels[[4, 2]], task.normalize), batch.images)
 
 
-def test_each_picture_by_itself():
+def test_image_normalize_normalizes_each_image():
     x = torch.rand(5, 1, 11, 13) * torch.arange(1, 6).view(5, 1, 1, 1)
     y = ImageNormalize()(x)
     assert y.mean(dim=(-2, -1)).abs().max() < 1e-5
@@ -213,11 +213,11 @@ def test_each_picture_by_itself():
 
 
 @pytest.mark.parametrize("choice", [DatasetNormalize(0.25, 0.5), ImageNormalize(0.125)])
-def test_a_normalization_goes_through_plain_values(choice):
+def test_normalization_dict_round_trip(choice):
     assert normalization_from_dict(normalization_to_dict(choice)) == choice
 
 
-def test_normalisations_that_are_refused():
+def test_normalization_invalid_values_raise_config_error():
     with pytest.raises(
         ConfigError, match="normalization: there is no variant 'Other'; known are: DatasetNormalize, ImageNormalize"
     ):
@@ -228,7 +228,7 @@ def test_normalisations_that_are_refused():
         DatasetNormalize(0.0, 0.0)
 
 
-def test_a_change_depends_on_epoch_and_picture_not_on_the_batch(task):
+def test_augmentation_depends_on_epoch_and_image_but_not_on_the_batch(task):
     alone = task.train.batch(torch.tensor([7]), epoch=4).images[0]
     among = task.train.batch(torch.tensor([3, 7, 50]), epoch=4).images[1]
     assert torch.equal(alone, among)
@@ -240,7 +240,7 @@ def test_a_change_depends_on_epoch_and_picture_not_on_the_batch(task):
     assert torch.equal(whole.images[1::2], parts[1].images)
 
 
-def test_shift_moves_by_whole_pixels_and_repeats_the_rim():
+def test_random_shift_moves_by_pixels_and_repeats_the_border():
     x = torch.arange(2 * 5 * 7.0).view(2, 1, 5, 7)
     # 0, 0.99 are the first and last of five steps −2 … 2; 0.5 is none.
     y = RandomShift(2)(x, torch.tensor([[0.5, 0.5], [0.0, 0.99]]))
@@ -250,7 +250,7 @@ def test_shift_moves_by_whole_pixels_and_repeats_the_rim():
             assert y[1, 0, row, column] == x[1, 0, min(row + 2, 4), max(column - 2, 0)]
 
 
-def test_affine_with_middle_draws_changes_nothing_and_scales_about_the_middle():
+def test_random_affine_neutral_draws_are_identity_and_scale_about_the_center():
     x = torch.rand(3, 1, 9, 9)
     still = RandomAffine(shift=0.3, scale=0.3, degrees=40.0)
     torch.testing.assert_close(still(x, torch.full((3, 4), 0.5)), x, rtol=1e-4, atol=1e-5)
@@ -263,7 +263,7 @@ def test_affine_with_middle_draws_changes_nothing_and_scales_about_the_middle():
     torch.testing.assert_close(turned, torch.rot90(x, 1, (-2, -1)), rtol=1e-3, atol=1e-4)
 
 
-def test_contrast_keeps_the_mean():
+def test_random_contrast_preserves_the_mean():
     x = torch.rand(3, 1, 5, 7)
     y = RandomContrast(amount=0.5, invert=0.5)(x, torch.tensor([[0.0, 0.9], [0.75, 0.9], [0.5, 0.1]]))
     mean = x.mean(dim=(1, 2, 3), keepdim=True)
@@ -274,12 +274,12 @@ def test_contrast_keeps_the_mean():
 @pytest.mark.parametrize(
     "make", [lambda: RandomShift(-1), lambda: RandomAffine(scale=1.0), lambda: RandomContrast(invert=2.0)]
 )
-def test_changes_that_are_refused(make):
+def test_augmentation_invalid_arguments_raise_config_error(make):
     with pytest.raises(ConfigError, match=r"expected|must not"):
         make()
 
 
-def test_a_split_on_a_device_makes_its_batches_there(task):
+def test_image_split_to_device_makes_batches_there(task):
     batch = task.train.to("meta").batch(torch.tensor([1, 2]))
     assert {batch.images.device.type, batch.labels.device.type, batch.weights.device.type} == {"meta"}
     assert task.train.batch(torch.tensor([1])).device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Sorting without repeats, against Python's own sorted(set(…)); training never has a held-out input."""
+"""Sorting without repeats, compared with sorted(set(…)); training never uses held-out inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.data.tasks.sort_dedup import alphabet, is_held_out, make_batch, s
 from clearhead.errors import ConfigError, DataError
 
 
-def test_the_example_of_the_exam():
+def test_make_batch_equals_the_example_of_the_exam():
     tokenizer = vocabulary(4)
     letters = torch.tensor([tokenizer.encode("D A A")])
     batch = make_batch(letters, torch.tensor([3]), tokenizer)
@@ -23,7 +23,7 @@ def test_the_example_of_the_exam():
     assert (batch.n_labels, batch.n_tokens, batch.n_padded) == (3, 6, 6)
 
 
-def test_letters_go_on_after_z():
+def test_alphabet_continues_after_z():
     names = alphabet(26 + 26 * 26 + 1)
     assert [*names[:3], *names[25:28], names[51], names[52], names[-2], names[-1]] == [
         *("A", "B", "C"),
@@ -37,7 +37,7 @@ def test_letters_go_on_after_z():
 
 
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=11), min_size=1, max_size=7), st.integers(1, 5))
-def test_batches_are_what_sorted_set_says(rows, multiple):
+def test_batch_labels_equal_sorted_set(rows, multiple):
     width = max(map(len, rows))
     # What lies beyond a row's length is noise on purpose: it must not matter.
     letters = torch.tensor([row + [(len(row) * 5) % 13] * (width - len(row)) for row in rows])
@@ -69,7 +69,7 @@ def small():
     return SortDedup(n_symbols=5, max_length=4, n_train=4001, n_validation=13, seed=1)
 
 
-def test_training_never_has_a_held_out_input(small):
+def test_train_batches_contain_no_held_out_input(small):
     assert isinstance(small, Task)
     held = set(_inputs(small.validation, torch.arange(len(small.validation))))
     assert len(held) == len(small.validation) == 13
@@ -82,7 +82,7 @@ def test_training_never_has_a_held_out_input(small):
     assert len(trained) > 0.9 * 780 * 31 / 32
 
 
-def test_being_held_out_is_a_property_of_the_letters_alone():
+def test_is_held_out_depends_on_the_letters_only():
     letters = torch.randint(0, 26, (3001, 17))
     lengths = torch.randint(1, 18, (3001,))
     held = is_held_out(letters, lengths)
@@ -93,7 +93,7 @@ def test_being_held_out_is_a_property_of_the_letters_alone():
     assert 0.5 / 32 < float(held.float().mean()) < 2 / 32
 
 
-def test_an_example_depends_on_seed_epoch_and_number_alone(small):
+def test_example_depends_on_seed_epoch_and_row_only(small):
     some = small.train.batch(torch.tensor([17, 3]), epoch=2)
     alone = small.train.batch(torch.tensor([3]), epoch=2)
     n = int(alone.lengths[0])
@@ -104,7 +104,7 @@ def test_an_example_depends_on_seed_epoch_and_number_alone(small):
     assert _inputs(small.train, everything) != _inputs(other.train, everything)
 
 
-def test_lengths_are_those_of_the_batches(small):
+def test_lengths_equal_those_of_the_batches(small):
     lengths = small.train.lengths(1)
     batch = small.train.batch(torch.arange(len(small.train)), epoch=1)
     assert torch.equal(lengths[:, 0], batch.lengths)
@@ -113,7 +113,7 @@ def test_lengths_are_those_of_the_batches(small):
     assert batches.statistics().padding < 0.05
 
 
-def test_all_lengths_and_letters_occur_but_the_unseen_ones():
+def test_train_contains_all_lengths_except_unseen_ones():
     task = SortDedup(n_symbols=29, max_length=7, unseen_lengths=[3, 6], n_train=2003, n_validation=211)
     letters, lengths = task.train.letters(torch.arange(2003))
     assert sorted(set(lengths.tolist())) == [1, 2, 4, 5, 7]
@@ -123,7 +123,7 @@ def test_all_lengths_and_letters_occur_but_the_unseen_ones():
     assert task.tokenizer.vocab_size == 29 + 3
 
 
-def test_narrow_examples_repeat_more():
+def test_narrow_inputs_have_more_repeats():
     def distinct(narrow):
         task = SortDedup(max_length=23, narrow=narrow, n_train=503, n_validation=7)
         letters, lengths = task.train.letters(torch.arange(503))
@@ -132,7 +132,7 @@ def test_narrow_examples_repeat_more():
     assert distinct(1.0) < 0.8 * distinct(0.0)
 
 
-def test_what_is_refused():
+def test_sort_dedup_invalid_arguments_raise():
     with pytest.raises(DataError, match="too few distinct inputs for validation"):
         SortDedup(n_symbols=1, max_length=1)
     with pytest.raises(ConfigError, match="no length remains"):

@@ -30,7 +30,7 @@ kinds = st.sampled_from([RandomWindows(), ConsecutiveWindows(), ConsecutiveWindo
 
 
 @given(st.integers(2, 97), st.integers(1, 23), kinds, st.integers(0, 5), st.integers(1, 4))
-def test_labels_follow_their_ids(n, context, windows, epoch, multiple):
+def test_batch_labels_are_the_next_ids(n, context, windows, epoch, multiple):
     split = _split(n, context, windows)
     batch = split.batch(torch.arange(len(split)), epoch=epoch, multiple=multiple)
     real = batch.weights.bool()
@@ -44,14 +44,14 @@ def test_labels_follow_their_ids(n, context, windows, epoch, multiple):
 
 
 @given(st.integers(2, 97), st.integers(1, 23))
-def test_validation_predicts_every_token_once(n, context):
+def test_consecutive_windows_predict_every_token_once(n, context):
     split = _split(n, context, ConsecutiveWindows())
     batch = split.batch(torch.arange(len(split)))
     assert sorted(batch.labels[batch.weights.bool()].tolist()) == list(range(11, n + 10))
 
 
 @given(st.integers(50, 300), st.integers(1, 23), st.integers(0, 9))
-def test_shifted_windows_are_full_and_end_to_end(n, context, epoch):
+def test_shifted_windows_are_full_and_consecutive(n, context, epoch):
     split = _split(n, context, ConsecutiveWindows(shifted=True))
     batch = split.batch(torch.arange(len(split)), epoch=epoch)
     if n > context:
@@ -61,7 +61,7 @@ def test_shifted_windows_are_full_and_end_to_end(n, context, epoch):
     assert n - 1 - len(flat) < 2 * context
 
 
-def test_random_windows_are_others_in_each_epoch_and_reach_everywhere():
+def test_random_windows_differ_by_epoch_and_cover_the_text():
     split = _split(103, 11, RandomWindows())
     first = split.batch(torch.arange(len(split)), epoch=0).ids[:, 0]
     assert not torch.equal(first, split.batch(torch.arange(len(split)), epoch=1).ids[:, 0])
@@ -78,14 +78,14 @@ def test_random_windows_are_others_in_each_epoch_and_reach_everywhere():
         (ConsecutiveWindows(shifted=True), [4, 15, 26, 37, 48, 59, 70, 81]),
     ],
 )
-def test_a_seed_means_the_same_windows_in_every_version(windows, starts):
+def test_window_starts_of_a_seed_are_stable_across_versions(windows, starts):
     # As version 0.1.0 drew them, when windows held the seed: a run that it began goes on with the same ones.
     split = _split(103, 11, windows, seed=7)
     assert (split.batch(torch.arange(len(split)), epoch=3).ids[:, 0] - 10).tolist() == starts
     assert split.to("cpu").batch(torch.arange(2), epoch=3).ids[1, 0] - 10 == starts[1]
 
 
-def test_the_last_tenth_is_for_validation(tmp_path):
+def test_load_holds_out_the_last_tenth(tmp_path):
     path = tmp_path / "input.txt"
     text = "".join(chr(97 + i * 7 % 26) for i in range(999)) + "\n"
     path.write_text(text)
@@ -98,7 +98,7 @@ def test_the_last_tenth_is_for_validation(tmp_path):
     assert sum(batch.n_labels for batch in Batches(task.validation, FixedSize(2), shuffle=False)) == 99
 
 
-def test_byte_pairs_over_a_text(tmp_path):
+def test_load_with_vocab_size_trains_bpe(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("to be or not to be\n\nthat is the question\n" * 20)
     tokenizer = train_bpe(path, 271)
@@ -106,7 +106,7 @@ def test_byte_pairs_over_a_text(tmp_path):
     assert task.tokenizer.decode(task.train.ids) == path.read_text()[: int(len(path.read_text()) * 0.9)]
 
 
-def test_text_is_read_exactly_and_bad_lines_are_said(tmp_path):
+def test_read_text_is_exact_and_reports_invalid_lines(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\n  two\nma\xf1ana\nthree")
     text, report = read_text(path)
@@ -122,7 +122,7 @@ def test_text_is_read_exactly_and_bad_lines_are_said(tmp_path):
         read_text(path)
 
 
-def test_what_is_refused(tmp_path):
+def test_load_invalid_arguments_raise(tmp_path):
     with pytest.raises(ConfigError, match="context is 0; expected a whole number of at least 1"):
         _split(10, 0, ConsecutiveWindows())
     with pytest.raises(DataError, match="a text of 1 tokens has nothing to predict"):

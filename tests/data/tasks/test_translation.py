@@ -1,4 +1,4 @@
-"""Pairs from files: what is good, what is skipped and said, and the batches they make."""
+"""Translation: valid and skipped rows, batches, and the division into training and validation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _sentences(n):
     return [(f"number {i} of them", f"el número {i * 7 % 101} de {i}") for i in range(n)]
 
 
-def test_bad_rows_are_skipped_and_their_lines_said(tmp_path):
+def test_read_pairs_reports_skipped_lines(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_bytes(
         "\ufeffGo.\tVe.\r\n".encode()
@@ -53,23 +53,23 @@ def test_bad_rows_are_skipped_and_their_lines_said(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"no tab\n", b"\xff\t\xfe\n"])
-def test_a_file_without_a_good_row_is_an_error(tmp_path, content):
+def test_read_pairs_without_valid_row_raises_data_error(tmp_path, content):
     (tmp_path / "bad.tsv").write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.tsv: 0 of . rows are good.*expected at least one usable row"):
+    with pytest.raises(DataError, match=r"bad\.tsv: 0 of . rows are good.*expected at least one valid row"):
         read_pairs(tmp_path / "bad.tsv")
 
 
-def test_pairs_too_long_in_tokens_are_skipped_with_their_lines(tmp_path, tokenizer):
+def test_pair_split_skips_and_reports_long_pairs(tmp_path, tokenizer):
     _write(tmp_path / "pairs.tsv", [*GOOD, ("word " * 40, "a"), ("b", "palabra " * 40)])
     split = PairSplit(read_pairs(tmp_path / "pairs.tsv"), tokenizer, max_tokens=31)
     assert len(split) == 3
     assert "too long 2 (lines 4, 5)" in str(split.report)
     assert [split.sources[0], split.targets[2]] == ["Go.", "Corrí un largo camino."]
-    with pytest.raises(DataError, match="all of its 5 pairs have a side of over 1 tokens: raise max_tokens"):
+    with pytest.raises(DataError, match="all 5 pairs have a side of more than 1 tokens; increase max_tokens"):
         PairSplit(read_pairs(tmp_path / "pairs.tsv"), tokenizer, max_tokens=1)
 
 
-def test_a_batch_holds_the_sentences_and_nothing_else(tmp_path, tokenizer):
+def test_pair_batch_contains_only_the_sentences(tmp_path, tokenizer):
     split = PairSplit(read_pairs(_write(tmp_path / "p.tsv", GOOD)), tokenizer, max_tokens=97)
     batch = split.batch(torch.tensor([2, 0, 1]), multiple=4)
     t = tokenizer
@@ -90,7 +90,7 @@ def test_a_batch_holds_the_sentences_and_nothing_else(tmp_path, tokenizer):
     assert encode_sources(t, ["Go."])[0] == [*t.encode("Go."), t.eos_id]
 
 
-def test_an_epoch_has_every_pair_once_within_the_budget(tmp_path):
+def test_epoch_contains_every_pair_once_within_the_budget(tmp_path):
     pairs = _write(tmp_path / "p.tsv", _sentences(301))
     task = TranslationTask.load(pairs, vocab_size=300, hold_out=0.1)
     assert isinstance(task, Task)
@@ -102,7 +102,7 @@ def test_an_epoch_has_every_pair_once_within_the_budget(tmp_path):
     assert sorted(seen) == sorted(task.train.sources)
 
 
-def test_held_out_sentences_are_in_one_part_only_in_any_order(tmp_path):
+def test_divide_depends_on_the_source_sentence_only(tmp_path):
     rows = [(f"sentence {i // 3}", f"frase {i}") for i in range(603)]
     path = _write(tmp_path / "p.tsv", rows)
     train, held = divide(read_pairs(path), 0.2)
@@ -113,11 +113,11 @@ def test_held_out_sentences_are_in_one_part_only_in_any_order(tmp_path):
     assert set(backwards.sources) == set(held.sources)
     with pytest.raises(ConfigError, match=r"hold_out is 1\.0; expected a number above 0 and below 1"):
         divide(read_pairs(path), 1.0)
-    with pytest.raises(DataError, match="leaves one part empty: name a validation file"):
+    with pytest.raises(DataError, match="leaves one part empty; give a validation file"):
         divide(read_pairs(_write(tmp_path / "one.tsv", rows[:3])), 0.5)
 
 
-def test_a_folder_and_a_file_of_ones_own(tmp_path, tokenizer):
+def test_load_folder_and_separate_validation_file(tmp_path, tokenizer):
     (tmp_path / "train.tsv.xz").write_bytes(lzma.compress(_write(tmp_path / "t", GOOD[:2]).read_bytes()))
     _write(tmp_path / "dev.tsv", GOOD[2:])
     task = TranslationTask.load(tmp_path, tokenizer=tokenizer)
@@ -131,7 +131,7 @@ def test_a_folder_and_a_file_of_ones_own(tmp_path, tokenizer):
         TranslationTask.load(tmp_path / "empty")
 
 
-def test_a_split_on_a_device_makes_its_batches_there(tmp_path, tokenizer):
+def test_pair_split_to_device_makes_batches_there(tmp_path, tokenizer):
     split = PairSplit(read_pairs(_write(tmp_path / "p.tsv", GOOD)), tokenizer, max_tokens=97)
     there = split.to("meta")
     batch = there.batch(torch.tensor([0, 2]))

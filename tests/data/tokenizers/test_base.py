@@ -1,4 +1,4 @@
-"""Text to ids and back, exactly; what cannot be read is refused with the reason."""
+"""Tokenizers: exact round trips, labels, storage, and errors."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def bpe():
 @example("<pad> <bos><eos>")
 @example(" \n\t  two  spaces\r\n")
 @example("日本語 😀 e\u0301 \x00 \u2028")
-def test_byte_pairs_give_back_any_text(bpe, text):
+def test_bpe_round_trip_preserves_any_text(bpe, text):
     ids = bpe.encode(text)
     assert bpe.decode(ids) == text
     assert not {bpe.pad_id, bpe.bos_id, bpe.eos_id} & set(ids)
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda bpe: pickle.loads(pickle.dumps(bpe))])
-def test_a_copy_reads_special_names_as_text_too(bpe, twin):
+def test_bpe_copy_encodes_special_names_as_text(bpe, twin):
     text = "a <pad> is no <bos>padding<eos>"
     assert twin(bpe).encode(text) == bpe.encode(text)
     assert twin(bpe).decode(bpe.encode(text)) == text
 
 
 @given(st.text(alphabet="a \n'.tsé1", max_size=40))
-def test_a_long_text_has_the_ids_of_the_whole(bpe, text):
+def test_encode_long_equals_encode(bpe, text):
     assert bpe.encode_long(text).tolist() == bpe.encode(text)
 
 
-def test_byte_pairs_merge_what_is_frequent(bpe):
+def test_train_bpe_merges_frequent_pairs(bpe):
     assert bpe.vocab_size == 307
     assert len(bpe.encode("The cat")) < len("The cat")
     assert bpe.encode_batch(TEXTS[:3]) == [bpe.encode(text) for text in TEXTS[:3]]
@@ -59,12 +59,12 @@ def test_byte_pairs_merge_what_is_frequent(bpe):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("source", ["corpus.txt", "the cat sat on the mat"])
-def test_one_text_alone_is_not_taken_for_its_letters(source):
+def test_train_bpe_on_a_str_raises_data_error(source):
     with pytest.raises(DataError, match=r"give a list of texts, or a Path where a file is meant"):
         train_bpe(source, 307)
 
 
-def test_training_is_repeatable_and_reads_files(bpe, tmp_path):
+def test_train_bpe_is_deterministic_and_reads_files(bpe, tmp_path):
     assert train_bpe(iter(TEXTS), 307).to_json() == bpe.to_json()
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(TEXTS), encoding="utf-8")
@@ -73,7 +73,7 @@ def test_training_is_repeatable_and_reads_files(bpe, tmp_path):
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=["C", "Z"])))
-def test_pieces_joined_are_the_text(bpe, text):
+def test_tokens_joined_are_the_text(bpe, text):
     text = text + " cat " + text
     ids = bpe.encode(text)
     pieces = bpe.tokens(ids)
@@ -83,7 +83,7 @@ def test_pieces_joined_are_the_text(bpe, text):
         assert "".join(pieces) == text
 
 
-def test_pieces_are_readable(bpe):
+def test_tokens_are_readable(bpe):
     ids = [bpe.bos_id, *bpe.encode("the cat\n"), bpe.eos_id]
     assert bpe.tokens(ids) == ["<bos>", "the", " cat", "⏎", "<eos>"]
     assert bpe.tokens(torch.tensor(ids)) == bpe.tokens(ids)
@@ -94,14 +94,14 @@ def test_pieces_are_readable(bpe):
     assert base.display_token("\x07\t") == "\\x07⇥"
 
 
-def test_specials_come_first_and_further_ones_follow():
+def test_train_bpe_special_tokens_come_first():
     t = train_bpe(TEXTS, 300, ["<sep>"])
     assert (t.pad_id, t.bos_id, t.eos_id) == (0, 1, 2)
     assert t.tokens([3]) == ["<sep>"]
     assert t.decode([3, *t.encode("a")]) == "a"
 
 
-def test_what_byte_pairs_refuse(bpe):
+def test_bpe_invalid_arguments_raise(bpe):
     with pytest.raises(ConfigError, match="258 is too small: 3 special tokens and 256 bytes need 259"):
         train_bpe(TEXTS, 258)
     with pytest.raises(ConfigError, match="each must be there once"):
@@ -114,7 +114,7 @@ def test_what_byte_pairs_refuse(bpe):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("way", ["encode", "encode_long"])
-def test_what_is_no_text_is_refused(bpe, way):
+def test_encode_non_text_raises_data_error(bpe, way):
     for tokenizer in (bpe, CharTokenizer("abc"), WordLevelTokenizer(["a", "<pad>", "<bos>", "<eos>"])):
         for wrong in (3, None, b"a", ["a"]):
             with pytest.raises(DataError, match=f"this is a {type(wrong).__name__}"):
@@ -122,7 +122,7 @@ def test_what_is_no_text_is_refused(bpe, way):
 
 
 @given(st.text(alphabet="abc\n😀é "))
-def test_characters_give_back_their_text(text):
+def test_char_tokenizer_round_trip(text):
     t = CharTokenizer("abc\n😀é ")
     assert t.decode([t.bos_id, *t.encode(text), t.eos_id, t.pad_id]) == text
     # Independent of the look-up table: the place in the alphabet.
@@ -130,7 +130,7 @@ def test_characters_give_back_their_text(text):
     assert t.encode_long(text).tolist() == t.encode(text)
 
 
-def test_an_unknown_character_is_refused_or_replaced_by_choice():
+def test_char_tokenizer_unknown_character_raises_or_is_replaced():
     t = CharTokenizer.of("banana")
     assert (t.alphabet, t.vocab_size) == ("abn", 6)
     with pytest.raises(DataError, match=r"'x' \(number 2 of the text\) is not in the alphabet of 3"):
@@ -144,7 +144,7 @@ def test_an_unknown_character_is_refused_or_replaced_by_choice():
         CharTokenizer("aba")
 
 
-def test_symbols_are_words_of_a_list():
+def test_word_level_tokenizer_encodes_words_of_the_vocabulary():
     t = WordLevelTokenizer(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
     ids = t.encode("D A A <START> A D <STOP>")
     assert ids == [1, 0, 0, 3, 0, 1, 4]
@@ -168,7 +168,7 @@ def test_symbols_are_words_of_a_list():
         (lambda: WordLevelTokenizer(["<pad>", "<bos>", "<eos>", "Ä", '"']), 'Ä " Ä'),
     ],
 )
-def test_saved_and_loaded_it_is_the_same(tmp_path, make, text):
+def test_save_and_load_round_trip(tmp_path, make, text):
     t = make()
     path = t.save(tmp_path / "run")
     for place in (tmp_path / "run", path):
@@ -211,7 +211,7 @@ def _without_specials(tmp_path):
         ("[" * 100_000, "not a tokenizer of this project"),
     ],
 )
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
+def test_load_tokenizer_invalid_file_raises_storage_error(tmp_path, content, message):
     path = tmp_path / "tokenizer.json"
     path.write_text(content if isinstance(content, str) else content(tmp_path), encoding="utf-8")
     with pytest.raises(StorageError, match=message) as caught:
@@ -219,12 +219,12 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_load_tokenizer_missing_file_raises_storage_error(tmp_path):
     with pytest.raises(StorageError, match=r"there is no .*tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
-def test_the_common_interface_is_abstract():
+def test_tokenizer_is_abstract():
     assert issubclass(ByteLevelBPE, base.Tokenizer)
     with pytest.raises(TypeError, match="abstract"):
         base.Tokenizer()

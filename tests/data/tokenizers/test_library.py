@@ -1,4 +1,4 @@
-"""Tokenizers of other makers, trained here with their library and read back as ours."""
+"""Third-party tokenizers, trained with the `tokenizers` library and loaded by clearhead."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def made(request, tmp_path):
     return inner, specials, tmp_path
 
 
-def test_ids_and_text_are_the_makers(made):
+def test_encode_and_decode_equal_the_library(made):
     inner, _, folder = made
     pieces = load_hf_tokenizer(folder)
     assert pieces.vocab_size == inner.get_vocab_size()
@@ -70,7 +70,7 @@ def test_ids_and_text_are_the_makers(made):
     assert again.specials == pieces.specials
 
 
-def test_special_tokens_are_those_of_the_folder(made):
+def test_special_tokens_are_read_from_the_folder(made):
     inner, specials, folder = made
     pieces = load_hf_tokenizer(folder)
     for role, name in (("bos_token", "bos_id"), ("eos_token", "eos_id"), ("pad_token", "pad_id")):
@@ -83,7 +83,7 @@ def test_special_tokens_are_those_of_the_folder(made):
                 getattr(pieces, name)
 
 
-def test_what_is_too_long_is_cut_inside_its_special_tokens(made):
+def test_prompt_truncates_inside_special_tokens(made):
     pieces = load_hf_tokenizer(made[2])
     whole, plain = pieces.prompt(TEXTS[1]), pieces.encode(TEXTS[1])
     around = len(whole) - len(plain)
@@ -93,7 +93,7 @@ def test_what_is_too_long_is_cut_inside_its_special_tokens(made):
     assert pieces.prompt(TEXTS[1]) == whole  # the next one is whole again
 
 
-def test_labels_can_be_read():
+def test_tokens_are_readable():
     inner, _ = byte_pairs()
     from clearhead.data.tokenizers.library import HFTokenizer
 
@@ -106,14 +106,14 @@ def test_labels_can_be_read():
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("text", ["", "{}", '{"model": {"type": "Riddle"}}', "[1, 2]"])
-def test_what_is_no_tokenizer_is_refused(tmp_path, text):
+def test_load_hf_tokenizer_invalid_file_raises_storage_error(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(StorageError, match="not a tokenizer"):
         load_hf_tokenizer(tmp_path)
 
 
 @pytest.mark.bad_input
-def test_settings_that_are_no_object_are_refused(made):
+def test_load_hf_tokenizer_invalid_settings_raise_storage_error(made):
     folder = made[2]
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(StorageError, match=r"tokenizer_config\.json is not an object"):
@@ -122,6 +122,6 @@ def test_settings_that_are_no_object_are_refused(made):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("vocab_size", [99999999999999999999, 1 << 31, 10**40, (1 << 20) + 1])
-def test_train_bpe_rejects_a_huge_vocab_size(vocab_size):
+def test_train_bpe_huge_vocab_size_raises(vocab_size):
     with pytest.raises(ConfigError, match=r"vocab_size is \d+…?; expected a whole number of at most 1048576"):
         train_bpe(["a text"], vocab_size)

@@ -1,4 +1,4 @@
-"""SentencePiece models give the ids that SentencePiece itself gives."""
+"""SentencePiece models, compared with the sentencepiece library."""
 
 from __future__ import annotations
 
@@ -41,43 +41,43 @@ def made(request, tmp_path):
     return library.SentencePieceProcessor(model_proto=model.getvalue()), tmp_path
 
 
-def test_ids_and_texts_are_those_of_sentencepiece(made):
-    theirs, folder = made
-    ours = load_hf_tokenizer(folder)
-    assert ours.vocab_size == theirs.vocab_size()
+def test_encode_and_decode_equal_sentencepiece(made):
+    expected, folder = made
+    actual = load_hf_tokenizer(folder)
+    assert actual.vocab_size == expected.vocab_size()
     for text in [*READ, *TEXTS]:
-        ids = ours.encode(text)
-        assert ids == theirs.encode(text), text
-        assert ours.prompt(text) == [theirs.bos_id(), *ids]
-        if theirs.unk_id() not in ids:
-            assert ours.decode(ids) == theirs.decode(ids)
-    assert (ours.bos_id, ours.eos_id) == (theirs.bos_id(), theirs.eos_id())
+        ids = actual.encode(text)
+        assert ids == expected.encode(text), text
+        assert actual.prompt(text) == [expected.bos_id(), *ids]
+        if expected.unk_id() not in ids:
+            assert actual.decode(ids) == expected.decode(ids)
+    assert (actual.bos_id, actual.eos_id) == (expected.bos_id(), expected.eos_id())
 
 
-def test_two_languages_share_one_list(made):
+def test_marian_vocabulary_is_shared_by_both_languages(made):
     """Marian: pieces of the source, by the numbers of a list that has those of the target as well."""
-    theirs, folder = made
-    pieces = [theirs.id_to_piece(i) for i in range(theirs.vocab_size())]
+    expected, folder = made
+    pieces = [expected.id_to_piece(i) for i in range(expected.vocab_size())]
     order = {piece: i for i, piece in enumerate(["</s>", *(p for p in reversed(pieces) if p != "</s>"), "▁perro"])}
     (folder / "tokenizer.model").rename(folder / "source.spm")
     (folder / "vocab.json").write_text(json.dumps(order))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
-    ours = load_hf_tokenizer(folder)
+    actual = load_hf_tokenizer(folder)
     text = "the quick brown fox"
-    assert ours.prompt(text) == [*(order[piece] for piece in theirs.encode(text, out_type=str)), order["</s>"]]
-    assert ours.decode([order["▁perro"], order["</s>"]]).strip() == "perro"
+    assert actual.prompt(text) == [*(order[piece] for piece in expected.encode(text, out_type=str)), order["</s>"]]
+    assert actual.decode([order["▁perro"], order["</s>"]]).strip() == "perro"
 
 
-def test_t5_has_tokens_of_its_own_at_the_end(made):
-    theirs, folder = made
+def test_t5_extra_ids_follow_the_vocabulary(made):
+    expected, folder = made
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
-    ours = load_hf_tokenizer(folder)
-    assert ours.prompt("dog")[-1] == theirs.eos_id()
-    assert ours.encode("<extra_id_0>")[-1] == theirs.vocab_size() + 2
+    actual = load_hf_tokenizer(folder)
+    assert actual.prompt("dog")[-1] == expected.eos_id()
+    assert actual.encode("<extra_id_0>")[-1] == expected.vocab_size() + 2
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_read_is_refused(made):
+def test_read_sentence_pieces_invalid_model_raises(made):
     _, folder = made
     whole = (folder / "tokenizer.model").read_bytes()
     for broken in (whole[: len(whole) // 3], b"", b"not a model", whole[: len(whole) // 2] + b"\xff" * 9):
