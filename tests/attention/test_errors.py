@@ -1,4 +1,4 @@
-"""Bad input: each raises the design's error, with what was got, what was expected, and what to do."""
+"""Tests that invalid arguments of attention raise errors which state the problem and the solution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def q(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "error", "message"),
     [
         (lambda: attend(q(5, 7), q(), q()), ShapeError, r"q has shape \(5, 7\); expected \(batch, heads"),
         (lambda: attend(q(dtype=torch.int64), q(), q()), DtypeError, "q is torch.int64.*embed ids"),
@@ -130,28 +130,28 @@ def q(*shape, dtype=torch.float32):
         (lambda: KVCache().reorder(torch.tensor([0.0])), DtypeError, "1-D integer"),
     ],
 )
-def test_says_what_is_wrong(call, error, words):
-    with pytest.raises(error, match=words) as caught:
+def test_invalid_argument_raises_error_with_advice(call, error, message):
+    with pytest.raises(error, match=message) as exception:
         call()
-    assert isinstance(caught.value, ClearheadError)
-    assert "\n" not in str(caught.value)
+    assert isinstance(exception.value, ClearheadError)
+    assert "\n" not in str(exception.value)
 
 
-def test_a_cache_refuses_another_batch_and_dtype():
+def test_append_of_other_batch_or_dtype_raises():
     cache = KVCache()
     cache.append(q(2, 3, 5, 7), q(2, 3, 5, 7))
     with pytest.raises(ShapeError, match="use a new KVCache for new sequences"):
         cache.append(q(3, 3, 1, 7), q(3, 3, 1, 7))
     with pytest.raises(DtypeError, match=r"stores torch\.float32"):
         cache.append(q(2, 3, 1, 7).double(), q(2, 3, 1, 7).double())
-    memory = KVCache()
-    memory.set_cross(q(), q())
+    cross = KVCache()
+    cross.set_cross(q(), q())
     with pytest.raises(ShapeError, match="cannot grow"):
-        memory.append(q(), q())
+        cross.append(q(), q())
 
 
 @pytest.mark.parametrize(
-    ("ask", "error", "words"),
+    ("change", "error", "message"),
     [
         (lambda cache: cache.crop(1.5), ShapeError, "a cache of 5 tokens to 1.5"),
         (lambda cache: cache.crop(None), ShapeError, "to None"),
@@ -162,10 +162,10 @@ def test_a_cache_refuses_another_batch_and_dtype():
         (lambda cache: KVCache(2.5), ConfigError, "capacity is 2.5"),
     ],
 )
-def test_a_cache_refuses_what_it_cannot_do_and_stays_as_it_is(ask, error, words):
+def test_invalid_cache_change_raises_and_leaves_the_cache_unchanged(change, error, message):
     cache = KVCache()
     cache[0].append(q(), q())
-    with pytest.raises(error, match=words):
-        ask(cache)
+    with pytest.raises(error, match=message):
+        change(cache)
     assert cache.length == 5
     assert cache[0].get()[0].shape == (2, 3, 5, 7)

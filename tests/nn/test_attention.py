@@ -1,4 +1,4 @@
-"""MultiHeadAttention against torch's, against the sum over heads, and with a cache against without."""
+"""Tests of MultiHeadAttention against torch's layer and the sum over heads, and of KVCache."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from clearhead.nn.positions import Rotary
 F64 = torch.float64
 
 
-def copied(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """torch's layer with the same weights."""
-    peer = nn.MultiheadAttention(
-        ours.d_model,
-        ours.n_heads,
+def torch_copy(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    """Return torch's layer with the same parameters."""
+    torch_layer = nn.MultiheadAttention(
+        layer.d_model,
+        layer.n_heads,
         batch_first=True,
         dtype=F64,
-        kdim=ours.k_proj.in_features,
-        vdim=ours.v_proj.in_features,
+        kdim=layer.k_proj.in_features,
+        vdim=layer.v_proj.in_features,
     )
-    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+    projections = (layer.q_proj, layer.k_proj, layer.v_proj)
     with torch.no_grad():
-        if peer.in_proj_weight is not None:
-            peer.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
+        if torch_layer.in_proj_weight is not None:
+            torch_layer.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
         else:
             for name, p in zip(("q", "k", "v"), projections, strict=True):
-                getattr(peer, f"{name}_proj_weight").copy_(p.weight)
-        for p in (*projections, ours.o_proj):
+                getattr(torch_layer, f"{name}_proj_weight").copy_(p.weight)
+        for p in (*projections, layer.o_proj):
             nn.init.normal_(p.bias)
-        peer.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
-        peer.out_proj.load_state_dict(ours.o_proj.state_dict())
-    return peer
+        torch_layer.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
+        torch_layer.out_proj.load_state_dict(layer.o_proj.state_dict())
+    return torch_layer
 
 
 def outputs_and_gradients(out, inputs, cotangent):
@@ -44,50 +44,50 @@ def outputs_and_gradients(out, inputs, cotangent):
 
 
 @pytest.mark.parametrize("mask", [None, causal(), window(1, 2) | every(3)], ids=str)
-def test_self_attention_equals_torchs(mask):
-    ours = MultiHeadAttention(14, 2).double()
-    peer = copied(ours)
+def test_self_attention_equals_torch(mask):
+    layer = MultiHeadAttention(14, 2).double()
+    torch_layer = torch_copy(layer)
     x = torch.randn(3, 5, 14, dtype=F64, requires_grad=True)
     cotangent = torch.randn(3, 5, 14, dtype=F64)
     hidden = None if mask is None else ~mask.dense(5)
-    theirs, _ = peer(x, x, x, attn_mask=hidden)
+    expected, _ = torch_layer(x, x, x, attn_mask=hidden)
     torch.testing.assert_close(
-        outputs_and_gradients(ours(x, mask=mask), x, cotangent), outputs_and_gradients(theirs, x, cotangent)
+        outputs_and_gradients(layer(x, mask=mask), x, cotangent), outputs_and_gradients(expected, x, cotangent)
     )
 
 
-def test_cross_attention_with_other_widths_and_padding_equals_torchs():
-    ours = MultiHeadAttention(14, 2, d_key=11, d_value=13).double()
-    peer = copied(ours)
+def test_cross_attention_with_other_widths_and_padding_equals_torch():
+    layer = MultiHeadAttention(14, 2, d_key=11, d_value=13).double()
+    torch_layer = torch_copy(layer)
     x, key, value = (torch.randn(3, n, m, dtype=F64) for n, m in ((5, 14), (7, 11), (7, 13)))
     lengths = torch.tensor([7, 1, 4])
-    theirs, _ = peer(x, key, value, key_padding_mask=torch.arange(7) >= lengths[:, None])
-    torch.testing.assert_close(ours(x, key, value, mask=padding(lengths)), theirs)
+    expected, _ = torch_layer(x, key, value, key_padding_mask=torch.arange(7) >= lengths[:, None])
+    torch.testing.assert_close(layer(x, key, value, mask=padding(lengths)), expected)
 
 
-def test_block_reads_torchs_polarity():
-    ours = MultiHeadAttention(14, 2).double()
-    peer = copied(ours)
+def test_forbid_accepts_the_mask_polarity_of_torch():
+    layer = MultiHeadAttention(14, 2).double()
+    torch_layer = torch_copy(layer)
     x = torch.randn(3, 5, 14, dtype=F64)
     hidden = torch.rand(5, 5) < 0.4
     hidden.fill_diagonal_(False)
-    theirs, _ = peer(x, x, x, attn_mask=hidden)
-    torch.testing.assert_close(ours(x, mask=forbid(hidden)), theirs)
-    torch.testing.assert_close(ours(x, mask=allow(~hidden)), theirs)
+    expected, _ = torch_layer(x, x, x, attn_mask=hidden)
+    torch.testing.assert_close(layer(x, mask=forbid(hidden)), expected)
+    torch.testing.assert_close(layer(x, mask=allow(~hidden)), expected)
 
 
-def test_is_the_sum_over_heads_of_small_attentions():
-    ours = MultiHeadAttention(14, 2, d_head=5, bias=False).double()
+def test_multi_head_attention_equals_sum_over_heads():
+    layer = MultiHeadAttention(14, 2, d_head=5, bias=False).double()
     x = torch.randn(3, 7, 14, dtype=F64)
     total = 0
     for h in range(2):
         rows = slice(5 * h, 5 * h + 5)
-        q, k, v = (x @ p.weight[rows].T for p in (ours.q_proj, ours.k_proj, ours.v_proj))
-        total = total + attend(q[:, None], k[:, None], v[:, None])[:, 0] @ ours.o_proj.weight[:, rows].T
-    torch.testing.assert_close(ours(x), total)
+        q, k, v = (x @ p.weight[rows].T for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        total = total + attend(q[:, None], k[:, None], v[:, None])[:, 0] @ layer.o_proj.weight[:, rows].T
+    torch.testing.assert_close(layer(x), total)
 
 
-def test_grouped_heads_equal_many_heads_with_repeated_weights():
+def test_grouped_query_attention_equals_multi_head_attention_with_repeated_parameters():
     grouped = MultiHeadAttention(24, 6, n_kv_heads=2).double()
     full = MultiHeadAttention(24, 6).double()
     full.load_state_dict(
@@ -101,12 +101,12 @@ def test_grouped_heads_equal_many_heads_with_repeated_weights():
     assert sum(p.numel() for p in grouped.parameters()) == 24 * (24 + 8 + 8 + 24) + 24 + 8 + 8 + 24
 
 
-def test_eight_heads_of_512_have_the_documents_parameters():
+def test_eight_heads_of_width_512_have_1048576_parameters():
     """CENG 403 (Self-Attention & Transformers), Q2a: 1,048,576 projection weights."""
     assert sum(p.numel() for p in MultiHeadAttention(512, 8, bias=False).parameters()) == 1_048_576
 
 
-def test_dropout_only_in_training():
+def test_dropout_is_applied_in_training_only():
     layer = MultiHeadAttention(14, 2, dropout=0.5)
     x = torch.randn(3, 5, 14)
     assert not torch.equal(layer(x), layer(x))
@@ -114,7 +114,7 @@ def test_dropout_only_in_training():
     assert torch.equal(layer(x), layer(x))
 
 
-def test_takes_any_scores_and_weights():
+def test_multi_head_attention_supports_custom_scores_and_normalizer():
     layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 3, n_heads=2), normalizer=HardMax())
     x = torch.randn(3, 5, 14)
     layer(x, mask=causal()).sum().backward()
@@ -127,18 +127,18 @@ class TestCache:
     @pytest.mark.parametrize("rotary", [None, Rotary()], ids=["plain", "rotary"])
     @pytest.mark.parametrize("mask", [causal(), causal() & window(3, 0), causal() & (window(1, 0) | every(3))], ids=str)
     @pytest.mark.parametrize("chunks", [[1] * 11, [5, 1, 1, 4], [11], [2, 9]], ids=str)
-    def test_gives_the_same_as_no_cache(self, mask, rotary, chunks):
+    def test_attention_with_cache_equals_attention_without(self, mask, rotary, chunks):
         for dtype, tolerance in ((F64, 1e-14), (torch.float32, 1e-6)):
             layer = MultiHeadAttention(24, 6, n_kv_heads=2, rotary=rotary).to(dtype).eval()
             x = torch.randn(3, 11, 24, dtype=dtype)
             cache = KVCache(capacity=2)
             with torch.no_grad():
-                whole = layer(x, mask=mask)
+                expected = layer(x, mask=mask)
                 parts = [layer(part, mask=mask, cache=cache) for part in x.split(chunks, 1)]
-            torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=tolerance, atol=tolerance)
             assert cache.length == 11
 
-    def test_gradients_flow_through_a_cache(self):
+    def test_gradients_with_cache_equal_gradients_without(self):
         layer = MultiHeadAttention(14, 2).double()
         x = torch.randn(3, 5, 14, dtype=F64, requires_grad=True)
         cache = KVCache()
@@ -147,11 +147,11 @@ class TestCache:
         (plain,) = torch.autograd.grad(layer(x, mask=causal()).square().sum(), x)
         torch.testing.assert_close(cached, plain)
 
-    @pytest.mark.parametrize("learned", ["q_proj", "v_proj", "bias"])
-    def test_gradients_flow_where_keys_are_frozen(self, learned):
+    @pytest.mark.parametrize("trainable", ["q_proj", "v_proj", "bias"])
+    def test_gradients_with_cache_and_frozen_keys_equal_gradients_without(self, trainable):
         layer = MultiHeadAttention(14, 2).double().requires_grad_(False)
         x, bias = torch.randn(3, 5, 14, dtype=F64), torch.randn(2, 5, 5, dtype=F64)
-        weight = bias.requires_grad_() if learned == "bias" else getattr(layer, learned).weight.requires_grad_()
+        weight = bias.requires_grad_() if trainable == "bias" else getattr(layer, trainable).weight.requires_grad_()
         cache, parts = KVCache(), []
         for start, stop in ((0, 2), (2, 3), (3, 5)):
             part = bias[:, start:stop, :stop]
@@ -160,38 +160,38 @@ class TestCache:
         (plain,) = torch.autograd.grad(layer(x, mask=causal(), bias=bias).square().sum(), weight)
         torch.testing.assert_close(cached, plain)
 
-    def test_cross_attention_computes_its_memory_once(self):
+    def test_cross_attention_with_cache_projects_keys_once(self):
         layer = MultiHeadAttention(14, 2).eval()
         memory, x = torch.randn(3, 7, 14), torch.randn(3, 5, 14)
         cache, calls = KVCache(), []
         layer.k_proj.register_forward_hook(lambda *_: calls.append(1))
         with torch.no_grad():
-            whole = layer(x, memory)
+            expected = layer(x, memory)
             parts = [layer(part, memory, cache=cache) for part in x.split(1, 1)]
-        torch.testing.assert_close(torch.cat(parts, 1), whole)
+        torch.testing.assert_close(torch.cat(parts, 1), expected)
         assert len(calls) == 1 + 1
         assert cache.length == 0
 
-    def test_room_doubles(self):
+    def test_append_doubles_capacity_if_full(self):
         cache = KVCache(capacity=3)
-        rooms = []
+        capacities = []
         for i in range(13):
             k, _ = cache.append(torch.full((1, 1, 1, 2), float(i)), torch.zeros(1, 1, 1, 5))
-            rooms.append(cache._k.shape[-2])
+            capacities.append(cache._k.shape[-2])
             assert torch.equal(k[0, 0, :, 0], torch.arange(i + 1.0))
-        assert rooms == [3] * 3 + [6] * 3 + [12] * 6 + [24]
+        assert capacities == [3] * 3 + [6] * 3 + [12] * 6 + [24]
 
-    def test_reorder_takes_histories_along(self):
+    def test_reorder_changes_rows_of_all_layers(self):
         cache = KVCache()
         for name in ("self", "cross"):
-            part = cache[0][name]
-            keep = part.append if name == "self" else part.set_cross
-            keep(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3.0).view(3, 1, 1, 1))
+            layer_cache = cache[0][name]
+            store = layer_cache.append if name == "self" else layer_cache.set_cross
+            store(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3.0).view(3, 1, 1, 1))
         cache.reorder(torch.tensor([2, 0, 0, 1]))
         for name in ("self", "cross"):
             assert cache[0][name].get()[0].flatten().tolist() == [2, 0, 0, 1]
 
-    def test_truncate_then_go_on(self):
+    def test_attention_after_crop_equals_attention_without_cache(self):
         layer = MultiHeadAttention(14, 2).eval()
         x = torch.randn(3, 7, 14)
         cache = KVCache()
@@ -199,16 +199,16 @@ class TestCache:
             layer(x[:, :5], mask=causal(), cache=cache)
             cache.crop(2)
             assert cache.length == 2
-            rest = layer(x[:, 2:], mask=causal(), cache=cache)
-            torch.testing.assert_close(rest, layer(x, mask=causal())[:, 2:])
+            out = layer(x[:, 2:], mask=causal(), cache=cache)
+            torch.testing.assert_close(out, layer(x, mask=causal())[:, 2:])
 
     @pytest.mark.bad_input
-    def test_a_call_that_is_refused_leaves_no_tokens_behind(self):
+    def test_rejected_call_adds_no_tokens_to_the_cache(self):
         layer = MultiHeadAttention(14, 2).eval()
         x = torch.randn(3, 7, 14)
         cache = KVCache()
         with torch.no_grad():
-            whole = layer(x, mask=causal())
+            expected = layer(x, mask=causal())
             layer(x[:, :5], mask=causal(), cache=cache)
             for mask in (
                 documents([0] * 6),
@@ -219,10 +219,10 @@ class TestCache:
                 with pytest.raises(ClearheadError):
                     layer(x[:, 5:], mask=mask, cache=cache)
                 assert cache.length == 5
-            torch.testing.assert_close(layer(x[:, 5:], mask=causal(), cache=cache), whole[:, 5:])
+            torch.testing.assert_close(layer(x[:, 5:], mask=causal(), cache=cache), expected[:, 5:])
 
     @pytest.mark.bad_input
-    def test_a_memory_that_is_refused_is_not_kept(self):
+    def test_rejected_cross_attention_call_stores_nothing(self):
         layer = MultiHeadAttention(14, 2).eval()
         x, memory, cache = torch.randn(3, 5, 14), torch.randn(3, 7, 14), KVCache()
         with torch.no_grad():
@@ -234,22 +234,22 @@ class TestCache:
             assert cache.is_cross
 
     @pytest.mark.bad_input
-    def test_tokens_and_a_memory_are_not_taken_for_each_other(self):
+    def test_self_and_cross_attention_with_the_cache_of_the_other_raise(self):
         layer = MultiHeadAttention(14, 2).eval()
         x, memory = torch.randn(3, 5, 14), torch.randn(3, 7, 14)
-        tokens, kept = KVCache(), KVCache()
-        layer(x, cache=tokens)
-        layer(x, memory, cache=kept)
+        self_cache, cross_cache = KVCache(), KVCache()
+        layer(x, cache=self_cache)
+        layer(x, memory, cache=cross_cache)
         with pytest.raises(ShapeError, match="stores 5 tokens of self-attention"):
-            layer(x, memory, cache=tokens)
+            layer(x, memory, cache=self_cache)
         with pytest.raises(ShapeError, match="stores an encoder output and cannot grow"):
-            layer(x, cache=kept)
+            layer(x, cache=cross_cache)
         with pytest.raises(ShapeError, match=r"key has 6 tokens.*an encoder output of 7"):
-            layer(x, memory[:, 1:], cache=kept)
-        assert tokens.length == 5
-        torch.testing.assert_close(layer(x, memory, cache=kept), layer(x, memory))
+            layer(x, memory[:, 1:], cache=cross_cache)
+        assert self_cache.length == 5
+        torch.testing.assert_close(layer(x, memory, cache=cross_cache), layer(x, memory))
 
-    def test_says_what_it_holds(self):
+    def test_repr_shows_length_and_capacity(self):
         cache = KVCache()
         cache[0].append(torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 5))
         assert repr(cache) == "KVCache(3 tokens, 1 children)"
@@ -257,45 +257,45 @@ class TestCache:
         assert cache.n_bytes == 2 * 2 * 64 * 5 * 4
 
 
-def test_what_a_cache_forgot_stays_as_it_was_for_those_who_hold_it():
-    cache, first, other = KVCache(), *(torch.randn(1, 2, 5, 4) for _ in range(2))
-    held, _ = cache.append(first, first)
-    before = held.clone()
+def test_append_after_crop_keeps_earlier_results():
+    cache, first, second = KVCache(), *(torch.randn(1, 2, 5, 4) for _ in range(2))
+    keys, _ = cache.append(first, first)
+    before = keys.clone()
     cache.crop(3)
-    k, v = cache.append(other[..., :2, :], other[..., :2, :])
-    assert torch.equal(held, before)
-    assert torch.equal(k, torch.cat([first[..., :3, :], other[..., :2, :]], -2))
+    k, v = cache.append(second[..., :2, :], second[..., :2, :])
+    assert torch.equal(keys, before)
+    assert torch.equal(k, torch.cat([first[..., :3, :], second[..., :2, :]], -2))
     assert torch.equal(v, k)
 
 
-def test_biases_of_some_maps_alone():
+def test_biases_selects_projections_with_bias():
     layer = MultiHeadAttention(14, 2, bias=Biases(k=False, out=False))
-    has = {name: getattr(layer, f"{name}_proj").bias is not None for name in "qkvo"}
-    assert has == {"q": True, "k": False, "v": True, "o": False}
-    # A bias on every key moves all scores of a row alike, which a softmax does not see.
-    whole = MultiHeadAttention(14, 2, bias=Biases(out=False)).double()
+    has_bias = {name: getattr(layer, f"{name}_proj").bias is not None for name in "qkvo"}
+    assert has_bias == {"q": True, "k": False, "v": True, "o": False}
+    # A bias of the keys adds a constant to all scores of a query, which does not change the softmax.
+    with_key_bias = MultiHeadAttention(14, 2, bias=Biases(out=False)).double()
     with torch.no_grad():
-        whole.k_proj.bias.normal_()
+        with_key_bias.k_proj.bias.normal_()
     layer = layer.double()
-    layer.load_state_dict({name: x for name, x in whole.state_dict().items() if name != "k_proj.bias"})
+    layer.load_state_dict({name: x for name, x in with_key_bias.state_dict().items() if name != "k_proj.bias"})
     x = torch.randn(3, 5, 14, dtype=F64)
-    torch.testing.assert_close(layer(x), whole(x))
+    torch.testing.assert_close(layer(x), with_key_bias(x))
 
 
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()], ids=str)
-def test_queries_and_keys_of_every_head_are_normalised_before_they_are_turned(norm):
+def test_qk_norm_normalizes_each_head_before_rotation(norm):
     layer = MultiHeadAttention(14, 2, n_kv_heads=1, d_head=6, qk_norm=norm, rotary=Rotary()).double()
     with torch.no_grad():
-        for part in (layer.q_norm, layer.k_norm):
-            part.weight.normal_()
+        for module in (layer.q_norm, layer.k_norm):
+            module.weight.normal_()
     x = torch.randn(3, 5, 14, dtype=F64)
 
-    def head(projection, n, normalise):
-        whole = projection(x)
-        one = torch.stack([normalise(whole[..., 6 * h : 6 * (h + 1)]) for h in range(n)], dim=1)
-        return Rotary().rotate(one, torch.arange(5))
+    def heads(projection, n, norm):
+        projected = projection(x)
+        normalized = torch.stack([norm(projected[..., 6 * h : 6 * (h + 1)]) for h in range(n)], dim=1)
+        return Rotary().rotate(normalized, torch.arange(5))
 
-    q, k = head(layer.q_proj, 2, layer.q_norm), head(layer.k_proj, 1, layer.k_norm)
+    q, k = heads(layer.q_proj, 2, layer.q_norm), heads(layer.k_proj, 1, layer.k_norm)
     v = layer.v_proj(x)[:, None]
     expected = layer.o_proj(attend(q, k, v, causal()).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, mask=causal()), expected)

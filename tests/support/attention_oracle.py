@@ -1,4 +1,4 @@
-"""Attention written out with loops over single numbers, from the definition: slow, and independent of the package."""
+"""Attention by loops over scalars, from the definition: slow, and independent of the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def attention_by_hand(q, k, v, allowed=None, *, scale=None, temperature=1.0, bias=None):
-    """q (H,T,D), k (K,S,D), v (K,S,E) in float64, `allowed` and `bias` broadcastable to (H,T,S); one row at a time."""
+    """Return attention of q (H,T,D), k (K,S,D), v (K,S,E) in float64; `allowed` and `bias` broadcast to (H,T,S)."""
     (H, T, D), (K, S, E) = q.shape, v.shape
     scale = 1 / math.sqrt(D) if scale is None else scale
     allowed = torch.ones(H, T, S, dtype=torch.bool) if allowed is None else allowed.expand(H, T, S)
