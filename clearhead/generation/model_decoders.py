@@ -94,7 +94,7 @@ def _decoder_only(
     """Return a decoder that continues prompts, and the prompts."""
     mask = None
     if isinstance(unwrapped, Decoder):
-        mask = unwrapped.config.seen(unwrapped.config.mask)
+        mask = unwrapped.config.union_mask(unwrapped.config.mask)
         if unwrapped.config.cross_attention:
             raise ConfigError(
                 "this Decoder attends to a memory (cross_attention=True); pass the EncoderDecoder that it belongs to"
@@ -144,10 +144,10 @@ def _encoder_decoder(
         for index, row in enumerate(rows):
             _check_max_positions(unwrapped.encoder, len(row), 1, f"prompt {index}")
         _check_max_positions(unwrapped.decoder, len(start_ids), max_new_tokens, "decoder_start_ids")
-        decoder_mask = unwrapped.config.seen(unwrapped.config.decoder_mask)
+        decoder_mask = unwrapped.config.union_mask(unwrapped.config.decoder_mask)
         use_cache = use_cache and is_causal(decoder_mask, len(start_ids), len(start_ids) + max_new_tokens)
         # Right padding changes a mask only if the mask depends on the length.
-        can_pad = not unwrapped.config.seen(unwrapped.config.encoder_mask).depends_on_length
+        can_pad = not unwrapped.config.union_mask(unwrapped.config.encoder_mask).depends_on_length
     start_rows = [torch.tensor(start_ids)] * len(rows)
 
     def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:

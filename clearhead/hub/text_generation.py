@@ -228,9 +228,7 @@ def classify(pipeline: Pipeline, inputs: Sequence[str] | Tensor, *, batch_size: 
         with torch.no_grad():
             logits = pipeline.model(inputs.to(next(pipeline.model.parameters()))).cpu().float()
     else:
-        logits = _encode_texts(
-            pipeline, inputs, lambda model, x, lengths: model.classified(x).cpu().float(), batch_size
-        )
+        logits = _encode_texts(pipeline, inputs, lambda model, x, lengths: model.classify(x).cpu().float(), batch_size)
     source_config = {} if pipeline.source is None else pipeline.source.config
     is_multi_label = source_config.get("problem_type") == "multi_label_classification"
     names = source_config.get("id2label", {})

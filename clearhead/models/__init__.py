@@ -1,7 +1,7 @@
-"""Whole models, each built from a configuration: `Model(config)`, or `config.build()`.
+"""Models, each built from a configuration: `Model(config)` or `config.build()`.
 
-The Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `CTCEncoder`, `DualEncoder`), the
-presets of well-known ones, and the baselines that they have to beat. `save` and `load` keep one in a folder."""
+Transformers (`Encoder`, `Decoder`, `EncoderDecoder`, `VisionTransformer`, `CTCEncoder`, `DualEncoder`), presets of
+well-known ones, and baselines. `save_checkpoint` and `load_checkpoint` store a model in a folder."""
 
 from __future__ import annotations
 

@@ -89,6 +89,7 @@ class Decoder(Stack):
         return self._softcap(products if self.logit_bias is None else products + self.logit_bias)
 
     def _softcap(self, logits: Tensor) -> Tensor:
+        """Apply the configured soft cap to logits."""
         cap = self.config.logit_softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 

@@ -1,8 +1,6 @@
-"""The encoder: every token looks at every other, in both directions (BERT, and the reading half of the 2017 model).
+"""The encoder: bidirectional self-attention over token ids (BERT), with one output vector per token.
 
-Ids in, one vector a token out; what to do with the vectors is the caller's.
-
-    B batch   T tokens   M model width
+B batch   T tokens   M model dim
 """
 
 from __future__ import annotations
@@ -25,27 +23,32 @@ from clearhead.nn.positions import Sinusoidal
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextConfig):
-    """`Encoder`'s configuration. `mask` is the pattern of its self-attention, which padding is added to at run time."""
+    """Configuration of `Encoder`.
+
+    Attributes:
+        n_layers: Number of layers.
+        mask: Mask of self-attention, combined with the padding mask of a call.
+        n_segments: Number of segment embeddings (token types in BERT).
+        pooler: Whether the model has the linear layer of `pool`.
+        embedding_dim: Width of the embeddings, which are projected to d_model (ALBERT); None for d_model.
+        share_layers: Whether all layers share the parameters of one block (ALBERT).
+        n_classes: Number of classes of the classification head; 0 for no head.
+    """
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"d_embedding": "embedding_dim"}
     n_layers: PositiveInt
     mask: Mask = full()
-    n_segments: NonNegativeInt = (
-        0  # kinds of text that may stand side by side, each with a vector of its own, as in BERT
-    )
-    pooler: bool = False  # a last map of the first token, for `pooled`
-    embedding_dim: PositiveInt | None = (
-        None  # the embeddings' own width, which a linear map makes d_model, as in ALBERT
-    )
-    share_layers: bool = False  # one block's weights in all layers, as in ALBERT
-    n_classes: NonNegativeInt = 0  # that a text may be of, by a linear map of what the pooler gives
+    n_segments: NonNegativeInt = 0
+    pooler: bool = False
+    embedding_dim: PositiveInt | None = None
+    share_layers: bool = False
+    n_classes: NonNegativeInt = 0
 
     def validate(self) -> None:
         super().validate()
         require(
             self.pooler or not self.n_classes,
-            f"{self.owner}: texts are classified by what the pooler gives, and n_classes is {self.n_classes} without "
-            "one; set pooler=True",
+            f"{self.owner}: n_classes is {self.n_classes}, and classification requires the pooler; set pooler=True",
         )
         require(
             not isinstance(self.positions, Sinusoidal) or (self.embedding_dim or 2) % 2 == 0,
@@ -53,7 +56,7 @@ class EncoderConfig(TextConfig):
         )
         require(
             not self.share_layers or (self.first_norm and not self.layer_rotary),
-            f"{self.owner}: layers that share their weights are one block; leave first_norm and layer_rotary out",
+            f"{self.owner}: shared layers are one block; leave first_norm and layer_rotary out",
         )
 
     def build(self) -> Encoder:
@@ -83,36 +86,42 @@ class Encoder(Stack):
         positions: Int[Tensor, "..."] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T M"]:
-        """One vector a token. Give `mask=padding(lengths)` for texts of different lengths in one batch.
+        """Return one vector per token.
 
-        `positions`, (T,) or (B, T), says where the tokens stand (for positions that are added); None is 0 … T − 1.
-        `segments` (B, T) says of which kind of text each token is (where there are any); None is the first."""
+        Args:
+            ids: Token ids.
+            mask: Combined with the configured mask; use `padding(lengths)` for texts of different lengths.
+            positions: Positions of the tokens, (T,) or (B, T), for positions that are added; by default 0 … T − 1.
+            segments: Segment ids, (B, T); by default 0.
+        """
         validate_ids(ids)
         x = self.add_positions(self._with_segments(self.embedding(ids), segments), positions)
         return self.run_blocks(x, mask=and_masks(self.config.mask, mask))
 
-    def pooled(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
-        """One vector a text, from what `forward` returned: tanh of a linear map of the first token, as BERT has it."""
+    def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        """Return one vector per text from the output of `forward`: tanh of a linear layer of the first token (BERT)."""
         if self.pooler is None:
-            raise ShapeError(
-                "this encoder has no pooler; set pooler=True in its config, or take the mean of its tokens"
-            )
+            raise ShapeError("this encoder has no pooler; set pooler=True in its config, or use the mean of its output")
         return self.pooler(x[:, 0]).tanh()
 
-    def classified(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
-        """The logits of the classes that a text may be of, from what `forward` returned."""
+    def classify(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
+        """Return the logits of the classes from the output of `forward`."""
         if self.head is None:
-            raise ShapeError("this encoder knows no classes; set n_classes in its config, and train it")
-        return self.head(self.pooled(x))
+            raise ShapeError("this encoder has no classification head; set n_classes in its config and train it")
+        return self.head(self.pool(x))
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        """Add segment embeddings, if the model has any."""
         if self.segments is None:
             if segments is not None:
-                raise ShapeError("got segments, and this encoder has none; set n_segments in its config")
+                raise ShapeError(
+                    "got segments, but this encoder has no segment embeddings; set n_segments in its config"
+                )
             return x
         if segments is None:
             return x + self.segments.weight[0]
         validate_ids(segments, "segments")
-        if (wrong := find_out_of_range(segments, self.segments.num_embeddings)) is not None:
-            raise ShapeError(f"segments hold {wrong}; expected 0 … {self.segments.num_embeddings - 1}")
+        invalid_id = find_out_of_range(segments, self.segments.num_embeddings)
+        if invalid_id is not None:
+            raise ShapeError(f"segments contain {invalid_id}; expected 0 … {self.segments.num_embeddings - 1}")
         return x + self.segments(segments)

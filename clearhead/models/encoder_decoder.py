@@ -1,6 +1,6 @@
-"""The encoder-decoder: one stack reads, another writes and looks back at what was read (the 2017 Transformer).
+"""The encoder-decoder: the encoder processes the source, the decoder generates the target with cross-attention to it.
 
-B batch   S source tokens   T target tokens   M model width   V vocabulary
+B batch   S source tokens   T target tokens   M model dim   V vocabulary
 """
 
 from __future__ import annotations
@@ -25,29 +25,42 @@ from clearhead.nn.positions import Positions, RelativeBias
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(LMConfig):
-    """Both halves have the same sizes; `.encoder` and `.decoder` are the configurations of each.
+    """Configuration of `EncoderDecoder`. Both stacks have the same sizes.
 
-    `vocab_size` counts the target's tokens. `share_embeddings` uses one matrix for source and target (and, with `tied`,
-    for the logits too), as the 2017 model does; then there is one vocabulary. The embedding is then one module in two
-    places: give `torch.func.functional_call` such a model with `tie_weights=False`, or torch swaps its weight twice and
-    leaves in the model the one that was lent to it."""
+    With `share_embeddings`, source and target have one vocabulary and share the embedding matrix, as in the original
+    Transformer (and with `tie_embeddings` the output matrix as well). The embedding is then one module with two names,
+    so call `torch.func.functional_call` with `tie_weights=False`; otherwise torch swaps the parameter twice and does
+    not restore it.
+
+    Attributes:
+        vocab_size: Size of the target vocabulary.
+        n_encoder_layers: Number of encoder layers.
+        n_decoder_layers: Number of decoder layers.
+        source_vocab_size: Size of the source vocabulary; None for `vocab_size`.
+        share_embeddings: Whether source and target share one embedding matrix.
+        encoder_mask: Mask of the encoder's self-attention.
+        decoder_mask: Mask of the decoder's self-attention.
+        encoder_positions: Positions of the encoder; None for those of the decoder.
+        encoder_max_len: Context length of the encoder; None for `max_len`.
+        n_features: Number of features of an audio frame, if the source is audio (Whisper); None for text.
+    """
 
     n_encoder_layers: PositiveInt
     n_decoder_layers: PositiveInt
-    source_vocab_size: PositiveInt | None = None  # None: vocab_size
+    source_vocab_size: PositiveInt | None = None
     share_embeddings: bool = False
     encoder_mask: Mask = full()
     decoder_mask: Mask = causal()
-    encoder_positions: Positions | None = None  # None: as those of the decoder
-    encoder_max_len: PositiveInt | None = None  # None: max_len
-    n_features: PositiveInt | None = None  # of a frame of sound, where the source is heard and not read, as in Whisper
+    encoder_positions: Positions | None = None
+    encoder_max_len: PositiveInt | None = None
+    n_features: PositiveInt | None = None
 
     def validate(self) -> None:
         super().validate()
         require(
             self.n_features is None
             or not (self.share_embeddings or self.source_vocab_size is not None or self.layer_masks),
-            f"EncoderDecoderConfig: n_features is {self.n_features}, so the source is sound, which has no vocabulary; "
+            f"EncoderDecoderConfig: n_features is {self.n_features}, so the source is audio without a vocabulary; "
             "leave out share_embeddings, source_vocab_size and layer_masks",
         )
         if self.encoder_positions is not None or self.encoder_max_len is not None or self.n_features is not None:
@@ -60,21 +73,24 @@ class EncoderDecoderConfig(LMConfig):
 
     @property
     def encoder(self) -> EncoderConfig | AudioEncoderConfig:
-        """The configuration of the reading half."""
-        own: dict[str, Any] = {"n_layers": self.n_encoder_layers, "mask": self.encoder_mask}
-        own["positions"] = self.encoder_positions or self.positions
-        own["max_len"] = self.encoder_max_len or self.max_len
+        """Configuration of the encoder."""
+        fields: dict[str, Any] = {
+            "n_layers": self.n_encoder_layers,
+            "mask": self.encoder_mask,
+            "positions": self.encoder_positions or self.positions,
+            "max_len": self.encoder_max_len or self.max_len,
+        }
         if self.n_features is not None:
-            return AudioEncoderConfig(**self._shared(TransformerConfig) | own, n_features=self.n_features)
-        own["vocab_size"] = self.source_vocab_size or self.vocab_size
-        return EncoderConfig(**self._shared(TextConfig) | own)
+            return AudioEncoderConfig(**self._shared(TransformerConfig) | fields, n_features=self.n_features)
+        fields["vocab_size"] = self.source_vocab_size or self.vocab_size
+        return EncoderConfig(**self._shared(TextConfig) | fields)
 
     @property
     def decoder(self) -> DecoderConfig:
-        """The configuration of the writing half."""
+        """Configuration of the decoder."""
         shared = self._shared(LMConfig)
         if isinstance(self.positions, RelativeBias):
-            # The decoder sees only what came before, and should not spend half of its buckets on what comes after.
+            # The decoder is causal, so all its buckets are used for preceding tokens.
             shared["positions"] = dataclasses.replace(self.positions, bidirectional=False)
         return DecoderConfig(**shared, n_layers=self.n_decoder_layers, mask=self.decoder_mask, cross_attention=True)
 
@@ -83,7 +99,7 @@ class EncoderDecoderConfig(LMConfig):
 
 
 class EncoderDecoder(nn.Module):
-    """Reads `source`, or hears it, and writes `target`."""
+    """Sequence-to-sequence Transformer; the source is token ids or audio frames."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -104,32 +120,40 @@ class EncoderDecoder(nn.Module):
         source_positions: Int[Tensor, "..."] | None = None,
         target_positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each of `target`, given all of `source`.
+        """Return the logits of the next token after each of `target`, given all of `source`.
 
-        `source_mask` (`padding(source_lengths)`) hides padding from the encoder's self-attention and, where no
-        `memory_mask` is given, from the decoder's cross-attention; `target_mask` is added to the decoder's own. Where
-        several pairs share a row, masks keep them apart and `…_positions` count from the start of each; a model whose
-        positions are distances needs none of these and leaves them."""
-        memory, told = self._read(source, source_mask, target_mask, memory_mask, source_positions, target_positions)
-        return self.decode(target, memory, **told)
+        Args:
+            source: Source token ids, or audio frames.
+            target: Target token ids.
+            source_mask: Mask of the encoder's self-attention, usually `padding(source_lengths)`.
+            target_mask: Combined with the configured mask of the decoder's self-attention.
+            memory_mask: Mask of cross-attention; by default `source_mask`.
+            source_positions: Positions of the source tokens, for several packed pairs per row; ignored by models
+                with relative positions.
+            target_positions: The same for the target tokens.
+        """
+        memory, decoder_kwargs = self._encode_source(
+            source, source_mask, target_mask, memory_mask, source_positions, target_positions
+        )
+        return self.decode(target, memory, **decoder_kwargs)
 
     def hidden_states(
-        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], **given: Any
+        self, source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"], target: Int[Tensor, "B T"], **kwargs: Any
     ) -> Float[Tensor, "B T M"]:
-        """What `forward`, given the same, makes its logits of: for a loss that never has all of them at once."""
-        memory, told = self._read(source, **given)
-        return self.decoder.hidden_states(target, memory=memory, **told)
+        """Return the hidden states from which `forward` computes its logits, for a chunked loss; same arguments."""
+        memory, decoder_kwargs = self._encode_source(source, **kwargs)
+        return self.decoder.hidden_states(target, memory=memory, **decoder_kwargs)
 
     def lm_head_weight(self) -> Float[Tensor, "V M"]:
-        """The matrix by which features become logits: `forward` is `features` times its transpose, finished."""
+        """Return the output matrix: `forward` is `hidden_states` times its transpose, post-processed."""
         return self.decoder.lm_head_weight()
 
     @property
     def logit_bias(self) -> nn.Parameter | None:
-        """What is added to the logits, where there is such."""
+        """Bias of the logits, or None."""
         return self.decoder.logit_bias
 
-    def _read(
+    def _encode_source(
         self,
         source: Tensor,
         source_mask: Mask | None = None,
@@ -138,18 +162,18 @@ class EncoderDecoder(nn.Module):
         source_positions: Tensor | None = None,
         target_positions: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The memory of a source, and what the decoder is told besides."""
+        """Return the encoder output and the other keyword arguments of the decoder."""
         if memory_mask is None:
             memory_mask = source_mask
             if source_mask is not None and as_mask(source_mask).depends_on_query:
                 raise MaskError(
-                    f"source_mask {source_mask} depends on the query's position, and serves two kinds of query: source "
-                    "and target tokens; give memory_mask too, or put the pattern in the config's encoder_mask"
+                    f"source_mask {source_mask} depends on the query's position and would be applied to source and "
+                    "target queries; pass memory_mask as well, or set the config's encoder_mask"
                 )
-        reads = source_positions if self.encoder.adds_positions else None
-        writes = target_positions if self.decoder.adds_positions else None
-        told = {"mask": target_mask, "memory_mask": memory_mask, "positions": writes}
-        return self.encode(source, mask=source_mask, positions=reads), told
+        encoder_positions = source_positions if self.encoder.adds_positions else None
+        decoder_positions = target_positions if self.decoder.adds_positions else None
+        decoder_kwargs = {"mask": target_mask, "memory_mask": memory_mask, "positions": decoder_positions}
+        return self.encode(source, mask=source_mask, positions=encoder_positions), decoder_kwargs
 
     def encode(
         self,
@@ -158,7 +182,7 @@ class EncoderDecoder(nn.Module):
         mask: Mask | None = None,
         positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B S M"]:
-        """The memory: one vector a source token."""
+        """Return the encoder output: one vector per source token."""
         return self.encoder(source, mask=mask, positions=positions)
 
     def decode(
@@ -171,7 +195,7 @@ class EncoderDecoder(nn.Module):
         positions: Int[Tensor, "..."] | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each of `target`; with a `cache`, `target` is only the new tokens."""
+        """Return the logits of the next token after each of `target` (with a `cache`, the new tokens only)."""
         return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
 
     def extra_repr(self) -> str:

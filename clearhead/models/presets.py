@@ -1,7 +1,7 @@
-"""Configurations with a name: the models of well-known papers, and tiny ones for tests and first steps.
+"""Named configurations: models of well-known papers, and tiny models for tests and first experiments.
 
-Each is a function that returns a configuration; nothing is allocated until `build()`. Sizes are those of the papers'
-tables (and of the released weights, where the two differ); a field is changed with `gpt2().replace(dropout=0.0)`."""
+Each preset is a function that returns a configuration; parameters are allocated by `build()`. Sizes are those of the
+papers (or of the released checkpoints, if they differ); change a field with `gpt2().replace(dropout=0.0)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
 
 def transformer_base() -> EncoderDecoderConfig:
-    """The base model of 2017 (Vaswani et al.): six layers a side, 512 wide, 37,000 tokens for English and German."""
+    """The original Transformer, base (Vaswani et al., 2017): English to German, 37,000 tokens."""
     return EncoderDecoderConfig(
         vocab_size=37_000, d_model=512, d_ff=2048, n_heads=8, n_encoder_layers=6, n_decoder_layers=6,
         dropout=0.1, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
@@ -27,12 +27,12 @@ def transformer_base() -> EncoderDecoderConfig:
 
 
 def transformer_big() -> EncoderDecoderConfig:
-    """The big model of 2017: twice as wide, with more dropout."""
+    """The original Transformer, big: twice the width, and more dropout."""
     return transformer_base().replace(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
 
 
 def gpt2() -> DecoderConfig:
-    """GPT-2, the smallest (Radford et al., 2019): 124 million parameters."""
+    """GPT-2 small (Radford et al., 2019): 124 million parameters."""
     return DecoderConfig(
         vocab_size=50_257, max_len=1024, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
@@ -51,12 +51,12 @@ def gpt2_large() -> DecoderConfig:
 
 
 def gpt2_xl() -> DecoderConfig:
-    """GPT-2 XL: 1.56 thousand million parameters."""
+    """GPT-2 XL: 1.56 billion parameters."""
     return gpt2().replace(d_model=1600, n_layers=48, n_heads=25)
 
 
 def bert_base() -> EncoderConfig:
-    """BERT base (Devlin et al., 2019), without the heads it was trained with and without segment embeddings."""
+    """BERT base (Devlin et al., 2019), without pre-training heads and segment embeddings."""
     return EncoderConfig(
         vocab_size=30_522, max_len=512, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-12), residual=PostNorm(), activation=GELU(),
@@ -73,29 +73,29 @@ def vit_base() -> VisionConfig:
 
 
 def vit_small() -> VisionConfig:
-    """ViT small (DeiT's): patches of 16, images of 224, 1,000 classes."""
+    """ViT small (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=384, n_heads=6)
 
 
 def vit_tiny() -> VisionConfig:
-    """ViT tiny (DeiT's): patches of 16, images of 224, 1,000 classes."""
+    """ViT tiny (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=192, n_heads=3)
 
 
 def tiny_encoder() -> EncoderConfig:
-    """A small encoder for tests and first steps."""
+    """A small encoder for tests and first experiments."""
     return EncoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal())
 
 
 def tiny_decoder() -> DecoderConfig:
-    """A small decoder for tests and first steps."""
+    """A small decoder for tests and first experiments."""
     return DecoderConfig(
         vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=LearnedPositions(max_len=64)
     )
 
 
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
-    """A small encoder-decoder for tests and first steps."""
+    """A small encoder-decoder for tests and first experiments."""
     return EncoderDecoderConfig(
         vocab_size=101, max_len=64, d_model=32, n_heads=4, n_encoder_layers=2, n_decoder_layers=2,
         scaled_embedding=True, share_embeddings=True,
@@ -103,14 +103,14 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
 
 
 def tiny_vision() -> VisionConfig:
-    """A small vision Transformer for 32×32 grey digits."""
+    """A small vision Transformer for 32×32 grayscale digits."""
     return VisionConfig(
         image_size=(32, 32), patch_size=8, n_channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4
     )
 
 
 def tiny_speech() -> CTCEncoderConfig:
-    """A small encoder of speech that sees the last 64 moments."""
+    """A small streaming speech encoder with a left context of 64 encoder frames."""
     return CTCEncoderConfig(d_model=32, n_layers=2, n_heads=4)
 
 

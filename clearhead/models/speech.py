@@ -1,12 +1,10 @@
-"""Encoders that hear: frames of sound in, one vector (`AudioEncoder`) or one score a symbol (`CTCEncoder`) for each
-moment out.
+"""Audio encoders: one vector (`AudioEncoder`, as in Whisper) or symbol logits (`CTCEncoder`) per encoder frame.
 
-The first is the hearing half of an encoder-decoder (Whisper). The second is for connectionist temporal classification
-(Graves et al., 2006). Its mask says how much of the past and of the future each moment sees, and that is all that tells
-a model for whole recordings from one for a stream: what is trained in parallel under the mask runs piece by piece with
-a `KVCache`.
+`CTCEncoder` is for connectionist temporal classification (Graves et al., 2006). Its mask defines how much past and
+future each encoder frame may attend to; the same model processes whole recordings or, chunk by chunk with a `KVCache`,
+a stream.
 
-    B recordings   T frames   F features   N moments (2 or `frame_stacking` frames each)   M model width   V symbols
+    B recordings   T frames   F features   N encoder frames   M model dim   V symbols
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from clearhead.nn import ConvStem, KVCache, StackedFrames
 from clearhead.nn.mel import Mel
 from clearhead.nn.positions import ALiBi, NoPE, Positions, RelativeBias, Sinusoidal
 
-_FRAMES = "frames"  # the part of a cache that keeps the last of them
+_FRAMES = "frames"  # key of the cached input frames
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioEncoderConfig(TransformerConfig):
-    """`AudioEncoder`'s configuration; `max_len` is the number of moments, two frames each, that it is meant for."""
+    """Configuration of `AudioEncoder`; `max_len` is the number of encoder frames, of two input frames each."""
 
     n_layers: PositiveInt
     n_features: PositiveInt = 80
@@ -51,7 +49,7 @@ class AudioEncoderConfig(TransformerConfig):
 
 
 class AudioEncoder(Stack):
-    """A stack of self-attention blocks behind a front of convolutions."""
+    """A convolutional stem and a stack of self-attention blocks (the Whisper encoder)."""
 
     def __init__(self, config: AudioEncoderConfig) -> None:
         embedding = ConvStem(config.n_features, config.d_model)
@@ -62,7 +60,7 @@ class AudioEncoder(Stack):
     def forward(
         self, frames: Float[Tensor, "B T F"], *, mask: Mask | None = None, positions: Int[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B N M"]:
-        """One vector a moment. `mask` speaks of moments, of which there are half as many as frames."""
+        """Return one vector per encoder frame; `mask` is over encoder frames, of two input frames each."""
         return self.run_blocks(
             self.add_positions(self.embedding(frames), positions), mask=and_masks(self.config.mask, mask)
         )
@@ -87,47 +85,60 @@ class StreamingSpec:
         Raises:
             ConfigError: The look-ahead of the mask is not bounded.
         """
-        kinds = [atom.leaf for atom in leaves(mask)]
-        strange = [leaf for leaf in kinds if not isinstance(leaf, (Causal, Window, Blocks))]
-        step = math.lcm(*(leaf.size for leaf in kinds if isinstance(leaf, Blocks)))
-        ahead = max((leaf.after for leaf in kinds if isinstance(leaf, Window)), default=0)
-        # The expression repeats itself with every block, so one block that sees nothing after its end speaks for all.
-        if strange or mask.dense(2 * step + ahead + 1)[:step, step:].any():
-            endless = f"what it sees ahead of a moment has no end at a block of {step}"
-            why = f"{strange[0]} in it" if strange else endless
+        atoms = [atom.leaf for atom in leaves(mask)]
+        unsupported = [leaf for leaf in atoms if not isinstance(leaf, (Causal, Window, Blocks))]
+        chunk = math.lcm(*(leaf.size for leaf in atoms if isinstance(leaf, Blocks)))
+        look_ahead = max((leaf.after for leaf in atoms if isinstance(leaf, Window)), default=0)
+        # The mask is periodic with the chunk, so it is sufficient to test one chunk.
+        if unsupported or mask.dense(2 * chunk + look_ahead + 1)[:chunk, chunk:].any():
+            unbounded = f"its look-ahead is not bounded by the block size {chunk}"
+            reason = f"{unsupported[0]} is not supported" if unsupported else unbounded
             raise ConfigError(
-                f"the mask {mask} cannot be run on a stream, because of {why}; train a model under causal(), "
-                "causal() & window(64, 0) or (causal() | blocks(16)) & window(64, 15), or give it the whole recording"
+                f"the mask {mask} cannot be used on a stream: {reason}; train a model with causal(), causal() & "
+                "window(64, 0) or (causal() | blocks(16)) & window(64, 15), or pass the whole recording"
             )
-        far = lookback(mask)
-        return cls(step, None if far is None else -(-(far - 1) // step) * step)
+        span = lookback(mask)
+        return cls(chunk, None if span is None else -(-(span - 1) // chunk) * chunk)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CTCEncoderConfig(TransformerConfig):
-    """`CTCEncoder`'s configuration. Features are normalised by two fixed numbers: a stream has no statistics yet.
+    """Configuration of `CTCEncoder`.
 
-    Positions are distances: those go on for hours without losing digits."""
+    Features are normalized by fixed statistics, because those of a stream are not known. Positions are relative, so
+    precision does not degrade in streams of several hours.
+
+    Attributes:
+        n_layers: Number of layers.
+        n_symbols: Number of symbols, without the blank.
+        mel: Mel spectrogram of the input.
+        frame_stacking: Input frames per encoder frame.
+        left_frames: Preceding input frames that each encoder frame includes as well.
+        mask: Mask of self-attention over encoder frames.
+        positions: Relative positions.
+        mean: Mean of the features in training.
+        std: Standard deviation of the features in training.
+    """
 
     n_layers: PositiveInt
     n_symbols: PositiveInt = 10
     mel: Mel = Mel()
     renamed_fields: ClassVar[Mapping[str, str]] = {"n_stacked": "frame_stacking", "n_earlier": "left_frames"}
-    frame_stacking: PositiveInt = 2  # frames to a moment
-    left_frames: NonNegativeInt = 6  # frames before them that it is made of, too
+    frame_stacking: PositiveInt = 2
+    left_frames: NonNegativeInt = 6
     mask: Mask = causal() & window(64, 0)
     positions: ALiBi | RelativeBias | NoPE = RelativeBias()
-    mean: float = 0.0  # of the features, in training
+    mean: float = 0.0
     std: PositiveFloat = 1.0
 
     @property
     def blank(self) -> int:
-        """The class that stands for no symbol: the last."""
+        """Class index of the blank: the last class."""
         return self.n_symbols
 
     @property
     def frame_seconds(self) -> float:
-        """Seconds from one moment to the next."""
+        """Seconds per encoder frame."""
         return self.frame_stacking * self.mel.hop / self.mel.sample_rate
 
     def build(self) -> CTCEncoder:
@@ -135,7 +146,7 @@ class CTCEncoderConfig(TransformerConfig):
 
 
 class CTCEncoder(Stack):
-    """A stack of self-attention blocks over the frames of a sound, with a head of V + 1 classes."""
+    """A stack of self-attention blocks over stacked audio frames, with a head of V + 1 classes."""
 
     def __init__(self, config: CTCEncoderConfig) -> None:
         embedding = StackedFrames(
@@ -148,7 +159,7 @@ class CTCEncoder(Stack):
 
     @cached_property
     def streaming(self) -> StreamingSpec:
-        """How this model runs on a stream; a `ConfigError` where its mask cannot."""
+        """How to run this model on a stream; raises ConfigError if its mask does not support streaming."""
         return StreamingSpec.of(self.config.mask)
 
     def forward(
@@ -159,38 +170,43 @@ class CTCEncoder(Stack):
         mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B N classes"]:
-        """Logits of the symbols and, last, of the blank, for every moment.
+        """Return the logits of the symbols and of the blank (the last class) per encoder frame.
 
-        `lengths` counts the frames of each recording, where they differ; `mask` forbids more. With a cache, frames are
-        the next chunk of a stream: a multiple of `frame_stacking` of them and, if the mask has blocks, of whole blocks;
-        only the last chunk may be shorter. Frames that the mask no longer attends to are evicted from the cache."""
+        Args:
+            frames: Input frames; with a `cache`, the next chunk of a stream. The length of a chunk is a multiple of
+                `frame_stacking` times the block size of the mask; only the last chunk may be shorter.
+            lengths: Number of input frames of each recording, if they differ; not with a `cache`.
+            mask: Combined with the configured mask.
+            cache: State of the stream, which is updated; frames outside the mask's lookback are evicted.
+        """
         if cache is not None:
-            self._check_piece(frames, lengths, cache)
+            self._check_chunk(frames, lengths, cache)
         elif lengths is not None:
             mask = and_masks(padding(lengths // self.config.frame_stacking), mask)
         frames = (frames - self.config.mean) / self.config.std
-        before = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
+        left = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
         if cache is not None and cache[_FRAMES].is_cross:
-            before = cache[_FRAMES].get()[0][:, 0]
+            left = cache[_FRAMES].get()[0][:, 0]
         x = self.run_blocks(
-            self.add_positions(self.embedding(frames, before)), mask=and_masks(self.config.mask, mask), cache=cache
+            self.add_positions(self.embedding(frames, left)), mask=and_masks(self.config.mask, mask), cache=cache
         )
         if cache is not None:
-            self._keep(frames, before, cache)
+            self._update_cache(frames, left, cache)
         return self.head(x)
 
-    def _keep(self, frames: Tensor, before: Tensor, cache: KVCache) -> None:
-        """The last frames, which the next moments are made of, too, and of the moments those that they can see."""
+    def _update_cache(self, frames: Tensor, left: Tensor, cache: KVCache) -> None:
+        """Store the last input frames, which the next encoder frame includes, and evict old keys and values."""
         used = frames.shape[1] - frames.shape[1] % self.config.frame_stacking
-        last = torch.cat((before, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, earlier, F)
+        last = torch.cat((left, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, left, F)
         cache[_FRAMES].set_cross(last, last)
         if self.streaming.left_context is not None:
             extra = cache.length - self.streaming.left_context
             cache.evict_oldest(max(0, extra - extra % self.streaming.chunk))
 
-    def _check_piece(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
+    def _check_chunk(self, frames: Tensor, lengths: Tensor | None, cache: KVCache) -> None:
+        """Raise ShapeError for lengths with a cache, or if the previous chunk ended inside a block."""
         if lengths is not None:
-            raise ShapeError("got lengths with a cache; the pieces of a stream are all of one length: leave them out")
+            raise ShapeError("got lengths with a cache; all chunks of a stream have the same length: leave lengths out")
         if cache.length % self.streaming.chunk:
             raise ShapeError(
                 f"the previous chunk of the stream ended inside a block of {self.streaming.chunk} encoder frames; "

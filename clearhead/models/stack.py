@@ -30,8 +30,8 @@ class TransformerConfig(BlockSpec):
     """Fields of a Transformer's blocks, independent of its inputs and outputs."""
 
     init: Init = TruncatedNormal()
-    embedding_norm: bool = False  # a norm before the first block, as in BERT
-    first_norm: bool = True  # the first block's own before attention; ModernBERT has an embedding_norm alone
+    embedding_norm: bool = False  # normalize the embeddings, as in BERT
+    first_norm: bool = True  # normalize the input of the first attention layer; False in ModernBERT
 
     def validate(self) -> None:
         super().validate()
@@ -41,7 +41,7 @@ class TransformerConfig(BlockSpec):
         )
 
     def _shared(self, kind: type[Config]) -> dict[str, Any]:
-        """Return the fields that it inherits from a base configuration."""
+        """Return the fields of a base class."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
 
     def check_positions(self, positions: Positions) -> None:
@@ -56,22 +56,21 @@ class TransformerConfig(BlockSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(TransformerConfig):
-    """What the Transformers that read token ids have in common besides their blocks.
+    """Fields of the Transformers whose inputs are token ids.
 
-    `max_len` is the longest text that the model is meant for. `LearnedPositions` positions enforce it, since they have
-    no row beyond it; the other positions have no end, and there it is a note for those who train and generate."""
+    `max_len` is the context length. `LearnedPositions` enforce it, because their table ends there; for other positions
+    it is the length used for training and generation."""
 
     vocab_size: PositiveInt
     max_len: PositiveInt = 512
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # multiply embeddings by √d_model, as in the original Transformer
     layer_masks: tuple[Mask, ...] = ()  # masks of the layers, repeated cyclically, combined with the model's mask
-    layer_rotary: tuple[
-        Rotary, ...
-    ] = ()  # rotary positions of the layers, repeated cyclically; `positions` is the first
+    # Rotary positions of the layers, repeated cyclically; `positions` is the first.
+    layer_rotary: tuple[Rotary, ...] = ()
 
-    def seen(self, mask: Mask) -> Mask:
-        """Return the union of the masks of all layers."""
+    def union_mask(self, mask: Mask) -> Mask:
+        """Return the positions that at least one layer may attend to: `mask` and the union of the layer masks."""
         return mask if not self.layer_masks else mask & functools.reduce(operator.or_, self.layer_masks)
 
     def validate(self) -> None:

@@ -1,7 +1,7 @@
-"""A model in a folder: `config.toml` says what it is, `model.safetensors` holds its weights.
+"""Checkpoint folders: `config.toml` describes the model, `model.safetensors` contains its parameters.
 
-Nothing is ever unpickled, so a file from anywhere is only data. A save that is interrupted at any moment leaves either
-the old model or the new one, whole; everything that a stored model can get wrong is one `StorageError`."""
+Nothing is unpickled, so loading a file runs no code. An interrupted save leaves either the old or the new model,
+complete. Invalid folders raise `StorageError`."""
 
 from __future__ import annotations
 
@@ -37,23 +37,34 @@ _RENAMED_MODULES = {
     "widen": "embedding_proj",
 }
 
-# What a stored number may be, under safetensors' names: kinds must agree, widths may differ (a half-precision copy).
+# Dtypes by their names in safetensors. Stored and expected dtypes may differ only among floating-point dtypes.
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES = FLOAT_DTYPES | _OTHERS | {"BOOL": torch.bool}
 
 
 def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Store a model and its configuration in `folder`, which may hold an older model and other files.
+    """Save a model and its configuration.
 
-    `dtype=torch.float16` (or bfloat16) stores a smaller copy; the model itself is not changed. Weights that are tied
-    are stored once. One process at a time may save to a folder."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and would rename every weight
+    Tied parameters are stored once. Only one process at a time may save to a folder.
+
+    Args:
+        model: Model with a `config`.
+        folder: Created if necessary; may contain an older model and other files.
+        dtype: Dtype of the stored floating-point parameters, such as torch.float16; None for those of the model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        StorageError: The model has no configuration or cannot be stored, or a write failed.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and prefixes parameter names
     config = getattr(model, "config", None)
     if not isinstance(config, Config):
         raise StorageError(
             f"{type(model).__name__} has no .config to store (got {type(config).__name__}, expected a Config); "
-            "save the model itself, not a wrapper around it"
+            "save the model itself instead of a wrapper"
         )
     check_target("cpu", dtype)
     weights = {names[0]: _stored(names[0], tensor, dtype) for names, tensor in named_tensors(model)}
@@ -67,10 +78,19 @@ def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype 
 
 
 def load_checkpoint(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """The model that `save` stored, in evaluation mode and with the same numbers.
+    """Load a model that `save_checkpoint` wrote, in evaluation mode.
 
-    Its dtype is the stored one unless `dtype` asks for another (a half-precision copy is not widened by itself). The
-    result is typed Any, because the folder says which model it is."""
+    Args:
+        folder: Folder with config.toml and model.safetensors.
+        device: Device of the parameters.
+        dtype: Dtype of the floating-point parameters; None for the stored dtype.
+
+    Returns:
+        The model, of the class that the configuration names.
+
+    Raises:
+        StorageError: The folder is incomplete or corrupted, or its files do not match.
+    """
     folder = Path(folder)
     check_target(device, dtype)
     config = _read_config(folder)
@@ -86,8 +106,8 @@ def load_checkpoint(folder: str | Path, device: str | torch.device = "cpu", dtyp
             weights[names[0]] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
     model, stored = skeleton, skeleton.state_dict()
     if any(name not in stored for name, _ in skeleton.named_buffers(remove_duplicate=False)):
-        # Buffers that are not stored are computed while building, so this one has to be built for real;
-        # the initial weights are thrown away, and so must be the random numbers that they took.
+        # Non-persistent buffers are computed by the constructor, so build the model on the device. The initial
+        # parameters are discarded; the state of the random number generator is restored.
         with torch.random.fork_rng(devices=[]):
             model = config.build().to(device)
     return assign_parameters(model, weights)
@@ -106,7 +126,7 @@ def aligned_copy(tensor: Tensor) -> Tensor:
 
 
 def assign_parameters(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
-    """A model with these weights, each under the first of its names, for evaluation."""
+    """Assign parameters, keyed by the first name of each, and return the model in evaluation mode."""
     named: dict[str, Tensor] = {}
     for names, expected in named_tensors(model):
         tensor = weights.pop(names[0])
@@ -118,15 +138,17 @@ def assign_parameters(model: nn.Module, weights: dict[str, Tensor]) -> nn.Module
 
 
 def check_target(device: str | torch.device, dtype: torch.dtype | None) -> None:
-    """Refuses a device or dtype that weights cannot be loaded to."""
+    """Raise StorageError for a device or dtype that does not support parameters."""
     if dtype is not None and dtype not in FLOAT_DTYPES.values():
         raise StorageError(f"got dtype={dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
     try:
         usable = torch.empty(0, device=device).device.type != "meta"
-    except (RuntimeError, AssertionError, TypeError):  # how torch refuses depends on what was left out of it
+    except (RuntimeError, AssertionError, TypeError):  # the error depends on the build of torch
         usable = False
     if not usable:
-        raise StorageError(f'got device={str(device)!r}, which is not there to load to; expected one that is, as "cpu"')
+        raise StorageError(
+            f'got device={str(device)!r}, which is not available; expected an available device such as "cpu"'
+        )
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
@@ -138,30 +160,30 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the tensor to store: on the CPU, contiguous, and converted to `dtype`."""
     if tensor.is_meta:
-        what = f"{name} is on the meta device and has no numbers to store"
-        raise StorageError(f"{what}; build the model on a real device")
+        raise StorageError(f"{name} is on the meta device and has no data; build the model on a real device")
     stored = tensor.detach().cpu().contiguous()
     if dtype is None or not stored.is_floating_point():
         return stored
     narrow = stored.to(dtype)
     if not torch.equal(narrow.isfinite(), stored.isfinite()):
         raise StorageError(
-            f"{name} reaches {stored.abs().max().item():.3g}, which {dtype} cannot hold; "
+            f"{name} reaches {stored.abs().max().item():.3g}, which is outside the range of {dtype}; "
             "use torch.bfloat16 or torch.float32"
         )
     return narrow
 
 
 def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
-    """Put both files in place so that a crash at any point leaves one whole model.
+    """Write both files so that a crash at any point leaves one complete model.
 
-    Both are written under new names first, weights before config. Renaming the weights is the moment when the new model
-    counts: from then on a left-over `config.toml.new` without new weights beside it is the right configuration, and
-    `_settle` (here, or in the next save) or `_read_config` (a load) takes it."""
+    Both are first written under temporary names, parameters before configuration. Renaming the parameters commits the
+    save: afterwards, a `config.toml.new` without `model.safetensors.new` is the valid configuration, which
+    `_finish_save` (here, or in the next save) or `_read_config` (in a load) uses."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    _settle(folder)
+    _finish_save(folder)
     new_weights, new_config = folder / (WEIGHTS + _NEW), folder / (CONFIG + _NEW)
     try:
         save_tensors(new_weights, weights, {"format": "pt", "writer": f"clearhead {__version__}"})
@@ -171,36 +193,37 @@ def _write(folder: Path, config: str, weights: dict[str, Tensor]) -> None:
         sync(folder)
         os.replace(new_weights, folder / WEIGHTS)
     finally:
-        _settle(folder)
+        _finish_save(folder)
         if is_new:
-            with contextlib.suppress(OSError):  # a model is in it
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-def _is_decided(folder: Path) -> bool:
-    """Whether a save has got as far as its new weights, and only its configuration is not in place."""
+def _is_committed(folder: Path) -> bool:
+    """Return whether an interrupted save has renamed its parameters, but not yet its configuration."""
     return (folder / (CONFIG + _NEW)).exists() and not (folder / (WEIGHTS + _NEW)).exists()
 
 
-def _settle(folder: Path) -> None:
-    """Finish a save whose new weights have arrived; throw away one that has not got so far."""
+def _finish_save(folder: Path) -> None:
+    """Complete an interrupted save that was committed, or delete its temporary files."""
     new_config = folder / (CONFIG + _NEW)
-    if _is_decided(folder):
+    if _is_committed(folder):
         os.replace(new_config, folder / CONFIG)
         sync(folder)
-    new_config.unlink(missing_ok=True)  # first: alone, it would read as a save that had been decided
+    new_config.unlink(missing_ok=True)  # first, because without the parameters it would look committed
     (folder / (WEIGHTS + _NEW)).unlink(missing_ok=True)
 
 
 def _read_config(folder: Path) -> Config:
-    import clearhead.models  # noqa: F401  (every model of this room must be known by name before one is looked up)
+    """Return the configuration in a folder."""
+    import clearhead.models  # noqa: F401  (registers the configuration classes)
 
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise StorageError(f"{folder} {what}, expected a folder with {CONFIG} and {WEIGHTS}, as save() writes it")
-    path = folder / (CONFIG + _NEW if _is_decided(folder) else CONFIG)
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise StorageError(f"{folder} {problem}; expected a folder with {CONFIG} and {WEIGHTS}")
+    path = folder / (CONFIG + _NEW if _is_committed(folder) else CONFIG)
     if not path.is_file():
-        raise StorageError(f"{folder} has no {CONFIG}, expected a folder that save() wrote")
+        raise StorageError(f"{folder} has no {CONFIG}; expected a folder written by save_checkpoint")
     try:
         return Config.from_toml(path.read_text(encoding="utf-8"))
     except (ConfigError, UnicodeDecodeError) as error:
@@ -208,48 +231,59 @@ def _read_config(folder: Path) -> Config:
 
 
 def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
-    """The model without numbers; sizes that no model can have are found here.
+    """Build the model on the meta device; raise StorageError if its sizes are invalid.
 
-    A number of layers may be anything, and even layers without numbers take time. So building ends where there are far
-    more weights than the file holds: twice as many may be, for those that are tied are stored once."""
-    most, made = 2 * n_stored + 100, 0
+    A corrupted configuration could describe a huge number of layers, and even meta layers take time. Building stops
+    when there are more than about twice as many parameters as stored tensors (tied parameters are stored once)."""
+    limit = 2 * n_stored + 100
+    n_parameters = 0
     builder = threading.get_ident()
 
     def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:
-        nonlocal made
-        made += threading.get_ident() == builder
-        if made > most:
+        """Count the parameters of this thread and stop at the limit."""
+        nonlocal n_parameters
+        n_parameters += threading.get_ident() == builder
+        if n_parameters > limit:
             raise StorageError(
-                f"{where} describes a model with more than {most:,} weight tensors, and {n_stored:,} are stored; "
-                "correct the number of layers, or use the pair that was written together"
+                f"{where} describes a model with more than {limit:,} parameter tensors, and {n_stored:,} are stored; "
+                "correct the number of layers, or use files that were written together"
             )
 
-    counting = register_module_parameter_registration_hook(count)
+    hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"), _Numberless():
+        with torch.device("meta"), _SkipInitialization():
             return config.build()
     except (ConfigError, RuntimeError, TypeError) as error:
         raise StorageError(f"{where} describes a model that cannot be built: {str(error).splitlines()[0]}") from error
     finally:
-        counting.remove()
+        hook.remove()
 
 
-class _Numberless(TorchFunctionMode):
-    """Nothing is drawn for tensors that hold no numbers: for that torch would import its compiler, which takes longer
-    than reading a model of 100 million weights."""
+class _SkipInitialization(TorchFunctionMode):
+    """Skip random initialization of meta tensors.
 
-    # What drawing weights changes in place. Which of them ask for the compiler depends on torch's version.
-    FILLS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_, Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)
+    For these, torch would import its compiler, which takes longer than loading a model of 100 million parameters."""
+
+    # In-place functions of initializers; which of them import the compiler depends on the version of torch.
+    FILL_FUNCTIONS = (
+        nn.init.normal_,
+        Tensor.normal_,
+        Tensor.uniform_,
+        Tensor.erfinv_,
+        Tensor.mul_,
+        Tensor.add_,
+        Tensor.clamp_,
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.FILLS:
+        if func in self.FILL_FUNCTIONS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def open_safetensors(path: Path, device: str | torch.device) -> Iterator[safe_open]:
-    """A safetensors file, with what can be wrong in reading it said in one way."""
+    """Open a safetensors file, and raise StorageError if reading fails."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -257,7 +291,7 @@ def open_safetensors(path: Path, device: str | torch.device) -> Iterator[safe_op
             yield file
     except SafetensorError as error:
         raise StorageError(
-            f"{path} is not a whole safetensors file ({error}); it may be torn or of another format: get it again"
+            f"{path} is not a complete safetensors file ({error}); it may be truncated; copy it again"
         ) from error
 
 
@@ -272,27 +306,30 @@ def _current_name(name: str) -> str:
 
 
 def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path: Path) -> None:
-    """Names, shapes and kinds of number must be those of the model; the first few faults of each sort are named."""
+    """Raise StorageError unless names, shapes and dtypes match the model; name the first few mismatches."""
     expected = {names[0]: tensor for names, tensor in named_tensors(model)}
-    found = stored_names.keys()
-    missing, unexpected = [name for name in expected if name not in found], sorted(found - expected.keys())
-    shapes, kinds = [], []
-    for name in [name for name in expected if name in found]:
+    stored = stored_names.keys()
+    missing = [name for name in expected if name not in stored]
+    unexpected = sorted(stored - expected.keys())
+    shapes, dtypes = [], []
+    for name in [name for name in expected if name in stored]:
         view, tensor = file.get_slice(stored_names[name]), expected[name]
         if tuple(view.get_shape()) != tuple(tensor.shape):
             shapes.append(f"{name} is {tuple(view.get_shape())}, expected {tuple(tensor.shape)}")
-        stored = _DTYPES.get(view.get_dtype())
-        if stored is None or (stored != tensor.dtype and not (stored.is_floating_point and tensor.is_floating_point())):
-            wanted = "one of " + "/".join(FLOAT_DTYPES) if tensor.is_floating_point() else tensor.dtype
-            kinds.append(f"{name} is {view.get_dtype()}, expected {wanted}")
-    wrong = {"missing": missing, "unexpected": unexpected, "shapes": shapes, "dtypes": kinds}
-    faults = [f"{what}: {first_names(which)}" for what, which in wrong.items() if which]
-    if faults:
-        whose = f"the weights of the {type(model).__name__} that {CONFIG} describes"
-        raise StorageError(f"{path} does not hold {whose}; {'; '.join(faults)}. Use the pair that one save() wrote")
+        dtype = _DTYPES.get(view.get_dtype())
+        if dtype is None or (dtype != tensor.dtype and not (dtype.is_floating_point and tensor.is_floating_point())):
+            expected_dtype = "one of " + "/".join(FLOAT_DTYPES) if tensor.is_floating_point() else tensor.dtype
+            dtypes.append(f"{name} is {view.get_dtype()}, expected {expected_dtype}")
+    mismatches = {"missing": missing, "unexpected": unexpected, "shapes": shapes, "dtypes": dtypes}
+    problems = [f"{label}: {first_names(names)}" for label, names in mismatches.items() if names]
+    if problems:
+        raise StorageError(
+            f"{path} does not match the {type(model).__name__} that {CONFIG} describes; {'; '.join(problems)}. Use "
+            "files that were written together"
+        )
 
 
-def first_names(items: list[str], most: int = 3) -> str:
-    """The first of many names."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+def first_names(names: list[str], limit: int = 3) -> str:
+    """Join the first few names, with the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

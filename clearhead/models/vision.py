@@ -1,6 +1,6 @@
-"""The vision Transformer: a picture as a sequence of patches, read by an encoder, and put into one of some classes.
+"""The vision Transformer: an encoder over image patches with a classification head.
 
-B batch   C channels   N patches   T tokens (N, and extra ones such as [CLS])   M model width
+B batch   C channels   N patches   T tokens (patches and extra tokens such as [CLS])   M model dim
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from clearhead.nn.positions import LearnedPositionEmbedding, LearnedPositions, P
 
 @dataclass(frozen=True)
 class ClsPooling:
-    """The picture is summed up by one extra learned token, [CLS], that stands before the patches."""
+    """Represent the image by one extra learned token, [CLS], before the patches."""
 
     n_extra: ClassVar[int] = 1
-    n_vectors: ClassVar[int] = 1  # of the model's width, in what `pool` returns
+    n_vectors: ClassVar[int] = 1  # output of `pool`, in multiples of d_model
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
-        """The first token's vector: (B, T, M) becomes (B, M)."""
+        """Return the vector of [CLS]."""
         return x[:, 0]
 
 
 @dataclass(frozen=True)
 class MeanPooling:
-    """The picture is summed up by the mean over its patches; there is no extra token."""
+    """Represent the image by the mean of its patches, without an extra token."""
 
     n_extra: ClassVar[int] = 0
     n_vectors: ClassVar[int] = 1
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
-        """The mean over all tokens: (B, T, M) becomes (B, M)."""
+        """Return the mean of all tokens."""
         return x.mean(1)
 
 
 @dataclass(frozen=True)
 class ClsMeanPooling:
-    """[CLS] and the mean over the patches side by side, as DINOv2 is classified."""
+    """Represent the image by [CLS] concatenated with the mean of the patches, as in DINOv2."""
 
     n_extra: ClassVar[int] = 1
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
-        """The first token's vector beside the mean of the patches: (B, T, M) becomes (B, 2M)."""
+        """Return the vector of [CLS] and the mean of the patches, concatenated."""
         return torch.cat((x[:, 0], x[:, 1:].mean(1)), dim=-1)
 
 
 @dataclass(frozen=True)
 class DistillationPooling:
-    """Two extra tokens, each with a head of its own: [CLS] learnt from labels, the other from a teacher (DeiT).
+    """Two extra tokens with separate heads: [CLS] trained on labels, the other on a teacher (DeiT).
 
-    The logits are the mean of both. What `pool` returns is both tokens side by side."""
+    The logits are the mean of both heads."""
 
     n_extra: ClassVar[int] = 2
     n_vectors: ClassVar[int] = 2
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B two_M"]:
-        """The class token's vector beside the teacher token's: (B, T, M) becomes (B, 2M)."""
+        """Return the vectors of [CLS] and of the distillation token, concatenated."""
         return x[:, :2].flatten(1)
 
 
@@ -77,19 +77,29 @@ Pooling: TypeAlias = ClsPooling | MeanPooling | ClsMeanPooling | DistillationPoo
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(TransformerConfig):
-    """`VisionTransformer`'s configuration. `positions=None` learns one for each place on the grid of patches."""
+    """Configuration of `VisionTransformer`.
+
+    Attributes:
+        image_size: Height and width of the images.
+        patch_size: Side of a square patch.
+        n_classes: Number of classes; 0 for no head, so the model returns the pooled features.
+        n_layers: Number of layers.
+        n_channels: Number of image channels.
+        pooling: How the tokens are reduced to one vector.
+        patch_bias: Whether the patch projection has a bias.
+        n_registers: Number of register tokens, which have no position and are dropped at the end (Darcet et al., 2024).
+        positions: Positions of the patches; None for one learned position per patch.
+    """
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"channels": "n_channels"}
-    image_size: tuple[PositiveInt, PositiveInt]  # height, width
+    image_size: tuple[PositiveInt, PositiveInt]
     patch_size: PositiveInt
-    n_classes: NonNegativeInt  # 0: no head, and the pooled features come out
+    n_classes: NonNegativeInt
     n_layers: PositiveInt
     n_channels: PositiveInt = 3
     pooling: Pooling = ClsPooling()
-    patch_bias: bool = True  # of the map that makes patches vectors
-    n_registers: NonNegativeInt = (
-        0  # learned tokens without a place, which are thrown away at the end (Darcet et al., 2024)
-    )
+    patch_bias: bool = True
+    n_registers: NonNegativeInt = 0
     positions: Positions | None = None
 
     @property
@@ -106,7 +116,7 @@ class VisionConfig(TransformerConfig):
         super().validate()
         require(
             not any(side % self.patch_size for side in self.image_size),
-            f"VisionConfig: an image of {format_sizes(self.image_size)} does not divide into patches of "
+            f"VisionConfig: an image of {format_sizes(self.image_size)} is not divisible into patches of "
             f"{format_sizes((self.patch_size, self.patch_size))}; choose sides that are multiples of patch_size",
         )
         positions = self.resolved_positions
@@ -124,7 +134,7 @@ class VisionConfig(TransformerConfig):
 
 
 class VisionTransformer(Stack):
-    """Patches in, class logits out."""
+    """Image classifier or feature extractor."""
 
     def __init__(self, config: VisionConfig) -> None:
         embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
@@ -141,7 +151,7 @@ class VisionTransformer(Stack):
                 nn.init.normal_(tokens, std=0.02)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
-        """The logits of the classes, for images of the configured size; without classes, the pooled features."""
+        """Return the logits of the classes, or without classes the pooled features."""
         self._check(images)
         x = self.embedding(images)  # (B, N, M)
         if self.cls is not None:
@@ -157,23 +167,26 @@ class VisionTransformer(Stack):
             return pooled
         if self.teacher_head is None:
             return self.head(pooled)
-        own, taught = pooled.chunk(2, dim=-1)
-        return (self.head(own) + self.teacher_head(taught)) / 2
+        cls, distillation = pooled.chunk(2, dim=-1)
+        return (self.head(cls) + self.teacher_head(distillation)) / 2
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
-        """A copy of this model for images of another size (height, width): learned positions are interpolated."""
+        """Return a copy for another image size (height, width), with interpolated learned positions."""
         positions, patch = self.config.positions, self.config.patch_size
         if isinstance(positions, LearnedPositions):
             positions = dataclasses.replace(positions, grid=(image_size[0] // patch, image_size[1] // patch))
-        other = copy.deepcopy(self)
-        other.config = self.config.replace(image_size=image_size, positions=positions)
+        model = copy.deepcopy(self)
+        model.config = self.config.replace(image_size=image_size, positions=positions)
         if isinstance(self.positions, LearnedPositionEmbedding):
-            other.positions = self.positions.resized(other.config.grid)
-        return other
+            model.positions = self.positions.resized(model.config.grid)
+        return model
 
     def _check(self, images: Tensor) -> None:
+        """Raise unless images are floating point and of the configured size."""
         if not images.is_floating_point():
-            raise DtypeError(f"images are {images.dtype}; expected floating-point numbers: images.float() / 255")
+            raise DtypeError(
+                f"images are {images.dtype}; expected floating point: convert bytes with `images.float() / 255`"
+            )
         C, (height, width) = self.config.n_channels, self.config.image_size
         if images.dim() != 4 or images.shape[1] != C:
             raise ShapeError(f"images have shape {tuple(images.shape)}; expected (batch, {C}, {height}, {width})")

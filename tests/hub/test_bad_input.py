@@ -100,7 +100,7 @@ def test_tensors_that_do_not_fit(llama, change, words):
 def test_weights_that_are_cut_short(llama):
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    refused(llama, "not a whole safetensors file")
+    refused(llama, "not a complete safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_weights_that_are_cut_short(llama):
         ({"num_attention_heads": 5}, ("n_heads is 5",)),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, ("'spiral'",)),
         ({"rope_parameters": 7}, ("llama",)),
-        ({"num_hidden_layers": 10**12}, ("more than", "weight tensors")),
+        ({"num_hidden_layers": 10**12}, ("more than", "parameter tensors")),
         ({"vocab_size": 30}, ("model.embed_tokens.weight", "(30, 24)")),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -185,10 +185,10 @@ def test_code_in_a_folder_is_not_run(llama):
         ("modernbert", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
         ("modernbert", {"layer_types": ["full_attention"]}, ("layer_types", "expected 5")),
         ("modernbert", {"local_attention": -6}, ("modernbert", "-3")),
-        ("mixtral", {"num_local_experts": 10**9}, ("more than", "weight tensors")),
+        ("mixtral", {"num_local_experts": 10**9}, ("more than", "parameter tensors")),
         ("mixtral", {"num_local_experts": 6}, ("missing", "experts.5.w1")),
         ("mixtral", {"num_experts_per_tok": 6}, ("top_k is 6",)),
-        ("clip", {"text_config": {"num_hidden_layers": 10**9}}, ("more than", "weight tensors")),
+        ("clip", {"text_config": {"num_hidden_layers": 10**9}}, ("more than", "parameter tensors")),
         ("clip", {"projection_dim": 8}, ("text_projection.weight", "(8, 24)")),
     ],
 )

@@ -36,9 +36,9 @@ def test_its_halves_have_positions_of_their_own():
 
 @pytest.mark.bad_input
 def test_contradictions_are_refused():
-    with pytest.raises(ConfigError, match="so the source is sound, which has no vocabulary"):
+    with pytest.raises(ConfigError, match="so the source is audio without a vocabulary"):
         HEARS.replace(share_embeddings=True)
-    with pytest.raises(ConfigError, match="n_classes is 3 without one; set pooler=True"):
+    with pytest.raises(ConfigError, match="classification requires the pooler; set pooler=True"):
         EncoderConfig(**SIZES, n_layers=1, n_classes=3)
     model = HEARS.build()
     with pytest.raises(ShapeError, match=r"frames have shape \(2, 14, 6\); expected \(B, T, 5\)"):

@@ -292,7 +292,7 @@ def test_making_faults(fault):
 def test_vision_faults():
     config = VARIANTS[9]
     assert isinstance(config, VisionConfig)
-    with pytest.raises(ConfigError, match="an image of 7×9 does not divide into patches of 3×3"):
+    with pytest.raises(ConfigError, match="an image of 7×9 is not divisible into patches of 3×3"):
         config.replace(image_size=(7, 9))
     with pytest.raises(
         ConfigError, match=r"does not match 2×3 patches and 0 extra.*LearnedPositions\(grid=\(2, 3\), n_extra=0\)"

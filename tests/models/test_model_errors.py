@@ -62,7 +62,7 @@ def test_source_mask_serves_both_attentions(build):
     with pytest.raises(MaskError, match=r"depends on the query's position.*encoder_mask"):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=window(2, 2))
     rows = allow(torch.ones(7, 7, dtype=torch.bool).tril())  # of source tokens, not of target tokens
-    with pytest.raises(MaskError, match=r"give memory_mask too"):
+    with pytest.raises(MaskError, match=r"pass memory_mask as well"):
         encoder_decoder(random_ids(2, 7), random_ids(2, 7), source_mask=rows)
     with pytest.raises(MaskTypeError, match=r"allow\(.*forbid\("):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
@@ -72,7 +72,7 @@ def test_vision_faults(build):
     vision = build(
         VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2)
     )
-    with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating-point.*/ 255"):
+    with pytest.raises(DtypeError, match=r"images are torch\.uint8; expected floating point.*/ 255"):
         vision(torch.zeros(1, 2, 6, 9, dtype=torch.uint8))
     with pytest.raises(ShapeError, match=r"images have shape \(2, 6, 9\); expected \(batch, 2, 6, 9\)"):
         vision(torch.zeros(2, 6, 9))

@@ -30,7 +30,7 @@ def test_a_segment_adds_its_vector(encoder):
 def test_the_pooler_reads_the_first_token(encoder):
     x = encoder(IDS)
     expected = torch.tanh(x[:, 0] @ encoder.pooler.weight.T + encoder.pooler.bias)
-    torch.testing.assert_close(encoder.pooled(x), expected)
+    torch.testing.assert_close(encoder.pool(x), expected)
 
 
 def test_they_are_stored_with_the_model():
@@ -40,9 +40,9 @@ def test_they_are_stored_with_the_model():
 @pytest.mark.bad_input
 def test_what_an_encoder_has_not_is_refused(encoder):
     plain = CONFIG.replace(n_segments=0, pooler=False).build()
-    with pytest.raises(ShapeError, match="has none"):
+    with pytest.raises(ShapeError, match="has no segment embeddings"):
         plain(IDS, segments=torch.zeros_like(IDS))
     with pytest.raises(ShapeError, match="no pooler"):
-        plain.pooled(plain(IDS))
-    with pytest.raises(ShapeError, match="segments hold 3; expected 0 … 2"):
+        plain.pool(plain(IDS))
+    with pytest.raises(ShapeError, match="segments contain 3; expected 0 … 2"):
         encoder(IDS, segments=torch.full_like(IDS, 3))

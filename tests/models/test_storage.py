@@ -115,7 +115,9 @@ def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, fold
 def test_what_half_precision_cannot_hold_is_refused(model, folder):
     with torch.no_grad():
         model.embedding.weight[0, 0] = 70_000.0
-    with pytest.raises(StorageError, match=r"embedding.weight reaches 7e\+04, which torch.float16 cannot hold"):
+    with pytest.raises(
+        StorageError, match=r"embedding.weight reaches 7e\+04, which is outside the range of torch.float16"
+    ):
         save_checkpoint(model, folder, dtype=torch.float16)
     assert not folder.exists()
     save_checkpoint(model, folder, dtype=torch.bfloat16)
@@ -244,11 +246,11 @@ def fault_config(text):
 FAULTS = {
     "no folder": (
         lambda folder: os.rename(folder, folder.with_name("moved")),
-        "does not exist, expected a folder with",
+        "does not exist; expected a folder with",
     ),
     "no config": (
         lambda folder: (folder / "config.toml").unlink(),
-        "has no config.toml, expected a folder that save",
+        "has no config.toml; expected a folder written by save",
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
@@ -263,8 +265,8 @@ FAULTS = {
         fault_config('type = "Decoder"'),
         "no configuration called 'Decoder'; did you mean 'DecoderConfig'",
     ),
-    "not safetensors": (fault_not_safetensors, "is not a whole safetensors file"),
-    "torn": (fault_torn, "is not a whole safetensors file"),
+    "not safetensors": (fault_not_safetensors, "is not a complete safetensors file"),
+    "torn": (fault_torn, "is not a complete safetensors file"),
     "missing": (lambda folder: edited(folder, without("norm.weight")), "missing: norm.weight"),
     "unexpected": (fault_unexpected, "unexpected: stranger"),
     "shape": (fault_shape, r"shapes: norm.weight is \(7,\), expected \(32,\)"),
@@ -285,7 +287,7 @@ def test_many_faults_are_one_short_error(model, folder):
     save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
     (folder / "config.toml").write_text(config)
-    with pytest.raises(StorageError, match=r"weights of the Decoder .*missing: .* and \d+ more\. Use the pair"):
+    with pytest.raises(StorageError, match=r"does not match the Decoder .*missing: .* and \d+ more\. Use files"):
         load_checkpoint(folder)
 
 
@@ -298,7 +300,7 @@ def test_loading_runs_no_pickle(folder):
 
     save_checkpoint(tiny_decoder().build(), folder)
     torch.save({"x": Payload()}, folder / "model.safetensors")
-    with pytest.raises(StorageError, match="not a whole safetensors file"):
+    with pytest.raises(StorageError, match="not a complete safetensors file"):
         load_checkpoint(folder)
     assert not (folder / "ran").exists()
 
@@ -306,7 +308,7 @@ def test_loading_runs_no_pickle(folder):
 def test_a_file_is_no_folder(tmp_path, model):
     path = tmp_path / "file"
     path.write_text("")
-    with pytest.raises(StorageError, match="is a file, expected a folder"):
+    with pytest.raises(StorageError, match="is a file; expected a folder"):
         load_checkpoint(path)
     with pytest.raises(StorageError, match="cannot save to"):
         save_checkpoint(model, path)
@@ -317,7 +319,7 @@ def test_what_cannot_be_saved_says_why(folder):
         save_checkpoint(nn.Linear(2, 3), folder)
     with torch.device("meta"):
         hollow = tiny_decoder().build()
-    with pytest.raises(StorageError, match="on the meta device and has no numbers"):
+    with pytest.raises(StorageError, match="on the meta device and has no data"):
         save_checkpoint(hollow, folder)
     with pytest.raises(StorageError, match=r"got dtype=torch\.int8, expected one of torch\.float64"):
         save_checkpoint(tiny_decoder().build(), folder, dtype=torch.int8)
@@ -333,8 +335,8 @@ def test_what_cannot_be_saved_says_why(folder):
     [
         ({"dtype": torch.int64}, r"got dtype=torch\.int64, expected one of torch\.float64"),
         ({"dtype": torch.complex64}, r"got dtype=torch\.complex64"),
-        ({"device": "nonsense"}, "got device='nonsense', which is not there"),
-        ({"device": "cuda:97"}, "got device='cuda:97', which is not there"),
+        ({"device": "nonsense"}, "got device='nonsense', which is not available"),
+        ({"device": "cuda:97"}, "got device='cuda:97', which is not available"),
         ({"device": "meta"}, "got device='meta'"),
     ],
     ids=str,
@@ -384,7 +386,7 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
     build = nn.LayerNorm.__init__
     monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (made.append(1), build(self, *a, **kw))[1])
     n_stored = len(load_file(folder / "model.safetensors"))
-    words = rf"config.toml describes a model with more than \d+ weight tensors, and {n_stored} are stored;"
+    words = rf"config.toml describes a model with more than \d+ parameter tensors, and {n_stored} are stored;"
     with pytest.raises(StorageError, match=words):
         load_checkpoint(folder)
     assert len(made) < 3 * n_stored + 100

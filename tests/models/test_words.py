@@ -133,7 +133,7 @@ def test_layer_masks_are_taken_in_turn():
     steps = [model(IDS[:, i : i + 1], cache=cache) for i in range(7)]
     torch.testing.assert_close(torch.cat(steps, dim=1), logits)
     short = built(n_layers=3, layer_masks=(window(1, 0), window(2, 0)))
-    assert short.config.seen(causal()).dense(7, 7).equal((causal() & window(2, 0)).dense(7, 7))
+    assert short.config.union_mask(causal()).dense(7, 7).equal((causal() & window(2, 0)).dense(7, 7))
     assert check(short).ok
 
 

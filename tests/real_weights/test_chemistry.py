@@ -55,11 +55,11 @@ def compared(folder, kind, output, of_ours):
 
 def test_rxnfp(fingerprints):
     compared(fingerprints, "BertModel", "last_hidden_state", lambda model, x: x)
-    compared(fingerprints, "BertModel", "pooler_output", lambda model, x: model.pooled(x))
+    compared(fingerprints, "BertModel", "pooler_output", lambda model, x: model.pool(x))
 
 
 def test_rxnfp_classifies(classes):
-    logits = compared(classes, "BertForSequenceClassification", "logits", lambda model, x: model.classified(x))
+    logits = compared(classes, "BertForSequenceClassification", "logits", lambda model, x: model.classify(x))
     best = logits.softmax(-1).max(-1)
     print(f"classes {best.indices.tolist()} of 50 with probabilities {[round(p, 3) for p in best.values.tolist()]}")
     assert hub.pipeline(classes).model.config.n_classes == 50

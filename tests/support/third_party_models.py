@@ -31,7 +31,7 @@ class Pooled(nn.Module):
         self.encoder = encoder
 
     def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
-        return self.encoder.pooled(self.encoder(ids, mask=mask, positions=positions))
+        return self.encoder.pool(self.encoder(ids, mask=mask, positions=positions))
 
 
 class Classified(nn.Module):
@@ -42,7 +42,7 @@ class Classified(nn.Module):
         self.encoder = encoder
 
     def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
-        return self.encoder.classified(self.encoder(ids, mask=mask, positions=positions))
+        return self.encoder.classify(self.encoder(ids, mask=mask, positions=positions))
 
 
 @dataclass(frozen=True)

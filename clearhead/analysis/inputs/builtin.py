@@ -77,7 +77,7 @@ def _caching(mask: Mask, **options: Any) -> Caching | None:
 
 def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
     config = model.config
-    mask = config.seen(config.mask)
+    mask = config.union_mask(config.mask)
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size), run=_run_stack, mask=mask, layers=config.n_layers,
         layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPE),
@@ -88,12 +88,12 @@ def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
 def _decoder(model: models.Decoder) -> ModuleSpec | None:
     if model.config.cross_attention:
         return None  # a part of a model: check the EncoderDecoder
-    return replace(_encoder(model), caching=_caching(model.config.seen(model.config.mask)))
+    return replace(_encoder(model), caching=_caching(model.config.union_mask(model.config.mask)))
 
 
 def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
     config = model.config
-    mask, source = config.seen(config.decoder_mask), config.seen(config.encoder_mask)
+    mask, source = config.union_mask(config.decoder_mask), config.union_mask(config.encoder_mask)
     takes_text = config.n_features is None  # convolutions ignore masks
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size),
