@@ -183,8 +183,8 @@ def causal_speech(t: Experiment) -> None:
         results = [row["values"] for row in rows if row["series"] == context]
         latencies = [latency for values in results if (latency := values["latency in s (95 %)"]) is not None]
         if context == "unlimited":
-            known = "some" if latencies else "none"
-            t.record_case("no mask: digits recognized before the end of a recording", known, not latencies)
+            early = "some" if latencies else "none"
+            t.record_case("no mask: digits recognized before the end of a recording", early, not latencies)
         else:
             case_name = f"context {context}: seconds until 95 % of the digits are recognized"
             t.record_case(case_name, f"{max(latencies):.2f}", max(latencies) <= 0.5)

@@ -99,7 +99,7 @@ def max_abs_diff(a: Tensor, b: Tensor) -> float:
 
 
 def jacobian_row(y: Tensor, x: Tensor, weights_of_y: Tensor | None = None) -> Tensor:
-    """The gradient of y in x, times `along` where y is no single number."""
+    """Return the gradient of y with respect to x; `weights_of_y` is required if y is not a scalar."""
     return torch.autograd.grad(y, x, weights_of_y)[0]
 
 

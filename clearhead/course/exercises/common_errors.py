@@ -59,12 +59,12 @@ def apply_mistake(worksheet: Worksheet, mistake: Values, key: str) -> Matrix | N
     if any(worksheet.problem.get(name) == value for name, value in mistake.get("unless", {}).items()):
         return None
     try:
-        change, own = _changed_values(mistake, worksheet.problem), _changed_steps(mistake, worksheet)
-        if key in own:
-            return own[key]
+        change, steps = _changed_values(mistake, worksheet.problem), _changed_steps(mistake, worksheet)
+        if key in steps:
+            return steps[key]
         if "gradient" in worksheet.problem and not key.startswith("grad"):
             change = {"gradient": []} | change  # the slowest part
-        return _cells(solve_again(worksheet, change, own).step(key))
+        return _cells(solve_again(worksheet, change, steps).step(key))
     except (ClearheadError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
         return None
 

@@ -62,15 +62,15 @@ def exam_from_document(slug: str) -> Exam:
 
     Questions about the same exercise are merged.
     """
-    known = document(slug)
+    source = document(slug)
     tasks: dict[str, ExamTask] = {}
-    for question in known.questions:
+    for question in source.questions:
         if question.answers[0].kind == "exercise":
             sheet = question.answers[0].command.split()[2]
             before = tasks.get(sheet, ExamTask(sheet))
             steps = before.steps + tuple(s for s in question.steps if s not in before.steps)
             tasks[sheet] = ExamTask(sheet, before.points + question.points, steps)
-    return Exam("Exam", tuple(tasks.values()), f"After {known.name}")
+    return Exam("Exam", tuple(tasks.values()), f"After {source.name}")
 
 
 def read_exam(path: Path) -> Exam:

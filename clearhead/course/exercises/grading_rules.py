@@ -101,14 +101,18 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
     stated_text = stated_text or (str(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
     opening, differences = f"Step {key}: the document{place} gives {stated_text}", _differences(block, rows, grid)
     if shape != grid.shape:
-        what = "the cells they share agree" if not differences else f"{len(differences)} of the cells they share differ"
-        sentences = [f"{opening}; computed is {size(*grid.shape)}. They differ in shape; {what}."]
+        comparison = (
+            "the cells they share agree" if not differences else f"{len(differences)} of the cells they share differ"
+        )
+        sentences = [f"{opening}; computed is {size(*grid.shape)}. They differ in shape; {comparison}."]
     elif not differences:
-        return DocumentComparison(key, True, (f"{opening}, which agrees with what is computed.",))
+        return DocumentComparison(key, True, (f"{opening}, which agrees with the computed value.",))
     elif shape == (1, 1):
         sentences = [f"{opening}; computed is {exact_and_decimal(grid.cells[0][0])}. They differ."]
     else:
-        sentences = [f"{opening}; {len(differences)} of its {shape[0] * shape[1]} cells differ from what is computed."]
+        sentences = [
+            f"{opening}; {len(differences)} of its {shape[0] * shape[1]} cells differ from the computed values."
+        ]
     if differences and shape != (1, 1):
         more = f", and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
         sentences.append("Cells: " + "; ".join(differences[:_MAX_LISTED]) + more + ".")

@@ -34,8 +34,8 @@ class RandomValues:
 
     def sample(self, options: Sequence[T], count: int) -> list[T]:
         """Return `count` distinct options in their original order."""
-        chosen = self.permutation(range(len(options)))[:count]
-        return [options[i] for i in sorted(chosen)]
+        indices = self.permutation(range(len(options)))[:count]
+        return [options[i] for i in sorted(indices)]
 
     def permutation(self, values: Sequence[T]) -> list[T]:
         remaining = list(values)

@@ -66,11 +66,11 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
 def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any]]:
     """Yield distinct values for the file, all different from the original."""
     vary = PROBLEM_TYPES[source.choice("kind", PROBLEM_TYPES)].vary
-    seen = {repr(source.values)}
+    previous = {repr(source.values)}
     for number in range(_LONGEST_ROW):
         values = source.values | vary(source, RandomValues(f"{name} {row} {number}"))
-        if repr(values) not in seen:
-            seen.add(repr(values))
+        if repr(values) not in previous:
+            previous.add(repr(values))
             yield values
 
 

@@ -16,12 +16,12 @@ from clearhead.course.claims import DOCUMENTS, registry, report
 
 
 @pytest.fixture
-def tried(monkeypatch, outcomes):
-    """Tables and pages of what was tried already."""
+def shared_outcomes(monkeypatch, outcomes):
+    """Make the command use the outcomes of the session."""
     monkeypatch.setattr(command, "_run", lambda ids, seed: [outcomes[name] for name in ids or outcomes])
 
 
-def test_overview_prints_verdict_counts(run, tried):
+def test_overview_prints_verdict_counts(run, shared_outcomes):
     status, out, error = run()
     assert status == 0, error
     assert "Deep learning final exam" in out
@@ -65,7 +65,7 @@ def test_show_prints_evidence_and_writes_svg(run, tmp_path):
 
 
 @pytest.mark.parametrize("width", [140, 80, 60, 33])
-def test_overview_does_not_truncate_ids(run, tried, monkeypatch, width):
+def test_overview_does_not_truncate_ids(run, shared_outcomes, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     status, out, error = run()
     assert status == 0, error
@@ -102,11 +102,11 @@ class Page(HTMLParser):
         self.verdicts: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        if "id" in found:
-            self.ids.append(found["id"])
+        attributes = dict(attrs)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
         if tag == "article":
-            self.verdicts.append(found["class"])
+            self.verdicts.append(attributes["class"])
         self.links += [v for k, v in attrs if k in ("href", "src")]
         if tag not in self.EMPTY:
             self.open.append(tag)
@@ -135,7 +135,7 @@ def test_report_is_self_contained_page(outcomes):
 
 
 def test_report_contains_statements_and_evidence(outcomes):
-    """By number, document after document, and what does not hold first of all, in the same order."""
+    """Claims are ordered by document, and false claims are listed first in the same order."""
     text = report(list(outcomes.values()))
     plain = html.unescape(re.sub(r"<[^>]+>", "", text))
     by_document = [o for d in DOCUMENTS for o in outcomes.values() if o.claim.source == d]
@@ -148,8 +148,8 @@ def test_report_contains_statements_and_evidence(outcomes):
         assert word in plain
 
 
-def test_report_has_search_and_dark_mode(run, tried, tmp_path):
-    """In a browser: typing hides what does not match, and dark begins as the system has it."""
+def test_report_has_search_and_dark_mode(run, shared_outcomes, tmp_path):
+    """In a browser: typing hides claims that do not match, and dark mode follows the system."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     browser_at = shutil.which("chromium")
     if browser_at is None:
@@ -158,27 +158,27 @@ def test_report_has_search_and_dark_mode(run, tried, tmp_path):
     with sync.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=browser_at, args=["--no-sandbox"])
         page = browser.new_page(color_scheme="dark")
-        wrong: list[str] = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto((tmp_path / "page.html").as_uri())
-        shown = page.locator("article:visible")
+        visible = page.locator("article:visible")
         assert page.is_checked("#dark")
-        assert shown.count() == len(registry.claims())
+        assert visible.count() == len(registry.claims())
         page.keyboard.press("/")
         page.keyboard.type("stretched weight SCALE-KEY-WEIGHT")
-        assert [one.get_attribute("id") for one in shown.all()] == ["scale-key-weight"]
+        assert [article.get_attribute("id") for article in visible.all()] == ["scale-key-weight"]
         assert page.inner_text("#found") == "1 found"
         assert page.locator("h3:visible").count() == 1
         page.keyboard.press("Escape")
-        assert shown.count() == len(registry.claims())
+        assert visible.count() == len(registry.claims())
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         page.uncheck("#dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
-        assert wrong == []
+        assert errors == []
         browser.close()
 
 
-def test_report_command_writes_file(run, tried, tmp_path):
+def test_report_command_writes_file(run, shared_outcomes, tmp_path):
     status, out, error = run("report", str(tmp_path / "deep" / "out.html"))
     assert status == 0, error
     assert "claims written to" in out

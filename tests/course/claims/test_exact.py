@@ -18,13 +18,13 @@ def test_exact_attention_equals_attention_with_beta_ln_2():
     g = torch.Generator().manual_seed(3)
     q, k, v = (torch.randint(-3, 4, (5, width), generator=g) for width in (2, 2, 3))
     for masked in (False, True):
-        ours = exact.attention(*(exact.matrix(x.tolist()) for x in (q, k, v)), causal=masked)
+        output = exact.attention(*(exact.matrix(x.tolist()) for x in (q, k, v)), causal=masked)
         a, b, c = (x.double()[None, None] for x in (q, k, v))
-        other = attend(
+        expected = attend(
             a, b, c, causal() if masked else None, scores=Dot(), normalizer=Softmax(temperature=1 / math.log(2))
         )
-        mine = torch.tensor([[float(x) for x in row] for row in ours], dtype=torch.float64)
-        torch.testing.assert_close(mine, other[0, 0], rtol=1e-12, atol=1e-12)
+        actual = torch.tensor([[float(x) for x in row] for row in output], dtype=torch.float64)
+        torch.testing.assert_close(actual, expected[0, 0], rtol=1e-12, atol=1e-12)
 
 
 def test_hardest_shares_ties():

@@ -1,4 +1,4 @@
-"""`clearhead claims quiz`: answers are read from a pipe as from a person, and the score is told however it ends."""
+"""`clearhead claims quiz`: answers from standard input, and the score at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERDICT = {"rnn-update": "holds", "scale-key-weight": "does not hold", "infinity
 
 
 @pytest.fixture
-def three(monkeypatch):
+def three_claims(monkeypatch):
     monkeypatch.setattr(quiz, "sample_claims", lambda n, seed, document: [claims()[name] for name in VERDICT][:n])
 
 
@@ -37,7 +37,7 @@ def test_parse_verdict_accepts_numbers_and_prefixes(text, verdict):
     assert all(quiz.parse_verdict(v) == v for v in VERDICTS)
 
 
-def test_quiz_reads_answers_from_pipe(run, three, monkeypatch):
+def test_quiz_reads_answers_from_pipe(run, three_claims, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("holds\nperhaps\n1\nmisprint\n"))
     status, out, error = run("quiz")
     assert status == 0, error
@@ -49,7 +49,7 @@ def test_quiz_reads_answers_from_pipe(run, three, monkeypatch):
     assert out.endswith("2 of 3 right (seed 0)\n")
 
 
-def test_quiz_ends_at_end_of_input_or_q(run, three, monkeypatch):
+def test_quiz_ends_at_end_of_input_or_q(run, three_claims, monkeypatch):
     for text in ("1\n", "1\nq\n3\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         status, out, _ = run("quiz")
@@ -57,7 +57,7 @@ def test_quiz_ends_at_end_of_input_or_q(run, three, monkeypatch):
         assert out.endswith("1 of 1 right (seed 0)\n")
 
 
-def test_quiz_interrupt_prints_score(run, three, monkeypatch):
+def test_quiz_interrupt_prints_score(run, three_claims, monkeypatch):
     class Keyboard:
         lines = iter(["1\n", "3\n"])
 
@@ -73,7 +73,7 @@ def test_quiz_interrupt_prints_score(run, three, monkeypatch):
     assert out.endswith("2 of 2 right (seed 0)\n")
 
 
-def test_quiz_json_contains_answers(run, three, monkeypatch):
+def test_quiz_json_contains_answers(run, three_claims, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("1\n1\n4\n"))
     status, out, error = run("quiz", "--json", "--seed", "2")
     assert status == 0, error

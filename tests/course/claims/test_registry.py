@@ -1,4 +1,4 @@
-"""The whole ledger runs, says something, and says the same again; its verdicts are those of the last review."""
+"""All claims run, give evidence, repeat with the same seed, and have the reviewed verdicts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ REVIEWED = json.loads((Path(__file__).parent / "verdicts.json").read_text(encodi
 
 
 def test_ledger_has_at_least_seventy_claims():
-    known = claims()
-    assert len(known) >= 70
-    assert {c.source for c in known.values()} == set(DOCUMENTS)
+    registered = claims()
+    assert len(registered) >= 70
+    assert {c.source for c in registered.values()} == set(DOCUMENTS)
 
 
 def test_every_claim_has_verdict_and_evidence(outcomes):
@@ -49,14 +49,14 @@ def test_verdicts_equal_reviewed_verdicts(outcomes):
     assert {name: o.verdict for name, o in outcomes.items()} == REVIEWED
 
 
-# Statements of one shape, which are judged by one rule.
-ALIKE = [
+# Statements of the same form, which have the same verdict.
+SIMILAR = [
     ("permutation-invariant-answered", "permutation-invariant-homework", "permutation-invariant-vision"),
     ("swap-changes-nothing", "cat-chased-dog", "permutation-invariant-answered"),
     ("key-noise-mean", "query-noise-mean"),  # small noise
-    ("key-noise-beta", "scale-key-already-similar"),  # right up to a peak
-    ("large-temperature-hard", "small-temperature-uniform"),  # a term of art, and its opposite
-    ("scale-key-scores", "scale-key-weight", "scale-key-limit"),  # "for all", and not so
+    ("key-noise-beta", "scale-key-already-similar"),  # true up to a peak
+    ("large-temperature-hard", "small-temperature-uniform"),  # a technical term, and its opposite
+    ("scale-key-scores", "scale-key-weight", "scale-key-limit"),  # "for all", but not for all
     ("attention-n2d", "attention-against-rnn"),  # O(n²d), without the projections
     ("heads-same-complexity", "heads-same-cost-homework"),
     ("decoder-masks", "encoder-decoder-masks"),  # "padding on the right"
@@ -66,25 +66,25 @@ ALIKE = [
 ]
 
 
-@pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
+@pytest.mark.parametrize("names", SIMILAR, ids=lambda names: names[0])
 def test_similar_statements_have_same_verdict(names):
     assert len({REVIEWED[name] for name in names}) == 1
 
 
-@pytest.mark.measured  # run-time checks of shapes are calls, too
+@pytest.mark.measured  # shape checks at run time would be counted as calls
 def test_each_claim_takes_bounded_work(effort):
-    """Each is tried in seconds, the whole ledger in well under a minute."""
+    """Each claim takes seconds, all together well under a minute."""
     assert set(effort) == set(claims())
-    for name, took in effort.items():
-        assert took.calls < 5_000_000, name
-        assert took.nbytes < 8 << 30, name
-    assert sum(took.calls for took in effort.values()) < 40_000_000
-    assert sum(took.nbytes for took in effort.values()) < 20 << 30
+    for name, work in effort.items():
+        assert work.calls < 5_000_000, name
+        assert work.nbytes < 8 << 30, name
+    assert sum(work.calls for work in effort.values()) < 40_000_000
+    assert sum(work.nbytes for work in effort.values()) < 20 << 30
 
 
 def test_run_with_same_seed_gives_same_outcome(outcomes, effort):
-    """All but those that take the most work; of these one that trains."""
-    again = [name for name, took in effort.items() if took.operations < 30_000] + ["causal-mask-essential"]
+    """Repeat all claims except the most expensive ones, and one of those that train."""
+    again = [name for name, work in effort.items() if work.operations < 30_000] + ["causal-mask-essential"]
     assert len(again) > 100
     for second in run(again, seed=0):
         a, b = outcomes[second.claim.id].to_dict(), second.to_dict()
@@ -111,22 +111,22 @@ def test_find_of_unknown_id_suggests_nearest():
 
 
 def test_duplicate_claim_id_raises():
-    known = next(iter(claims().values()))
+    existing = next(iter(claims().values()))
     with pytest.raises(ClaimError, match="two claims are called"):
-        claim("a source", "a place")(known.function)
+        claim("a source", "a place")(existing.function)
 
 
-def nothing_is_said_of_how(t):
-    """It has a statement alone."""
+def claim_without_method(t):
+    """Only a statement."""
 
 
 def test_claim_without_method_raises():
-    with pytest.raises(ClaimError, match="'nothing-is-said-of-how' has one paragraph; expected the statement"):
-        claim("a source", "a place")(nothing_is_said_of_how)
+    with pytest.raises(ClaimError, match="'claim-without-method' has one paragraph; expected the statement"):
+        claim("a source", "a place")(claim_without_method)
 
 
 def test_claim_parses_docstring(monkeypatch):
-    monkeypatch.setattr("clearhead.course.claims.registry._REGISTRY", found := {})
+    monkeypatch.setattr("clearhead.course.claims.registry._REGISTRY", registry := {})
     monkeypatch.setattr("tests.course.claims.test_registry.SIZE", 1_000, raising=False)
 
     @claim("a source", "a place")
@@ -139,7 +139,7 @@ def test_claim_parses_docstring(monkeypatch):
         Holds when
         there is x_{any}."""
 
-    entry = found["more-is-more"]
+    entry = registry["more-is-more"]
     assert (entry.statement, entry.method) == ("More is more.", "Up to 1,000, and no further.")
     assert entry.condition == "there is x_{any}"
     assert (entry.source, entry.location, entry.theme) == ("a source", "a place", "test_registry")

@@ -21,7 +21,7 @@ from tools.study.plan import Settings, factor, jobs
 from tools.study.run import moved, run
 from tools.study.training import Optimisation, Pictures, Trainer, order
 
-# ---------------------------------------------------------------------- the study itself
+# ---------------------------------------------------------------------- a tiny study
 
 TINY = Settings(
     seconds=1e9,
@@ -42,7 +42,7 @@ TINY = Settings(
 
 @pytest.fixture
 def pictures(tmp_path):
-    """41 pictures to train and 13 to measure, of noise."""
+    """Write 41 training and 13 validation images of noise."""
     g = np.random.default_rng(0)
     sizes = {"train": 41, "val": 13}
     arrays = {f"x_{k}": g.integers(0, 256, (n, 32, 32), dtype=np.uint8) for k, n in sizes.items()}
@@ -53,11 +53,11 @@ def pictures(tmp_path):
 
 def test_tiny_study_writes_rows(pictures, tmp_path):
     out = tmp_path / "deep" / "study.json"
-    said: list[str] = []
-    made = run(pictures, out, TINY, device="cpu", say=said.append)
+    messages: list[str] = []
+    study = run(pictures, out, TINY, device="cpu", say=messages.append)
     read = Study.read(out)
-    assert read.rows == made.rows
-    assert [(r.network, r.n_train, r.pictures) for r in made.rows] == [
+    assert read.rows == study.rows
+    assert [(r.network, r.n_train, r.pictures) for r in study.rows] == [
         ("vit", 17, WHOLE),
         ("cnn", 17, WHOLE),
         ("vit", 30, WHOLE),
@@ -69,40 +69,40 @@ def test_tiny_study_writes_rows(pictures, tmp_path):
         ("exam-cnn", 17, MOVED),
         ("vit-large", 17, WHOLE),
     ]
-    assert len({(r.network, r.lr) for r in made.rows}) == 4  # one learning rate a network
-    assert all(0 <= r.validation <= 1 and 0 <= r.training <= 1 and r.seconds > 0 for r in made.rows)
+    assert len({(r.network, r.lr) for r in study.rows}) == 4  # one learning rate per network
+    assert all(0 <= r.validation <= 1 and 0 <= r.training <= 1 and r.seconds > 0 for r in study.rows)
     assert {"machine", "versions", "recipe", "networks", "data"} <= set(read.about)
     assert read.about["data"] == {"training": 30, "held_out": 11, "validation": 13, "picture": [32, 32]}
-    assert {r.lr for r in made.rows} <= set(TINY.rates)
-    assert any("ms per update" in line for line in said)
+    assert {r.lr for r in study.rows} <= set(TINY.rates)
+    assert any("ms per update" in line for line in messages)
 
 
 def test_study_resumes_from_file(pictures, tmp_path):
-    whole = run(pictures, tmp_path / "whole.json", TINY, device="cpu", say=lambda _: None)
-    half = Study(whole.about, whole.rows[:3])
+    complete = run(pictures, tmp_path / "whole.json", TINY, device="cpu", say=lambda _: None)
+    partial = Study(complete.about, complete.rows[:3])
     out = tmp_path / "half.json"
-    said: list[str] = []
-    done = run(pictures, out, TINY, begun=half, device="cpu", say=said.append)
-    assert not any("ms per update" in line for line in said)  # nothing is tuned again
-    same = [replace(row, seconds=0.0) for row in done.rows]
-    assert same == [replace(row, seconds=0.0) for row in whole.rows]
-    assert done.rows[:3] == whole.rows[:3]  # with their seconds: they were not trained again
-    assert Study.read(out).rows == done.rows
-    (note,) = done.about["taken_up"]
+    messages: list[str] = []
+    resumed = run(pictures, out, TINY, begun=partial, device="cpu", say=messages.append)
+    assert not any("ms per update" in line for line in messages)  # nothing is tuned again
+    without_seconds = [replace(row, seconds=0.0) for row in resumed.rows]
+    assert without_seconds == [replace(row, seconds=0.0) for row in complete.rows]
+    assert resumed.rows[:3] == complete.rows[:3]  # including seconds: they were not trained again
+    assert Study.read(out).rows == resumed.rows
+    (note,) = resumed.about["taken_up"]
     assert note["from_row"] == 3
     assert note["machine"]["gpu"] is None
 
 
 def test_study_of_one_network_writes_its_rows(pictures, tmp_path):
-    made = run(pictures, tmp_path / "s.json", TINY, only=["exam-cnn"], device="cpu", say=lambda _: None)
-    assert {(row.network, row.pictures) for row in made.rows} == {("exam-cnn", WHOLE), ("exam-cnn", MOVED)}
+    study = run(pictures, tmp_path / "s.json", TINY, only=["exam-cnn"], device="cpu", say=lambda _: None)
+    assert {(row.network, row.pictures) for row in study.rows} == {("exam-cnn", WHOLE), ("exam-cnn", MOVED)}
 
 
 def test_study_with_time_limit_reports_omitted_trainings(pictures, tmp_path):
-    said: list[str] = []
-    made = run(pictures, tmp_path / "s.json", replace(TINY, seconds=1e-6), device="cpu", say=said.append)
-    assert not made.rows
-    assert any(line.startswith("skipped because of the time limit") for line in said)
+    messages: list[str] = []
+    study = run(pictures, tmp_path / "s.json", replace(TINY, seconds=1e-6), device="cpu", say=messages.append)
+    assert not study.rows
+    assert any(line.startswith("skipped because of the time limit") for line in messages)
     assert json.loads((tmp_path / "s.json").read_text())["rows"] == []
 
 
@@ -181,7 +181,7 @@ def test_invalid_study_raises(pictures, tmp_path, capsys):
 SIZES = (250, 1_000, 4_000, 16_000, 27_000)
 
 
-def made_up(**changed: tuple[float, ...]) -> Study:
+def synthetic_study(**changed: tuple[float, ...]) -> Study:
     """Accuracies by network over SIZES, three seeds that differ by a tenth of a point."""
     curves = {
         "vit": (0.20, 0.30, 0.55, 0.75, 0.80),
@@ -231,9 +231,9 @@ BETTER = (0.40, 0.60, 0.90, 0.95, 0.97)
     ],
 )  # fmt: skip
 def test_study_verdict_depends_on_results(monkeypatch, name, changed, verdict):
-    found = made_up(**changed)
+    study = synthetic_study(**changed)
     for module in (data_efficiency, inductive_bias):
-        monkeypatch.setattr(module, "study", lambda: found)
+        monkeypatch.setattr(module, "study", lambda: study)
     outcome = _REGISTRY[name].run()
     assert outcome.verdict == verdict, outcome.evidence
     if verdict == DOES_NOT_HOLD:
@@ -243,8 +243,8 @@ def test_study_verdict_depends_on_results(monkeypatch, name, changed, verdict):
 
 
 def test_times_as_many_interpolates_curve(monkeypatch):
-    found = made_up(vit=(0.201, 0.301, 0.501, 0.701, 0.901))  # seeds 0, 1, 2 take off 0, 0.001 and 0.002
-    monkeypatch.setattr(data_efficiency, "study", lambda: found)
+    study = synthetic_study(vit=(0.201, 0.301, 0.501, 0.701, 0.901))  # seeds 0, 1, 2 subtract 0, 0.001 and 0.002
+    monkeypatch.setattr(data_efficiency, "study", lambda: study)
     assert data_efficiency.times_as_many(250, 0.30, SIZES) == pytest.approx(4.0)  # reached with 1,000
     assert data_efficiency.times_as_many(1_000, 0.40, SIZES) == pytest.approx(2.0)  # half way from 1,000 to 4,000
     assert data_efficiency.times_as_many(4_000, 0.95, SIZES) is None
@@ -252,33 +252,33 @@ def test_times_as_many_interpolates_curve(monkeypatch):
 
 
 def test_interval_matches_student_and_normal_quantiles():
-    """The mean of 1, 2, 3, 4 is 2.5 ± 3.182 · s/2 with s² = 5/3; with one or two seeds the pictures speak."""
-    found = Interval.of([0.01, 0.02, 0.03, 0.04], sampling=9.0)
-    assert found.mean == pytest.approx(0.025)
-    assert found.half == pytest.approx(0.01 * 3.182 * math.sqrt(5 / 3) / 2)
-    assert (found.above, found.below) == (True, False)
-    assert str(found) == "+2.5 ± 2.1 points (4 seeds)"
-    alone = Interval.of([-0.03], sampling=0.01)
-    assert alone.half == pytest.approx(0.0196)
-    assert alone.below
-    assert str(alone) == "−3.0 ± 2.0 points (1 seed)"
+    """The mean of 1, 2, 3, 4 is 2.5 ± 3.182 · s/2 with s² = 5/3; with one or two seeds the sampling error is used."""
+    interval = Interval.of([0.01, 0.02, 0.03, 0.04], sampling=9.0)
+    assert interval.mean == pytest.approx(0.025)
+    assert interval.half == pytest.approx(0.01 * 3.182 * math.sqrt(5 / 3) / 2)
+    assert (interval.above, interval.below) == (True, False)
+    assert str(interval) == "+2.5 ± 2.1 points (4 seeds)"
+    single = Interval.of([-0.03], sampling=0.01)
+    assert single.half == pytest.approx(0.0196)
+    assert single.below
+    assert str(single) == "−3.0 ± 2.0 points (1 seed)"
 
 
 def test_sampling_error_matches_binomial(monkeypatch):
-    found = made_up()
-    found.rows = [row for row in found.rows if row.seed == 0]
-    monkeypatch.setattr(data_efficiency, "study", lambda: found)
-    got = data_efficiency.lead("cnn", "vit", 1_000)
-    assert got.half == pytest.approx(1.96 * math.sqrt((0.5 * 0.5 + 0.3 * 0.7) / 2_500))
+    study = synthetic_study()
+    study.rows = [row for row in study.rows if row.seed == 0]
+    monkeypatch.setattr(data_efficiency, "study", lambda: study)
+    difference = data_efficiency.lead("cnn", "vit", 1_000)
+    assert difference.half == pytest.approx(1.96 * math.sqrt((0.5 * 0.5 + 0.3 * 0.7) / 2_500))
 
 
 def test_bundled_study_file_is_complete():
-    """It is whole: the two that are compared at five sizes, each with a learning rate from inside of what was tried."""
-    found = Study.read()
-    assert len(found.sizes(["vit", "cnn"])) == 5
-    assert found.about["machine"]["gpu"]
-    assert found.about["data"]["validation"] > 2_000
+    """Both compared networks have five sizes, and learning rates from their own tuning."""
+    study = Study.read()
+    assert len(study.sizes(["vit", "cnn"])) == 5
+    assert study.about["machine"]["gpu"]
+    assert study.about["data"]["validation"] > 2_000
     for name in ("vit", "cnn"):
-        tried = found.about["networks"][name]["tuning"]
-        best = max(tried, key=lambda one: one["held_out"])
-        assert {row.lr for row in found.rows if row.network == name} == {best["lr"]}
+        tuning = study.about["networks"][name]["tuning"]
+        best = max(tuning, key=lambda result: result["held_out"])
+        assert {row.lr for row in study.rows if row.network == name} == {best["lr"]}

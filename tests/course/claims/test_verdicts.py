@@ -30,14 +30,14 @@ from clearhead.course.claims import (
 from clearhead.course.claims.registry import Claim, judge
 
 
-def made(when: str = "") -> Claim:
+def make_claim(condition: str = "") -> Claim:
     return Claim(
         id="x",
         source="s",
         location="p",
         statement="says",
         method="m",
-        condition=when,
+        condition=condition,
         theme="t",
         function=lambda t: None,
     )
@@ -46,16 +46,16 @@ def made(when: str = "") -> Claim:
 def test_all_cases_passed_holds():
     t = Experiment()
     t.record_case("a", 1, True)
-    assert judge(made(), t).verdict == HOLDS
+    assert judge(make_claim(), t).verdict == HOLDS
 
 
 def test_failure_outside_condition_holds_conditionally():
     t = Experiment()
     t.record_case("a", 1, True)
     t.record_case("b", 2, False, in_scope=False)
-    o = judge(made("the condition"), t)
+    o = judge(make_claim("the condition"), t)
     assert (o.verdict, o.example_for, o.example_against) == (HOLDS_CONDITIONALLY, "a: 1", "b: 2")
-    assert judge(made(), t).verdict == DOES_NOT_HOLD  # without a condition there is no outside
+    assert judge(make_claim(), t).verdict == DOES_NOT_HOLD  # without a condition every case is in scope
 
 
 def test_failure_inside_condition_does_not_hold():
@@ -64,19 +64,19 @@ def test_failure_inside_condition_does_not_hold():
     t.record_case("b", 2, False)
     t.record_case("c", 3, False, in_scope=False)
     t.correction("the truth", True)
-    o = judge(made("the condition"), t)
+    o = judge(make_claim("the condition"), t)
     assert (o.verdict, o.counter_example, o.correction) == (DOES_NOT_HOLD, "b: 2", "the truth")
 
 
 def test_condition_without_cases_does_not_hold():
     t = Experiment()
     t.record_case("b", 2, False, in_scope=False)
-    assert judge(made("the condition"), t).verdict == DOES_NOT_HOLD
+    assert judge(make_claim("the condition"), t).verdict == DOES_NOT_HOLD
 
 
 def test_claim_without_cases_raises():
     with pytest.raises(ClaimError, match="'x' recorded no case"):
-        judge(made(), Experiment())
+        judge(make_claim(), Experiment())
 
 
 def test_failing_correction_raises():
@@ -84,26 +84,26 @@ def test_failing_correction_raises():
     t.record_case("a", 1, False)
     t.correction("also wrong", False)
     with pytest.raises(ClaimError, match="'x' does not hold either: also wrong"):
-        judge(made(), t)
+        judge(make_claim(), t)
 
 
 def test_intended_statement_makes_misprint():
     t = Experiment()
     t.record_case("as printed", 1, False)
     t.intended("as meant", True)
-    o = judge(made(), t)
+    o = judge(make_claim(), t)
     assert (o.verdict, o.counter_example, o.correction) == (MISPRINT, "as printed: 1", "as meant")
     assert {"counter_example", "correction"} <= set(o.to_dict())
     t.cases.clear()
     t.record_case("as printed", 1, True)
-    assert judge(made(), t).verdict == HOLDS
+    assert judge(make_claim(), t).verdict == HOLDS
     t.intended("meant otherwise", False)
     with pytest.raises(ClaimError, match="does not hold either: meant otherwise"):
-        judge(made(), t)
+        judge(make_claim(), t)
 
 
 def pooled(x, *, causal=False):
-    """A layer whose every output is the sum of all inputs: truly invariant."""
+    """Return the sum of all inputs at every position, which is permutation-invariant."""
     total = [sum(column, Fraction(0)) for column in zip(*x, strict=True)]
     return [total for _ in x]
 
@@ -133,14 +133,14 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "module", "what", "instead", "verdict"), MUTATIONS)
-def test_changed_result_changes_verdict(monkeypatch, name, module, what, instead, verdict):
-    monkeypatch.setattr(module, what, instead)
+@pytest.mark.parametrize(("name", "module", "attribute", "replacement", "verdict"), MUTATIONS)
+def test_changed_result_changes_verdict(monkeypatch, name, module, attribute, replacement, verdict):
+    monkeypatch.setattr(module, attribute, replacement)
     assert claims()[name].run(0).verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "what", "instead"),
+    ("name", "module", "attribute", "replacement"),
     [
         ("argmax-nothing-changes", dedup_decoder, "gradients",
          lambda weights, first: dict.fromkeys(("W_Q", "W_K", "W_V"), torch.zeros(4, 2))),
@@ -148,7 +148,7 @@ def test_changed_result_changes_verdict(monkeypatch, name, module, what, instead
         ("causal-lower-triangular", masks, "column_attention", lambda n, generator: torch.eye(n)),
     ],
 )  # fmt: skip
-def test_correction_that_fails_raises(monkeypatch, name, module, what, instead):
-    monkeypatch.setattr(module, what, instead)
+def test_correction_that_fails_raises(monkeypatch, name, module, attribute, replacement):
+    monkeypatch.setattr(module, attribute, replacement)
     with pytest.raises(ClaimError, match="does not hold either"):
         claims()[name].run(0)

@@ -50,19 +50,19 @@ def test_sort_dedup_matches_hand_computation():
         ["6/7", "9/7"],
     ]
     e = math.exp
-    own = 2 * math.log(2 + 4 * e(-3)) + math.log(2 * e(9 / 7) + 2 * e(6 / 7) + 2)
-    before = math.log(2 * e(1.5) + 2 * e(0.75) + 2) - 1.5 + 2 * math.log(2 * e(3) + 4)
-    assert cells(work, "loss_own")[0][0] == pytest.approx(own, abs=1e-13)
-    assert cells(work, "loss")[0][0] == pytest.approx(before, abs=1e-13)
+    unshifted = 2 * math.log(2 + 4 * e(-3)) + math.log(2 * e(9 / 7) + 2 * e(6 / 7) + 2)
+    shifted = math.log(2 * e(1.5) + 2 * e(0.75) + 2) - 1.5 + 2 * math.log(2 * e(3) + 4)
+    assert cells(work, "loss_own")[0][0] == pytest.approx(unshifted, abs=1e-13)
+    assert cells(work, "loss")[0][0] == pytest.approx(shifted, abs=1e-13)
 
 
 def test_two_equal_heads_concatenate_equal_outputs():
-    one, two = solve("sort-dedup"), solve("sort-dedup-two-heads")
-    z = exact(one, "z")
-    assert exact(two, "r") == [row + row for row in z]
-    assert exact(one, "r") == [[b, a, b, a] for a, b in z]
+    single, double = solve("sort-dedup"), solve("sort-dedup-two-heads")
+    z = exact(single, "z")
+    assert exact(double, "r") == [row + row for row in z]
+    assert exact(single, "r") == [[b, a, b, a] for a, b in z]
     # Both targets fall from the largest logit, 3, to the smallest, 0: three nats each.
-    assert cells(two, "loss_own")[0][0] - cells(one, "loss_own")[0][0] == pytest.approx(6, abs=1e-12)
+    assert cells(double, "loss_own")[0][0] - cells(single, "loss_own")[0][0] == pytest.approx(6, abs=1e-12)
 
 
 def reference(x, weights, allowed, temperature, heads):
@@ -118,14 +118,14 @@ MASKS = {
 )
 @pytest.mark.parametrize("heads", [1, 2])
 def test_random_problem_matches_numpy(mask, temperature, value, heads):
-    made = random_problem(np.random.default_rng(17 * heads + len(mask)), heads)
-    lines = [f'kind = "attention"\nx = {toml(made["x"])}\nmask = "{mask}"\nheads = {heads}']
+    values = random_problem(np.random.default_rng(17 * heads + len(mask)), heads)
+    lines = [f'kind = "attention"\nx = {toml(values["x"])}\nmask = "{mask}"\nheads = {heads}']
     if temperature is not None:
         lines.append(f"temperature = {temperature}")
-    lines.append("[weights]\n" + "\n".join(f"{n} = {toml(made[n])}" for n in "QKVO"))
+    lines.append("[weights]\n" + "\n".join(f"{n} = {toml(values[n])}" for n in "QKVO"))
     work = solve_text("\n".join(lines))
     assert work.agrees
-    numbers = {name: np.array([[float(f) for f in row] for row in matrix]) for name, matrix in made.items()}
+    numbers = {name: np.array([[float(f) for f in row] for row in matrix]) for name, matrix in values.items()}
     expected, z = reference(
         numbers["x"], numbers, MASKS[mask], math.sqrt(SIZES["D"]) if value is None else value, heads
     )
@@ -138,14 +138,14 @@ def test_random_problem_matches_numpy(mask, temperature, value, heads):
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_loss_and_gradients_match_autograd(heads, reduction):
-    made = random_problem(np.random.default_rng(5), heads)
-    text_ = f'kind = "attention"\nx = {toml(made["x"])}\nmask = "causal()"\nheads = {heads}\ntemperature = 2\n'
+    values = random_problem(np.random.default_rng(5), heads)
+    text_ = f'kind = "attention"\nx = {toml(values["x"])}\nmask = "causal()"\nheads = {heads}\ntemperature = 2\n'
     text_ += 'vocabulary = ["a", "b", "c", "d"]\ngradient = ["V", "K", "Q"]\n'
-    text_ += "[weights]\n" + "\n".join(f"{n} = {toml(made[n])}" for n in "QKVOU")
+    text_ += "[weights]\n" + "\n".join(f"{n} = {toml(values[n])}" for n in "QKVOU")
     text_ += f'\n[[loss]]\ntargets = {{ 2 = "d", 5 = "a", 3 = "d" }}\nreduction = "{reduction}"\n'
     work = solve_text(text_)
     assert work.agrees
-    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()}
+    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in values.items()}
     for n in "QKV":
         t[n].requires_grad_()
     hidden = torch.ones(SIZES["T"], SIZES["T"]).triu(1).bool()
@@ -154,8 +154,8 @@ def test_loss_and_gradients_match_autograd(heads, reduction):
         q, k, v = ((t["x"] @ t[n]).chunk(heads, -1)[h] for n in "QKV")
         heads_out.append((q @ k.T / 2).masked_fill(hidden, -math.inf).softmax(-1) @ v)
     logits = torch.cat(heads_out, -1) @ t["O"] @ t["U"]
-    chosen = logits.log_softmax(-1)[[1, 4, 2], [3, 0, 3]]
-    loss = -chosen.sum() if reduction == "sum" else -chosen.mean()
+    target_logprobs = logits.log_softmax(-1)[[1, 4, 2], [3, 0, 3]]
+    loss = -target_logprobs.sum() if reduction == "sum" else -target_logprobs.mean()
     loss.backward()
     assert cells(work, "loss")[0][0] == pytest.approx(loss.item(), abs=1e-12)
     for n in "QKV":
@@ -192,13 +192,18 @@ def test_direct_q_k_v_are_solved(heads):
     def integers(rows, columns):
         return [[F(int(rng.integers(-3, 4))) for _ in range(columns)] for _ in range(rows)]
 
-    made = {"Q": integers(3, 2 * heads), "K": integers(5, 2 * heads), "V": integers(5, heads), "U": integers(heads, 2)}
+    values = {
+        "Q": integers(3, 2 * heads),
+        "K": integers(5, 2 * heads),
+        "V": integers(5, heads),
+        "U": integers(heads, 2),
+    }
     text_ = 'kind = "attention"\nvocabulary = ["a", "b"]\ngradient = ["Q", "K", "V"]\n' + f"heads = {heads}\n"
-    text_ += "".join(f"{n} = {toml(made[n])}\n" for n in "QKV") + f"[weights]\nU = {toml(made['U'])}\n"
+    text_ += "".join(f"{n} = {toml(values[n])}\n" for n in "QKV") + f"[weights]\nU = {toml(values['U'])}\n"
     work = solve_text(text_ + '[[loss]]\ntargets = { 1 = "b", 3 = "a" }\n')
     assert work.agrees
     assert all(work.step(f"{n}{h}").is_given for n in "qkv" for h in (["1", "2"] if heads == 2 else [""]))
-    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in made.items()}
+    t = {n: torch.tensor([[float(f) for f in row] for row in m], dtype=torch.float64) for n, m in values.items()}
     for n in "QKV":
         t[n].requires_grad_()
     q, k, v = (t[n].unflatten(1, (heads, -1)).transpose(0, 1) for n in "QKV")

@@ -22,12 +22,12 @@ def exact(work, key):
     return [[text(x) for x in row] for row in work.step(key).grid.cells]
 
 
-def given(work):
-    """What a sheet states, as arrays by name."""
-    made = {step.key: cells(work, step.key) for step in work.steps if step.is_given and step.key != "given"}
+def given_values(work):
+    """Return the given values of a worksheet as arrays by name."""
+    values = {step.key: cells(work, step.key) for step in work.steps if step.is_given and step.key != "given"}
     if any(step.key == "given" for step in work.steps):
-        made |= dict(zip(work.step("given").grid.rows, cells(work, "given")[:, 0], strict=True))
-    return made
+        values |= dict(zip(work.step("given").grid.rows, cells(work, "given")[:, 0], strict=True))
+    return values
 
 
 # ---------------------------------------------------------------------- the language
@@ -83,14 +83,14 @@ def test_exact_and_float64_agree_with_numpy(expression):
     worked = Evaluator({}, numbers, EXACT).evaluate(tree)
     np.testing.assert_allclose([[as_float(x) for x in row] for row in worked], EXPRESSIONS[expression], atol=1e-14)
     tensors = {name: torch.tensor(value) for name, value in values.items()}
-    found = Evaluator({}, tensors, FLOAT64).evaluate(tree)
-    np.testing.assert_allclose(found.numpy(), EXPRESSIONS[expression], atol=1e-12)
+    result = Evaluator({}, tensors, FLOAT64).evaluate(tree)
+    np.testing.assert_allclose(result.numpy(), EXPRESSIONS[expression], atol=1e-12)
 
 
 def test_exact_and_float64_have_the_same_functions():
     assert set(EXACT.functions) == set(FLOAT64.functions)
-    tried = " ".join(EXPRESSIONS)
-    assert [name for name in EXACT.functions if f"{name}(" not in tried] == []
+    expressions = " ".join(EXPRESSIONS)
+    assert [name for name in EXACT.functions if f"{name}(" not in expressions] == []
 
 
 @pytest.mark.bad_input
@@ -203,7 +203,7 @@ def test_complexity_table_matches_formulas():
 
 def test_rnn_gradients_match_finite_differences():
     work = solve("rnn-two-steps")
-    have = given(work)
+    have = given_values(work)
 
     def loss(w, a):
         h = 0.0
@@ -223,7 +223,7 @@ def test_rnn_gradients_match_finite_differences():
 
 def test_infinity_norm_gradient_matches_finite_differences():
     work = solve("infinity-norm-step")
-    have = given(work)
+    have = given_values(work)
 
     def loss(w):
         p = 1 / (1 + np.exp(-w @ have["x"][0]))
@@ -237,7 +237,7 @@ def test_infinity_norm_gradient_matches_finite_differences():
 
 def test_softmax_jacobian_and_temperatures_match_numpy():
     work = solve("softmax-jacobian")
-    a = softmax(given(work)["s"])[0]
+    a = softmax(given_values(work)["s"])[0]
     np.testing.assert_allclose(cells(work, "J"), np.diag(a) - np.outer(a, a), atol=1e-15)
     assert cells(work, "norm")[0][0] < 9 * (1 - a.max()) ** 2
     cold = solve("softmax-temperature")
@@ -247,7 +247,7 @@ def test_softmax_jacobian_and_temperatures_match_numpy():
 
 def test_perturbed_and_scaled_keys_match_numpy():
     work = solve("perturb-key-query")
-    have = given(work)
+    have = given_values(work)
 
     def outputs(Q, K):
         return softmax(Q @ K.T) @ have["V"]
@@ -266,12 +266,12 @@ def test_permuting_and_convolving_attention_match_references():
     work = solve("permutation-by-attention")
     assert exact(work, "H_hard") == [["3", "0"], ["−1", "1"], ["1", "2"]]
     conv = solve("convolution-by-attention")
-    x = torch.tensor(given(conv)["X"]).T[None]
-    made = torch.nn.functional.conv1d(
+    x = torch.tensor(given_values(conv)["X"]).T[None]
+    expected = torch.nn.functional.conv1d(
         x, torch.tensor([[[0.25, 0.5, 0.25]]], dtype=x.dtype).expand(2, 1, 3), padding=1, groups=2
     )
-    np.testing.assert_allclose(cells(conv, "Y"), made[0].T, atol=1e-15)
-    np.testing.assert_allclose(cells(conv, "H")[1:-1], made[0].T[1:-1], atol=1e-15)
+    np.testing.assert_allclose(cells(conv, "Y"), expected[0].T, atol=1e-15)
+    np.testing.assert_allclose(cells(conv, "H")[1:-1], expected[0].T[1:-1], atol=1e-15)
 
 
 def test_tables_match_answers_of_exercise_sheet():
@@ -284,7 +284,7 @@ def test_tables_match_answers_of_exercise_sheet():
 
 def test_residual_jacobian_matches_autograd():
     work = solve("residual-gradient")
-    have = {name: torch.tensor(value) for name, value in given(work).items()}
+    have = {name: torch.tensor(value) for name, value in given_values(work).items()}
     x = have["x"].requires_grad_()
     y = x + torch.relu(x @ have["A"]) @ have["B"]
     z = y + torch.relu(y @ have["C"]) @ have["D"]
@@ -318,7 +318,7 @@ def test_vit_tokens_and_line_counts_match_known_values():
 @pytest.mark.parametrize("name", ["encoder-decoder", "encoder-decoder-softmax"])
 def test_encoder_decoder_matches_numpy(name):
     work = solve(name)
-    h = given(work)
+    h = given_values(work)
 
     def attend(x, y, side, mask=0.0):
         scores = (x @ h[f"Q_{side}"]) @ (y @ h[f"K_{side}"]).T + mask

@@ -84,7 +84,7 @@ def test_invalid_attention_file_raises_with_line(old, new, line, why):
 
 
 _CONV = 'kind = "convolution"\ninput = [1, 8, 8]\n[[layer]]\n'
-OTHERS = [
+INVALID_VALUES = [
     ('kind = "layer-norm"\nx = [2, 2]\n', 2, "all the same and eps is 0"),
     ('kind = "layer-norm"\nx = [2, 3]\ngamma = [1, 2, 3]\n', 3, "gamma has 3 numbers and x has 2"),
     ('kind = "layer-norm"\nx = 3\n', 2, "expected a list of numbers"),
@@ -110,7 +110,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "line", "why"), OTHERS)
+@pytest.mark.parametrize(("text", "line", "why"), INVALID_VALUES)
 def test_invalid_file_of_other_type_raises_with_line(text, line, why):
     with pytest.raises(ProblemError) as caught:
         solve_text(text)

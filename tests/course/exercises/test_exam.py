@@ -52,31 +52,31 @@ def test_math_with_unknown_command_raises():
 
 def test_typst_compiles_mathematics_of_worksheets():
     typst = pytest.importorskip("typst")
-    made = []
+    formulas = []
     for name in ("sort-dedup", "schedule", "eight-heads", "softmax-jacobian", "score-variance", "sinusoid-position-3"):
         for step in solve(name).steps:
             numbers = [x for row in step.grid.cells for x in row if not isinstance(x, str) and sympy.count_ops(x) < 30]
-            made += [math(latex) for latex in (step.latex, *map(sympy.latex, numbers[:4])) if latex]
+            formulas += [math(latex) for latex in (step.latex, *map(sympy.latex, numbers[:4])) if latex]
     lines = '#let d = json(bytes(sys.inputs.d))\n#for m in d { [$#eval(m, mode: "math")$ \\ ] }'
-    assert len(typst.compile(lines.encode(), sys_inputs={"d": json.dumps(made)})) > 1000
+    assert len(typst.compile(lines.encode(), sys_inputs={"d": json.dumps(formulas)})) > 1000
 
 
 def test_write_exam_writes_questions_and_solutions(tmp_path):
     paper, booklet = write_exam(SMALL, tmp_path / "exam.typ", seed=3)
     assert (paper.name, booklet.name) == ("exam.typ", "exam-solutions.typ")
-    asked, solved = data(paper), data(booklet)
-    assert asked["total"] == 10
-    assert [step["points"] for step in asked["questions"][0]["steps"]] == [2, 2, 3], (
-        "what is left over goes to later steps"
+    questions, solutions = data(paper), data(booklet)
+    assert questions["total"] == 10
+    assert [step["points"] for step in questions["questions"][0]["steps"]] == [2, 2, 3], (
+        "later steps get the remaining points"
     )
-    for question, answer in zip(asked["questions"], solved["questions"], strict=True):
+    for question, answer in zip(questions["questions"], solutions["questions"], strict=True):
         assert question["given"] == answer["given"]
         assert all(cell is None for step in question["steps"] for row in step["cells"] for cell in row)
         assert all(cell for step in answer["steps"] for row in step["cells"] for cell in row)
     work = solve(variant("layer-norm-identity", 3 * 26))
-    mean = solved["questions"][0]["steps"][0]["cells"][0][0]["math"]
+    mean = solutions["questions"][0]["steps"][0]["cells"][0][0]["math"]
     assert mean == math(sympy.latex(work.step("mean").grid.cells[0][0]))
-    assert "--seed 78" in solved["questions"][0]["command"]
+    assert "--seed 78" in solutions["questions"][0]["command"]
 
 
 def test_exam_variants_differ_and_repeat_with_seed(tmp_path):
@@ -106,11 +106,11 @@ def test_write_exam_writes_every_format(tmp_path):
 
 
 def test_exam_from_document_contains_distinct_exercises():
-    for number, known in documents().items():
-        exam = exam_from_document(number)
+    for slug, document in documents().items():
+        exam = exam_from_document(slug)
         assert len({task.sheet for task in exam.tasks}) == len(exam.tasks)
         assert {task.sheet for task in exam.tasks} <= set(bundled_problems())
-        assert known.name in exam.about
+        assert document.name in exam.about
     assert sum(task.points for task in exam_from_document("ceng403-exam").tasks) == 70
 
 
@@ -124,9 +124,9 @@ def test_exam_file_is_written_by_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         sys, "argv", ["clearhead", "exam", "--from", str(tmp_path / "exam.toml"), "--out", str(out), "--json"]
     )
-    with pytest.raises(SystemExit) as ending:
+    with pytest.raises(SystemExit) as stop:
         run_command()
-    assert not ending.value.code
+    assert not stop.value.code
     document = json.loads(capsys.readouterr().out)
     assert document["files"] == [str(out), str(out.with_name("paper-solutions.typ"))]
     questions = data(out)["questions"]

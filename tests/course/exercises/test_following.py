@@ -67,21 +67,21 @@ def test_follows_requires_three_places_and_other_result():
     assert not follows("0.946", read_number("5/2/sqrt(7)"))
     step = grade_text(solve("sort-dedup"), "r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],"
                      '["9/7","6/7","9/7",0.8572]]').steps[0]  # fmt: skip
-    assert [m for m in marks_of(step) if m != "right"] == ["wrong", "wrong"], "a rounding of one's own is no wrong step"
+    assert [m for m in marks_of(step) if m != "right"] == ["wrong", "wrong"], "a different rounding is not a wrong step"
 
 
 def test_missing_mask_is_explained_once_and_later_steps_follow():
     work = solve_text(SOFTMAX, "small.toml")
-    slipped = solve_again(work, {"mask": "full()"})
-    given = {key: slipped.step(key).grid.cells for key in ("weights", "z", "logits", "loss")}
-    marks = grade_text(work, answers(**given))
+    mistaken = solve_again(work, {"mask": "full()"})
+    student_answers = {key: mistaken.step(key).grid.cells for key in ("weights", "z", "logits", "loss")}
+    marks = grade_text(work, answers(**student_answers))
     weights, *after = marks.steps
     assert "mask was left out" in weights.because
     assert set(marks_of(weights)) == {"right", "wrong"}
     assert all("wrong" not in marks_of(step) and step.credit == step.cells for step in after)
     assert not any(step.because for step in after)
-    alone = grade_text(work, answers(loss=given["loss"])).steps[0]
-    assert "mask was left out" in alone.because, "recognised at the end alone, too"
+    last_step = grade_text(work, answers(loss=student_answers["loss"])).steps[0]
+    assert "mask was left out" in last_step.because, "recognized from the last step alone"
 
 
 def test_loss_of_unshifted_targets_is_explained():
@@ -90,7 +90,7 @@ def test_loss_of_unshifted_targets_is_explained():
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "said"),
+    ("name", "answer", "explanation"),
     [
         ("layer-norm-identity", "z = [-0.4762, -0.2857, 0.0952, 0.6667]", "it is its root"),
         ("layer-norm-identity", 'length = "-3"', "The sign is wrong"),
@@ -110,20 +110,20 @@ def test_loss_of_unshifted_targets_is_explained():
         ("sort-dedup", "r = [[3,0,3,0],[0,3,0,3],[0,3,0,3],[0.75,1.5,0.75,1.5],[0,3,0,3],[3,0,3,0],[0,0,0,0]]", ""),
     ],
 )  # fmt: skip
-def test_explain_names_known_mistakes_only(name, answer, said):
+def test_explain_names_known_mistakes_only(name, answer, explanation):
     (step,) = grade_text(solve(name), answer).steps
     assert not step.is_right
-    assert said in step.because if said else step.because == ""
+    assert explanation in step.because if explanation else step.because == ""
 
 
 def test_mistake_of_problem_file_is_explained():
-    own = '\n[[mistake]]\nstep = "logits"\nsays = [[1, 1], [2, 2], [3, 3]]\nwhy = "You added the rows."\n'
-    work = solve_text(SOFTMAX + own)
+    mistake = '\n[[mistake]]\nstep = "logits"\nsays = [[1, 1], [2, 2], [3, 3]]\nwhy = "You added the rows."\n'
+    work = solve_text(SOFTMAX + mistake)
     assert grade_text(work, "logits = [[1, 1], [2, 2], [3, 3]]").steps[0].because == "You added the rows."
 
 
 def test_every_common_error_changes_some_problem():
-    """A slip that no problem shows would be a sentence that nobody ever sees."""
+    """The explanation of a mistake without any effect would never be printed."""
     names = "cnn-digits layer-norm-identity sinusoid-position-3 sparse-16 schedule receptive-field attention-1000-512"
     small = [SOFTMAX, SOFTMAX + 'reduction = "mean"', SOFTMAX.replace("mask =", "heads = 2\nmask ="), NO_MASK]
     works = [*map(solve_text, small), *map(solve, names.split())]
@@ -133,12 +133,13 @@ def test_every_common_error_changes_some_problem():
 
 
 def _shows(work, mistake):
-    """Whether a slip changes a step of a problem, looked for from the end."""
-    asked = [step for step in reversed(work.steps) if not step.is_given]
-    if apply_mistake(work, mistake, asked[0].key) is None:
+    """Return whether a mistake changes a step of a problem, searching from the last step."""
+    questions = [step for step in reversed(work.steps) if not step.is_given]
+    if apply_mistake(work, mistake, questions[0].key) is None:
         return False
     return any(
-        apply_mistake(work, mistake, step.key) != [list(row) for row in numeric_columns(step).cells] for step in asked
+        apply_mistake(work, mistake, step.key) != [list(row) for row in numeric_columns(step).cells]
+        for step in questions
     )
 
 
@@ -150,7 +151,7 @@ def test_answers_without_continuation_are_graded_wrong():
     assert marks_of(grade_text(attention, "targets_loss = [-1, 0]\nloss = 3").steps[1]) == ["wrong"]
 
 
-# ---------------------------------------------------------------------- files of many kinds, and a class
+# ---------------------------------------------------------------------- answer files, and a class
 
 
 @pytest.fixture
@@ -177,15 +178,15 @@ def test_answers_in_toml_json_csv_and_sheet_get_same_grades(tmp_path, run):
         "c.csv": "step,answer\nmean,3.5\nz,-5/sqrt(21),-3/sqrt(21),0.2182,,\n",
         "d.json": json.dumps(sheet | {"student": "Dora"}),
     }
-    found = {}
+    grades = {}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-        found[name] = grade_file(norm, tmp_path / name)
-    for name, marks in found.items():
+        grades[name] = grade_file(norm, tmp_path / name)
+    for name, marks in grades.items():
         assert [step.key for step in marks.steps] == ["mean", "z"], name
         assert marks_of(marks.steps[0]) == ["right"], name
         assert marks_of(marks.steps[1])[:3] == ["right"] * 3, name
-    assert [m.student for m in found.values()] == ["a", "b", "c", "Dora"]
+    assert [m.student for m in grades.values()] == ["a", "b", "c", "Dora"]
 
 
 def test_grade_class_lists_students_mistakes_and_unread_files(tmp_path, run):

@@ -22,7 +22,7 @@ def test_fractions_decimals_and_expressions_are_graded_right(work):
     assert marks.is_right
     assert [step.right for step in marks.steps] == [14, 3, 1]
     assert "weights" in marks.unanswered
-    assert "E" not in marks.unanswered, "what is given is no question"
+    assert "E" not in marks.unanswered, "given values are not questions"
 
 
 def test_each_cell_is_graded_separately(work):

@@ -18,7 +18,7 @@ def cells(work, key):
     return [[x if isinstance(x, str) else as_float(x) for x in row] for row in work.step(key).grid.cells]
 
 
-def one(work, key):
+def first_cell(work, key):
     return cells(work, key)[0][0]
 
 
@@ -46,7 +46,7 @@ def test_layer_norm_identity_holds_conditionally(lines, holds):
         assert all(step.key != "promised" for step in work.steps)
         assert "does not apply" in work.remarks[0]
     else:
-        assert (one(work, "length") == pytest.approx(one(work, "promised"), abs=1e-14)) is holds
+        assert (first_cell(work, "length") == pytest.approx(first_cell(work, "promised"), abs=1e-14)) is holds
         assert ("is not |γ|·√d" in work.remarks[0]) is not holds
 
 
@@ -62,7 +62,7 @@ def test_sparse_16_matches_enumeration():
     work = solve("sparse-16")
     expected = [[float(abs(i - j) <= 2 or j % 4 == 0) for j in range(16)] for i in range(16)]
     assert cells(work, "mask") == expected
-    assert one(work, "allowed") == sum(map(sum, expected)) == 120
+    assert first_cell(work, "allowed") == sum(map(sum, expected)) == 120
     assert text(work.step("saving").grid.cells[0][0]) == "17/32"
     other = [
         sum(abs(i - j) <= 2 or j % 4 == 3 for i in range(16) for j in range(16)),
@@ -89,7 +89,7 @@ def test_cnn_digits_matches_torch():
         torch.nn.Flatten(), torch.nn.Linear(144, 10),
     )  # fmt: skip
     assert network(torch.zeros(1, 1, 32, 32)).shape == (1, 10)
-    assert one(work, "total") == sum(p.numel() for p in network.parameters())
+    assert first_cell(work, "total") == sum(p.numel() for p in network.parameters())
     assert [row[0] for row in cells(work, "weights")] == [208, 0, 2064, 0, 0, 1450]
 
 
@@ -128,13 +128,13 @@ def test_convolution_receptive_field_matches_gradient():
 
 
 def test_linear_layer_after_1x1_map_is_solved():
-    made = solve_text(
+    work = solve_text(
         'kind = "convolution"\ninput = [3, 4, 5]\n[[layer]]\ntype = "max-pool"\nkernel = [4, 5]\nstride = 1\n'
         '[[layer]]\ntype = "linear"\noutputs = 7\n[[layer]]\ntype = "linear"\noutputs = 2\n'
     )
-    assert cells(made, "shapes")[1:] == [[3, 1, 1], [7, 1, 1], [2, 1, 1]]
-    assert cells(made, "weights") == [[0], [28], [16]]
-    assert all(check.difference == 0 for check in made.checks)
+    assert cells(work, "shapes")[1:] == [[3, 1, 1], [7, 1, 1], [2, 1, 1]]
+    assert cells(work, "weights") == [[0], [28], [16]]
+    assert all(check.difference == 0 for check in work.checks)
 
 
 def test_convolution_128_has_expected_shape():
@@ -144,30 +144,30 @@ def test_convolution_128_has_expected_shape():
 @pytest.mark.parametrize(("name", "tokens"), [("attention-1000-512", 1000), ("eight-heads", 37)])
 def test_cost_matches_cost_model(name, tokens):
     work = solve(name)
-    found = predict(AttentionSizes(512, 1 if tokens == 1000 else 8, bias=False), tokens=tokens)
+    prediction = predict(AttentionSizes(512, 1 if tokens == 1000 else 8, bias=False), tokens=tokens)
     from clearhead.course.exercises.numbers import N
 
     def number(key):
         return int(work.step(key).grid.cells[0][0].subs(N, tokens))
 
-    assert number("parameters_total") == found.parameters.value == 1_048_576
-    assert number("operations_total") == found.forward.value
+    assert number("parameters_total") == prediction.parameters.value == 1_048_576
+    assert number("operations_total") == prediction.forward.value
     assert number("weights_bytes") == 4 * tokens**2 * (1 if tokens == 1000 else 8)
 
 
 def test_cost_with_biases_and_without_output_projection():
     work = solve_text('kind = "cost"\nd_model = 21\nheads = 7\ntokens = 5\nbias = true\noutput = false\n')
     layer = torch.nn.Linear(21, 21)
-    assert one(work, "parameters_total") == 3 * sum(p.numel() for p in layer.parameters())
+    assert first_cell(work, "parameters_total") == 3 * sum(p.numel() for p in layer.parameters())
     assert work.agrees
 
 
 def test_receptive_field_matches_path_enumeration():
     work = solve("receptive-field")
-    # All paths of n choices among "stay" and k heads, each head looking its own distance back in each layer.
+    # All paths of n choices among "stay" and k heads; each head attends to a fixed distance in each layer.
     for k, row in zip((1, 2, 3), cells(work, "sizes"), strict=False):
-        seen = {0}
+        reached = {0}
         for layer, size in enumerate(row):
-            seen = {place - head * (k + 1) ** layer for place in seen for head in range(k + 1)}
-            assert size == len(seen)
+            reached = {position - head * (k + 1) ** layer for position in reached for head in range(k + 1)}
+            assert size == len(reached)
     assert cells(work, "capped")[-1] == [9, 81, 729, 1000, 1000]

@@ -47,20 +47,20 @@ def test_bundled_problem_agrees_with_float64(name):
     work = solve(name)
     assert work.checks
     assert all(check.difference <= 1e-12 for check in work.checks)
-    assert [(found.step, found.agrees) for found in work.comparisons] == VERDICTS[name]
+    assert [(comparison.step, comparison.agrees) for comparison in work.comparisons] == VERDICTS[name]
     assert work.source
     assert len({step.key for step in work.steps}) == len(work.steps)
-    for found in work.comparisons:
-        assert found.agrees or len(found.sentences) >= 2, "a difference is explained"
+    for comparison in work.comparisons:
+        assert comparison.agrees or len(comparison.sentences) >= 2, "a difference is explained"
 
 
 def test_comparison_describes_differences():
-    said = {(c.step, c.agrees): " ".join(c.sentences) for c in solve("sort-dedup").comparisons}
-    assert "a 7×8 matrix; computed is 7×7" in said["scores", False]
-    assert "the cells they share agree" in said["scores", False]
-    assert "a 6×4 matrix; computed is 7×4" in said["r", False]
-    assert "gives 4.2114; computed is 8.7973" in said["loss", False]
-    assert "0 for every cell; 4 of its 8 cells differ" in said["grad_V", False]
+    sentences = {(c.step, c.agrees): " ".join(c.sentences) for c in solve("sort-dedup").comparisons}
+    assert "a 7×8 matrix; computed is 7×7" in sentences["scores", False]
+    assert "the cells they share agree" in sentences["scores", False]
+    assert "a 6×4 matrix; computed is 7×4" in sentences["r", False]
+    assert "gives 4.2114; computed is 8.7973" in sentences["loss", False]
+    assert "0 for every cell; 4 of its 8 cells differ" in sentences["grad_V", False]
     two = {c.step: " ".join(c.sentences) for c in solve("sort-dedup-two-heads").comparisons}
     assert "28 of its 28 cells differ" in two["r"]
     assert "computed is 10.2114" in two["loss_own"]

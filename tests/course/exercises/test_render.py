@@ -25,21 +25,21 @@ def works():
 
 def tables_of(work, style):
     """Return the expected tables of a worksheet in order: exact, then decimals if there are any."""
-    made = []
+    tables = []
     for block in step_blocks(work, style):
         if not block.step.grid.is_scalar:
-            made.append((block, block.exact))
+            tables.append((block, block.exact))
             if block.decimals is not None:
-                made.append((block, block.decimals))
-    return made
+                tables.append((block, block.decimals))
+    return tables
 
 
 def parsed_tables(root):
-    found = []
+    tables = []
     for table in root.iter("table"):
         rows = [[("".join(cell.itertext())) for cell in row if cell.tag in ("th", "td")] for row in table.iter("tr")]
-        found.append(rows)
-    return found
+        tables.append(rows)
+    return tables
 
 
 @pytest.mark.parametrize("questions_only", [False, True])
@@ -166,9 +166,9 @@ def test_questions_only_hides_answers(works, name):
         part: [s for s in works[name].steps if f"   [{s.key}]" in part.replace("\n    [", "   [")]
         for part in text.split("\n\n")
     }
-    asked = [part for part, steps in parts.items() if steps and not steps[0].is_given]
-    assert len(asked) == sum(not step.is_given for step in works[name].steps)
-    assert all("≈" not in part and "___" in part for part in asked)
+    question_parts = [part for part, steps in parts.items() if steps and not steps[0].is_given]
+    assert len(question_parts) == sum(not step.is_given for step in works[name].steps)
+    assert all("≈" not in part and "___" in part for part in question_parts)
 
 
 def test_terminal_aligns_columns_and_rounds(works):

@@ -13,8 +13,8 @@ from clearhead.course.exercises.problem_types import PROBLEM_TYPES
 from clearhead.course.exercises.schema import schema, template, write_template
 from clearhead.errors import ClearheadError
 
-# Keys that stand in the place of others.
-INSTEAD = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attention", "V"), ("derivation", "model")]
+# Keys that replace other keys.
+ALTERNATIVES = [("attention", "x"), ("attention", "Q"), ("attention", "K"), ("attention", "V"), ("derivation", "model")]
 
 
 @pytest.mark.parametrize("kind", PROBLEM_TYPES)
@@ -23,22 +23,22 @@ def test_template_solves_as_written_and_with_every_key(kind):
     assert work.kind == kind
     assert work.agrees
     assert work.title == "My problem"
-    instead = [key for kind_, key in INSTEAD if kind_ == kind]
-    lines = [x for x in template(kind).splitlines() if not any(x.startswith(f"#{key} = ") for key in instead)]
-    whole = re.sub(r"(?m)^#(?=\S)", "", "\n".join(lines))  # with all its keys in force
-    assert set(tomllib.loads(whole)) == {*COMMON, *PROBLEM_TYPES[kind].keys} - set(instead)
-    full = solve_text(whole)
+    alternatives = [key for kind_, key in ALTERNATIVES if kind_ == kind]
+    lines = [x for x in template(kind).splitlines() if not any(x.startswith(f"#{key} = ") for key in alternatives)]
+    uncommented = re.sub(r"(?m)^#(?=\S)", "", "\n".join(lines))  # all optional keys are set
+    assert set(tomllib.loads(uncommented)) == {*COMMON, *PROBLEM_TYPES[kind].keys} - set(alternatives)
+    full = solve_text(uncommented)
     assert full.agrees
     assert len(full.comparisons) == 1
-    wrong = next(step for step in full.steps if step.key == tomllib.loads(whole)["mistake"][0]["step"])
+    wrong = next(step for step in full.steps if step.key == tomllib.loads(uncommented)["mistake"][0]["step"])
     if wrong.grid.is_scalar:
         assert "added a row twice" in str(grade_text(full, f"{wrong.key} = 99"))
 
 
 @pytest.mark.parametrize("kind", PROBLEM_TYPES)
 def test_schema_lists_required_keys(kind):
-    about, keys = schema(kind)
-    assert about
+    description, keys = schema(kind)
+    assert description
     assert [key.name for key in keys] == list(PROBLEM_TYPES[kind].keys)
     values = tomllib.loads(template(kind))
     for key in keys:
@@ -70,8 +70,8 @@ def test_template_of_all_types_solves_each_type(tmp_path):
     assert solve(path).kind == next(iter(PROBLEM_TYPES))
     for kind in PROBLEM_TYPES:
         assert f'kind = "{kind}"' in path.read_text()
-    others = path.read_text().partition("# Other kinds")[2]
-    for block in re.split(r"(?m)^(?=## # .*\n## kind = )", others)[1:]:
+    other_types = path.read_text().partition("# Other kinds")[2]
+    for block in re.split(r"(?m)^(?=## # .*\n## kind = )", other_types)[1:]:
         assert solve_text(re.sub(r"(?m)^## ?", "", block)).agrees
 
 
@@ -79,13 +79,13 @@ def test_template_of_all_types_solves_each_type(tmp_path):
 def test_write_template_rejects_invalid_paths_and_types(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text("mine")
-    for where, kind, why in [
+    for target, kind, why in [
         (path, None, "already exists"),
         (tmp_path / "my.txt", None, "expected a name ending in .toml"),
         (tmp_path / "no" / "my.toml", None, "cannot be written"),
         (tmp_path / "new.toml", "attentoin", "attention"),
     ]:
         with pytest.raises(ClearheadError, match=why):
-            write_template(where, kind)
+            write_template(target, kind)
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]

@@ -30,8 +30,8 @@ def by_heads(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     return attend(q, k, v, None if mask is None else allow(mask))[0].transpose(0, 1).flatten(1) @ w_o
 
 
-# The same by code of the house, or of torch.
-HOUSE = {
+# The same functions by clearhead or torch.
+REFERENCES = {
     "multi-head": by_heads,
     "attention": lambda q, k, v, mask=None: attend(
         q[None, None], k[None, None], v[None, None], None if mask is None else allow(mask)
@@ -44,13 +44,13 @@ HOUSE = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_solution_matches_library_and_is_graded_right(name, tmp_path):
-    room = {}
-    exec(compile(solution(name), name, "exec"), room)
+    namespace = {}
+    exec(compile(solution(name), name, "exec"), namespace)
     function = re.findall(r"(?m)^def (\w+)", solution(name))[0]
     draw = torch.Generator().manual_seed(3)
-    for what, arguments in room["cases"](lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)):
-        made, expected = room[function](*arguments), HOUSE[name](*arguments)
-        torch.testing.assert_close(torch.as_tensor(made), torch.as_tensor(expected), rtol=1e-12, atol=1e-12, msg=what)
+    for case, arguments in namespace["cases"](lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)):
+        actual, expected = namespace[function](*arguments), REFERENCES[name](*arguments)
+        torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=1e-12, atol=1e-12, msg=case)
     mine = tmp_path / "mine.py"
     mine.write_text(solution(name))
     assert grade_program(name, mine).is_right
@@ -70,19 +70,19 @@ def test_starter_code_contains_no_solution(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_mistake_of_starter_is_explained(name, tmp_path):
-    """Each text, with the mistake in place of the line above it."""
+    """Replace the line above each mistake by the mistake."""
     lines, mine = solution(name).splitlines(), tmp_path / "mine.py"
     for i, line in enumerate(lines):
-        found = re.match(r"(\s*)#~ (.*) :: (.*)", line)
-        if found:
+        match = re.match(r"(\s*)#~ (.*) :: (.*)", line)
+        if match:
             at = max(n for n in range(i) if not lines[n].strip().startswith("#"))
-            mine.write_text("\n".join([*lines[:at], found[1] + found[2], *lines[at + 1 :]]))
+            mine.write_text("\n".join([*lines[:at], match[1] + match[2], *lines[at + 1 :]]))
             graded = grade_program(name, mine)
             assert not graded.is_right, line
-            assert graded.because == (found[3],), line
+            assert graded.because == (match[3],), line
 
 
-OWN = """
+OTHER_CODE = """
 import torch
 import torch.nn.functional as F
 
@@ -101,7 +101,7 @@ def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ((), []),
         ((" / width ** 0.5", ""), ["not scaled"]),
@@ -113,9 +113,9 @@ def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
         (("x @ w_v[:, mine]", "x @ w_v[:, mine] + 1"), []),
     ],
 )  # fmt: skip
-def test_grade_program_explains_mistakes_in_other_code(change, said, tmp_path):
+def test_grade_program_explains_mistakes_in_other_code(change, expected, tmp_path):
     """A loop over heads, as in pseudo-code: mistakes are recognized from the outputs alone."""
-    text = OWN
+    text = OTHER_CODE
     for old, new in zip(change[::2], change[1::2], strict=True):
         assert old in text
         text = text.replace(old, new)
@@ -123,8 +123,8 @@ def test_grade_program_explains_mistakes_in_other_code(change, said, tmp_path):
     mine.write_text(text)
     graded = grade_program("multi-head", mine)
     assert graded.is_right == (not change)
-    assert len(graded.because) == len(said)
-    assert all(words in why for words, why in zip(said, graded.because, strict=True))
+    assert len(graded.because) == len(expected)
+    assert all(words in why for words, why in zip(expected, graded.because, strict=True))
 
 
 @pytest.mark.bad_input
@@ -133,7 +133,7 @@ def test_invalid_programs_raise(tmp_path):
     for text, why in [
         ("def other(): pass", "has no function multi_head_attention"),
         ("def broken(:", "cannot be run: SyntaxError in line 1"),
-        ("import no_such_room", "cannot be run: ModuleNotFoundError in line 1"),
+        ("import no_such_module", "cannot be run: ModuleNotFoundError in line 1"),
     ]:
         mine.write_text(text)
         with pytest.raises(ClearheadError, match=why):
@@ -161,11 +161,11 @@ def test_starter_and_grade_commands(tmp_path, monkeypatch, capsys):
     assert all(name in run("starter")[1] for name in NAMES)
     assert run("starter", "attention")[1] == starter_code("attention")
     mine = tmp_path / "mine.py"
-    mine.write_text(OWN.replace(" / width ** 0.5", ""))
+    mine.write_text(OTHER_CODE.replace(" / width ** 0.5", ""))
     status, out = run("grade", "multi-head", mine)
     assert status == 1
     assert "The scores are not scaled" in out
     assert json.loads(run("grade", "multi-head", mine, "--json")[1])["because"]
-    mine.write_text(OWN)
+    mine.write_text(OTHER_CODE)
     status, out = run("grade", "multi-head", mine)
     assert (status, out.splitlines()[-1]) == (0, "5 of 5 cases right")

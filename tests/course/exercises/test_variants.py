@@ -36,7 +36,7 @@ def test_variant_with_same_seed_is_equal():
     assert first == again
     assert first.name == "layer-norm-identity-seed-5"
     assert solve(first).steps == solve(again).steps
-    assert other.text != variant("schedule", 5).text, "a seed beyond the first hundred is a sheet of its own"
+    assert other.text != variant("schedule", 5).text, "seeds above 100 give separate worksheets"
 
 
 def test_variant_names_its_seed_and_omits_document_comparisons():
@@ -61,11 +61,11 @@ def test_variant_preserves_equality_and_order():
 def test_variant_of_user_file_has_other_numbers(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('kind = "attention"\nQ = [[1, 2], [0, 1]]\nK = [[1, 0], [2, 1], [0, 1]]\nV = [["1/2"], [3], [1]]\n')
-    made = variant(path, 2)
-    assert made.name == "mine-seed-2"
-    assert solve(made).source == "With other numbers (seed 2)"
-    assert tomllib.loads(made.text)["V"] != [["1/2"], [3], [1]]
-    assert variant(read(path), 2) == made
+    changed = variant(path, 2)
+    assert changed.name == "mine-seed-2"
+    assert solve(changed).source == "With other numbers (seed 2)"
+    assert tomllib.loads(changed.text)["V"] != [["1/2"], [3], [1]]
+    assert variant(read(path), 2) == changed
 
 
 @pytest.mark.bad_input

@@ -57,16 +57,19 @@ def _lines(block: StepBlock, width: int) -> list[str]:
             return [line]
         below = [f"{' ' * len(name)} {rounded}"] if rounded else []
         return [*_wrapped(width, exact, "", f"{name} = ".lstrip()), *below]
-    left = _columns(block, block.exact, width)
+    exact_lines = _columns(block, block.exact, width)
     if block.decimals is None:
-        return left
-    right = _columns(block, block.decimals, width)
+        return exact_lines
+    decimal_lines = _columns(block, block.decimals, width)
     pairs = [pair for rows in zip(block.exact, block.decimals, strict=True) for pair in zip(*rows, strict=True)]
     if all(exact in (TOO_LONG, rounded) for exact, rounded in pairs):
-        return ["≈", *right]
-    if len(left) == len(right) and len(left[0]) + len(right[0]) + 7 <= width:
-        return [f"{a}{'   ≈   ' if i == 0 else '       '}{b}" for i, (a, b) in enumerate(zip(left, right, strict=True))]
-    return [*left, "≈", *right]
+        return ["≈", *decimal_lines]
+    if len(exact_lines) == len(decimal_lines) and len(exact_lines[0]) + len(decimal_lines[0]) + 7 <= width:
+        return [
+            f"{a}{'   ≈   ' if i == 0 else '       '}{b}"
+            for i, (a, b) in enumerate(zip(exact_lines, decimal_lines, strict=True))
+        ]
+    return [*exact_lines, "≈", *decimal_lines]
 
 
 def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
@@ -76,12 +79,12 @@ def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
     widths = [max(len(name), 3, *[len(row[j]) for row in cells]) for j, name in enumerate(columns)]
     between = "  " if margin + sum(widths) + 2 * len(widths) <= width else " "
     parts: list[list[int]] = []
-    room = -1
+    remaining = -1
     for j, w in enumerate(widths):
-        room -= len(between) + w
-        if room < 0:
+        remaining -= len(between) + w
+        if remaining < 0:
             parts.append([])
-            room = width - margin - len(between) - w
+            remaining = width - margin - len(between) - w
         parts[-1].append(j)
     lines: list[str] = []
     for part in parts:
