@@ -48,7 +48,7 @@ def train_gpt2(setting: Setting) -> Iterator[Row]:
     ids = torch.randint(config.vocab_size, (rows * context * 9,), generator=torch.Generator().manual_seed(0))
     train = WindowSplit(ids, context=context, windows=data.RandomWindows())
     validation = WindowSplit(ids[: 2 * context + 1], context=context, windows=data.ConsecutiveWindows())
-    task = LanguageModeling(train, validation, data.CharTokenizer("ab"), data.Report(source="random", n_rows=1))
+    task = LanguageModeling(train, validation, data.CharTokenizer("ab"), data.RowReport(source="random", n_rows=1))
     rate, memory = _train(setting, config.build(), task, batch=FixedSize(rows))
     batch = ids[: rows * context].view(rows, context).to(setting.device)
     seconds, baseline_memory = _train_baseline(setting, *_transformers_gpt2(setting, config, batch))
