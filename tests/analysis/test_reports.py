@@ -1,5 +1,4 @@
-"""What is shown of a translation is what happened: the ids that were generated, also where the tokenizer would cut the
-written text otherwise."""
+"""Translation reports contain the generated ids, even if the tokenizer would encode the output text differently."""
 
 from __future__ import annotations
 
@@ -25,56 +24,56 @@ def translator():
     return hub.pipeline("en-es")
 
 
-def searched(source: str, how) -> tuple[list[int], list[int]]:
-    """The ids that the search itself reads and writes, without a line of what is tested."""
+def generate_ids(source: str, strategy) -> tuple[list[int], list[int]]:
+    """Return source and target ids of a translation, generated without the tested code."""
     trained = translator()
     tokenizer = trained.tokenizer
     ids = [*tokenizer.encode(source), tokenizer.eos_id]
-    made = generate(
+    generated = generate(
         trained.model,
         [torch.tensor(ids)],
-        strategy=how,
+        strategy=strategy,
         max_new_tokens=2 * len(ids) + 8,
         decoder_start_ids=tokenizer.bos_id,
         stop_ids=tokenizer.eos_id,
     )
-    return ids, made.sequence(with_stop=True).tolist()
+    return ids, generated.sequence(with_stop=True).tolist()
 
 
 @pytest.mark.parametrize("source", RARE)
-def test_what_is_shown_is_what_was_written(source):
+def test_attention_report_labels_are_generated_tokens(source):
     trained = translator()
-    read, written = searched(source, DEFAULT_STRATEGY)
+    source_ids, target_ids = generate_ids(source, DEFAULT_STRATEGY)
     report = analysis.attention_report(trained, source)
     names = trained.tokenizer.tokens
-    again = [*trained.tokenizer.encode(trained.tokenizer.decode(written[:-1])), trained.tokenizer.eos_id]
-    assert again != written, "encoding the text gives the same ids: this sentence tests nothing"
+    reencoded = [*trained.tokenizer.encode(trained.tokenizer.decode(target_ids[:-1])), trained.tokenizer.eos_id]
+    assert reencoded != target_ids, "encoding the text returns the same ids, so this sentence tests nothing"
     for attention_map in report.maps:
         if "cross" in attention_map.path:
-            assert (list(attention_map.rows), list(attention_map.columns)) == (names(written), names(read))
+            assert (list(attention_map.rows), list(attention_map.columns)) == (names(target_ids), names(source_ids))
         elif attention_map.path.startswith("decoder"):
-            assert list(attention_map.rows) == names([trained.tokenizer.bos_id, *written[:-1]])
+            assert list(attention_map.rows) == names([trained.tokenizer.bos_id, *target_ids[:-1]])
 
 
 @pytest.mark.parametrize("source", RARE)
-def test_the_weights_are_those_of_the_run_itself(source):
-    """Greedily, the run can be watched as it happens, step by step over its cache."""
+def test_attention_report_weights_equal_traced_generation(source):
+    """Greedy decoding is deterministic, so the generation itself can be traced step by step with its cache."""
     trained = translator()
     report = analysis.attention_report(trained, source, strategy=Greedy())
     with torch.no_grad(), analysis.trace(trained.model) as t:
-        searched(source, Greedy())
+        generate_ids(source, Greedy())
     for attention_map in report.maps:
-        seen = t.weights(attention_map.path)[0]
-        torch.testing.assert_close(attention_map.all_heads(), seen, rtol=0, atol=1e-5)
+        expected = t.weights(attention_map.path)[0]
+        torch.testing.assert_close(attention_map.all_heads(), expected, rtol=0, atol=1e-5)
 
 
-def test_translations_are_translate_with_ids():
+def test_translations_equal_translate_and_contain_ids():
     trained = translator()
     texts = [RARE[2], "  ", "Thank you."]
-    made = hub.translations(trained, texts, strategy=BeamSearch(2))
-    assert [one.target for one in made] == hub.translate(trained, texts, strategy=BeamSearch(2))
-    assert [one.source for one in made] == texts
-    assert made[1].source_ids == made[1].target_ids == ()
+    results = hub.translations(trained, texts, strategy=BeamSearch(2))
+    assert [result.target for result in results] == hub.translate(trained, texts, strategy=BeamSearch(2))
+    assert [result.source for result in results] == texts
+    assert results[1].source_ids == results[1].target_ids == ()
     with pytest.raises(DataError, match="pass a sentence to translate"):
-        analysis.translation_report(trained, made[1])
-    assert (list(made[2].source_ids), list(made[2].target_ids)) == searched("Thank you.", BeamSearch(2))
+        analysis.translation_report(trained, results[1])
+    assert (list(results[2].source_ids), list(results[2].target_ids)) == generate_ids("Thank you.", BeamSearch(2))

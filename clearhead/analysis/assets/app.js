@@ -1,28 +1,28 @@
-// The page itself: what is chosen, and how keys, clicks and the address change it.
+// Main script: the selection, and how keys, clicks and the URL change it.
 
-const SHORT = 48; // tokens, up to which text and matrix fit one view
-const VIEWS = { "Tokens and matrix": ShortView, Tokens: TokenView, Picture: PatchView, Matrix: MatrixView, Lines: LineView };
+const SHORT = 48; // maximum number of tokens of the combined view
+const VIEWS = { "Tokens and matrix": ShortView, Tokens: TokenView, Image: PatchView, Matrix: MatrixView, Lines: LineView };
 const state = { number: 0, head: 0, row: null, view: "", pool: "largest", back: 0 };
 const at = (id) => document.getElementById(id);
-let colors = palette(), current = null, turn = 0, over = null, said = "", wasDrawn = false;
+let colors = palette(), current = null, lastDraw = 0, hoveredColumn = null, viewNote = "", wasDrawn = false;
 
-const picture = () => data.maps[state.number];
+const selectedMap = () => data.maps[state.number];
 
-function viewsOf(one) {
-  if (one.kind === "image" && data.image) return ["Picture", "Matrix"];
-  const isShort = Math.max(tokens(one.rows).length, tokens(one.columns).length) <= SHORT;
+function viewsOf(map) {
+  if (map.kind === "image" && data.image) return ["Image", "Matrix"];
+  const isShort = Math.max(tokens(map.rows).length, tokens(map.columns).length) <= SHORT;
   return isShort ? ["Tokens and matrix", "Lines"] : ["Tokens", "Matrix", "Lines"];
 }
 
-// Change what is chosen, and draw what follows from it.
+// Change the selection and redraw.
 function go(changes) {
   const before = { ...state };
   Object.assign(state, changes);
-  const one = picture();
-  state.head = Math.max(0, Math.min(one.heads, state.head));
-  const T = tokens(one.rows).length;
-  state.row = state.row === null || state.row >= T ? middleOf(one) : Math.max(0, state.row);
-  if (!viewsOf(one).includes(state.view)) state.view = viewsOf(one)[0];
+  const map = selectedMap();
+  state.head = Math.max(0, Math.min(map.heads, state.head));
+  const T = tokens(map.rows).length;
+  state.row = state.row === null || state.row >= T ? middleOf(map) : Math.max(0, state.row);
+  if (!viewsOf(map).includes(state.view)) state.view = viewsOf(map)[0];
   const onlyRow = current && ["number", "head", "view", "pool"].every((name) => before[name] === state[name]);
   if (onlyRow) current.shade(state.row);
   else draw();
@@ -30,33 +30,33 @@ function go(changes) {
   remember();
 }
 
-// The token in the middle; of a picture, the patch in its middle.
-function middleOf(one) {
-  const T = tokens(one.rows).length;
-  if (!one.grid) return Math.floor(T / 2);
-  const [rows, columns] = one.grid;
+// Return the index of the middle token, or of the middle patch of an image.
+function middleOf(map) {
+  const T = tokens(map.rows).length;
+  if (!map.grid) return Math.floor(T / 2);
+  const [rows, columns] = map.grid;
   return T - rows * columns + Math.floor(rows / 2) * columns + Math.floor(columns / 2);
 }
 
 async function draw() {
-  const mine = ++turn, one = picture(), isAll = state.view === "Lines" && state.head === one.heads && one.heads > 1;
-  const found = await matrix(state.number, state.head);
-  const heads = isAll ? await Promise.all(Array.from({ length: one.heads }, (_, head) => matrix(state.number, head))) : null;
-  if (mine !== turn) return; // something else was chosen while this was being unpacked
-  heading(one);
+  const drawId = ++lastDraw, map = selectedMap(), isAll = state.view === "Lines" && state.head === map.heads && map.heads > 1;
+  const weights = await matrix(state.number, state.head);
+  const heads = isAll ? await Promise.all(Array.from({ length: map.heads }, (_, head) => matrix(state.number, head))) : null;
+  if (drawId !== lastDraw) return; // the selection changed while the matrix was decoded
+  heading(map);
   const context = {
-    picture: one, matrix: found, heads, rows: tokens(one.rows), columns: tokens(one.columns), row: state.row, palette: colors,
-    pool: state.pool, choose: (row) => go({ row }), preview, note: (text) => { said = text; legend(); }, changed: () => legend(),
+    attentionMap: map, matrix: weights, heads, rows: tokens(map.rows), columns: tokens(map.columns), row: state.row, palette: colors,
+    pool: state.pool, choose: (row) => go({ row }), preview, note: (text) => { viewNote = text; legend(); }, changed: () => legend(),
   };
-  // Between heads over the same tokens the view stays as it is, zoom and all, and only its weights change.
+  // Between heads over the same tokens, keep the view and its zoom, and replace the weights.
   const stays = current?.constructor === VIEWS[state.view] && current.rows === context.rows && current.columns === context.columns;
   const hadFocus = !stays && at("view").contains(document.activeElement);
-  said = "";
+  viewNote = "";
   if (stays) current.take(context);
   else mount(context);
   if (hadFocus) at("view").querySelector("[tabindex='0']")?.focus();
   legend();
-  wasDrawn = true; // from now on what is chosen is brought into sight
+  wasDrawn = true; // from now on, scroll to the selection
   document.documentElement.dataset.ready = `${state.number}/${state.head}/${state.view}`;
 }
 
@@ -67,65 +67,65 @@ function mount(context) {
   current = new VIEWS[state.view](at("view"), { ...context, ended: mount.ended.signal });
 }
 
-// A token under the pointer is shown without being chosen; null goes back to the chosen one.
+// Show the token under the pointer without selecting it; null returns to the selection.
 function preview(row, column = null, from = null) {
-  over = column;
-  // A matrix marks the cell under the pointer itself, beside the row that is chosen.
+  hoveredColumn = column;
+  // A matrix marks the cell under the pointer itself, in addition to the selected row.
   if (from && current.tokens) current.tokens.shade(row ?? state.row);
   else if (!from) current.shade(row ?? state.row);
   detail(row ?? state.row);
 }
 
-function heading(one) {
-  const isAll = state.view === "Lines" && state.head === one.heads && one.heads > 1;
-  at("where").textContent = `${one.title}, layer ${one.layer}, ${isAll ? "all heads" : headName(one, state.head)}`;
-  const head = one.summary[state.head], what = at("what");
+function heading(map) {
+  const isAll = state.view === "Lines" && state.head === map.heads && map.heads > 1;
+  at("where").textContent = `${map.title}, layer ${map.layer}, ${isAll ? "all heads" : headName(map, state.head)}`;
+  const head = map.summary[state.head], what = at("what");
   what.replaceChildren();
   if (head) {
     what.append(make("b", { textContent: head.label }), ` ${head.score.toFixed(2)}   ·   entropy ${head.entropy.toFixed(2)}   ·   distance ${head.distance.toFixed(1)}`);
-  } else what.append(one.heads === 1 ? "one head" : `${one.heads} heads together`);
-  keepingFocus(at("views"), () => at("views").replaceChildren(...viewsOf(one).map((name) => {
+  } else what.append(map.heads === 1 ? "one head" : `${map.heads} heads`);
+  keepingFocus(at("views"), () => at("views").replaceChildren(...viewsOf(map).map((name) => {
     const button = make("button", { type: "button", textContent: name });
     button.setAttribute("aria-pressed", String(name === state.view));
     button.addEventListener("click", () => go({ view: name }));
     return button;
   })));
   for (const thumb of document.querySelectorAll(".thumb")) {
-    const chosen = thumb.dataset.at === `${state.number}/${state.head}`;
-    thumb.setAttribute("aria-pressed", String(chosen));
-    thumb.tabIndex = chosen ? 0 : -1;
-    if (chosen && wasDrawn) thumb.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const isSelected = thumb.dataset.at === `${state.number}/${state.head}`;
+    thumb.setAttribute("aria-pressed", String(isSelected));
+    thumb.tabIndex = isSelected ? 0 : -1;
+    if (isSelected && wasDrawn) thumb.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   measures.current(`${state.number}/${state.head}`);
 }
 
-// Buttons that are made anew must not lose a keyboard's place.
+// Restore the keyboard focus after buttons are replaced.
 function keepingFocus(box, change) {
-  const words = box.contains(document.activeElement) ? document.activeElement.textContent : null;
+  const focusedText = box.contains(document.activeElement) ? document.activeElement.textContent : null;
   change();
-  if (words !== null) [...box.querySelectorAll("button")].find((button) => button.textContent === words)?.focus();
+  if (focusedText !== null) [...box.querySelectorAll("button")].find((button) => button.textContent === focusedText)?.focus();
 }
 
 function legend() {
-  keepingFocus(at("legend"), () => at("legend").replaceChildren(...(current?.grid ? legendOf(current.grid) : [said])));
+  keepingFocus(at("legend"), () => at("legend").replaceChildren(...(current?.grid ? legendOf(current.grid) : [viewNote])));
 }
 
 function legendOf(grid) {
-  const bar = painted({ codes: Uint8Array.from({ length: 256 }, (_, i) => i), columns: 256 }, [0, 0, 1, 256], 255, colors);
+  const bar = renderCells({ codes: Uint8Array.from({ length: 256 }, (_, i) => i), columns: 256 }, [0, 0, 1, 256], 255, colors);
   const most = (grid.high / grid.matrix.top) ** 2, size = grid.rows.length * grid.columns.length;
-  const parts = [make("span", { className: "scale" }, "0", bar, show(most) + (size > 4096 ? " and more" : ""))];
-  if (grid.isPooled) parts.push(choices("A pixel shows the", ["largest", "mean"], state.pool, (pool) => go({ pool })));
+  const parts = [make("span", { className: "scale" }, "0", bar, formatWeight(most) + (size > 4096 ? " and more" : ""))];
+  if (grid.isPooled) parts.push(choices("Pixels show the", ["largest", "mean"], state.pool, (pool) => go({ pool })));
   if (Math.max(grid.rows.length, grid.columns.length) > 128) parts.push(zoomButtons());
-  else parts.push("A row is a query; what it gives to the keys adds up to 1.");
+  else parts.push("Rows are queries; the weights of a row sum to 1.");
   return parts;
 }
 
-function choices(title, names, chosen, select) {
+function choices(title, names, selected, select) {
   const group = make("span", { className: "choices", role: "group" });
   group.setAttribute("aria-label", title);
   for (const name of names) {
     const button = make("button", { type: "button", textContent: name });
-    button.setAttribute("aria-pressed", String(name === chosen));
+    button.setAttribute("aria-pressed", String(name === selected));
     button.addEventListener("click", () => select(name));
     group.append(button);
   }
@@ -134,50 +134,50 @@ function choices(title, names, chosen, select) {
 
 function zoomButtons() {
   const group = make("span", { className: "choices end", role: "group" });
-  // From afar the chosen row stays in sight; closer up, what is in the middle.
+  // At first zoom into the selected row; later into the middle of the view.
   const middle = () => (current.zoom === 1 ? [state.row, current.matrix.best(state.row, 1)[0]?.key ?? 0]
     : [current.y + current.rows.length / current.zoom / 2, current.x + current.columns.length / current.zoom / 2]);
-  for (const [sign, words, act] of [["−", "farther", () => current.closer(0.5, middle())], ["all", "all of it", () => current.closer(0, null)],
-    ["+", "closer", () => current.closer(2, middle())]]) {
-    const button = make("button", { type: "button", textContent: sign, title: words });
-    button.setAttribute("aria-label", words);
+  for (const [sign, label, act] of [["−", "zoom out", () => current.zoomBy(0.5, middle())], ["all", "reset zoom", () => current.zoomBy(0, null)],
+    ["+", "zoom in", () => current.zoomBy(2, middle())]]) {
+    const button = make("button", { type: "button", textContent: sign, title: label });
+    button.setAttribute("aria-label", label);
     button.addEventListener("click", act);
     group.append(button);
   }
   return group;
 }
 
-// The table beside the picture: what one token looks at, what adds most to it, what the head does.
+// Fill the side table: weights of one query, largest contributions to it, and the scores of the head.
 async function detail(row) {
-  const mine = (detail.turn = (detail.turn || 0) + 1), one = picture(), number = state.number, head = state.head;
-  const found = await matrix(number, head);
-  if (mine !== detail.turn) return;
-  const rows = tokens(one.rows), columns = tokens(one.columns), parts = [];
+  const drawId = (detail.lastDraw = (detail.lastDraw || 0) + 1), map = selectedMap(), number = state.number, head = state.head;
+  const weights = await matrix(number, head);
+  if (drawId !== detail.lastDraw) return;
+  const rows = tokens(map.rows), columns = tokens(map.columns), parts = [];
   const name = rows[row]?.trim() || rows[row] || "";
-  const pointed = over === null ? [] : [make("p", { className: "note", textContent: `Under the pointer: ${columns[over]} ${show(found.weight(row, over))}` })];
+  const pointed = hoveredColumn === null ? [] : [make("p", { className: "note", textContent: `Under the pointer: ${columns[hoveredColumn]} ${formatWeight(weights.weight(row, hoveredColumn))}` })];
   parts.push(make("div", {}, make("p", { className: "of" }, name, " ", make("span", { className: "place", textContent: `${row + 1} of ${rows.length}` })),
-    table("looks at", found.best(row, 8).map(({ key, weight }) => [label(columns, key), gauge(weight), figure(show(weight))])), ...pointed));
-  if (one.value_norms) parts.push(make("div", { id: "adds" }));
-  const scores = one.summary[head]?.scores;
+    table("attends to", weights.best(row, 8).map(({ key, weight }) => [label(columns, key), gauge(weight), figure(formatWeight(weight))])), ...pointed));
+  if (map.value_norms) parts.push(make("div", { id: "adds" }));
+  const scores = map.summary[head]?.scores;
   if (scores) {
     const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
-    parts.push(make("div", {}, table("this head's patterns", sorted.map(([pattern, score]) => [make("td", { textContent: pattern }), gauge(score), figure(score.toFixed(2))]))));
+    parts.push(make("div", {}, table("pattern scores of this head", sorted.map(([pattern, score]) => [make("td", { textContent: pattern }), gauge(score), figure(score.toFixed(2))]))));
   }
   at("detail").replaceChildren(...parts);
-  if (one.value_norms) adds(number, row, mine);
+  if (map.value_norms) addContributions(number, row, drawId);
 }
 
-// The largest contributions of all heads: weight × length of what the value adds, as shares of all of them.
-async function adds(number, row, mine) {
-  const one = data.maps[number], columns = tokens(one.columns), S = columns.length;
-  one.lengths ??= unpack(one.value_norms.data, 16);
-  const [lengths, ...heads] = await Promise.all([one.lengths, ...Array.from({ length: one.heads }, (_, head) => matrix(number, head))]);
-  if (mine !== detail.turn || !at("adds")) return;
-  const all = heads.flatMap((found, head) => found.best(row, 512).map(({ key, weight }) =>
-    ({ head, key, length: weight * one.value_norms.max * (lengths[head * S + key] / 65535) ** 2 })));
+// Add the largest contributions of all heads: weight × norm of the projected value, as shares of the total.
+async function addContributions(number, row, drawId) {
+  const map = data.maps[number], columns = tokens(map.columns), S = columns.length;
+  map.lengths ??= unpack(map.value_norms.data, 16);
+  const [lengths, ...heads] = await Promise.all([map.lengths, ...Array.from({ length: map.heads }, (_, head) => matrix(number, head))]);
+  if (drawId !== detail.lastDraw || !at("adds")) return;
+  const all = heads.flatMap((weights, head) => weights.best(row, 512).map(({ key, weight }) =>
+    ({ head, key, length: weight * map.value_norms.max * (lengths[head * S + key] / 65535) ** 2 })));
   const total = all.reduce((sum, { length }) => sum + length, 0) || 1;
   all.sort((a, b) => b.length - a.length);
-  at("adds").append(table("adds most to it, over all heads", all.slice(0, 6).map(({ head, key, length }) => {
+  at("adds").append(table("largest contributions, all heads", all.slice(0, 6).map(({ head, key, length }) => {
     const link = make("button", { type: "button", className: "head", textContent: `head ${head}` });
     link.addEventListener("click", () => go({ head, row }));
     return [label(columns, key), make("td", {}, link), figure(`${((100 * length) / total).toFixed(0)} %`)];
@@ -189,10 +189,10 @@ const label = (labels, i) => make("th", { scope: "row", className: "key", title:
   make("span", { className: "place", textContent: i }));
 const table = (caption, rows) => make("table", {}, make("caption", { textContent: caption }), make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells))));
 
-// The grid of all heads: a row a layer, a column a head, the last column their mean.
+// Draw thumbnails of all heads: one row per layer, one column per head, then their mean.
 async function overview() {
   const groups = new Map();
-  data.maps.forEach((one, number) => groups.set(one.stack, [...(groups.get(one.stack) || []), number]));
+  data.maps.forEach((map, number) => groups.set(map.stack, [...(groups.get(map.stack) || []), number]));
   const boxes = [];
   for (const numbers of groups.values()) {
     const first = data.maps[numbers[0]], most = Math.max(...numbers.map((number) => data.maps[number].heads)) + 1;
@@ -210,15 +210,15 @@ async function overview() {
 }
 
 async function thumbs(number, side) {
-  const one = data.maps[number], { rows, columns, codes } = one.thumbs;
-  one.thumbs.cells ??= await unpack(codes, 8);
-  return Array.from({ length: one.heads + 1 }, (_, head) => {
-    const cells = one.thumbs.cells.subarray(head * rows * columns, (head + 1) * rows * columns);
+  const map = data.maps[number], { rows, columns, codes } = map.thumbs;
+  map.thumbs.cells ??= await unpack(codes, 8);
+  return Array.from({ length: map.heads + 1 }, (_, head) => {
+    const cells = map.thumbs.cells.subarray(head * rows * columns, (head + 1) * rows * columns);
     const button = make("button", { type: "button", className: "thumb" },
-      painted({ codes: cells, columns }, [0, 0, rows, columns], ceiling(cells, 255), colors));
-    const pattern = one.summary[head] ? `: ${one.summary[head].label}` : "";
-    button.title = `layer ${one.layer}, ${headName(one, head)}${pattern}`;
-    button.setAttribute("aria-label", `${one.title}, ${button.title}`);
+      renderCells({ codes: cells, columns }, [0, 0, rows, columns], ceiling(cells, 255), colors));
+    const pattern = map.summary[head] ? `: ${map.summary[head].label}` : "";
+    button.title = `layer ${map.layer}, ${headName(map, head)}${pattern}`;
+    button.setAttribute("aria-label", `${map.title}, ${button.title}`);
     Object.assign(button.style, { width: `${side}px`, height: `${side}px` });
     button.dataset.at = `${number}/${head}`;
     button.addEventListener("click", () => go({ number, head }));
@@ -228,17 +228,17 @@ async function thumbs(number, side) {
 
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || at("help").open) return;
-  if (event.target.closest?.("input, textarea, select")) return; // they are written in
-  const one = picture(), order = data.order, place = order.indexOf(state.number), wrap = (n, length) => (n + length) % length;
-  const names = viewsOf(one);
+  if (event.target.closest?.("input, textarea, select")) return; // typing in a field
+  const map = selectedMap(), order = data.order, place = order.indexOf(state.number), wrap = (n, length) => (n + length) % length;
+  const names = viewsOf(map);
   const act = {
-    ArrowLeft: () => go({ head: wrap(state.head - 1, one.heads + 1) }),
-    ArrowRight: () => go({ head: wrap(state.head + 1, one.heads + 1) }),
+    ArrowLeft: () => go({ head: wrap(state.head - 1, map.heads + 1) }),
+    ArrowRight: () => go({ head: wrap(state.head + 1, map.heads + 1) }),
     ArrowUp: () => go({ number: order[wrap(place - 1, order.length)] }),
     ArrowDown: () => go({ number: order[wrap(place + 1, order.length)] }),
     "[": () => go({ row: Math.max(0, state.row - 1) }),
-    "]": () => go({ row: Math.min(tokens(one.rows).length - 1, state.row + 1) }),
-    a: () => (state.head === one.heads ? go({ head: state.back }) : go({ back: state.head, head: one.heads })),
+    "]": () => go({ row: Math.min(tokens(map.rows).length - 1, state.row + 1) }),
+    a: () => (state.head === map.heads ? go({ head: state.back }) : go({ back: state.head, head: map.heads })),
     "?": () => at("help").showModal(),
     1: () => names[0] && go({ view: names[0] }),
     2: () => names[1] && go({ view: names[1] }),
@@ -249,27 +249,27 @@ function keys(event) {
   event.preventDefault();
 }
 
-// The address keeps what is chosen, so that a link shows it.
+// Store the selection in the URL.
 function remember() {
-  const words = new URLSearchParams({ layer: picture().path, head: state.head === picture().heads ? "mean" : state.head, row: state.row, view: state.view });
+  const params = new URLSearchParams({ layer: selectedMap().path, head: state.head === selectedMap().heads ? "mean" : state.head, row: state.row, view: state.view });
   try {
-    history.replaceState(null, "", `#${words}`);
+    history.replaceState(null, "", `#${params}`);
   } catch {
-    // Inside a notebook's frame the page has no address of its own.
+    // A notebook's iframe has no URL to change.
   }
 }
 
 function recalled() {
-  const words = new URLSearchParams(location.hash.slice(1)), number = data.maps.findIndex((one) => one.path === words.get("layer"));
-  const chosen = number < 0 ? { ...data.start } : { number };
-  if (words.has("head")) chosen.head = words.get("head") === "mean" ? Infinity : Number(words.get("head")) || 0;
-  if (words.has("row")) chosen.row = Number(words.get("row")) || 0;
-  if (words.get("view") in VIEWS) chosen.view = words.get("view");
-  return chosen;
+  const params = new URLSearchParams(location.hash.slice(1)), number = data.maps.findIndex((map) => map.path === params.get("layer"));
+  const selection = number < 0 ? { ...data.start } : { number };
+  if (params.has("head")) selection.head = params.get("head") === "mean" ? Infinity : Number(params.get("head")) || 0;
+  if (params.has("row")) selection.row = Number(params.get("row")) || 0;
+  if (params.get("view") in VIEWS) selection.view = params.get("view");
+  return selection;
 }
 
 at("title").textContent = data.title;
-// Chances, such as "a (71 %), b (20 %)", have a bar each.
+// Return probabilities such as "a (71 %), b (20 %)" with bars.
 function factOf(value) {
   const parts = value.split("), ").map((part) => /^(.*) \((\d+) %\)?$/.exec(part));
   if (parts.includes(null)) return [value];
@@ -289,7 +289,7 @@ addEventListener("keydown", keys, { signal });
 
 async function paint() {
   colors = palette();
-  await overview(); // before the rest: its width decides how much the picture gets
+  await overview(); // first, because its width determines the width of the main view
   current = null;
   go({});
   for (const extra of extras) extra.draw();

@@ -1,13 +1,13 @@
-// The matrix: queries down, keys across. Long ones are drawn from a pyramid of tiles; closer up, cell by cell.
+// Matrix view: queries down, keys across. Long matrices are drawn pooled, and cell by cell after zooming in.
 
-const LABEL = 9.5; // pixels that a written label needs
+const LABEL = 9.5; // pixels per label
 const FONT = "12px Inter, ui-sans-serif, system-ui, 'Liberation Sans', sans-serif";
 
 class MatrixView {
   constructor(box, context) {
     Object.assign(this, context, { zoom: 1, x: 0, y: 0, cursor: null, ceilings: {}, pool: context.pool || "largest" });
     this.canvas = make("canvas", { tabIndex: 0, role: "img" });
-    this.canvas.setAttribute("aria-label", this.described());
+    this.canvas.setAttribute("aria-label", this.description());
     this.tip = make("div", { className: "tip", hidden: true });
     this.frame = make("div", { className: "matrix" }, this.canvas, this.tip);
     box.replaceChildren(this.frame);
@@ -19,22 +19,22 @@ class MatrixView {
   take(context) {
     Object.assign(this, context, { ceilings: {} });
     this.draw();
-    this.tell();
+    this.showTooltip();
   }
 
-  described() {
+  description() {
     return `Matrix of attention weights: ${this.rows.length} queries down, ${this.columns.length} keys across. ` +
-      "Arrow keys move, plus and minus zoom. The weights of the chosen row stand in the table beside it.";
+      "Arrow keys move, plus and minus zoom. The table lists the weights of the selected row.";
   }
 
   measure(box) {
     const pen = this.canvas.getContext("2d");
     pen.font = FONT;
-    this.letters = Math.max(0, ...this.columns.map((label) => [...label.trim()].length)) <= 2; // then they stand upright
+    this.letters = Math.max(0, ...this.columns.map((label) => [...label.trim()].length)) <= 2; // then labels are upright
     const longest = (labels) => Math.min(120, 10 + Math.max(0, ...labels.map((label) => pen.measureText(label.trim()).width)));
-    const beyond = this.letters ? 8 : Math.min(50, 0.62 * longest(this.columns.slice(-3))); // the last labels lean out
+    const beyond = this.letters ? 8 : Math.min(50, 0.62 * longest(this.columns.slice(-3))); // overhang of the last rotated labels
     this.margins(box, longest(this.rows), this.letters ? 20 : 8 + longest(this.columns) * 0.8, beyond);
-    // Where not every label has room, some are written with their positions, which takes more.
+    // If labels are thinned out, they include their positions and need more space.
     if (this.cell < LABEL) this.margins(box, 92, 72, 16);
     const ratio = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: Math.round(this.width * ratio), height: Math.round(this.height * ratio) });
@@ -44,10 +44,10 @@ class MatrixView {
 
   margins(box, left, above, right) {
     const T = this.rows.length, S = this.columns.length;
-    const { paddingLeft, paddingRight } = getComputedStyle(box), inside = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
-    const wide = Math.max(160, inside - 2 - left - right), high = Math.max(320, Math.min(680, innerHeight - 240));
+    const { paddingLeft, paddingRight } = getComputedStyle(box), boxWidth = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+    const wide = Math.max(160, boxWidth - 2 - left - right), high = Math.max(320, Math.min(680, innerHeight - 240));
     this.cell = Math.min(wide / S, high / T, this.largest || 56);
-    // A small matrix, and one of very different sides, still fills the frame.
+    // Enlarge small and elongated matrices to fill the frame.
     const broad = this.largest ? this.cell : Math.min(wide / S, 1.75 * this.cell);
     const across = Math.min(wide, Math.max(broad * S, S < T ? Math.min(wide, S * 12, 200) : 0));
     const down = Math.max(this.cell * T, Math.min(60, 24 * T));
@@ -58,7 +58,7 @@ class MatrixView {
   get perColumn() { return (this.across * this.zoom) / this.columns.length; }
   get perRow() { return (this.down * this.zoom) / this.rows.length; }
 
-  // How many times cells are put together in twos, so that about one is left for a pixel.
+  // Number of times the matrix is downsampled by 2, so that a cell is about one pixel.
   get depth() { return Math.max(0, Math.floor(Math.log2(1 / (Math.min(this.perColumn, this.perRow) * this.ratio)) + 0.5)); }
   get isPooled() { return this.depth > 0 || (this.matrix instanceof Overview && this.perRow < 2); }
 
@@ -83,22 +83,22 @@ class MatrixView {
   cells(pen) {
     const isTiled = this.matrix instanceof Overview, isClose = isTiled && !this.isPooled;
     const level = this.matrix.level(this.depth, isClose ? "mean" : this.pool);
-    const [sizeY, sizeX] = isTiled ? this.matrix.tile : [2 ** this.depth, 2 ** this.depth]; // cells that one of the level covers
-    // Colors are set by what the whole level holds, so that they do not change while one moves over it.
+    const [sizeY, sizeX] = isTiled ? this.matrix.tile : [2 ** this.depth, 2 ** this.depth]; // cells per cell of the level
+    // The color scale depends on the whole level, so that it does not change while panning.
     const scale = isTiled ? this.matrix.level(0, this.pool) : level;
     const high = this.ceilings[`${isTiled ? 0 : this.depth} ${this.pool}`] ??= ceiling(scale.codes, this.matrix.top);
     this.high = high;
-    // Only the part in sight is painted.
+    // Draw only the visible part.
     const top = Math.max(0, Math.floor(this.y / sizeY)), left = Math.max(0, Math.floor(this.x / sizeX));
     const rows = Math.min(level.rows, Math.ceil((this.y + this.rows.length / this.zoom) / sizeY)) - top;
     const wide = Math.min(level.columns, Math.ceil((this.x + this.columns.length / this.zoom) / sizeX)) - left;
-    const picture = painted(level, [top, left, rows, wide], high, this.palette);
-    pen.drawImage(picture, this.atColumn(left * sizeX), this.atRow(top * sizeY),
+    const image = renderCells(level, [top, left, rows, wide], high, this.palette);
+    pen.drawImage(image, this.atColumn(left * sizeX), this.atRow(top * sizeY),
       wide * sizeX * this.perColumn, rows * sizeY * this.perRow);
     if (isClose) this.drawStoredCells(pen, high);
   }
 
-  // Cells of a long layer that are known one by one, over the mean of their tiles.
+  // Draw the stored cells of a long layer over the mean of their tiles.
   drawStoredCells(pen, high) {
     const last = Math.min(this.rows.length, Math.ceil(this.y + this.rows.length / this.zoom));
     for (let i = Math.max(0, Math.floor(this.y)); i < last; i++) {
@@ -114,7 +114,7 @@ class MatrixView {
   atRow(i) { return this.above + (i - this.y) * this.perRow; }
   color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name); }
 
-  // A frame around the chosen row, and around the cell under the pointer.
+  // Draw a frame around the selected row and around the cell under the pointer.
   mark(pen) {
     pen.save();
     pen.beginPath();
@@ -139,13 +139,13 @@ class MatrixView {
     const soft = this.color("--soft"), ink = this.color("--ink"), accent = this.color("--accent");
     const [row, column] = this.cursor || [null, null];
     pen.textAlign = "right";
-    for (const i of this.shown(this.rows.length, this.y, this.perRow, this.down)) {
+    for (const i of this.labelIndices(this.rows.length, this.y, this.perRow, this.down)) {
       pen.fillStyle = i === this.row ? accent : i === row ? ink : soft;
       pen.fillText(this.clipped(pen, this.rows, i, this.perRow, this.left - 10), this.left - 8, this.atRow(i + 0.5));
     }
     pen.textAlign = "left";
     const isUpright = this.letters && this.perColumn >= LABEL;
-    for (const j of this.shown(this.columns.length, this.x, this.perColumn, this.across)) {
+    for (const j of this.labelIndices(this.columns.length, this.x, this.perColumn, this.across)) {
       pen.fillStyle = j === column ? ink : soft;
       pen.save();
       pen.translate(this.atColumn(j + 0.5), this.above - (this.letters ? 10 : 6));
@@ -156,13 +156,13 @@ class MatrixView {
     }
   }
 
-  // Which labels are written: all where there is room, every n-th elsewhere.
-  shown(length, start, size, room) {
+  // Return the indices of the labels to draw: all if they fit, otherwise every n-th.
+  labelIndices(length, start, size, room) {
     let step = 1;
     while (step * size < (size >= LABEL ? LABEL : 44)) step *= String(step)[0] === "2" ? 2.5 : 2; // 1 2 5 10 20 50 …
-    const first = Math.ceil(start / step) * step, found = [];
-    for (let i = first; i < length && (i - start) * size < room - Math.min(size, 8) / 2; i += step) found.push(i);
-    return found;
+    const first = Math.ceil(start / step) * step, indices = [];
+    for (let i = first; i < length && (i - start) * size < room - Math.min(size, 8) / 2; i += step) indices.push(i);
+    return indices;
   }
 
   clipped(pen, labels, i, size, room) {
@@ -192,11 +192,11 @@ class MatrixView {
       const cell = this.cellAt(event);
       if (cell) this.choose(cell[0]);
     });
-    canvas.addEventListener("dblclick", (event) => this.closer(2, this.cellAt(event)));
+    canvas.addEventListener("dblclick", (event) => this.zoomBy(2, this.cellAt(event)));
     canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return; // the page scrolls as pages do
+      if (!event.ctrlKey && !event.metaKey) return; // without a modifier the page scrolls
       event.preventDefault();
-      this.closer(event.deltaY < 0 ? 1.25 : 0.8, this.cellAt(event));
+      this.zoomBy(event.deltaY < 0 ? 1.25 : 0.8, this.cellAt(event));
     }, { passive: false });
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
@@ -209,8 +209,8 @@ class MatrixView {
       const [di, dj] = steps[event.key], clamp = (n, length) => Math.max(0, Math.min(length - 1, n));
       this.point([clamp(i + di, this.rows.length), clamp(j + dj, this.columns.length)]);
     } else if (event.key in zooms) {
-      if (zooms[event.key]) this.closer(zooms[event.key], this.cursor || [this.row ?? 0, 0]);
-      else this.closer(0, null);
+      if (zooms[event.key]) this.zoomBy(zooms[event.key], this.cursor || [this.row ?? 0, 0]);
+      else this.zoomBy(0, null);
     } else if (event.key === "Enter" && this.cursor) {
       this.choose(this.cursor[0]);
     } else return;
@@ -221,8 +221,8 @@ class MatrixView {
   cellAt(event) {
     const j = Math.floor(this.x + (event.offsetX - this.left) / this.perColumn);
     const i = Math.floor(this.y + (event.offsetY - this.above) / this.perRow);
-    const inside = event.offsetX >= this.left && event.offsetY >= this.above && i < this.rows.length && j < this.columns.length;
-    return inside && i >= 0 && j >= 0 ? [i, j] : null;
+    const isInside = event.offsetX >= this.left && event.offsetY >= this.above && i < this.rows.length && j < this.columns.length;
+    return isInside && i >= 0 && j >= 0 ? [i, j] : null;
   }
 
   point(cell) {
@@ -230,22 +230,22 @@ class MatrixView {
     this.cursor = cell;
     this.preview(cell ? cell[0] : null, cell ? cell[1] : null, this);
     this.draw();
-    this.tell();
+    this.showTooltip();
   }
 
-  // The weight under the pointer, written beside it.
-  tell() {
+  // Show the weight under the pointer in a tooltip.
+  showTooltip() {
     this.tip.hidden = !this.cursor;
     if (!this.cursor) return;
     const [i, j] = this.cursor, name = (labels, at) => labels[at].trim() || labels[at];
-    this.tip.textContent = `${name(this.rows, i)} → ${name(this.columns, j)}  ${show(this.matrix.weight(i, j))}`;
+    this.tip.textContent = `${name(this.rows, i)} → ${name(this.columns, j)}  ${formatWeight(this.matrix.weight(i, j))}`;
     const x = this.atColumn(j + 1) + 8, isLeft = x + this.tip.offsetWidth > this.width;
     this.tip.style.left = `${isLeft ? Math.max(0, this.atColumn(j) - 8 - this.tip.offsetWidth) : x}px`;
     this.tip.style.top = `${Math.max(0, this.atRow(i + 0.5) - this.tip.offsetHeight / 2)}px`;
   }
 
-  // Zoom by a factor (0: back to all of it), with one cell kept in place.
-  closer(factor, cell) {
+  // Zoom by a factor (0 resets) with one cell at a fixed place.
+  zoomBy(factor, cell) {
     const before = this.zoom, most = Math.max(1, 28 / (this.across / this.columns.length), 28 / (this.down / this.rows.length));
     this.zoom = factor ? Math.max(1, Math.min(most, before * factor)) : 1;
     const [i, j] = cell || [0, 0];

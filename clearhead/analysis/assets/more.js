@@ -1,4 +1,4 @@
-// Below the picture: the measures of all heads, attention rollout, and the residual stream.
+// Below the main view: measures of all heads, attention rollout, and the residual stream.
 
 function gauge(share) {
   const bar = make("span");
@@ -19,8 +19,8 @@ class Measures {
 
   constructor(select) {
     this.select = select;
-    this.heads = data.maps.flatMap((picture, number) => picture.summary.map((head, h) =>
-      ({ ...head, number, head: h, layer: picture.layer, title: picture.title })));
+    this.heads = data.maps.flatMap((map, number) => map.summary.map((head, h) =>
+      ({ ...head, number, head: h, layer: map.layer, title: map.title })));
     this.by = null;
     this.body = make("tbody");
     this.head = make("tr");
@@ -34,8 +34,8 @@ class Measures {
     const table = make("table", { className: "measures" }, make("thead", {}, this.head), this.body);
     table.setAttribute("aria-label", "Measures of every head");
     this.box = make("div", {}, make("h2", { textContent: "All heads" }),
-      make("p", { className: "note", textContent: "Entropy in nats, means over the queries. Distance in tokens (patches in a picture). " +
-        "A pattern's score is the share of weight on its keys; below one half a head is called mixed." }),
+      make("p", { className: "note", textContent: "Entropy (nats) and distance (tokens, or patches of an image) are means over the queries. " +
+        "A pattern's score is the share of weight on its keys; a head whose scores are all below 0.5 is mixed." }),
       make("div", { className: "scroll" }, table));
     this.fill();
   }
@@ -54,7 +54,7 @@ class Measures {
       else cell.removeAttribute("aria-sort");
     });
     this.body.replaceChildren(...this.heads.map((head) => this.line(head)));
-    this.current(this.here);
+    this.current(this.selected);
   }
 
   line(head) {
@@ -69,25 +69,25 @@ class Measures {
     return row;
   }
 
-  current(here) {
-    this.here = here;
-    for (const row of this.body.children) row.setAttribute("aria-current", String(row.dataset.at === here));
+  current(selected) {
+    this.selected = selected;
+    for (const row of this.body.children) row.setAttribute("aria-current", String(row.dataset.at === selected));
   }
 }
 
-// Attention rollout of one stack: through all of its layers at once.
+// Attention rollout of one stack, over all its layers.
 function rolloutBox() {
   const box = make("div"), view = make("div"), choices = make("div", { className: "choices", role: "group" });
   choices.setAttribute("aria-label", "Stack");
   const select = async (number) => {
     const { rows, data: text } = data.rollouts[number], labels = tokens(rows);
     [...choices.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
-    const whole = new FullMatrix(labels.length, labels.length, 8, await unpack(text, 8));
-    box.said = make("p", { className: "note", textContent: " " });
-    view.replaceChildren(make("div"), box.said);
+    const matrix = new FullMatrix(labels.length, labels.length, 8, await unpack(text, 8));
+    box.note = make("p", { className: "note", textContent: " " });
+    view.replaceChildren(make("div"), box.note);
     new MatrixView(view.firstChild, {
-      matrix: whole, rows: labels, columns: labels, row: null, palette: palette(), largest: 24, choose() {}, changed() {},
-      preview(i, j) { box.said.textContent = i === null ? " " : `${labels[i]} ← ${labels[j]}  ${show(whole.weight(i, j))}`; },
+      matrix, rows: labels, columns: labels, row: null, palette: palette(), largest: 24, choose() {}, changed() {},
+      preview(i, j) { box.note.textContent = i === null ? " " : `${labels[i]} ← ${labels[j]}  ${formatWeight(matrix.weight(i, j))}`; },
     });
   };
   data.rollouts.forEach(({ title }, number) => {
@@ -97,20 +97,20 @@ function rolloutBox() {
   });
   box.append(make("h2", { textContent: "Rollout" }),
     make("p", { className: "note", textContent: "How much of each input position (across) reaches each output position (down) through all " +
-      "layers: half stays in place at every layer, half follows the mean of its heads." }));
+      "layers: each layer counts half for the residual connection and half for the mean of its heads." }));
   if (data.rollouts.length > 1) box.append(choices);
   view.style.marginTop = "0.75rem";
   box.append(view);
-  return { box, draw: () => select(Math.max(0, [...choices.children].findIndex((one) => one.getAttribute("aria-pressed") === "true"))) };
+  return { box, draw: () => select(Math.max(0, [...choices.children].findIndex((button) => button.getAttribute("aria-pressed") === "true"))) };
 }
 
-// The length of the residual stream after each block: mean over the tokens, with the smallest and largest.
+// Norm of the residual stream after each block: mean over tokens, minimum and maximum.
 function normsBox() {
   const box = make("div"), canvas = make("canvas", { className: "plot", role: "img" }), rows = data.norms;
   const means = rows.map(({ values }) => values.reduce((a, b) => a + b, 0) / values.length);
   canvas.setAttribute("aria-label", rows.map(({ path }, i) => `${path}: ${means[i].toPrecision(3)}`).join("; "));
   box.append(make("h2", { textContent: "Residual stream" }),
-    make("p", { className: "note", textContent: "The length of the vectors after each block: the mean over tokens, and the range from shortest to longest." }), canvas);
+    make("p", { className: "note", textContent: "Norm of the vectors after each block: mean over tokens, and range." }), canvas);
   const draw = () => {
     const wide = Math.min(560, box.clientWidth || 560), step = 24, high = rows.length * step + 26, ratio = devicePixelRatio || 1;
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });

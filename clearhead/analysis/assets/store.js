@@ -1,7 +1,7 @@
-// The data of the page: weights as bytes, unpacked when a layer is first looked at.
-// A code c of n bits stands for the weight (c / (2^n - 1))^2; colors use the code itself, so small weights show.
+// Decodes the weights of the page, layer by layer on first use.
+// A code c of n bits represents the weight (c / (2^n - 1))^2; colors use the code, which makes small weights visible.
 
-// `data` and `signal` come from what stands around these files: the page, or the module that others import.
+// `data` and `signal` are defined by the surrounding page or ES module.
 
 async function unpack(text, bits) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -10,9 +10,9 @@ async function unpack(text, bits) {
   return bits === 16 ? new Uint16Array(raw) : new Uint8Array(raw);
 }
 
-// Halves a matrix: each new cell is the largest, or the mean, of the (up to) four that it covers.
-// A mean is one of weights, not of codes: the codes are squared, averaged, and rooted again.
-function halved({ codes, rows, columns }, pool) {
+// Downsample a matrix by 2: each cell is the maximum or mean of up to four cells.
+// The mean is that of the weights, so codes are squared before averaging.
+function downsample({ codes, rows, columns }, pool) {
   const R = Math.ceil(rows / 2), C = Math.ceil(columns / 2), out = new codes.constructor(R * C);
   for (let i = 0; i < R; i++) {
     const upper = 2 * i * columns, lower = 2 * i + 1 < rows ? upper + columns : upper;
@@ -27,7 +27,7 @@ function halved({ codes, rows, columns }, pool) {
   return { codes: out, rows: R, columns: C };
 }
 
-// Every weight is at hand.
+// A complete matrix.
 class FullMatrix {
   constructor(rows, columns, bits, codes) {
     Object.assign(this, { rows, columns, codes, top: 2 ** bits - 1 });
@@ -39,28 +39,28 @@ class FullMatrix {
   // The keys of one query with the largest weights, largest first.
   best(i, n) {
     const start = i * this.columns, row = this.codes.subarray(start, start + this.columns);
-    let found = [];
+    let keys = [];
     let least = 0;
     for (let j = 0; j < row.length; j++) {
       if (row[j] <= least) continue;
-      found.push(j);
-      if (found.length >= 4 * n + 64) {
-        found = found.sort((a, b) => row[b] - row[a]).slice(0, n);
-        least = row[found[n - 1]];
+      keys.push(j);
+      if (keys.length >= 4 * n + 64) {
+        keys = keys.sort((a, b) => row[b] - row[a]).slice(0, n);
+        least = row[keys[n - 1]];
       }
     }
-    return found.sort((a, b) => row[b] - row[a]).slice(0, n).map((key) => ({ key, weight: this.weight(i, key) }));
+    return keys.sort((a, b) => row[b] - row[a]).slice(0, n).map((key) => ({ key, weight: this.weight(i, key) }));
   }
 
-  // The matrix with cells of 2^depth × 2^depth put together.
+  // The matrix, pooled over 2^depth × 2^depth cells.
   level(depth, pool) {
     const pyramid = this.pyramids[pool];
-    while (pyramid.length <= depth) pyramid.push(halved(pyramid[pyramid.length - 1], pool));
+    while (pyramid.length <= depth) pyramid.push(downsample(pyramid[pyramid.length - 1], pool));
     return pyramid[depth];
   }
 }
 
-// Tiles, and for each query the keys that matter most; what is not among those is known by its tile's mean.
+// A tiled matrix: pooled tiles, and the largest keys of each query. Other weights are the mean of their tile.
 class Overview {
   constructor(rows, columns, pack, [largest, mean, keys, weights]) {
     Object.assign(this, { rows, columns, keys, weights, keysPerRow: pack.keys_per_row, tile: pack.tile, tiles: pack.tiles });
@@ -77,11 +77,11 @@ class Overview {
   }
 
   best(i, n) {
-    const found = [];
+    const entries = [];
     for (let k = i * this.keysPerRow; k < i * this.keysPerRow + Math.min(n, this.keysPerRow); k++) {
-      if (this.weights[k]) found.push({ key: this.keys[k], weight: (this.weights[k] / 255) ** 2 });
+      if (this.weights[k]) entries.push({ key: this.keys[k], weight: (this.weights[k] / 255) ** 2 });
     }
-    return found;
+    return entries;
   }
 
   level(_, pool) { return { codes: this.pooled[pool], rows: this.tiles[0], columns: this.tiles[1] }; }
@@ -89,24 +89,24 @@ class Overview {
 
 const unpacked = new Map();
 
-// One head's matrix (a promise); the last number stands for the mean of all heads.
+// Return a promise of one head's matrix; index n_heads is the mean of all heads.
 function matrix(number, head) {
   const name = `${number}/${head}`;
   if (!unpacked.has(name)) unpacked.set(name, open(data.maps[number], head));
   return unpacked.get(name);
 }
 
-async function open(picture, head) {
-  const { pack } = picture, T = tokens(picture.rows).length, S = tokens(picture.columns).length;
+async function open(map, head) {
+  const { pack } = map, T = tokens(map.rows).length, S = tokens(map.columns).length;
   if (pack.matrices) return new FullMatrix(T, S, pack.bits, await unpack(pack.matrices[head], pack.bits));
   const parts = [[pack.largest, 8], [pack.mean, 8], [pack.keys, 16], [pack.weights, 8]];
   return new Overview(T, S, pack, await Promise.all(parts.map(([part, bits]) => unpack(part[head], bits))));
 }
 
 const tokens = (number) => data.texts[number];
-const headName = (picture, head) => (head === picture.heads ? "mean of heads" : `head ${head}`);
+const headName = (map, head) => (head === map.heads ? "mean of heads" : `head ${head}`);
 
-// Colors from paper to ink, by code: 256 steps between a few stops, one list for light and one for dark.
+// Color map by code: 256 steps between stops, for light and dark mode.
 const STOPS = {
   light: ["#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566", "#061a36"],
   dark: ["#1a1e24", "#1c3049", "#24507e", "#3b80bd", "#74b7e8", "#bfe0f5", "#f6fcff"],
@@ -125,7 +125,7 @@ function palette() {
   return table;
 }
 
-// The code that gets the darkest color. In a large matrix a few cells would leave all others pale: they may saturate.
+// The code of the darkest color. In a large matrix the largest 0.2 % of the cells saturate, so that the rest is visible.
 function ceiling(codes, top) {
   const counts = new Uint32Array(257);
   for (const code of codes) counts[Math.ceil((code / top) * 256)]++;
@@ -137,8 +137,8 @@ function ceiling(codes, top) {
   return top;
 }
 
-// A part of a matrix as a small canvas, a pixel a cell.
-function painted({ codes, columns }, [top, left, rows, wide], high, colors) {
+// Draw a part of a matrix on a canvas, one pixel per cell.
+function renderCells({ codes, columns }, [top, left, rows, wide], high, colors) {
   const canvas = Object.assign(document.createElement("canvas"), { width: wide, height: rows });
   const context = canvas.getContext("2d"), image = context.createImageData(wide, rows);
   const pixels = new Uint32Array(image.data.buffer);
@@ -152,7 +152,7 @@ function painted({ codes, columns }, [top, left, rows, wide], high, colors) {
   return canvas;
 }
 
-// make("td", { className: "number" }, "0.5"): an element, its properties, its children.
+// Create an element with properties and children: make("td", { className: "number" }, "0.5").
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -163,4 +163,4 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-const show = (weight) => (weight >= 0.0995 ? weight.toFixed(2) : weight >= 0.0005 ? weight.toFixed(3) : "<0.001");
+const formatWeight = (weight) => (weight >= 0.0995 ? weight.toFixed(2) : weight >= 0.0005 ? weight.toFixed(3) : "<0.001");

@@ -1,26 +1,26 @@
-// Views that start from a token: the text itself, lines between tokens, and patches over a picture.
+// Views of one query: shaded text, lines between tokens, and patches of an image.
 
-// From this share of heat on, letters take the other color: where both would be equally easy to read.
+// Share of the color scale from which text switches to the light color.
 const hot = () => (isDark.matches ? 0.6 : 0.8);
 
-// Pieces of text, each in a span that can be shaded. A line end in the text is one here.
+// Return tokens as spans that can be shaded, with the line breaks of the text.
 function textOf(labels, isQuery) {
   const isLong = labels.length > 256, areWords = labels.some((label) => [...label.trim()].length > 1);
   const isWords = areWords && !isLong;
-  const isApart = areWords && isLong && !labels.some((label) => /^\s/.test(label)); // no blanks of their own to break lines at
+  const isApart = areWords && isLong && !labels.some((label) => /^\s/.test(label)); // tokens without blanks need separators for line breaks
   const box = make("div", { className: `text${isLong ? " long" : ""}${isWords ? " words" : ""}` });
   const spans = [];
   labels.forEach((label, i) => {
     const isMark = /^([␣⏎␍⇥]+|<.*>)$/.test(label);
     const inner = label.trimStart() || label;
-    if (isApart || (!isWords && inner !== label)) box.append(" "); // the blank before a word is not shaded with it
+    if (isApart || (!isWords && inner !== label)) box.append(" "); // the blank before a word is not shaded
     const span = make("span", { className: `token${isMark ? " mark" : ""}`, textContent: inner });
     span.dataset.at = i;
     if (isQuery) Object.assign(span, { tabIndex: -1, role: "option" });
     spans.push(span);
     box.append(span);
     if (label.includes("⏎")) box.append(make("br"));
-    else if (isMark) box.append(make("wbr")); // a line of characters breaks where a blank is
+    else if (isMark) box.append(make("wbr")); // characters break at blanks
   });
   if (isQuery) box.setAttribute("role", "listbox");
   return { box, spans };
@@ -30,15 +30,15 @@ class TokenView {
   constructor(box, context) {
     Object.assign(this, context);
     this.warm = [];
-    const isOne = this.picture.kind !== "cross";
+    const isOne = this.attentionMap.kind !== "cross";
     const queries = textOf(this.rows, true), keys = isOne && sameText(this.rows, this.columns) ? queries : textOf(this.columns, false);
     this.queries = queries.spans;
     this.keys = keys.spans;
     queries.box.classList.add("query");
-    queries.box.setAttribute("aria-label", "Queries: choose a token to see what it looks at");
+    queries.box.setAttribute("aria-label", "Queries: select a token to see its attention");
     const part = (title, text) => make("div", { className: "tokens" }, make("h3", { textContent: title }), text.box);
-    if (keys === queries) box.replaceChildren(part("Choose a token; what it looks at is shaded", queries));
-    else box.replaceChildren(part("Queries: choose a token", queries), part("Keys: shaded by their weight", keys));
+    if (keys === queries) box.replaceChildren(part("Select a token; its keys are shaded by weight", queries));
+    else box.replaceChildren(part("Queries: select a token", queries), part("Keys, shaded by weight", keys));
     this.listen(queries.box);
     this.shade(this.row);
     const chosen = this.queries[this.row];
@@ -52,10 +52,10 @@ class TokenView {
     box.addEventListener("click", (event) => { if (at(event) !== null) this.choose(at(event)); });
     box.addEventListener("focusin", (event) => { if (at(event) !== null) this.preview(at(event)); });
     box.addEventListener("keydown", (event) => {
-      const here = at(event), steps = { ArrowLeft: -1, ArrowRight: 1, Home: -here, End: this.queries.length - 1 - here };
-      if (here === null) return;
-      if (event.key in steps) this.queries[Math.max(0, Math.min(this.queries.length - 1, here + steps[event.key]))].focus();
-      else if (event.key === "Enter" || event.key === " ") this.choose(here);
+      const index = at(event), steps = { ArrowLeft: -1, ArrowRight: 1, Home: -index, End: this.queries.length - 1 - index };
+      if (index === null) return;
+      if (event.key in steps) this.queries[Math.max(0, Math.min(this.queries.length - 1, index + steps[event.key]))].focus();
+      else if (event.key === "Enter" || event.key === " ") this.choose(index);
       else return;
       event.preventDefault();
       event.stopPropagation();
@@ -74,7 +74,7 @@ class TokenView {
     }
     this.warm = [];
     for (const span of this.queries) if (span.tabIndex === 0) span.tabIndex = -1;
-    this.queries[row ?? 0]?.setAttribute("tabindex", "0"); // Tab comes to the chosen token, arrows go on from there
+    this.queries[row ?? 0]?.setAttribute("tabindex", "0"); // Tab focuses the selected token; arrow keys move from it
     if (row === null) return;
     const best = this.matrix.best(row, 256), most = Math.sqrt(best[0]?.weight || 1);
     for (const { key, weight } of best) {
@@ -83,7 +83,7 @@ class TokenView {
       span.classList.add("warm");
       span.classList.toggle("hot", share > hot());
       span.style.setProperty("--w", `${Math.round(share * 100)}%`);
-      span.title = show(weight);
+      span.title = formatWeight(weight);
       this.warm.push(span);
     }
     for (const span of this.queries) if (span.getAttribute("aria-selected") === "true") span.setAttribute("aria-selected", "false");
@@ -93,7 +93,7 @@ class TokenView {
   }
 }
 
-// A short run: its tokens, and the matrix under them. Each follows the other.
+// View of a short report: tokens and matrix, with a shared selection.
 class ShortView {
   constructor(box, context) {
     const above = make("div"), below = make("div", { className: "below" });
@@ -120,7 +120,7 @@ const sameText = (a, b) => a === b || (a.length === b.length && a.every((token, 
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// As far apart as may be, and alike in lightness.
+// One hue per head, of similar lightness.
 const headColor = (head, n) => `hsl(${Math.round((360 * head) / n)} 75% ${isDark.matches ? 66 : head % 2 ? 38 : 48}%)`;
 
 function colorKey(n, note) {
@@ -133,14 +133,14 @@ function colorKey(n, note) {
 }
 
 class LineView {
-  static ROOM = 64; // tokens that are drawn all at once, at each side
-  static NEAR = 25; // queries drawn of a longer run, and how many keys at most
-  static KEYS = 36;
+  static MAX_TOKENS = 64; // per side, up to which all are drawn
+  static NEAR = 25; // queries drawn of a longer report
+  static KEYS = 36; // maximum number of keys drawn of a longer report
 
   constructor(box, context) {
     Object.assign(this, context, { box: make("div") });
     box.replaceChildren(this.box);
-    // On the box, not on the drawing: that is made anew while the pointer is over it.
+    // On the box, because the drawing is replaced while the pointer is over it.
     this.box.addEventListener("pointerleave", () => { this.row = null; this.preview(null); });
     this.shade(this.row);
   }
@@ -150,37 +150,37 @@ class LineView {
     this.shade(this.row);
   }
 
-  // Which queries and keys are drawn: all of a short run; of a long one, queries near the chosen one and the keys,
-  // wherever they stand, that these give most weight.
-  drawn(row) {
+  // Return the queries and keys to draw: all of a short report, otherwise the queries near the selected one and their
+  // keys with the largest weights.
+  visibleTokens(row) {
     const T = this.rows.length, S = this.columns.length, all = (length) => Array.from({ length }, (_, i) => i);
-    if (Math.max(T, S) <= LineView.ROOM) return [all(T), all(S), ""];
+    if (Math.max(T, S) <= LineView.MAX_TOKENS) return [all(T), all(S), ""];
     const near = Math.min(T, LineView.NEAR), first = Math.max(0, Math.min(T - near, row - (near >> 1)));
     const queries = all(near).map((i) => first + i), sums = new Map();
     for (const i of queries) {
       for (const { key, weight } of this.matrix.best(i, 8)) sums.set(key, (sums.get(key) || 0) + weight * (i === row ? 100 : 1));
     }
     const keys = [...sums].sort((a, b) => b[1] - a[1]).slice(0, LineView.KEYS).map(([key]) => key).sort((a, b) => a - b);
-    return [queries, keys, `Drawn are the ${near} queries around the chosen one and the ${keys.length} keys that they look at most.`];
+    return [queries, keys, `${near} queries around the selected one, and the ${keys.length} keys with the largest weights.`];
   }
 
   shade(row) {
-    const [queries, keys, note] = this.drawn(row ?? 0), step = 24, high = Math.max(queries.length, keys.length) * step + 8;
+    const [queries, keys, note] = this.visibleTokens(row ?? 0), step = 24, high = Math.max(queries.length, keys.length) * step + 8;
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("class", "lines");
     svg.setAttribute("viewBox", `0 0 640 ${high}`);
     svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", "Lines from each query at the left to the keys at the right that it gives most weight");
-    const places = (some) => new Map(some.map((i, n) => [i, 4 + (n + 0.5) * step + (high - 8 - some.length * step) / 2]));
-    const left = places(queries), right = places(keys), linked = new Set(), isLong = note !== "";
-    const heads = this.heads ?? [this.matrix]; // all heads together are drawn one by one, each in its color
+    svg.setAttribute("aria-label", "Lines from each query on the left to its keys with the largest weights on the right");
+    const layout = (indices) => new Map(indices.map((i, n) => [i, 4 + (n + 0.5) * step + (high - 8 - indices.length * step) / 2]));
+    const left = layout(queries), right = layout(keys), linked = new Set(), isLong = note !== "";
+    const heads = this.heads ?? [this.matrix]; // with all heads, each has its own color
     heads.forEach((matrix, head) => {
       for (const [i, from] of left) {
         for (const { key, weight } of matrix.best(i, 8)) {
           if (weight < (isLong ? 0.01 : 0.03) || !right.has(key)) continue;
           if (i === row) linked.add(key);
-          const beside = heads.length > 1 ? (14 * (head + 0.5)) / heads.length - 7 : 0; // so that no head hides another
-          const line = this.line(from + beside, right.get(key) + beside, weight, i === row, row !== null);
+          const shift = heads.length > 1 ? (14 * (head + 0.5)) / heads.length - 7 : 0; // so that heads do not overlap
+          const line = this.line(from + shift, right.get(key) + shift, weight, i === row, row !== null);
           if (heads.length > 1) Object.assign(line.style, { stroke: headColor(head, heads.length), strokeWidth: 0.75 + 1.5 * weight });
           svg.append(line);
         }
@@ -221,14 +221,14 @@ class PatchView {
     Object.assign(this, context);
     const { height, width } = data.image, side = width > 2 * height ? 960 : 480;
     this.canvas = make("canvas", { width: side, height: Math.round((side * height) / width), tabIndex: 0, role: "img" });
-    this.canvas.setAttribute("aria-label", "The picture with its patches, shaded by the weights of the chosen one. Arrow keys choose a patch.");
+    this.canvas.setAttribute("aria-label", "Image patches, highlighted by the weights of the selected patch. Arrow keys select a patch.");
     const plain = make("canvas", { width: this.canvas.width, height: this.canvas.height, role: "img", className: "plain" });
-    plain.setAttribute("aria-label", "The picture as the model was shown it.");
+    plain.setAttribute("aria-label", "The input image.");
     const pen = plain.getContext("2d");
     pen.imageSmoothingEnabled = false;
     pen.drawImage(photograph(), 0, 0, plain.width, plain.height);
-    const titled = (title, drawn) => make("figure", {}, drawn, make("figcaption", { textContent: title }));
-    box.replaceChildren(make("div", { className: "patches" }, titled("The picture", plain), titled("What the chosen patch looks at", this.canvas)));
+    const titled = (title, canvas) => make("figure", {}, canvas, make("figcaption", { textContent: title }));
+    box.replaceChildren(make("div", { className: "patches" }, titled("Input image", plain), titled("Attention of the selected patch", this.canvas)));
     this.listen();
     this.shade(this.row);
   }
@@ -238,7 +238,7 @@ class PatchView {
     this.shade(this.row);
   }
 
-  get patches() { return this.picture.grid; }
+  get patches() { return this.attentionMap.grid; }
   get extra() { return this.rows.length - this.patches[0] * this.patches[1]; } // tokens before the patches, such as [CLS]
 
   listen() {
@@ -268,9 +268,9 @@ class PatchView {
     if (row === null) return;
     const best = this.matrix.best(row, this.rows.length), most = best[0]?.weight || 1;
     const before = best.filter(({ key }) => key < this.extra).reduce((sum, { weight }) => sum + weight, 0);
-    this.note(make("span", { className: "scale" }, "0", make("span", { className: "glow" }), `${show(most)} of its attention${before >= 0.005 ? `; ${show(before)} goes to the class token` : ""}`));
+    this.note(make("span", { className: "scale" }, "0", make("span", { className: "glow" }), `${formatWeight(most)} of its attention${before >= 0.005 ? `; class token: ${formatWeight(before)}` : ""}`));
     const style = getComputedStyle(document.documentElement), tall = high / rows, broad = wide / columns;
-    // The picture steps back, then the weights light up where they fall.
+    // Darken the image, then highlight patches by weight.
     pen.fillStyle = "rgb(10 14 20 / 0.35)";
     pen.fillRect(0, 0, wide, high);
     for (const { key, weight } of best) {
@@ -293,14 +293,14 @@ class PatchView {
 
 let photo = null;
 
-// The grey picture that the model was shown, a pixel a pixel.
+// Return a canvas of the gray input image, at its resolution.
 function photograph() {
   if (photo) return photo;
-  const { width, height, pixels } = data.image, grey = atob(pixels);
+  const { width, height, pixels } = data.image, gray = atob(pixels);
   photo = Object.assign(document.createElement("canvas"), { width, height });
   const pen = photo.getContext("2d"), image = pen.createImageData(width, height);
   for (let i = 0; i < width * height; i++) {
-    const value = grey.charCodeAt(i);
+    const value = gray.charCodeAt(i);
     image.data.set([value, value, value, 255], 4 * i);
   }
   pen.putImageData(image, 0, 0);

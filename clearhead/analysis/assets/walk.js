@@ -1,27 +1,27 @@
 // The page of a walkthrough: a diagram of the model, and one step at a time.
 
-// `data` and `signal` come from what stands around this file: the page, or the module that others import.
+// `data` and `signal` are defined by the surrounding page or ES module.
 const { steps, sections, predictions } = data;
 const at = (id) => document.getElementById(id);
 const state = { step: 0, head: 0 };
 const sectionOf = steps.map((_, i) => sections.findIndex((section) => section.first <= i && i <= section.last));
 
-// An element with attributes and children; a string is a text node.
+// Create an element with attributes and children; strings become text nodes.
 function make(tag, attributes = {}, ...children) {
-  const one = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) one.addEventListener(name.slice(2), value);
-    else if (name.startsWith("aria-")) one.setAttribute(name, String(value));
-    else if (value !== null && value !== false) one.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("aria-")) element.setAttribute(name, String(value));
+    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
-  one.append(...children.filter((child) => child !== null));
-  return one;
+  element.append(...children.filter((child) => child !== null));
+  return element;
 }
 function draw(tag, attributes = {}, ...children) {
-  const one = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
-  one.append(...children);
-  return one;
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 const trimmed = (token) => token.trim() || token;
 const number = (value) => (value === null ? "−∞" : Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.001)
@@ -35,21 +35,21 @@ function mixed(from, to, share) {
   const [a, b] = [parts(from), parts(to)];
   return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
 }
-// Numbers to colors: from nothing to much for weights, from low over nothing to high for the others.
+// Return a color map: sequential for weights, diverging for other values.
 function scale(role, values) {
   const flat = values.flat(3).filter((value) => value !== null), most = Math.max(1e-9, ...flat.map(Math.abs));
   const [paper, heat, low, ink] = ["--card", "--heat", "--low", "--ink"].map(color);
   if (role === "mask") return (value) => mixed(paper, heat, value ? 0.75 : 0);
-  if (role === "weights") { // of few tokens as they are, of many relative to the largest
+  if (role === "weights") { // absolute for few tokens, relative to the maximum for many
     const full = values.length > CELLS ? Math.max(...flat) : 1;
     return (value) => mixed(paper, heat, Math.sqrt(value / full));
   }
   if (role === "pixels") return (value) => mixed("#000000", "#ffffff", value / 255);
-  // A few features are often far larger than the rest: full color begins at four times the mean size.
+  // A few features are often far larger than the rest, so colors saturate at four times the mean magnitude.
   const usual = (4 * flat.reduce((sum, value) => sum + Math.abs(value), 0)) / Math.max(1, flat.length), full = Math.min(most, usual || most);
   return (value) => (value === null ? ink : mixed(paper, value < 0 ? low : heat, Math.min(1, Math.abs(value) / full)));
 }
-function picture(rows, paint, width, height, attributes = {}) {
+function heatCanvas(rows, paint, width, height, attributes = {}) {
   const canvas = make("canvas", { width: rows[0].length, height: rows.length, ...attributes });
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
@@ -60,19 +60,19 @@ function picture(rows, paint, width, height, attributes = {}) {
 
 // ---------------------------------------------------------------------------------------------- the architecture
 
-const LABELS = { characters: "Characters", pixels: "Pixels", tokens: "Tokens and ids", start: "Start token, words", embedding: "Embedding",
-  patches: "Patches", front: "Token in front", position: "Positions", norm: "Norm", add: "+", pool: "One vector", logits: "Logits",
-  softmax: "Softmax", next: "Next token", answer: "Answer", bias: "Distances", between: "…", linear: "Linear", vectors: "Vectors" };
+const LABELS = { characters: "Characters", pixels: "Pixels", tokens: "Tokens and ids", start: "Target tokens", embedding: "Embedding",
+  patches: "Patches", front: "Prefix token", position: "Positions", norm: "Norm", add: "+", pool: "Pooling", logits: "Logits",
+  softmax: "Softmax", next: "Next token", answer: "Answer", bias: "Position bias", between: "…", linear: "Linear", vectors: "Vectors" };
 const WIDE = 148, HIGH = 26, GAP = 13, SIDE = 32, TOP = 30, COLUMN = 240;
 
-// The name of the stack a section is in: "encoder" of "encoder.blocks.3".
+// Return the stack of a section: "encoder" for "encoder.blocks.3".
 const stackOf = (section) => section.path.replace(/(^|\.)[^.]+\.\d+$/, "");
 function columnsOf() {
   const stacks = [...new Set(sections.filter((section) => section.block !== null).map(stackOf))];
   const column = (section) => Math.max(0, stacks.findIndex((name) => name !== "" && section.path.startsWith(name)));
   return { stacks, column };
 }
-// What stands for a section in the drawing: one box if it is folded, else a box for every step or run of steps of one branch.
+// Return the boxes of a section: one if it is folded, otherwise one per step or branch.
 function nodesOf(section, open) {
   if (!open) return [{ first: section.first, last: section.last, label: section.title, kind: "folded" }];
   const nodes = [];
@@ -114,14 +114,14 @@ function drawing() {
   if (here && frame.scrollHeight > frame.clientHeight)
     frame.scrollTop = (here.getBBox().y / height) * frame.scrollHeight - frame.clientHeight / 2;
 }
-// The blocks that are drawn in full: the chosen one, and of every other stack the one of the same number.
+// Return the blocks drawn in full: the selected one, and the block of the same index in other stacks.
 function openBlocks() {
   const now = sections[sectionOf[state.step]];
   if (now.block !== null) openBlocks.number = now.block;
   const open = new Set(), stacks = columnsOf().stacks;
   for (const stack of stacks) {
-    const own = sections.filter((section) => section.block !== null && stackOf(section) === stack);
-    open.add((own.find((section) => section.block === (openBlocks.number ?? 0)) ?? own[0]).path);
+    const blocks = sections.filter((section) => section.block !== null && stackOf(section) === stack);
+    open.add((blocks.find((section) => section.block === (openBlocks.number ?? 0)) ?? blocks[0]).path);
   }
   return open;
 }
@@ -139,15 +139,15 @@ function box(node) {
   const middle = [node.x + WIDE / 2, node.y + HIGH / 2];
   const shape = round ? draw("circle", { cx: middle[0], cy: middle[1], r: 11 })
     : draw("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: 6 });
-  const one = draw("g", { class: `node ${node.kind}${here ? " here" : ""}`, tabindex: 0, role: "button",
+  const group = draw("g", { class: `node ${node.kind}${here ? " here" : ""}`, tabindex: 0, role: "button",
     "aria-label": `${node.section.title}: ${round ? "add" : node.label}`, "aria-pressed": here }, shape, svgText(node.label, ...middle, ""));
-  one.addEventListener("click", () => go({ step: node.first }));
-  one.addEventListener("keydown", (event) => {
+  group.addEventListener("click", () => go({ step: node.first }));
+  group.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go({ step: node.first }); }
   });
-  return one;
+  return group;
 }
-// The arrows into a box: straight from the box above, around the side from farther up, across from the other stack.
+// Return the arrows into a box: straight from the box above, around the side from earlier boxes, across from the other stack.
 function edges(node, nodeOf, placed) {
   const sources = new Set();
   for (let i = node.first; i <= node.last; i++) for (const source of steps[i].sources) {
@@ -164,7 +164,7 @@ function edges(node, nodeOf, placed) {
       const out = from.x + WIDE, channel = out + 22;
       return draw("path", { class: "memory", d: `M${out} ${from.y + HIGH / 2}H${channel}V${mid}H${node.x - 1}` });
     }
-    // What enters a block from outside branches off inside of it, under its title.
+    // Edges from outside a block start inside it, below its title.
     const top = from.section === node.section ? from.y + HIGH + (from.role === "add" ? -2 : 0) : placed.find((other) => other.section === node.section).y - GAP;
     const start = top + GAP / 2 - 1, left = node.x - 10 - 6 * side++;
     const into = node.role === "add" ? x - 12 : node.x - 1;
@@ -172,7 +172,7 @@ function edges(node, nodeOf, placed) {
   });
 }
 
-// What was taken is read in the next step.
+// The predicted token is the input of the next step.
 function loop(placed) {
   const end = placed.find((node) => node.role === "next"), start = placed.find((node) => node.c === end?.c && ["start", "tokens"].includes(node.role));
   if (!end || !start) return [];
@@ -183,18 +183,18 @@ function loop(placed) {
 // ---------------------------------------------------------------------------------------------- one step
 
 function article(i, live = true) {
-  const one = steps[i], section = sections[sectionOf[i]];
-  const sizes = one.symbols.length ? make("p", { class: "shape" }, make("b", {}, `(${one.symbols.join(", ")})`),
-    ` = (${one.shape.map((n) => n.toLocaleString("en")).join(", ")})`) : null;
+  const step = steps[i], section = sections[sectionOf[i]];
+  const sizes = step.symbols.length ? make("p", { class: "shape" }, make("b", {}, `(${step.symbols.join(", ")})`),
+    ` = (${step.shape.map((n) => n.toLocaleString("en")).join(", ")})`) : null;
   return make("article", {},
-    make("p", { class: "place" }, [section.title, section.order, one.branch].filter(Boolean).join(" · ")),
-    make("h2", {}, `${i}. ${one.name}`),
+    make("p", { class: "place" }, [section.title, section.order, step.branch].filter(Boolean).join(" · ")),
+    make("h2", {}, `${i}. ${step.name}`),
     live ? strip(section) : null,
-    make("p", { class: "formula" }, one.formula), sizes,
-    make("p", { class: "why" }, one.explanation),
-    one.note ? make("p", { class: "remark" }, one.note) : null,
-    made(one), one.module ? make("p", { class: "where made" }, one.module) : null,
-    make("div", { class: "values" }, ...values(one)));
+    make("p", { class: "formula" }, step.formula), sizes,
+    make("p", { class: "why" }, step.explanation),
+    step.note ? make("p", { class: "remark" }, step.note) : null,
+    sourceLinks(step), step.module ? make("p", { class: "where made" }, step.module) : null,
+    make("div", { class: "values" }, ...values(step)));
 }
 function strip(section) {
   const buttons = [];
@@ -202,80 +202,80 @@ function strip(section) {
     buttons.push(make("button", { type: "button", "aria-current": i === state.step, onclick: () => go({ step: i }) }, short(steps[i])));
   return make("div", { class: "strip", role: "group", "aria-label": section.title }, ...buttons);
 }
-const SHORT = { q: "q", k: "k", v: "v", scores: "scores", mask: "mask", weights: "softmax", heads: "heads", out: "together", hidden: "wide",
-  feed_forward: "back", add: "add", norm: "norm" };
-const short = (one) => SHORT[one.role] ?? LABELS[one.role] ?? one.name;
-function made(one) {
-  if (!one.sources.length) return null;
-  const links = one.sources.map((i) => make("button", { type: "button", onclick: () => go({ step: i }) }, `${i}. ${steps[i].name}`));
+const SHORT = { q: "q", k: "k", v: "v", scores: "scores", mask: "mask", weights: "softmax", heads: "heads", out: "output", hidden: "hidden",
+  feed_forward: "feed-forward", add: "add", norm: "norm" };
+const short = (step) => SHORT[step.role] ?? LABELS[step.role] ?? step.name;
+function sourceLinks(step) {
+  if (!step.sources.length) return null;
+  const links = step.sources.map((i) => make("button", { type: "button", onclick: () => go({ step: i }) }, `${i}. ${steps[i].name}`));
   return make("p", { class: "made" }, "computed from ", ...links);
 }
 
-function values(one) {
-  if (one.kind === "ids") return [chips(one)];
-  if (one.kind === "words") return [bars(one)];
-  if (one.kind === "image") {
+function values(step) {
+  if (step.kind === "ids") return [chips(step)];
+  if (step.kind === "words") return [bars(step)];
+  if (step.kind === "image") {
     const side = Math.min(320, innerWidth - 40);
-    return [picture(one.values, scale("pixels", one.values), side, (side * one.values.length) / one.values[0].length, { class: "big" })];
+    return [heatCanvas(step.values, scale("pixels", step.values), side, (side * step.values.length) / step.values[0].length, { class: "big" })];
   }
-  const deep = one.shape.length > 2, many = deep && one.values.length > 1, head = many ? Math.min(state.head, one.values.length - 1) : 0;
-  const rows = deep ? one.values[head] : one.shape.length > 1 ? one.values : [one.values];
-  const norms = one.norms && (deep ? one.norms[head] : one.shape.length > 1 ? one.norms : [one.norms]);
-  const paint = scale(one.role, rows);
-  const title = many ? make("h3", {}, `Head ${head} of ${one.values.length}`) : null;
-  const body = one.kind === "maps" ? matrix(one, rows, paint) : vectors(one, rows, norms, paint);
-  return [many ? heads(one, head) : null, title, make("div", { class: "scroll" }, body)].filter(Boolean);
+  const deep = step.shape.length > 2, many = deep && step.values.length > 1, head = many ? Math.min(state.head, step.values.length - 1) : 0;
+  const rows = deep ? step.values[head] : step.shape.length > 1 ? step.values : [step.values];
+  const norms = step.norms && (deep ? step.norms[head] : step.shape.length > 1 ? step.norms : [step.norms]);
+  const paint = scale(step.role, rows);
+  const title = many ? make("h3", {}, `Head ${head} of ${step.values.length}`) : null;
+  const body = step.kind === "maps" ? matrix(step, rows, paint) : vectors(step, rows, norms, paint);
+  return [many ? heads(step, head) : null, title, make("div", { class: "scroll" }, body)].filter(Boolean);
 }
-function heads(one, chosen) {
-  const thumbs = one.values.map((rows, h) => make("button", { type: "button", "aria-pressed": h === chosen, "aria-label": `head ${h}`,
+function heads(step, chosen) {
+  const thumbs = step.values.map((rows, h) => make("button", { type: "button", "aria-pressed": h === chosen, "aria-label": `head ${h}`,
     onclick: () => go({ head: h }) },
-    picture(rows, scale(one.role, rows), 44, one.kind === "maps" ? 44 : 22), String(h)));
+    heatCanvas(rows, scale(step.role, rows), 44, step.kind === "maps" ? 44 : 22), String(h)));
   return make("div", { class: "heads", role: "group", "aria-label": "Heads" }, ...thumbs);
 }
-function chips(one) {
-  return make("div", { class: "chips" }, ...one.rows.map((token, i) => make("span", {}, token,
-    one.role === "characters" ? "" : make("small", {}, String(one.values[i])))));
+function chips(step) {
+  return make("div", { class: "chips" }, ...step.rows.map((token, i) => make("span", {}, token,
+    step.role === "characters" ? "" : make("small", {}, String(step.values[i])))));
 }
-function bars(one) {
+function bars(step) {
   const tables = predictions.map((prediction, i) => make("table", {},
-    make("caption", {}, ...(prediction.context.length ? ["after ", make("b", {}, prediction.context.slice(-6).map(trimmed).join(" "))] : ["of the picture"])),
+    make("caption", {}, ...(prediction.context.length ? ["after ", make("b", {}, prediction.context.slice(-6).map(trimmed).join(" "))] : ["of the image"])),
     make("tbody", {}, ...prediction.top.map((word) => {
       const gauge = make("span", {});
       gauge.style.width = `${100 * word.probability}%`;
-      return make("tr", { class: word.id === prediction.token.id ? "taken" : null }, make("td", {}, trimmed(word.token)),
+      return make("tr", { class: word.id === prediction.token.id ? "selected" : null }, make("td", {}, trimmed(word.token)),
         make("td", { class: "gauge" }, gauge), make("td", {}, word.probability >= 0.001 ? word.probability.toFixed(3) : "<0.001"));
     }))));
-  if (one.role === "softmax") return make("div", { class: "bars" }, ...tables);
+  if (step.role === "softmax") return make("div", { class: "bars" }, ...tables);
   return make("div", { class: "chips" }, ...predictions.map((prediction) => make("span", {}, trimmed(prediction.token.token),
     make("small", {}, `${prediction.token.id}, p = ${prediction.token.probability.toFixed(3)}`))));
 }
-function vectors(one, rows, norms, paint) {
+function vectors(step, rows, norms, paint) {
   const narrow = innerWidth < 600, first = Math.min(narrow ? 2 : 5, rows[0].length), width = Math.min(narrow ? 110 : 260, 4 * rows[0].length);
-  const rest = one.shape[one.shape.length - 1];
+  const rest = step.shape[step.shape.length - 1];
   const head = make("tr", {}, make("th"), make("th", {}, `${rows[0].length < rest ? `${rows[0].length} of ` : ""}${rest.toLocaleString("en")}`),
-    ...Array.from({ length: first }, (_, j) => make("th", {}, String(j))), make("th", {}, "length"));
+    ...Array.from({ length: first }, (_, j) => make("th", {}, String(j))), make("th", {}, "norm"));
   return make("table", { class: "rows" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) => make("tr", {},
-    make("th", { scope: "row" }, trimmed(one.rows[i] ?? "")), make("td", {}, picture([row], paint, width, 14)),
+    make("th", { scope: "row" }, trimmed(step.rows[i] ?? "")), make("td", {}, heatCanvas([row], paint, width, 14)),
     ...row.slice(0, first).map((value) => make("td", { class: "n" }, number(value))),
     make("td", { class: "n" }, number(norms[i]))))));
 }
-const CELLS = 12; // up to which numbers are written into the cells
-function matrix(one, rows, paint) {
+const CELLS = 12; // maximum number of rows and columns with values in the cells
+function matrix(step, rows, paint) {
   if (Math.max(rows.length, rows[0].length) > CELLS) {
     const side = Math.min(480, innerWidth - 60), high = Math.max(40, (side * rows.length) / rows[0].length);
-    return make("figure", { class: "map" }, picture(rows, paint, side, Math.min(640, high), { class: "big" }),
-      make("figcaption", { class: "remark" }, `queries ${named(one.rows)} down, keys ${named(one.columns)} across` + (one.pooled ? "; a cell is a mean" : "")));
+    return make("figure", { class: "map" }, heatCanvas(rows, paint, side, Math.min(640, high), { class: "big" }),
+      make("figcaption", { class: "remark" }, `queries ${named(step.rows)} down, keys ${named(step.columns)} across` + (step.pooled ? "; a cell is a mean" : "")));
   }
   const dark = (cell) => { const [r, g, b] = cell.style.backgroundColor.match(/\d+/g).map(Number); return 0.3 * r + 0.6 * g + 0.1 * b < 140; };
   const cell = (value) => {
-    const td = make("td", {}, one.role === "mask" ? (value ? "True" : "False") : value === null ? "−∞" : value.toFixed(2).replace("-", "−"));
+    const td = make("td", {}, step.role === "mask" ? (value ? "True" : "False") : value === null ? "−∞" : value.toFixed(2).replace("-", "−"));
     td.style.backgroundColor = paint(value);
     td.style.color = dark(td) ? "#fff" : "#111";
     return td;
   };
-  const head = make("tr", {}, make("th", {}, "query ↓ key →"), ...one.columns.map((name) => make("th", { scope: "col" }, trimmed(name))));
+  const head = make("tr", {}, make("th", {}, "query ↓ key →"), ...step.columns.map((name) => make("th", { scope: "col" }, trimmed(name))));
   return make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) =>
-    make("tr", {}, make("th", { scope: "row" }, trimmed(one.rows[i])), ...row.map(cell)))));
+    make("tr", {}, make("th", { scope: "row" }, trimmed(step.rows[i])), ...row.map(cell)))));
 }
 const named = (tokens) => `${trimmed(tokens[0])} … ${trimmed(tokens[tokens.length - 1])}`;
 
@@ -293,12 +293,12 @@ function go(changes, push = true) {
     make("button", { type: "button", disabled: !before, onclick: () => go({ step: state.step - 1 }) }, `← ${before ? short(before) : ""}`),
     make("button", { type: "button", class: "next", disabled: !after, onclick: () => go({ step: state.step + 1 }) }, `${after ? short(after) : ""} →`)));
   document.documentElement.dataset.ready = `${state.step}/${state.head}`;
-  try { if (push) history.replaceState(null, "", `#${state.step}.${state.head}`); } catch { /* a frame without an address */ }
+  try { if (push) history.replaceState(null, "", `#${state.step}.${state.head}`); } catch { /* an iframe without a URL */ }
 }
 // The same step in the previous or next block.
 function jump(by) {
   const section = sections[sectionOf[state.step]];
-  const other = sections.find((one) => one.block === (section.block ?? -2) + by && section.block !== null && stackOf(one) === stackOf(section))
+  const other = sections.find((candidate) => candidate.block === (section.block ?? -2) + by && section.block !== null && stackOf(candidate) === stackOf(section))
     ?? sections[sectionOf[state.step] + by];
   if (other) go({ step: Math.min(other.first + (section.block === null || other.block === null ? 0 : state.step - section.first), other.last) });
 }
@@ -307,7 +307,7 @@ const KEYS = { ArrowLeft: () => go({ step: state.step - 1 }), ArrowRight: () => 
   Home: () => go({ step: 0 }), End: () => go({ step: steps.length - 1 }), "?": () => at("help").showModal() };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || at("help").open || !KEYS[event.key]) return;
-  if (event.target.closest?.("input, textarea, select")) return; // they are written in
+  if (event.target.closest?.("input, textarea, select")) return; // typing in a field
   event.preventDefault();
   KEYS[event.key]();
 }, { signal });
@@ -318,8 +318,8 @@ addEventListener("hashchange", () => { restore(); go({}, false); }, { signal });
 addEventListener("beforeprint", () => {
   document.documentElement.classList.add("printing");
   const open = openBlocks();
-  const wanted = sections.filter((section) => section.block === null || open.has(section.path));
-  at("paper").replaceChildren(...wanted.flatMap((section) => steps.slice(section.first, section.last + 1).map((_, k) => article(section.first + k, false))));
+  const printed = sections.filter((section) => section.block === null || open.has(section.path));
+  at("paper").replaceChildren(...printed.flatMap((section) => steps.slice(section.first, section.last + 1).map((_, k) => article(section.first + k, false))));
 }, { signal });
 addEventListener("afterprint", () => {
   document.documentElement.classList.remove("printing");
@@ -327,12 +327,12 @@ addEventListener("afterprint", () => {
 }, { signal });
 
 function restore() {
-  const found = location.hash.match(/^#(\d+)\.(\d+)$/);
-  if (found) Object.assign(state, { step: Number(found[1]), head: Number(found[2]) });
+  const match = location.hash.match(/^#(\d+)\.(\d+)$/);
+  if (match) Object.assign(state, { step: Number(match[1]), head: Number(match[2]) });
 }
-const described = (target, pairs) => at(target).append(...pairs.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+const fillList = (target, pairs) => at(target).append(...pairs.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 at("title").textContent = data.title;
-described("facts", Object.entries(data.metadata));
-described("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.symbols[letter] ?? ""}`]));
+fillList("facts", Object.entries(data.metadata));
+fillList("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.symbols[letter] ?? ""}`]));
 restore();
 go({}, false);

@@ -1,4 +1,4 @@
-"""Small models that are right: one of each kind of this project, and of the peers."""
+"""Small correct models: one of each kind of clearhead and of transformers."""
 
 from __future__ import annotations
 
@@ -91,13 +91,14 @@ def peer(name):
         return hf.RobertaModel(hf.RobertaConfig(**text))
     if name == "llama":
         return hf.LlamaForCausalLM(hf.LlamaConfig(**text, num_key_value_heads=3))
-    if name == "mistral, a window":
+    if name == "mistral, window":
         return hf.MistralForCausalLM(hf.MistralConfig(**text, num_key_value_heads=1, sliding_window=4))
-    if name == "gemma2, a scale of its own":  # declared, and that of all heads together: a slip anywhere else
+    if name == "gemma2, declared scale":
+        # The declared scale is that of all heads together, which would be a bug in other models.
         return hf.Gemma2ForCausalLM(
             hf.Gemma2Config(**text, num_key_value_heads=1, head_dim=4, query_pre_attn_scalar=12, sliding_window=5)
         )
-    if name == "granite, a scale of its own":
+    if name == "granite, declared scale":
         return hf.GraniteForCausalLM(hf.GraniteConfig(**text, num_key_value_heads=3, attention_multiplier=1 / 12))
     if name == "t5":
         sizes = {"d_model": 12, "d_kv": 4, "d_ff": 19, "num_layers": 2, "num_heads": 3}
@@ -112,5 +113,5 @@ def peer(name):
     return hf.ViTModel(hf.ViTConfig(**sizes, image_size=16, patch_size=8))
 
 
-SCALED = ("gemma2, a scale of its own", "granite, a scale of its own")
-PEERS = ("gpt2", "bert", "roberta", "llama", "mistral, a window", *SCALED, "t5", "bart", "vit")
+SCALED = ("gemma2, declared scale", "granite, declared scale")
+PEERS = ("gpt2", "bert", "roberta", "llama", "mistral, window", *SCALED, "t5", "bart", "vit")

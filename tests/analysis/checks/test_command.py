@@ -1,4 +1,4 @@
-"""`clearhead check`, run as a person would."""
+"""`clearhead check` in process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch import nn
 from clearhead.analysis.checks import Ids, ModuleSpec
 
 class GPT(nn.Module):
-    # A language model by hand that forgot its mask.
+    # A language model without a causal mask.
     def __init__(self):
         super().__init__()
         self.embedding, self.q, self.k = nn.Embedding(50, 12), nn.Linear(12, 12), nn.Linear(12, 12)
@@ -38,13 +38,13 @@ class GPT(nn.Module):
         return self.head(x + self.scores(x).softmax(-1) @ x)
 
 class Masked(GPT):
-    # The same with its mask.
+    # The same with a causal mask.
     def scores(self, x):
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         return super().scores(x).masked_fill(future, float("-inf"))
 
 class Features(nn.Linear):
-    # No sequence: one block of numbers in, one out.
+    # Takes and returns a vector, not a sequence.
     def __init__(self):
         super().__init__(7, 3)
 
@@ -55,12 +55,12 @@ def with_spec():
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs the command in this process, in a folder with a module: exit status, standard output, standard error."""
+    """Return a function that runs the command in a folder with a module: exit status, standard output and error."""
     (tmp_path / "mine_to_check.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("mine_to_check", None)
-    monkeypatch.setattr(app, "registered_callback", None)  # --version and its like are not what is tested here
+    monkeypatch.setattr(app, "registered_callback", None)  # options such as --version are not tested here
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["clearhead", "check", *arguments])

@@ -1,4 +1,4 @@
-"""The assertions for other people's suites: silent on what is right, and telling on what is not."""
+"""Assertions for users' test suites pass for correct modules and fail for incorrect ones."""
 
 from __future__ import annotations
 

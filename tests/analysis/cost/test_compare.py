@@ -65,16 +65,18 @@ def test_compare_crossovers_change_the_order(k):
     sizes = comparison.sizes
     n = next(symbol for symbol in sizes if str(symbol) == "n")
     for crossover in comparison.crossovers:
-        left, right = (getattr(layers[name], crossover.quantity) for name in (crossover.left, crossover.right))
+        left_cost, right_cost = (
+            getattr(layers[name], crossover.quantity) for name in (crossover.left, crossover.right)
+        )
         if crossover.value is None:
-            signs = {left.subs({**sizes, n: m}) > right.subs({**sizes, n: m}) for m in (1, 10**3, 10**6)}
+            signs = {left_cost.subs({**sizes, n: m}) > right_cost.subs({**sizes, n: m}) for m in (1, 10**3, 10**6)}
             assert len(signs) == 1
         else:
             values = {**sizes, n: crossover.value}
-            assert left.subs(values) == right.subs(values)
+            assert left_cost.subs(values) == right_cost.subs(values)
             above, below = {**sizes, n: 2 * crossover.value}, {**sizes, n: crossover.value / 2}
-            assert left.subs(above) > right.subs(above)
-            assert left.subs(below) < right.subs(below)
+            assert left_cost.subs(above) > right_cost.subs(above)
+            assert left_cost.subs(below) < right_cost.subs(below)
 
 
 def test_compare_attention_recurrence_crossover_is_d():

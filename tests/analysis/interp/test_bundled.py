@@ -1,4 +1,4 @@
-"""The models in the box, by every implementation: recomputed weights times values are what the fast path gave."""
+"""Bundled models with each implementation: recomputed weights times values equal the outputs of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_of(name):
 
 
 def run(name, model):
-    """A padded batch, so that there is a mask, wherever the model takes one."""
+    """Run a padded batch, so that models that take a mask get one."""
     torch.manual_seed(0)
     config = model.config
     if name == "digits-vit":
@@ -35,13 +35,13 @@ def run(name, model):
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_times_values_are_the_fast_paths_output(name, impl):
+def test_weights_times_values_equal_layer_output(name, impl):
     model = model_of(name)
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     used = []
 
     def choose(layer, args, kwargs):
-        # Gathering needs something to skip: a layer without a mask has none, and is given one that hides nothing.
+        # The sparse implementation needs a mask: a layer without one gets a mask that hides nothing.
         layer.impl = impl
         if impl == "sparse" and kwargs.get("mask") is None:
             T, S = args[0].shape[1], args[1 if len(args) > 1 else 0].shape[1]
@@ -65,7 +65,7 @@ def test_weights_times_values_are_the_fast_paths_output(name, impl):
 
 
 @pytest.mark.parametrize("name", ["shakespeare", "sort-dedup"])
-def test_generation_stays_within_the_tolerance(name):
+def test_traced_generation_stays_within_tolerance(name):
     model = model_of(name)
     with analysis.trace(model) as t:
         generate(model, torch.randint(model.config.vocab_size, (2, 7)), strategy=Greedy(), max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""Edits against the same change made by hand, and what a comparison says of them."""
+"""Interventions compared with equivalent forward hooks, and comparisons of traces."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def traced(model, ids, *edits, patterns=PATTERNS):
     return logits, t
 
 
-def changing_heads(layer, change):
-    """The output of the layer's attention changed in its `o_proj`'s input, by an ordinary hook: (B, T, H, D)."""
+def hook_heads(layer, change):
+    """Register a hook that changes the heads (B, T, H, D) at the input of the layer's `o_proj`."""
 
     def hook(projection, args):
         heads = args[0].unflatten(-1, (layer.n_heads, layer.d_head)).clone()
@@ -45,8 +45,8 @@ def changing_heads(layer, change):
     return layer.o_proj.register_forward_pre_hook(hook)
 
 
-def by_hand(model, ids, layer, change):
-    handle = changing_heads(layer, change)
+def run_with_hook(model, ids, layer, change):
+    handle = hook_heads(layer, change)
     try:
         with torch.no_grad():
             return model(ids)
@@ -54,20 +54,20 @@ def by_hand(model, ids, layer, change):
         handle.remove()
 
 
-def test_zeroing_heads_at_positions():
+def test_zero_ablation_of_heads_and_positions_equals_hook():
     model, ids = decoder(), torch.randint(31, (3, 7))
 
     def zero(heads):
         for h in (4, 1):
             heads[:, [2, 6], h] = 0
 
-    wanted = by_hand(model, ids, model.blocks[1].attention, zero)
+    expected = run_with_hook(model, ids, model.blocks[1].attention, zero)
     logits, _ = traced(model, ids, (LAYER, analysis.ZeroAblation(heads=[4, 1], positions=[2, -1])))
-    torch.testing.assert_close(logits, wanted)
+    torch.testing.assert_close(logits, expected)
     assert (logits - traced(model, ids)[0]).abs().max() > 1e-6
 
 
-def test_zeroing_every_head_leaves_the_projections_bias():
+def test_zero_ablation_of_all_heads_returns_output_bias():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention
     nn.init.normal_(layer.o_proj.bias)
@@ -77,7 +77,7 @@ def test_zeroing_every_head_leaves_the_projections_bias():
     assert (t.output(LAYER) == 0).all()
 
 
-def test_replacing_by_a_tensor_and_by_a_function():
+def test_replace_activation_accepts_tensor_and_function():
     model, ids = decoder(), torch.randint(31, (3, 7))
     value = torch.randn(4, dtype=torch.float64)
 
@@ -85,16 +85,16 @@ def test_replacing_by_a_tensor_and_by_a_function():
         heads[:, :, 2] = value
         heads[:, 3:5, 5] = heads[:, 3:5, 5] * 2 + 1
 
-    wanted = by_hand(model, ids, model.blocks[1].attention, change)
+    expected = run_with_hook(model, ids, model.blocks[1].attention, change)
     edits = (
         (LAYER, analysis.ReplaceActivation(value, heads=2)),
         (LAYER, analysis.ReplaceActivation(lambda x: x * 2 + 1, heads=[5], positions=slice(3, 5))),
     )
-    torch.testing.assert_close(traced(model, ids, *edits)[0], wanted)
+    torch.testing.assert_close(traced(model, ids, *edits)[0], expected)
 
 
-def test_patching_a_block_carries_the_other_run_over():
-    """With every position of a block patched, all that follows is the other run's."""
+def test_patch_activation_of_block_copies_other_run():
+    """If all positions of a block are patched, the logits are those of the source run."""
     model = decoder()
     clean, other = torch.randint(31, (3, 7)), torch.randint(31, (3, 7))
     logits, source = traced(model, clean)
@@ -102,12 +102,12 @@ def test_patching_a_block_carries_the_other_run_over():
     torch.testing.assert_close(patched, logits)
     patched, t = traced(model, other, (BLOCK, analysis.PatchActivation(source, positions=[4])))
     assert torch.equal(t.output(BLOCK)[:, 4], source.output(BLOCK)[:, 4])
-    theirs = traced(model, other)[1].output(BLOCK)
-    assert torch.equal(t.output(BLOCK)[:, :4], theirs[:, :4])
-    torch.testing.assert_close(patched[:, :4], model(other)[:, :4])  # nothing before position 4 can know
+    other_output = traced(model, other)[1].output(BLOCK)
+    assert torch.equal(t.output(BLOCK)[:, :4], other_output[:, :4])
+    torch.testing.assert_close(patched[:, :4], model(other)[:, :4])  # positions before 4 do not attend to it
 
 
-def test_patching_heads():
+def test_patch_activation_of_heads_equals_hook():
     model = decoder()
     clean, other = torch.randint(31, (3, 7)), torch.randint(31, (3, 7))
     source = traced(model, clean)[1]
@@ -115,13 +115,13 @@ def test_patching_heads():
     def change(heads):
         heads[:, [1, 5], 3] = source.heads(LAYER)[:, 3][:, [1, 5]]
 
-    wanted = by_hand(model, other, model.blocks[1].attention, change)
+    expected = run_with_hook(model, other, model.blocks[1].attention, change)
     logits, t = traced(model, other, (LAYER, analysis.PatchActivation(source, heads=[3], positions=[1, 5])))
-    torch.testing.assert_close(logits, wanted)
+    torch.testing.assert_close(logits, expected)
     assert torch.equal(t.heads(LAYER)[:, 3, [1, 5]], source.heads(LAYER)[:, 3, [1, 5]])
 
 
-def test_patching_from_another_module():
+def test_patch_activation_from_another_module():
     model = decoder()
     ids = torch.randint(31, (3, 7))
     source = traced(model, ids)[1]
@@ -130,7 +130,7 @@ def test_patching_from_another_module():
     assert torch.equal(t.output("blocks.2")[:, 1:5], source.output("blocks.2")[:, 1:5])
 
 
-def test_what_was_nothing_and_became_something_moved_without_bound():
+def test_compare_change_from_zero_is_infinite():
     model, ids = decoder(), torch.randint(31, (3, 7))
     zero, other = (
         analysis.ZeroAblation(positions=[2]),
@@ -138,12 +138,12 @@ def test_what_was_nothing_and_became_something_moved_without_bound():
     )
     before = traced(model, ids, (BLOCK, zero), patterns=("blocks.0.output",))[1]
     after = traced(model, ids, (BLOCK, other), patterns=("blocks.0.output",))[1]
-    (moved,) = analysis.compare(before, after).outputs
-    assert moved.location == {"sequence": 0, "position": 2}
-    assert moved.to_dict()["largest"] is None
+    (change,) = analysis.compare(before, after).outputs
+    assert change.location == {"sequence": 0, "position": 2}
+    assert change.to_dict()["largest"] is None
 
 
-def test_mean_ablation():
+def test_mean_ablation_equals_hook():
     model = decoder()
     ids, corpus = torch.randint(31, (3, 7)), torch.randint(31, (11, 13))
     source = traced(model, corpus)[1]
@@ -152,13 +152,13 @@ def test_mean_ablation():
     def change(heads):
         heads[:, :, 2] = mean
 
-    wanted = by_hand(model, ids, model.blocks[1].attention, change)
-    torch.testing.assert_close(traced(model, ids, (LAYER, analysis.MeanAblation(source, heads=2)))[0], wanted)
+    expected = run_with_hook(model, ids, model.blocks[1].attention, change)
+    torch.testing.assert_close(traced(model, ids, (LAYER, analysis.MeanAblation(source, heads=2)))[0], expected)
     _, t = traced(model, ids, (BLOCK, analysis.MeanAblation(source)))
     torch.testing.assert_close(t.output(BLOCK), source.output(BLOCK).mean((0, 1)).expand(3, 7, 24))
 
 
-def test_gradients_flow_around_an_edit():
+def test_zero_ablation_blocks_gradient_of_heads():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention
     with analysis.trace(model, "output") as t:
@@ -169,20 +169,20 @@ def test_gradients_flow_around_an_edit():
     assert grad[:, 3:].abs().max() > 0
 
 
-def test_edits_in_generation_with_a_cache_speak_of_the_sequence():
-    """Positions are places in the whole sequence, whichever step computes them."""
+def test_intervention_positions_are_absolute_with_cache():
+    """Positions are indices in the whole sequence, independent of the step that computes them."""
     model, ids = decoder(), torch.randint(31, (2, 9))
     edit = analysis.ZeroAblation(heads=[1, 4], positions=[0, 3, 6, 8])
-    wanted = traced(model, ids, (LAYER, edit), (BLOCK, analysis.ZeroAblation(positions=slice(2, 7, 3))))[0]
+    expected = traced(model, ids, (LAYER, edit), (BLOCK, analysis.ZeroAblation(positions=slice(2, 7, 3))))[0]
     cache = KVCache()
     with torch.no_grad(), analysis.trace(model, "output") as t:
         t.intervene(LAYER, edit).intervene(BLOCK, analysis.ZeroAblation(positions=slice(2, 7, 3)))
         for piece in ids.split([4, 1, 1, 3], dim=1):
             model(piece, cache=cache)
-    torch.testing.assert_close(t.output(), wanted)
+    torch.testing.assert_close(t.output(), expected)
 
 
-def test_patches_in_generation_with_a_cache_find_their_place():
+def test_patch_activation_with_cache_equals_one_pass():
     model = decoder()
     ids, other = torch.randint(31, (2, 9)), torch.randint(31, (2, 9))
     source = traced(model, other)[1]
@@ -190,17 +190,17 @@ def test_patches_in_generation_with_a_cache_find_their_place():
         (LAYER, analysis.PatchActivation(source, heads=[2, 5], positions=[1, 5, 8])),
         (BLOCK, analysis.PatchActivation(source, positions=[6])),
     )
-    wanted = traced(model, ids, *edits)[0]
+    expected = traced(model, ids, *edits)[0]
     cache = KVCache()
     with torch.no_grad(), analysis.trace(model, "output") as t:
         for path, edit in edits:
             t.intervene(path, edit)
         for piece in ids.split([4, 1, 1, 3], dim=1):
             model(piece, cache=cache)
-    torch.testing.assert_close(t.output(), wanted)
+    torch.testing.assert_close(t.output(), expected)
 
 
-def test_an_edit_changes_what_is_generated():
+def test_intervention_changes_generated_ids_only_inside_trace():
     model, ids = decoder(), torch.randint(31, (2, 5))
     plain = generate(model, ids, strategy=Greedy(), max_new_tokens=5)
     with analysis.trace(model) as t:
@@ -212,7 +212,7 @@ def test_an_edit_changes_what_is_generated():
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_heads_of_torchs_layer(batch_first):
+def test_zero_ablation_of_torch_attention_heads(batch_first):
     layer = nn.MultiheadAttention(24, 4, batch_first=batch_first).double().eval()
     nn.init.normal_(layer.in_proj_bias)
     nn.init.normal_(layer.out_proj.bias)
@@ -223,15 +223,15 @@ def test_heads_of_torchs_layer(batch_first):
         layer(x, x, x)
     heads = before.weights("layer") @ before.values("layer")
     heads[:, 2, 1:3] = 0
-    wanted = F.linear(heads.transpose(1, 2).flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
+    expected = F.linear(heads.transpose(1, 2).flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
     with torch.no_grad(), analysis.trace(box) as t:
         t.intervene("layer", analysis.ZeroAblation(heads=2, positions=[1, 2]))
         out, _ = layer(x, x, x)
-    torch.testing.assert_close(out if batch_first else out.transpose(0, 1), wanted)
+    torch.testing.assert_close(out if batch_first else out.transpose(0, 1), expected)
     assert torch.equal(t.weights("layer"), before.weights("layer"))
 
 
-def test_gradients_of_torchs_layer_flow_around_an_edit():
+def test_zero_ablation_of_torch_layer_blocks_gradient_of_heads():
     layer = nn.MultiheadAttention(24, 4, batch_first=True).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64)
     with analysis.trace(layer) as t:
@@ -243,34 +243,34 @@ def test_gradients_of_torchs_layer_flow_around_an_edit():
     assert not t.heads("").requires_grad
 
 
-def test_heads_of_a_module_that_calls_torchs_function():
-    class Own(nn.Module):
+def test_zero_ablation_of_sdpa_heads():
+    class SDPAModule(nn.Module):
         def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
-    model, x = Own(), torch.randn(3, 4, 5, 7)
-    wanted = model(x)
-    wanted[:, 2] = 0
+    model, x = SDPAModule(), torch.randn(3, 4, 5, 7)
+    expected = model(x)
+    expected[:, 2] = 0
     with analysis.trace(model, "output") as t:
         t.intervene("", analysis.ZeroAblation(heads=[2]))
-        assert torch.equal(model(x), wanted)
+        assert torch.equal(model(x), expected)
 
 
-def test_a_comparison_says_what_moved():
+def test_compare_reports_changed_outputs_weights_and_logits():
     model, ids = decoder(), torch.randint(31, (3, 7))
     before_logits, before = traced(model, ids)
     after_logits, after = traced(model, ids, (LAYER, analysis.ZeroAblation(heads=[3], positions=[4])))
-    found = analysis.compare(before, after)
-    moved = {m.path: m for m in found.outputs}
-    assert list(moved) == ["", "blocks.0", "blocks.1", "blocks.2"]
-    assert moved["blocks.0"].largest == 0.0
-    assert moved["blocks.0"].location == {}
-    amount = moved["blocks.1"].amount
+    comparison = analysis.compare(before, after)
+    changes = {m.path: m for m in comparison.outputs}
+    assert list(changes) == ["", "blocks.0", "blocks.1", "blocks.2"]
+    assert changes["blocks.0"].largest == 0.0
+    assert changes["blocks.0"].location == {}
+    amount = changes["blocks.1"].amount
     assert (amount[:, [0, 1, 2, 3, 5, 6]] == 0).all()
     x, y = before.output("blocks.1"), after.output("blocks.1")
     torch.testing.assert_close(amount[:, 4], ((y - x).norm(dim=-1) / x.norm(dim=-1))[:, 4])
-    assert moved["blocks.1"].location["position"] == 4
-    weights = {m.path: m.amount for m in found.weights}
+    assert changes["blocks.1"].location["position"] == 4
+    weights = {m.path: m.amount for m in comparison.weights}
     assert (weights["blocks.1.attention"] == 0).all()
     shift = (after.weights("blocks.2.attention") - before.weights("blocks.2.attention")).abs().sum(-1) / 2
     torch.testing.assert_close(weights["blocks.2.attention"], shift)
@@ -279,27 +279,27 @@ def test_a_comparison_says_what_moved():
     kl = F.kl_div(after_logits.log_softmax(-1), before_logits.log_softmax(-1), log_target=True, reduction="none").sum(
         -1
     )
-    torch.testing.assert_close(found.logits.kl, kl.clamp(min=0))
-    assert torch.equal(found.logits.changed, before_logits.argmax(-1) != after_logits.argmax(-1))
-    text = str(found)
+    torch.testing.assert_close(comparison.logits.kl, kl.clamp(min=0))
+    assert torch.equal(comparison.logits.changed, before_logits.argmax(-1) != after_logits.argmax(-1))
+    text = str(comparison)
     assert "blocks.0 output" in text
     assert "nowhere" in text
     assert "KL of the logits" in text
-    assert json.loads(json.dumps(found.to_dict()))["outputs"][1]["largest"] == 0.0
+    assert json.loads(json.dumps(comparison.to_dict()))["outputs"][1]["largest"] == 0.0
 
 
-def test_a_comparison_of_classifiers():
+def test_compare_classifier_runs():
     model = VisionTransformer(tiny_vision()).eval()
     images = torch.rand(3, model.config.n_channels, *model.config.image_size)
     _, before = traced(model, images, patterns=("output",))
     _, after = traced(model, images, ("blocks.0", analysis.ZeroAblation()), patterns=("output",))
-    found = analysis.compare(before, after)
-    assert found.logits.kl.shape == (3, 1)
-    assert found.logits.kl.min() > 0
+    comparison = analysis.compare(before, after)
+    assert comparison.logits.kl.shape == (3, 1)
+    assert comparison.logits.kl.min() > 0
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_edited_or_compared():
+def test_invalid_interventions_and_comparisons_raise():
     model, ids = decoder(), torch.randint(31, (3, 7))
     with pytest.raises(ConfigError, match=r"'blocks.9' is not recorded because the model has no module of that name"):
         analysis.trace(model).intervene("blocks.9", analysis.ZeroAblation())
@@ -335,8 +335,8 @@ class Pair(NamedTuple):
     second: object
 
 
-class Several(nn.Module):
-    """Returns its tensor among other things."""
+class NestedOutput(nn.Module):
+    """Returns its tensor inside a structure."""
 
     def __init__(self, pack):
         super().__init__()
@@ -356,8 +356,8 @@ class Several(nn.Module):
         (lambda x: {"loss": None, "parts": (x, 3)}, lambda out: out["parts"][0]),
     ],
 )
-def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
-    model = Several(pack)
+def test_intervention_edits_recorded_tensor_of_nested_output(pack, tensor):
+    model = NestedOutput(pack)
     x = torch.randn(2, 3, 5)
     with analysis.trace(model, "output") as t:
         plain = model(x)
@@ -370,7 +370,7 @@ def test_the_tensor_that_is_recorded_is_the_one_that_is_edited(pack, tensor):
     assert torch.equal(t.output(), 2 * x + 1)
 
 
-def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
+def test_deepcopy_inside_trace_is_not_traced():
     model = decoder()
     ids = torch.randint(0, 31, (2, 5))
     plain = model(ids)
@@ -384,10 +384,10 @@ def test_a_copy_made_while_a_trace_is_on_is_neither_edited_nor_recorded():
     assert t.runs == 1
 
 
-def test_traces_may_end_in_any_order():
+def test_overlapping_traces_exit_in_any_order():
     model = decoder()
     ids = torch.randint(0, 31, (2, 5))
-    plain, stood_for = model(ids), (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
+    plain, originals = model(ids), (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
     first, second = analysis.trace(model), analysis.trace(model)
     first.intervene(LAYER, analysis.ZeroAblation(heads=[1]))
     first.__enter__()
@@ -398,16 +398,16 @@ def test_traces_may_end_in_any_order():
     second.__exit__(None, None, None)
     assert torch.equal(model(ids), plain)
     assert (first.runs, second.runs) == (1, 2)
-    assert stood_for == (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
+    assert originals == (attention.attend, F.scaled_dot_product_attention, KVCache.reorder)
 
 
-def test_what_another_thread_runs_is_neither_edited_nor_recorded():
+def test_trace_ignores_other_threads():
     model, other = decoder(), decoder()
     ids = torch.randint(0, 31, (2, 5))
-    plain, found = other(ids), []
+    plain, thread_outputs = other(ids), []
 
     def meanwhile(*_):
-        thread = threading.Thread(target=lambda: found.append(other(ids)))
+        thread = threading.Thread(target=lambda: thread_outputs.append(other(ids)))
         thread.start()
         thread.join()
 
@@ -415,13 +415,13 @@ def test_what_another_thread_runs_is_neither_edited_nor_recorded():
         t.intervene(LAYER, analysis.ZeroAblation(heads=[1]))
         model.get_submodule(LAYER).q_proj.register_forward_hook(meanwhile)
         model(ids)
-    assert torch.equal(found[0], plain)
+    assert torch.equal(thread_outputs[0], plain)
     assert t.paths == [f"blocks.{i}.attention" for i in range(3)]
     assert t.runs == 1
 
 
 @pytest.mark.bad_input
-def test_what_is_no_edit_is_refused():
+def test_invalid_intervention_raises_dtype_error():
     model = decoder()
     ids = torch.randint(0, 31, (2, 5))
     with (

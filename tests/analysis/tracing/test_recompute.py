@@ -1,4 +1,4 @@
-"""Weights for chosen heads and rows against the whole, and against an equation written by hand; and what they cost."""
+"""Weights of selected heads and rows, compared with all weights and with the equation, and their memory."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def traced(layer, x, *memory, **kwargs):
     return t
 
 
-def by_hand(layer, x, allowed, bias=0.0):
-    """softmax(QKᵀ/√D + bias) where it is allowed, in float64, from the projections alone."""
+def reference_weights(layer, x, allowed, bias=0.0):
+    """Return softmax(QKᵀ/√D + bias) over the allowed pairs, computed from the projections."""
 
     def heads(projection, n):
         return projection(x).unflatten(-1, (n, layer.d_head)).transpose(1, 2)
@@ -68,16 +68,16 @@ def by_hand(layer, x, allowed, bias=0.0):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @torch.no_grad()
-def test_every_mask_against_the_equation(mask):
+def test_weights_equal_equation_for_each_mask(mask):
     layer = MultiHeadAttention(30, 6, n_kv_heads=2).double()
     x = torch.randn(2, 11, 30, dtype=torch.float64)
     allowed = torch.ones(11, 11, dtype=torch.bool) if mask is None else mask.dense(11)
     bias = torch.randn(6, 11, 11, dtype=torch.float64)
-    wanted = by_hand(layer, x, allowed, bias)
+    expected = reference_weights(layer, x, allowed, bias)
     t = traced(layer, x, mask=mask, bias=bias)
-    torch.testing.assert_close(t.weights(""), wanted)
+    torch.testing.assert_close(t.weights(""), expected)
     rows, heads = [7, 0, 10, 7], [5, 1]
-    torch.testing.assert_close(t.weights("", heads=heads, rows=rows), wanted[:, heads][:, :, rows])
+    torch.testing.assert_close(t.weights("", heads=heads, rows=rows), expected[:, heads][:, :, rows])
     assert t.difference("") <= t.tolerance("")
 
 
@@ -92,10 +92,10 @@ def test_every_mask_against_the_equation(mask):
     ],
     ids=str,
 )
-def test_ways_to_choose(heads, rows, picked):
+def test_weights_select_heads_and_rows(heads, rows, picked):
     t = traced(MultiHeadAttention(30, 6), torch.randn(2, 11, 30), mask=causal())
-    wanted = t.weights("")[:, picked[0]][:, :, picked[1]]
-    torch.testing.assert_close(t.weights("", heads=heads, rows=rows), wanted, rtol=1e-6, atol=1e-7)
+    expected = t.weights("")[:, picked[0]][:, :, picked[1]]
+    torch.testing.assert_close(t.weights("", heads=heads, rows=rows), expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -111,25 +111,25 @@ def test_ways_to_choose(heads, rows, picked):
     ],
     ids=["dot", "temperature", "bilinear", "additive", "additive shared", "hard", "straight-through"],
 )
-def test_every_score_and_weighting(kwargs):
+def test_weights_are_consistent_for_each_score_and_normalizer(kwargs):
     layer = MultiHeadAttention(30, 6, n_kv_heads=3, **kwargs()).double()
     t = traced(layer, torch.randn(2, 11, 30, dtype=torch.float64), mask=causal())
-    whole = t.weights("")
+    weights = t.weights("")
     assert t.difference("") <= t.tolerance("")
-    some = {"heads": [4, 1], "rows": slice(3, 9)}
-    assert t.difference("", **some) <= t.tolerance("", **some)
-    torch.testing.assert_close(t.weights("", heads=[4, 1], rows=[9, 2]), whole[:, [4, 1]][:, :, [9, 2]])
+    selection = {"heads": [4, 1], "rows": slice(3, 9)}
+    assert t.difference("", **selection) <= t.tolerance("", **selection)
+    torch.testing.assert_close(t.weights("", heads=[4, 1], rows=[9, 2]), weights[:, [4, 1]][:, :, [9, 2]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_dtype_stays_within_its_tolerance(dtype):
+def test_difference_stays_within_tolerance_of_dtype(dtype):
     layer = MultiHeadAttention(30, 6, n_kv_heads=3).to(dtype)
     t = traced(layer, torch.randn(2, 131, 30).to(dtype), mask=causal())
     assert t.weights("").dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert t.difference("") <= t.tolerance("") < 500 * torch.finfo(dtype).eps
 
 
-def test_the_difference_notices_a_fast_path_that_is_wrong(monkeypatch):
+def test_difference_detects_wrong_implementation(monkeypatch):
     from clearhead.attention.sdpa import SDPAImplementation
 
     real = SDPAImplementation.run
@@ -139,7 +139,7 @@ def test_the_difference_notices_a_fast_path_that_is_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
-def test_blocks_put_together_are_the_weights(impl, monkeypatch):
+def test_weight_blocks_concatenate_to_weights(impl, monkeypatch):
     from clearhead.analysis.tracing import recompute
 
     monkeypatch.setattr(recompute, "_WEIGHTS_PER_BLOCK", 2 * 131 * 17)  # 17 rows at a time
@@ -152,7 +152,7 @@ def test_blocks_put_together_are_the_weights(impl, monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made while this is on."""
+    """Records the number of elements of the largest allocated tensor."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mask", [causal(), causal() & (window(64, 0) | every(64))], ids=str)
-def test_one_head_and_a_few_rows_never_build_the_square(mask):
+def test_weights_of_few_rows_allocate_no_square_matrix(mask):
     T, r = 2053, 5
     model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=2, mask=mask)).eval()
     with torch.no_grad(), analysis.trace(model, "blocks.1.attention") as t:
@@ -184,13 +184,13 @@ def test_one_head_and_a_few_rows_never_build_the_square(mask):
 
 
 @pytest.mark.bad_input
-def test_a_draw_cannot_be_repeated():
+def test_weights_of_gumbel_softmax_raise_config_error():
     t = traced(MultiHeadAttention(30, 6, normalizer=GumbelSoftmax()), torch.randn(2, 11, 30))
     with pytest.raises(ConfigError, match="GumbelSoftmax samples new weights in every call"):
         t.weights("")
 
 
-def test_huge_scores_are_recomputed_as_the_reference_does():
+def test_weights_of_huge_scores_equal_reference():
     layer = MultiHeadAttention(2, 1, bias=False)
     with torch.no_grad():
         for projection in (layer.q_proj, layer.k_proj):

@@ -1,5 +1,4 @@
-"""Modules that are not ours: torch's layers against the weights they return, a transformers GPT-2 against its
-eager way."""
+"""Third-party modules: torch layers compared with the weights they return, GPT-2 compared with eager attention."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention  # held by name, as many files do
+from torch.nn.functional import scaled_dot_product_attention  # imported by name, as in many modules
 
 from clearhead import analysis
 from clearhead.errors import ConfigError, ShapeError
@@ -19,7 +18,7 @@ B, T, S, H, M = 3, 5, 7, 4, 24
 
 
 def with_biases(module):
-    """torch starts biases at zero, where forgetting one would not show."""
+    """Randomize biases, which torch initializes to zero, so that a missing bias changes the result."""
     for name, parameter in module.named_parameters():
         if "bias" in name:
             nn.init.normal_(parameter)
@@ -41,26 +40,26 @@ def masks():
 @pytest.mark.parametrize("kind", [name for name, _ in masks()])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_torch_cross_attention(kind, batch_first, need_weights):
+def test_trace_torch_cross_attention_equals_returned_weights(kind, batch_first, need_weights):
     layer = with_biases(nn.MultiheadAttention(M, H, batch_first=batch_first, kdim=10, vdim=13)).eval()
     x, key, value = torch.randn(B, T, M), torch.randn(B, S, 10), torch.randn(B, S, 13)
-    given = [x if batch_first else x.transpose(0, 1) for x in (x, key, value)]
+    inputs = [x if batch_first else x.transpose(0, 1) for x in (x, key, value)]
     arguments = dict(masks())[kind]
     with torch.no_grad():
-        _, wanted = layer(*given, average_attn_weights=False, **arguments)
+        _, expected = layer(*inputs, average_attn_weights=False, **arguments)
         with analysis.trace(nn.ModuleDict({"layer": layer})) as t:
-            layer(*given, need_weights=need_weights, **arguments)
+            layer(*inputs, need_weights=need_weights, **arguments)
     assert t.paths == ["layer"]
-    torch.testing.assert_close(t.weights("layer"), wanted)
-    torch.testing.assert_close(t.weights("layer", heads=[2], rows=[4, 1]), wanted[:, [2]][:, :, [4, 1]])
+    torch.testing.assert_close(t.weights("layer"), expected)
+    torch.testing.assert_close(t.weights("layer", heads=[2], rows=[4, 1]), expected[:, [2]][:, :, [4, 1]])
     assert t.difference("layer") <= t.tolerance("layer")
     assert t.difference("layer", rows=[3]) <= t.tolerance("layer", rows=[3])
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("batch", [True, False])
-def test_torch_self_attention_by_its_own_fast_path(training, batch):
-    """In evaluation, without gradients, torch runs the whole layer as one operator: it is seen all the same."""
+def test_trace_torch_fast_path_equals_returned_weights(training, batch):
+    """In evaluation without gradients, torch runs the whole layer as one operator, which is recorded too."""
     layer = with_biases(nn.MultiheadAttention(M, H, batch_first=True)).train(training)
     x = torch.randn(B, T, M) if batch else torch.randn(T, M)
     calls = []
@@ -68,37 +67,37 @@ def test_torch_self_attention_by_its_own_fast_path(training, batch):
     try:
         torch._native_multi_head_attention = lambda *args: calls.append(1) or real(*args)
         with torch.no_grad():
-            _, wanted = layer(x, x, x, average_attn_weights=False)
+            _, expected = layer(x, x, x, average_attn_weights=False)
             with analysis.trace(layer) as t:
                 layer(x, x, x, need_weights=False)
     finally:
         torch._native_multi_head_attention = real
     assert len(calls) == (2 if batch and not training else 0)
     assert not t.values("").requires_grad
-    torch.testing.assert_close(t.weights(""), wanted if batch else wanted[None])
+    torch.testing.assert_close(t.weights(""), expected if batch else expected[None])
     assert t.difference("") <= t.tolerance("")
     torch.testing.assert_close(t.heads("")[..., :1, :], (t.weights("", rows=0) @ t.values("")))
 
 
 @pytest.mark.parametrize("extra", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"bias": False}], ids=str)
-def test_torch_layers_with_keys_of_their_own(extra):
+def test_trace_torch_layer_with_additional_keys(extra):
     layer = with_biases(nn.MultiheadAttention(M, H, batch_first=True, **extra)).double()
     x = torch.randn(B, T, M, dtype=torch.float64)
     hidden = torch.zeros(B, T, dtype=torch.bool)
     hidden[1, 3:] = True
     arguments = {"attn_mask": ~causal().dense(T), "key_padding_mask": hidden}
-    _, wanted = layer(x, x, x, average_attn_weights=False, **arguments)
+    _, expected = layer(x, x, x, average_attn_weights=False, **arguments)
     with analysis.trace(layer) as t:
         layer(x, x, x, **arguments)
-    torch.testing.assert_close(t.weights(""), wanted)
+    torch.testing.assert_close(t.weights(""), expected)
     assert t.difference("") <= t.tolerance("")
 
 
 @pytest.mark.parametrize("kind", ["no mask", "padding", "causal"])
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_torch_encoders_in_evaluation(kind, norm_first):
-    """Padded batches become nested tensors there, layer by layer; weights and outputs are those of plain ones."""
+def test_trace_torch_encoder_in_evaluation_equals_slow_path(kind, norm_first):
+    """Padded batches become nested tensors; weights and outputs equal those of padded tensors."""
     layer = nn.TransformerEncoderLayer(M, H, 32, batch_first=True, norm_first=norm_first)
     model = with_biases(nn.TransformerEncoder(layer, 2)).eval()
     x = torch.randn(B, T, M)
@@ -110,22 +109,22 @@ def test_torch_encoders_in_evaluation(kind, norm_first):
         "causal": {"mask": ~causal().dense(T)},
     }[kind]
     with torch.no_grad():
-        plain = model(x, **arguments)
+        expected = model(x, **arguments)
         with analysis.trace(model, "layers.*.self_attn", "layers.*.output") as t:
-            watched = model(x, **arguments)
-        with analysis.trace(model) as slow:  # the plain way: with gradients there is no fast path
+            traced = model(x, **arguments)
+        with analysis.trace(model) as reference:  # with gradients, torch does not use its fast path
             torch.enable_grad()(model)(x, **arguments)
-    torch.testing.assert_close(watched, plain)
+    torch.testing.assert_close(traced, expected)
     assert t.paths == ["layers.0.self_attn", "layers.1.self_attn"]
     for path in t.paths:
         assert t.difference(path) <= t.tolerance(path)
         for row, n in enumerate(lengths.tolist()):
-            torch.testing.assert_close(t.weights(path)[row, :, :n], slow.weights(path)[row, :, :n])
+            torch.testing.assert_close(t.weights(path)[row, :, :n], reference.weights(path)[row, :, :n])
     assert [norm.shape for _, norm in t.norms()] == [(B, T), (B, T)]
 
 
 class OwnAttention(nn.Module):
-    """A module that calls torch's function, with arguments that a test chooses."""
+    """A module that calls scaled_dot_product_attention with the arguments of a test."""
 
     def __init__(self, by_name=False):
         super().__init__()
@@ -151,7 +150,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_module_that_calls_torchs_function(name):
+def test_trace_sdpa_module_equals_output(name):
     arguments = ARGUMENTS[name]
     model = nn.Sequential(nn.Linear(M, M), OwnAttention()).double()
     x = torch.randn(B, T, M, dtype=torch.float64)
@@ -167,7 +166,7 @@ def test_a_module_that_calls_torchs_function(name):
         assert (weights.triu(1) == 0).all()
 
 
-def test_a_query_that_sees_nothing_has_no_weights():
+def test_trace_fully_masked_query_has_zero_weights():
     model, mask = OwnAttention(), torch.zeros(T, T)
     mask[2] = -math.inf
     with torch.no_grad(), analysis.trace(model) as t:
@@ -177,7 +176,7 @@ def test_a_query_that_sees_nothing_has_no_weights():
     torch.testing.assert_close(weights.sum(-1)[:, :, 3:], torch.ones(B, H, 2))
 
 
-def test_the_function_is_found_under_a_name_of_its_own():
+def test_trace_sdpa_imported_by_name():
     model = OwnAttention(by_name=True)
     with torch.no_grad(), analysis.trace(model) as t:
         model(torch.randn(B, T, M))
@@ -185,13 +184,13 @@ def test_the_function_is_found_under_a_name_of_its_own():
     assert scaled_dot_product_attention is F.scaled_dot_product_attention
 
 
-def test_tensors_without_heads():
+def test_trace_sdpa_without_head_dimension():
     class OneHead(nn.Module):
         def forward(self, x, mask):
             return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     model, x = OneHead(), torch.randn(B, T, M)
-    mask = (torch.rand(B, T, T) < 0.5) | torch.eye(T, dtype=torch.bool)  # another one for each sequence
+    mask = (torch.rand(B, T, T) < 0.5) | torch.eye(T, dtype=torch.bool)  # a different mask per sequence
     with analysis.trace(model) as t:
         out = model(x, mask)
     assert out.shape == (B, T, M)
@@ -208,7 +207,7 @@ def gpt2():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_transformers_gpt2(gpt2, padded):
+def test_trace_gpt2_equals_eager_attentions(gpt2, padded):
     ids = torch.randint(31, (B, 11))
     keep = torch.ones_like(ids)
     if padded:
@@ -222,22 +221,22 @@ def test_a_transformers_gpt2(gpt2, padded):
         finally:
             gpt2.set_attn_implementation("sdpa")
     assert t.paths == ["transformer.h.0.attn", "transformer.h.1.attn"]
-    rows = keep.bool()  # what padding looks at is nobody's business
-    for path, wanted in zip(t.paths, eager.attentions, strict=True):
-        torch.testing.assert_close(t.weights(path).transpose(1, 2)[rows], wanted.transpose(1, 2)[rows])
+    rows = keep.bool()  # rows of padding are arbitrary
+    for path, expected in zip(t.paths, eager.attentions, strict=True):
+        torch.testing.assert_close(t.weights(path).transpose(1, 2)[rows], expected.transpose(1, 2)[rows])
         assert t.difference(path) <= t.tolerance(path)
     assert torch.equal(t.output(), logits)
     torch.testing.assert_close(t.output("transformer.h.0")[rows], eager.hidden_states[1][rows])
     assert [path for path, _ in t.norms()] == ["transformer.h.0", "transformer.h.1"]
 
 
-def test_gpt2_without_patterns(gpt2):
+def test_trace_gpt2_without_patterns_finds_attention(gpt2):
     with torch.no_grad(), analysis.trace(gpt2) as t:
         gpt2(torch.randint(31, (1, 7)))
     assert t.paths == ["transformer.h.0.attn", "transformer.h.1.attn"]
 
 
-def test_a_head_of_gpt2_ablated(gpt2):
+def test_zero_ablation_of_gpt2_head_equals_hook(gpt2):
     ids = torch.randint(31, (B, 11))
     layer = gpt2.transformer.h[1].attn
 
@@ -249,42 +248,43 @@ def test_a_head_of_gpt2_ablated(gpt2):
     handle = layer.c_proj.register_forward_pre_hook(without_head_2)
     try:
         with torch.no_grad():
-            wanted = gpt2(ids).logits
+            expected = gpt2(ids).logits
     finally:
         handle.remove()
     with torch.no_grad(), analysis.trace(gpt2, "transformer.h.1.attn.weights") as t:
         t.intervene("transformer.h.1.attn", analysis.ZeroAblation(heads=[2]))
         logits = gpt2(ids).logits
-    torch.testing.assert_close(logits, wanted)
-    assert t.difference("transformer.h.1.attn") <= t.tolerance("transformer.h.1.attn")  # of what ran, not of the edit
+    torch.testing.assert_close(logits, expected)
+    # The difference compares the run without the intervention.
+    assert t.difference("transformer.h.1.attn") <= t.tolerance("transformer.h.1.attn")
     assert (t.heads("transformer.h.1.attn")[:, 2] == 0).all()
     with torch.no_grad():
         assert (gpt2(ids).logits - logits).abs().max() > 1e-5
 
 
-def test_a_timm_vision_transformer():
+def test_trace_timm_vision_transformer_equals_unfused_weights():
     timm = pytest.importorskip("timm", reason="timm is an optional peer")
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=32, embed_dim=M, depth=2, num_heads=H, num_classes=5
     ).eval()
     fused, images = [block.attn.fused_attn for block in model.blocks], torch.randn(B, 3, 32, 32)
     assert all(fused)
-    seen = []
+    expected_weights = []
     with torch.no_grad():
         with analysis.trace(model) as t:
             model(images)
         for block in model.blocks:
             block.attn.fused_attn = False
-            block.attn.attn_drop.register_forward_hook(lambda m, args, out: seen.append(out))
+            block.attn.attn_drop.register_forward_hook(lambda m, args, out: expected_weights.append(out))
         model(images)
     assert t.paths == ["blocks.0.attn", "blocks.1.attn"]
-    for path, wanted in zip(t.paths, seen, strict=True):
-        torch.testing.assert_close(t.weights(path), wanted)
+    for path, expected in zip(t.paths, expected_weights, strict=True):
+        torch.testing.assert_close(t.weights(path), expected)
         assert t.difference(path) <= t.tolerance(path)
 
 
 @pytest.mark.bad_input
-def test_what_torchs_layer_cannot_tell():
+def test_torch_layer_heads_and_modified_parameters_raise():
     layer = nn.MultiheadAttention(M, H, batch_first=True)
     x = torch.randn(B, T, M)
     with analysis.trace(layer) as t:
@@ -301,11 +301,11 @@ def test_what_torchs_layer_cannot_tell():
         t.weights("")
 
 
-# ---------------------------------------------------------------------- what is not seen
+# ---------------------------------------------------------------------- unrecorded attention
 
 
-class ByHand(nn.Module):
-    """Attention that is written out: no function that could be watched is called."""
+class SoftmaxAttention(nn.Module):
+    """Attention without a call of a function that can be recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,8 +318,8 @@ class ByHand(nn.Module):
 UNSEEN = "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, and"
 
 
-def test_no_attention_seen_is_said():
-    model = nn.Sequential(ByHand(), ByHand())
+def test_trace_without_attention_reports_reason():
+    model = nn.Sequential(SoftmaxAttention(), SoftmaxAttention())
     with analysis.trace(model) as t:
         model(torch.randn(2, 5, 6))
     assert t.paths == []
@@ -332,8 +332,8 @@ def test_no_attention_seen_is_said():
         analysis.build_report(t, title="by hand")
 
 
-def test_a_trace_in_which_nothing_ran_says_that_instead():
-    model = ByHand()
+def test_trace_without_run_reports_reason():
+    model = SoftmaxAttention()
     with analysis.trace(model) as t:
         pass
     assert t.report() == "Nothing has run inside this trace; call the model in its `with` block."
@@ -344,8 +344,8 @@ def test_a_trace_in_which_nothing_ran_says_that_instead():
 
 
 @pytest.mark.bad_input
-def test_what_names_nothing_suggests_nothing_empty():
+def test_unmatched_pattern_suggests_no_empty_name():
     with pytest.raises(ConfigError, match="no module of this model matches 'weights'") as caught:
-        analysis.trace(nn.Sequential(ByHand()), "weights")
+        analysis.trace(nn.Sequential(SoftmaxAttention()), "weights")
     assert "did you mean ?" not in str(caught.value)
     assert "did you mean ''" not in str(caught.value)

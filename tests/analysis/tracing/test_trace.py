@@ -1,4 +1,4 @@
-"""What a trace keeps, under which names, and that nothing of it stays behind."""
+"""Contents and names of traces, and cleanup after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decoder(**changes):
     return Decoder(DecoderConfig(**{**sizes, **changes})).eval()
 
 
-def test_weights_are_those_that_torch_returns():
+def test_weights_equal_torch_weights():
     layer = MultiHeadAttention(14, 2).double()
     peer = nn.MultiheadAttention(14, 2, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
@@ -34,12 +34,12 @@ def test_weights_are_those_that_torch_returns():
     x = torch.randn(3, 5, 14, dtype=torch.float64)
     with analysis.trace(nn.ModuleDict({"only": layer})) as t:
         layer(x, mask=causal())
-    _, theirs = peer(x, x, x, attn_mask=~causal().dense(5), average_attn_weights=False)
-    torch.testing.assert_close(t.weights("only"), theirs)
+    _, expected = peer(x, x, x, attn_mask=~causal().dense(5), average_attn_weights=False)
+    torch.testing.assert_close(t.weights("only"), expected)
 
 
 @pytest.mark.parametrize("positions", [Sinusoidal(), Rotary(), ALiBi(), RelativeBias()], ids=str)
-def test_recomputed_weights_times_values_are_the_fast_paths_output(positions):
+def test_weights_times_values_equal_heads(positions):
     model = decoder(positions=positions).double()
     with analysis.trace(model, "blocks.*.attention") as t:
         model(torch.randint(31, (3, 7)))
@@ -52,7 +52,7 @@ def test_recomputed_weights_times_values_are_the_fast_paths_output(positions):
         assert t.difference(path) <= t.tolerance(path) < 1e-13
 
 
-def test_cross_attention_hides_padding():
+def test_cross_attention_weights_of_padding_are_zero():
     model = EncoderDecoder(tiny_encoder_decoder()).eval()
     source, target = torch.randint(model.config.vocab_size, (2, 7)), torch.randint(5, (2, 3))
     with analysis.trace(model, "decoder.blocks.*.cross_attention") as t:
@@ -63,41 +63,41 @@ def test_cross_attention_hides_padding():
     assert weights[1, ..., :4].min() > 0
 
 
-def test_outputs_inputs_and_norms_are_what_passed_through():
+def test_outputs_inputs_and_norms_equal_hooks():
     model = decoder()
     ids = torch.randint(31, (3, 7))
-    seen = {}
+    calls = {}
     handles = [
-        block.register_forward_hook(lambda m, args, out, i=i: seen.update({i: (args[0], out)}))
+        block.register_forward_hook(lambda m, args, out, i=i: calls.update({i: (args[0], out)}))
         for i, block in enumerate(model.blocks)
     ]
     with torch.no_grad(), analysis.trace(model, "blocks.*.output", "blocks.1.input", "output") as t:
         logits = model(ids)
     for handle in handles:
         handle.remove()
-    assert torch.equal(t.output("blocks.1"), seen[1][1])
-    assert torch.equal(t.input("blocks.1"), seen[1][0])
+    assert torch.equal(t.output("blocks.1"), calls[1][1])
+    assert torch.equal(t.input("blocks.1"), calls[1][0])
     assert torch.equal(t.output(), logits)
     assert t.outputs == ["", "blocks.0", "blocks.1"]
     assert [path for path, _ in t.norms()] == ["blocks.0", "blocks.1"]
-    torch.testing.assert_close(t.norms()[0][1], seen[0][1].square().sum(-1).sqrt())
+    torch.testing.assert_close(t.norms()[0][1], calls[0][1].square().sum(-1).sqrt())
     assert t.paths == []
 
 
-def test_nothing_is_kept_that_was_not_asked_for():
-    """Of all the tensors that pass by in a run, only those of the layer asked for outlive it."""
+def test_trace_keeps_only_requested_tensors_alive():
+    """Only the tensors of the requested layer stay alive after a run."""
     model = decoder(n_kv_heads=6)
-    made: list[weakref.ref] = []
+    storages: list[weakref.ref] = []
     for layer in (block.attention for block in model.blocks):
-        layer.q_proj.register_forward_hook(lambda m, args, out: made.append(weakref.ref(out.untyped_storage())))
+        layer.q_proj.register_forward_hook(lambda m, args, out: storages.append(weakref.ref(out.untyped_storage())))
     with torch.no_grad(), analysis.trace(model, "blocks.1.attention") as t:
         model(torch.randint(31, (3, 7)))
     gc.collect()
-    assert [ref() is not None for ref in made] == [False, True]
+    assert [ref() is not None for ref in storages] == [False, True]
     assert t.weights("blocks.1.attention", heads=2, rows=-1).shape == (3, 1, 1, 7)
 
 
-def test_only_the_latest_runs_are_kept_where_that_is_asked():
+def test_trace_with_runs_limit_keeps_latest_runs():
     model = decoder()
     all_ids = torch.randint(31, (5, 2, 7))
     with torch.no_grad(), analysis.trace(model, runs=2) as few, analysis.trace(model) as every:
@@ -111,47 +111,47 @@ def test_only_the_latest_runs_are_kept_where_that_is_asked():
     assert not torch.equal(every.weights("blocks.0.attention", run=0), every.weights("blocks.0.attention"))
 
 
-def test_training_shows_weights_before_dropout_and_leaves_gradients_alone():
+def test_trace_in_training_records_weights_before_dropout():
     model = decoder(attention_dropout=0.4)
     ids = torch.randint(31, (3, 7))
-    with analysis.trace(model) as quiet:
+    with analysis.trace(model) as without_dropout:
         model(ids)
     model.train()
     torch.manual_seed(3)
     model(ids).sum().backward()
-    wanted = [p.grad.clone() for p in model.parameters()]
+    expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     torch.manual_seed(3)
     with analysis.trace(model) as t:
         model(ids).sum().backward()
-    for p, grad in zip(model.parameters(), wanted, strict=True):
+    for p, grad in zip(model.parameters(), expected, strict=True):
         assert torch.equal(p.grad, grad)
-    torch.testing.assert_close(t.weights("blocks.0.attention"), quiet.weights("blocks.0.attention"))
+    torch.testing.assert_close(t.weights("blocks.0.attention"), without_dropout.weights("blocks.0.attention"))
     assert not t.weights("blocks.0.attention").requires_grad
 
 
-def places():
-    """Everything a watch changes."""
+def patched_functions():
+    """Yield all functions that a trace replaces."""
     yield attention.attend
     yield nn.functional.scaled_dot_product_attention
     yield KVCache.reorder
 
 
-def test_nothing_stays_behind():
+def test_trace_restores_patched_functions():
     model = EncoderDecoder(tiny_encoder_decoder())
-    before = list(places())
+    before = list(patched_functions())
     ids = torch.randint(model.config.vocab_size, (2, 7))
     with analysis.trace(model, "**.output", "**.weights") as outer, analysis.trace(model):
         model(ids, ids)
-        assert all(now is not was for now, was in zip(places(), before, strict=True))
+        assert all(now is not was for now, was in zip(patched_functions(), before, strict=True))
     assert outer.runs == 1
     with pytest.raises(RuntimeError, match="on purpose"), analysis.trace(model):
         raise RuntimeError("on purpose")
-    assert all(now is was for now, was in zip(places(), before, strict=True))
+    assert all(now is was for now, was in zip(patched_functions(), before, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_an_error_inside_the_model_does_not_confuse_what_follows():
+def test_trace_recovers_from_error_inside_model():
     model, other = decoder(), decoder()
     ids = torch.randint(31, (3, 7))
     with torch.no_grad(), analysis.trace(model) as fresh:
@@ -161,7 +161,7 @@ def test_an_error_inside_the_model_does_not_confuse_what_follows():
         with pytest.raises(ZeroDivisionError):
             model(ids[:, :4], cache=KVCache())
         handle.remove()
-        other(ids)  # nothing of ours is running any more
+        other(ids)  # the traced model is not running any more
         model(ids)
     assert t.runs == 2
     torch.testing.assert_close(t.weights("blocks.1.attention"), fresh.weights("blocks.1.attention"))
@@ -171,7 +171,7 @@ def test_an_error_inside_the_model_does_not_confuse_what_follows():
     assert t.paths == fresh.paths
 
 
-def test_a_module_that_attends_by_itself_is_found_when_it_runs():
+def test_trace_finds_module_that_calls_attend():
     from clearhead.models import RecurrentSeq2Seq, RecurrentSeq2SeqConfig
 
     model = RecurrentSeq2Seq(RecurrentSeq2SeqConfig(vocab_size=13, d_model=10, n_layers=1)).eval()
@@ -184,8 +184,8 @@ def test_a_module_that_attends_by_itself_is_found_when_it_runs():
     assert t.difference("") <= t.tolerance("")
 
 
-def test_somebody_elses_attention_is_not_ours():
-    """Another model that runs inside the block, by the same code, leaves no trace."""
+def test_trace_ignores_attention_of_other_models():
+    """Another model of the same class inside the `with` block is not recorded."""
     model, other = decoder(), decoder()
     ids = torch.randint(31, (3, 7))
     with torch.no_grad(), analysis.trace(model) as t:
@@ -197,8 +197,8 @@ def test_somebody_elses_attention_is_not_ours():
     assert t.runs == 1
 
 
-def test_checkpointing_is_one_run():
-    """The backward pass computes the block again; that is not another run, and edits hold there too."""
+def test_activation_checkpointing_is_one_run():
+    """Recomputation in the backward pass is not another run, and interventions apply to it."""
     model = decoder()
 
     def run(*edits):
@@ -215,7 +215,7 @@ def test_checkpointing_is_one_run():
     assert not torch.equal(grad, run(analysis.ZeroAblation(heads=[1]))[1])
 
 
-def test_the_report_says_what_ran_and_how_far_off_it_is():
+def test_report_contains_implementation_difference_and_tolerance():
     model = decoder()
     model.blocks[0].attention.impl = "reference"
     with torch.no_grad(), analysis.trace(model) as t:
@@ -245,11 +245,11 @@ def test_the_report_says_what_ran_and_how_far_off_it_is():
         ("*", "", False),
     ],
 )
-def test_patterns(pattern, path, fits):
+def test_path_matches_pattern(pattern, path, fits):
     assert path_matches(pattern, path) is fits
 
 
-def test_a_module_called_output_is_meant_before_the_ending():
+def test_module_named_output_precedes_suffix():
     class Inner(nn.Module):
         def __init__(self):
             super().__init__()
@@ -265,7 +265,7 @@ def test_a_module_called_output_is_meant_before_the_ending():
         assert torch.equal(t.output("output"), model.output(x))
 
 
-def test_heatmap():
+def test_heatmap_draws_shades():
     attention_map = analysis.heatmap(
         torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2]]), ["Hola", "mundo"], ["Hello", "world", "."]
     )
@@ -273,7 +273,7 @@ def test_heatmap():
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_traced_is_refused():
+def test_trace_invalid_arguments_raise():
     model = decoder()
     with pytest.raises(
         ConfigError,
@@ -309,8 +309,8 @@ def test_what_cannot_be_traced_is_refused():
 @pytest.mark.bad_input
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("pattern", ["blocks.*.attention", "blocks.*.output", "blocks.*.input"])
-def test_a_transformed_run_is_refused(pattern):
-    """Its tensors cannot be kept: they mean nothing once the transform has ended."""
+def test_trace_under_torch_func_raises_config_error(pattern):
+    """Tensors of a transform cannot be stored, because they are invalid after it."""
     model = decoder()
     ids = torch.randint(31, (3, 7))
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -325,7 +325,7 @@ def test_a_transformed_run_is_refused(pattern):
     assert t.runs == 1
 
 
-def test_dropout_is_not_compared():
+def test_difference_with_dropout_raises_config_error():
     model = decoder(attention_dropout=0.4).train()
     with analysis.trace(model) as t:
         model(torch.zeros(1, 3, dtype=torch.long))
@@ -334,7 +334,7 @@ def test_dropout_is_not_compared():
 
 
 @pytest.mark.compiled
-def test_a_compiled_model_is_refused_and_its_original_is_not():
+def test_trace_compiled_model_raises_config_error():
     model = decoder()
     compiled = torch.compile(model, backend="eager")
     with pytest.raises(ConfigError, match="the model is compiled, and a compiled graph cannot be traced"):
@@ -348,7 +348,7 @@ def test_a_compiled_model_is_refused_and_its_original_is_not():
 
 
 class InPlace(nn.Module):
-    """What careful memory looks like: the residual is added into the tensor that the layer was given, or gave."""
+    """Adds the residual in place, to the input or to the output of the layer."""
 
     def __init__(self, into):
         super().__init__()
@@ -366,7 +366,7 @@ class InPlace(nn.Module):
 
 
 @pytest.mark.bad_input
-def test_what_the_model_has_written_over_is_refused_and_not_shown_as_what_ran():
+def test_tensor_modified_in_place_raises_config_error():
     for into in ("input", "output"):
         model = InPlace(into).eval()
         with torch.no_grad(), analysis.trace(model, "layer.weights", "layer.output", "last.output") as t:
@@ -377,7 +377,7 @@ def test_what_the_model_has_written_over_is_refused_and_not_shown_as_what_ran():
 
 
 @pytest.mark.bad_input
-def test_scores_whose_parameters_have_moved_are_refused():
+def test_modified_score_parameters_raise_config_error():
     layer = MultiHeadAttention(14, 2, scores=Additive(7, 7, 5))
     with analysis.trace(layer) as t:
         layer(torch.randn(2, 3, 14))

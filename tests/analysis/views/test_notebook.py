@@ -1,4 +1,4 @@
-"""What a notebook shows of a trace: what is recorded, with small pictures that are the weights."""
+"""HTML of traces, reports and comparisons in a notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def traced(model, tokens, *patterns):
     return t
 
 
-def test_a_bare_trace_shows_its_layers_and_their_weights(model):
+def test_trace_html_contains_layers_and_weights(model):
     t = traced(model, 5, "blocks.*.attention.weights", "")
     page = ElementTree.fromstring(t._repr_html_())
     rows = [[cell.text for cell in row.iter("td")] for row in page.iter("tr")][1:]
@@ -38,24 +38,24 @@ def test_a_bare_trace_shows_its_layers_and_their_weights(model):
     assert (drawn - t.weights("blocks.0.attention")[0].mean(0)).abs().max() <= 0.01
 
 
-def test_a_long_run_is_listed_without_pictures(model):
-    shown = traced(model, 49)._repr_html_()
-    assert "49 × 49" in shown
-    assert "<svg" not in shown
+def test_trace_html_of_long_run_has_no_thumbnails(model):
+    html = traced(model, 49)._repr_html_()
+    assert "49 × 49" in html
+    assert "<svg" not in html
 
 
-def test_before_a_run_it_says_so(model):
+def test_trace_html_before_run_is_repr(model):
     assert analysis.trace(model)._repr_html_() == "<p>Trace(2 attention layers, 0 outputs, 0 runs)</p>"
 
 
-def test_a_report_is_text_that_a_notebook_shows_in_lines(model):
+def test_trace_report_is_text_with_html_lines(model):
     t = traced(model, 5)
     assert isinstance(t.report(), str)
     assert repr(t.report()).startswith("layer ")
     assert "\n" in re.search(r"<pre[^>]*>(.*)</pre>", t.report()._repr_html_(), re.DOTALL)[1]
 
 
-def test_a_comparison_is_a_table(model):
+def test_comparison_html_is_table(model):
     t = traced(model, 5, "blocks.*.attention.weights", "")
-    shown = analysis.compare(t, t)._repr_html_()
-    assert shown.count("<tr>") == 5  # the head, the model's output, two layers, the logits
+    html = analysis.compare(t, t)._repr_html_()
+    assert html.count("<tr>") == 5  # header, model output, two layers, logits

@@ -1,4 +1,4 @@
-"""The page's data against the weights they were made from, its size, and that it needs nothing but itself."""
+"""The data of a page equals the weights of the run; its size is bounded and it is self-contained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.masks import causal
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
-from tests.analysis.views.test_views import softmax
+from tests.analysis.views.test_measures import softmax
 
 
 def bytes_of(text: str) -> torch.Tensor:
@@ -30,25 +30,25 @@ def bytes_of(text: str) -> torch.Tensor:
 
 
 def decoded(text: str, bits: int, *shape: int) -> torch.Tensor:
-    """Weights as the page's script reads them: (code / most)²."""
+    """Decode weights like the script of the page: (code / maximum)²."""
     raw = bytes_of(text).to(torch.float64)
     codes = raw if bits == 8 else raw[0::2] + 256 * raw[1::2]
     return ((codes / ((1 << bits) - 1)) ** 2).view(*shape)
 
 
 def data_of(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found.group(1))
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(match.group(1))
 
 
-def collected(attention_map: AttentionMap, how: StoragePlan) -> dict:
-    collector = make_packer(attention_map, how)
+def packed(attention_map: AttentionMap, storage: StoragePlan) -> dict:
+    collector = make_packer(attention_map, storage)
     for rows in attention_map.row_blocks():
         collector.add(*rows)
     return collector.result()
 
 
-def a_picture(H=3, T=23, S=19, **more) -> AttentionMap:
+def random_map(H=3, T=23, S=19, **more) -> AttentionMap:
     return AttentionMap.of(
         softmax(H, T, S, sharp=3.0),
         [f"q{i}" for i in range(T)],
@@ -60,40 +60,43 @@ def a_picture(H=3, T=23, S=19, **more) -> AttentionMap:
 
 class TestPacking:
     @pytest.mark.parametrize("bits", [8, 16])
-    def test_whole_weights_come_back_within_half_a_step(self, bits):
-        attention_map = a_picture()
-        stored = collected(attention_map, StoragePlan(bits=bits))["matrices"]
+    def test_full_matrices_decode_within_half_a_step(self, bits):
+        attention_map = random_map()
+        stored = packed(attention_map, StoragePlan(bits=bits))["matrices"]
         everything = attention_map.all_heads().double()
         expected = torch.cat((everything, everything.mean(0, keepdim=True)))
         step = 1 / ((1 << bits) - 1)
         for text, weights in zip(stored, expected, strict=True):
-            found = decoded(text, bits, 23, 19)
-            assert ((found.sqrt() - weights.sqrt()).abs() <= step / 2 + 1e-7).all()
+            stored_weights = decoded(text, bits, 23, 19)
+            assert ((stored_weights.sqrt() - weights.sqrt()).abs() <= step / 2 + 1e-7).all()
 
     @pytest.mark.parametrize("rows_at_once", [1, 5, 23])
-    def test_tiles_and_kept_keys(self, monkeypatch, rows_at_once):
-        """Against loops over the whole matrices, whichever blocks the rows came in."""
+    def test_tiled_matrices_equal_loops(self, monkeypatch, rows_at_once):
+        """Compare with loops over the full matrices, for several sizes of row blocks."""
         monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 19 * rows_at_once)
-        attention_map = a_picture()
-        stored = collected(attention_map, StoragePlan(bits=8, side=7, keys_per_row=4))
+        attention_map = random_map()
+        stored = packed(attention_map, StoragePlan(bits=8, side=7, keys_per_row=4))
         everything = attention_map.all_heads()
         matrices = torch.cat((everything, everything.mean(0, keepdim=True)))
-        tall, wide = 4, 3  # ⌈23 / 7⌉ and ⌈19 / 7⌉
-        assert stored["tile"] == [tall, wide]
+        tile_rows, tile_columns = 4, 3  # ⌈23 / 7⌉ and ⌈19 / 7⌉
+        assert stored["tile"] == [tile_rows, tile_columns]
         assert stored["tiles"] == [6, 7]
         for h, weights in enumerate(matrices):
-            parts = [[weights[i : i + tall, j : j + wide] for j in range(0, 19, wide)] for i in range(0, 23, tall)]
-            largest = torch.tensor([[float(part.max()) for part in line] for line in parts])
-            mean = torch.tensor([[float(part.mean()) for part in line] for line in parts])
+            tiles = [
+                [weights[i : i + tile_rows, j : j + tile_columns] for j in range(0, 19, tile_columns)]
+                for i in range(0, 23, tile_rows)
+            ]
+            largest = torch.tensor([[float(part.max()) for part in line] for line in tiles])
+            mean = torch.tensor([[float(part.mean()) for part in line] for line in tiles])
             torch.testing.assert_close(bytes_of(stored["largest"][h]).view(6, 7), quantize(largest, 8))
-            away = bytes_of(stored["mean"][h]).view(6, 7).int() - quantize(mean, 8).int()
-            assert away.abs().max() <= 1  # a sum in another order may round to the next step
+            difference = bytes_of(stored["mean"][h]).view(6, 7).int() - quantize(mean, 8).int()
+            assert difference.abs().max() <= 1  # a different order of summation may round to the next step
             keys = bytes_of(stored["keys"][h]).view(23, 4, 2).int()
             keys = keys[..., 0] + 256 * keys[..., 1]
             torch.testing.assert_close(keys, weights.topk(4).indices.int())
             torch.testing.assert_close(bytes_of(stored["weights"][h]).view(23, 4), quantize(weights.topk(4).values, 8))
 
-    def test_the_plan_follows_the_size(self):
+    def test_plan_depends_on_size(self):
         def of(T: int, layers: int, H: int) -> StoragePlan:
             blank = AttentionMap.of(torch.zeros(H, 1, 1), ["x"])
             tokens = ("x",) * T
@@ -105,51 +108,51 @@ class TestPacking:
         assert of(12, 12, 8) == StoragePlan(bits=16)
         assert of(512, 4, 8) == StoragePlan(bits=8)
         for T, layers, H in ((2048, 6, 8), (4096, 12, 12), (16384, 2, 8)):
-            how = of(T, layers, H)
-            assert how.side is not None
+            storage = of(T, layers, H)
+            assert storage.side is not None
             heads = layers * (H + 1)
-            assert heads * (2 * how.side**2 + 3 * T * how.keys_per_row) <= BUDGET
-            assert how.side >= 64
-            assert how.keys_per_row >= 8
+            assert heads * (2 * storage.side**2 + 3 * T * storage.keys_per_row) <= BUDGET
+            assert storage.side >= 64
+            assert storage.keys_per_row >= 8
 
 
 class TestPage:
-    def test_what_it_shows_is_what_ran(self):
+    def test_page_data_equals_traced_run(self):
         config = DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_kv_heads=2, n_layers=2)
         model = Decoder(config).eval()
         ids = torch.randint(31, (3, 7), generator=torch.Generator().manual_seed(5))
         with torch.no_grad(), trace(model, "blocks.*.attention.weights", "blocks.*.output") as t:
             model(ids)
         tokens = [f"t{i}" for i in ids[1].tolist()]
-        found = data_of(build_report(t, tokens, title="A run", metadata={"length": "7"}, batch=1).html())
-        assert found["metadata"] == [["length", "7"]]
-        for number, one in enumerate(found["maps"]):
+        data = data_of(build_report(t, tokens, title="A run", metadata={"length": "7"}, batch=1).html())
+        assert data["metadata"] == [["length", "7"]]
+        for number, layer in enumerate(data["maps"]):
             path = f"blocks.{number}.attention"
-            assert one["path"] == path
-            assert found["texts"][one["rows"]] == tokens
+            assert layer["path"] == path
+            assert data["texts"][layer["rows"]] == tokens
             weights = t.weights(path)[1]
             for head in range(6):
-                stored = decoded(one["pack"]["matrices"][head], 16, 7, 7)
+                stored = decoded(layer["pack"]["matrices"][head], 16, 7, 7)
                 torch.testing.assert_close(stored, weights[head].double(), atol=2e-5, rtol=0)
             projection = model.get_submodule(path).o_proj.weight.detach()
             values = t.values(path)[1].detach()
             by_hand = torch.tensor(
                 [[float((projection[:, 4 * h : 4 * h + 4] @ values[h, j]).norm()) for j in range(7)] for h in range(6)]
             )
-            value_norms = one["value_norms"]["max"] * decoded(one["value_norms"]["data"], 16, 6, 7)
+            value_norms = layer["value_norms"]["max"] * decoded(layer["value_norms"]["data"], 16, 6, 7)
             torch.testing.assert_close(value_norms, by_hand.double(), rtol=1e-3, atol=1e-3)
         norms = t.output("blocks.1")[1].norm(dim=-1)
-        assert found["norms"][1]["values"] == pytest.approx(norms.tolist(), rel=1e-3)
+        assert data["norms"][1]["values"] == pytest.approx(norms.tolist(), rel=1e-3)
         rolled = rollout([t.weights(path)[1] for path in t.paths])
-        stored = decoded(found["rollouts"][0]["data"], 8, 7, 7)
+        stored = decoded(data["rollouts"][0]["data"], 8, 7, 7)
         assert ((stored.sqrt() - rolled.double().sqrt()).abs() <= 0.5 / 255 + 1e-6).all()
-        assert "differ from the outputs of the run" in found["footer"]
+        assert "differ from the outputs of the run" in data["footer"]
 
-    def test_it_needs_nothing_but_itself(self):
-        text = render_page(AttentionReport(title="x", maps=[a_picture()]))
+    def test_page_is_self_contained(self):
+        text = render_page(AttentionReport(title="x", maps=[random_map()]))
         assert "default-src 'none'" in text
         addresses = set(re.findall(r"https?://[^\"'\s)]+", text))
-        assert addresses == {"http://www.w3.org/2000/svg"}  # a name of SVG elements, never fetched
+        assert addresses == {"http://www.w3.org/2000/svg"}  # the SVG namespace, never fetched
         tags = []
 
         class PageParser(HTMLParser):
@@ -160,21 +163,21 @@ class TestPage:
         assert not any(name in attributes for _, attributes in tags for name in ("src", "srcset", "data"))
         assert not any(tag in ("link", "img", "iframe", "object") for tag, _ in tags)
 
-    def test_tokens_cannot_break_out_of_the_data(self):
+    def test_page_escapes_tokens(self):
         nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;", "\u2028", '"']
         text = render_page(AttentionReport(title="</title><b>", maps=[AttentionMap.of(softmax(1, 5, 5), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "</title><b>" not in text
         assert text.count("<script") == 2
 
-    def test_texts_that_look_like_places_of_the_template_stay_texts(self):
+    def test_page_keeps_texts_that_look_like_placeholders(self):
         nasty = ["{{title}}", "{{data}}", "{{script}}", r"\1 \g<0>"]
         text = render_page(AttentionReport(title="{{data}} {{style}}", maps=[AttentionMap.of(softmax(1, 4, 4), nasty)]))
         assert data_of(text)["texts"] == [nasty]
         assert "<title>{{data}} {{style}}</title>" in text
 
-    def test_four_thousand_tokens_stay_a_usable_file(self, tmp_path):
-        """Two of many heads at full length: what a page of any number of heads holds is bounded by its budget."""
+    def test_page_of_long_report_stays_within_budget(self, tmp_path):
+        """The budget bounds the size of a page for any number of heads."""
         T = 4096
         keys = torch.arange(T)
 
@@ -196,27 +199,32 @@ class TestPage:
         assert stored["keys_per_row"] >= 64
 
     @pytest.mark.bad_input
-    def test_mistakes(self):
+    def test_invalid_reports_raise_config_error(self):
         with pytest.raises(ConfigError, match="at least one map"):
             AttentionReport(title="x", maps=[])
         tokens = ("x",) * 70_000
-        one = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
+        attention_map = AttentionMap.of(torch.zeros(1, 1, 1), ["x"])
         long = AttentionMap(
-            path="x", rows=tokens, columns=tokens, n_heads=1, compute_rows=one.compute_rows, layout=one.layout
+            path="x",
+            rows=tokens,
+            columns=tokens,
+            n_heads=1,
+            compute_rows=attention_map.compute_rows,
+            layout=attention_map.layout,
         )
         with pytest.raises(ConfigError, match="65,536 tokens but this run has 70,000"):
             render_page(AttentionReport(title="x", maps=[long]))
 
 
-class TestPictures:
-    def test_labels_by_pattern(self):
+class TestAttentionMaps:
+    def test_attention_maps_labels_match_patterns(self):
         model = EncoderDecoder(tiny_encoder_decoder()).eval()
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(5, (2, 7)), torch.randint(5, (2, 3)))
         source, target = [f"s{i}" for i in range(7)], [f"t{i}" for i in range(3)]
-        found = {
-            one.path: one
-            for one in attention_maps(
+        maps = {
+            attention_map.path: attention_map
+            for attention_map in attention_maps(
                 t,
                 {
                     "encoder.**": (source, source),
@@ -225,44 +233,45 @@ class TestPictures:
                 },
             )
         }
-        cross = found["decoder.blocks.0.cross_attention"]
+        cross = maps["decoder.blocks.0.cross_attention"]
         assert (cross.kind, cross.rows, cross.columns) == ("cross", tuple(target), tuple(source))
-        own = found["decoder.blocks.0.attention"]
-        assert (own.kind, own.rows) == ("self", tuple(target))
+        self_map = maps["decoder.blocks.0.attention"]
+        assert (self_map.kind, self_map.rows) == ("self", tuple(target))
         torch.testing.assert_close(cross.weights(1), t.weights(cross.path)[0, 1])
         torch.testing.assert_close(cross.weights(), t.weights(cross.path)[0].mean(0))
         assert cross.difference <= cross.tolerance
 
-    def test_without_labels_positions_are_numbered(self):
+    def test_attention_maps_without_labels_number_positions(self):
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=1)).eval()
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(31, (1, 5)))
-        (one,) = attention_maps(t)
-        assert one.rows == one.columns == ("0", "1", "2", "3", "4")
-        assert one.all_heads()[:, ~causal().dense(5)].abs().max() == 0
+        (attention_map,) = attention_maps(t)
+        assert attention_map.rows == attention_map.columns == ("0", "1", "2", "3", "4")
+        assert attention_map.all_heads()[:, ~causal().dense(5)].abs().max() == 0
 
-    def test_a_generation_is_one_picture(self):
-        """Steps over a cache, stitched, against the finished text read at once."""
+    def test_attention_maps_of_generation_equal_one_pass(self):
+        """Stitched cached steps equal one pass over the final text."""
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=2)).eval()
         prompt = torch.tensor([[5, 3, 11]])
         with torch.no_grad(), trace(model) as steps:
-            made = generate(model, prompt, max_new_tokens=5)
-        whole = torch.cat((prompt, made.best[0][None]), dim=1)[:, :-1]  # the last token was written, never read
+            generated = generate(model, prompt, max_new_tokens=5)
+        # The last token was generated but not encoded.
+        ids = torch.cat((prompt, generated.best[0][None]), dim=1)[:, :-1]
         with torch.no_grad(), trace(model) as once:
-            model(whole)
-        names = [f"t{i}" for i in whole[0].tolist()]
-        for one, other in zip(attention_maps(steps, names), attention_maps(once, names), strict=True):
-            torch.testing.assert_close(one.all_heads(), other.all_heads(), atol=1e-5, rtol=1e-4)
-            assert one.kind == "self"
+            model(ids)
+        names = [f"t{i}" for i in ids[0].tolist()]
+        for attention_map, other in zip(attention_maps(steps, names), attention_maps(once, names), strict=True):
+            torch.testing.assert_close(attention_map.all_heads(), other.all_heads(), atol=1e-5, rtol=1e-4)
+            assert attention_map.kind == "self"
 
-    def test_a_notebook_shows_the_page_in_a_frame(self):
-        made = AttentionReport(title='a "run"', maps=[a_picture()])
-        shown = made._repr_html_()
-        inside = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" [^>]*></iframe>', shown)
-        assert html.unescape(inside.group(1)) == made.html()
+    def test_report_html_is_iframe_of_page(self):
+        report = AttentionReport(title='a "run"', maps=[random_map()])
+        iframe = report._repr_html_()
+        match = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" [^>]*></iframe>', iframe)
+        assert html.unescape(match.group(1)) == report.html()
 
     @pytest.mark.bad_input
-    def test_mistakes(self):
+    def test_attention_maps_invalid_arguments_raise(self):
         model = Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=1)).eval()
         with torch.no_grad(), trace(model) as t:
             model(torch.randint(31, (1, 5)))

@@ -3,39 +3,39 @@ report(async () => {
   const heading = () => text("#step h2");
   const cells = () => all("#step .grid tbody tr").map((line) => [...line.querySelectorAll("td")].map((cell) => cell.textContent));
   await ready("0/0");
-  found.title = text("#title");
-  found.start = heading();
-  found.nodes = all("#drawing .node").map((node) => node.getAttribute("aria-label"));
-  found.skips = all("#drawing path.skip").length;
-  found.memory = all("#drawing path.memory").length;
-  found.loop = all("#drawing path.loop").length;
+  results.title = text("#title");
+  results.start = heading();
+  results.nodes = all("#drawing .node").map((node) => node.getAttribute("aria-label"));
+  results.skips = all("#drawing path.skip").length;
+  results.memory = all("#drawing path.memory").length;
+  results.loop = all("#drawing path.loop").length;
 
   key("ArrowRight");
-  found.next = heading();
+  results.next = heading();
   all("#drawing .node").find((node) => node.getAttribute("aria-label") === "Decoder block 0: Cross-attention")
     .dispatchEvent(new MouseEvent("click", { bubbles: true }));
-  found.clicked = [heading(), text("#step .place")];
+  results.clicked = [heading(), text("#step .place")];
   button("softmax", "#step .strip [aria-current=true] ~").click();
   all("#step .heads button")[3].click();
-  found.softmax = [heading(), text("#step h3"), cells()];
+  results.softmax = [heading(), text("#step h3"), cells()];
   key("ArrowDown");
-  found.below = [heading(), text("#step .place"), document.documentElement.dataset.ready];
-  found.folded = all("#drawing .node.folded").map((node) => node.textContent);
+  results.below = [heading(), text("#step .place"), document.documentElement.dataset.ready];
+  results.folded = all("#drawing .node.folded").map((node) => node.textContent);
   key("]");
-  found.head = text("#step h3");
+  results.head = text("#step h3");
   all("#drawing .node")[0].dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true }));
-  found.entered = heading();
+  results.entered = heading();
   key("End");
-  found.end = heading();
-  found.written = all("#step .chips span").map((chip) => chip.firstChild.textContent);
+  results.end = heading();
+  results.written = all("#step .chips span").map((chip) => chip.firstChild.textContent);
   key("ArrowLeft");
-  found.likeliest = all("#step .bars table").map((table) => [...table.querySelectorAll("tr")].map((line) =>
+  results.likeliest = all("#step .bars table").map((table) => [...table.querySelectorAll("tr")].map((line) =>
     [line.cells[0].textContent, line.cells[2].textContent, line.className]));
   key("?");
-  found.help = find("#help").open;
+  results.help = find("#help").open;
   find("#help").close();
   dispatchEvent(new Event("beforeprint"));
-  found.paper = all("#paper article").length;
+  results.paper = all("#paper article").length;
   dispatchEvent(new Event("afterprint"));
-  found.wide = document.documentElement.scrollWidth <= innerWidth;
+  results.wide = document.documentElement.scrollWidth <= innerWidth;
 });

@@ -185,7 +185,7 @@ class DataDependent(nn.Module):
 
 @pytest.mark.bad_input
 def test_cost_data_dependent_module_raises_with_operator_and_line():
-    with pytest.raises(ConfigError, match=r"_local_scalar_dense.*test_foreign\.py:\d+ \(return x\[x > 0\]"):
+    with pytest.raises(ConfigError, match=r"_local_scalar_dense.*test_third_party\.py:\d+ \(return x\[x > 0\]"):
         cost(DataDependent(), inputs=Values((3,)), batch=2)
 
 

@@ -1,5 +1,4 @@
-"""The instruments themselves: tolerances, influence, what a recorder sees, what is said about modules that are
-not known."""
+"""Tolerances, influence, the numerics recorder, and checks of unknown modules."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Weighted(nn.Module):
 
 
 def attend(x):
-    """A function, no module: causal attention of x to itself."""
+    """Causal self-attention as a function instead of a module."""
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
@@ -76,7 +75,7 @@ def test_rounding_preserves_masks_integers_and_views():
 @pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float64, 1e-16, 1e-11), (torch.float32, 1e-7, 1e-3)])
 def test_tolerance_follows_inner_dtype(dtype, least, most):
     class Inner(nn.Module):
-        """Computes in a dtype of its own, as many norms do."""
+        """Computes in a different dtype, like many norms."""
 
         def forward(self, x):
             return torch.tanh(x.to(dtype)).to(x.dtype)
@@ -112,7 +111,7 @@ def test_influence_and_gradient_recover_the_mixing_matrix():
     harness = Harness(spec_for(Weighted(matrix), inputs=Embeddings(3), causal=True))
     assert torch.equal(influence(harness, harness.inputs) > 0, matrix != 0)
     slope = gradient(harness, harness.inputs)
-    # The slope at j of output i is |A[i, j]| times what sums the outputs: rows are proportional to the matrix's.
+    # The gradient at j of output i is |A[i, j]| times a factor per row, so rows are proportional to those of A.
     i = int((matrix != 0).sum(1).argmax())
     ratio = slope[i][matrix[i] != 0] / matrix[i][matrix[i] != 0].abs().double()
     assert torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-6)
@@ -129,7 +128,7 @@ def test_causality_reports_the_largest_leak():
 
 def test_causality_gradient_detects_rounded_leak():
     class Quantised(nn.Module):
-        """The future comes in as a number that is rounded away, and with a straight-through gradient."""
+        """Leaks the future only through a straight-through gradient; its value cancels."""
 
         def forward(self, x):
             ahead = x.flip(1).cumsum(1).flip(1)
@@ -165,7 +164,7 @@ def test_recorder_reads_score_scale():
 
 def test_causality_position_table_of_ids_passes():
     class PlaceEmbedding(nn.Module):
-        """Takes the ids for their number only; its rows (T, M) have no batch."""
+        """Uses only the number of ids; its rows (T, M) have no batch dimension."""
 
         def __init__(self):
             super().__init__()
@@ -193,13 +192,13 @@ def test_padding_encoder_decoder_pads_both_inputs():
     harness = Harness(CORRECT["encoder-decoder"]())
     kinds = {x.kind for x in PaddingInvariance().evaluate(harness, harness.inputs)}
     assert kinds == {
-        f"{which}{side}, {what}"
+        f"{which}{side}, {content}"
         for which in ("", "target, ")
         for side, whats in (
             ("right", ("nothing hidden", "amount", "content")),
             ("left", ("amount", "content")),
         )
-        for what in whats
+        for content in whats
     }
 
 
@@ -216,7 +215,7 @@ def test_mask_polarity_detects_inverted_target_mask():
     assert "of the target" in wrong["mask polarity"].location
 
 
-# ---------------------------------------------------------------------- modules that are not known
+# ---------------------------------------------------------------------- unknown modules
 
 
 def test_check_accepts_function():
@@ -289,7 +288,7 @@ def test_report_text_html_and_json():
     assert ">fail</b>" in report._repr_html_()
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.bad_input
@@ -351,18 +350,18 @@ def test_check_missing_cache_is_not_applicable():
     assert Caching(new=dict).argument == "cache"
 
 
-# ---------------------------------------------------------------------- right, but unusual
+# ---------------------------------------------------------------------- correct but unusual modules
 
 
 class ValueHead(Language):
-    """One number for each token, (B, T), as a reward model gives."""
+    """One value per token, (B, T), like a reward model."""
 
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs).mean(-1)
 
 
 class LeakyValueHead(ValueHead, NoMask):
-    """The same, and no causal mask reaches the attention."""
+    """The same without a causal mask."""
 
 
 def test_check_scalar_per_token_counts_as_output():
@@ -378,7 +377,7 @@ def test_check_scalar_per_token_counts_as_output():
 
 
 def zeroed(model):
-    """As ReZero and its kin begin: what attention gives is multiplied by zeros."""
+    """Set output projections to zero, like ReZero at initialization."""
     for name, parameter in model.named_parameters():
         if ".o." in name:
             nn.init.zeros_(parameter)
@@ -452,7 +451,7 @@ def test_spec_invalid_sizes_raise_config_error(make, message):
         make()
 
 
-# ---------------------------------------------------------------------- what is declared, and what nobody said
+# ---------------------------------------------------------------------- declared and undeclared properties
 
 
 @pytest.mark.parametrize("name", SCALED)

@@ -1,4 +1,4 @@
-"""Scores on repeated tokens, vectors in a plane, charts in the terminal, as figures and as pages, and the examples."""
+"""Induction scores, PCA, charts as text, figures and pages, and docstring examples."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def decoder():
 
 
 class Inductive(nn.Module):
-    """Heads made by hand: the first looks at the token before, the second at the same token before, the third at
-    what came after the same token before, each as sharply as a softmax can."""
+    """Constructed heads: the first attends to the previous token, the second to the previous occurrence of the same
+    token, the third to the token after that."""
 
     def __init__(self):
         super().__init__()
@@ -39,40 +39,40 @@ class Inductive(nn.Module):
         earlier = torch.ones(T, T).tril(-1).bool()
         before = torch.eye(T).roll(-1, 1).bool().tril(-1).expand(ids.shape[0], T, T)
         after = torch.cat((torch.zeros_like(same[..., :1]), (same & earlier)[..., :-1]), -1)
-        wanted = torch.stack([before, same & earlier, after], 1)  # (B, 3, T, T)
-        scores = torch.where(wanted, 60.0, 0.0)
+        attended = torch.stack([before, same & earlier, after], 1)  # (B, 3, T, T)
+        scores = torch.where(attended, 60.0, 0.0)
         scores = scores.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf)
         q = torch.zeros(ids.shape[0], 3, T, 4)
         attend(q, q, q, bias=scores)
         return self.table[ids]
 
 
-def test_induction_finds_heads_that_were_made_by_hand():
-    found = analysis.induction_scores(Inductive().eval(), length=7, batch=3, seed=5)
-    assert found.rows == ("",)
-    for score, head in ((found.previous, 0), (found.duplicate, 1), (found.induction, 2)):
+def test_induction_scores_detect_constructed_heads():
+    scores = analysis.induction_scores(Inductive().eval(), length=7, batch=3, seed=5)
+    assert scores.rows == ("",)
+    for score, head in ((scores.previous, 0), (scores.duplicate, 1), (scores.induction, 2)):
         assert score.shape == (1, 3)
         assert score[0, head] == pytest.approx(1.0, abs=1e-5)
         assert sum(score[0].tolist()) == pytest.approx(1.0, abs=0.2)
 
 
-def test_induction_by_hand_on_a_model():
-    """The mean weight on one diagonal of the second half, taken from a trace of the same tokens."""
+def test_induction_scores_equal_mean_of_diagonals():
+    """Scores are mean weights on one diagonal of the second half."""
     model, length = decoder(), 5
-    found = analysis.induction_scores(model, length=length, batch=2, seed=3)
+    scores = analysis.induction_scores(model, length=length, batch=2, seed=3)
     generator = torch.Generator().manual_seed(3)
     half = torch.stack([torch.randperm(V, generator=generator)[:length] for _ in range(2)])
     with torch.no_grad(), analysis.trace(model) as t:
         model(half.repeat(1, 2))
-    for i, path in enumerate(found.rows):
+    for i, path in enumerate(scores.rows):
         weights = t.weights(path)  # (B, H, 2n, 2n)
-        for score, back in ((found.induction, length - 1), (found.duplicate, length), (found.previous, 1)):
-            wanted = torch.stack([weights[:, :, q, q - back] for q in range(length, 2 * length)]).mean((0, 1))
-            torch.testing.assert_close(score[i], wanted)
-    assert [chart.values.shape for chart in found.charts()] == [(2, 6)] * 3
+        for score, back in ((scores.induction, length - 1), (scores.duplicate, length), (scores.previous, 1)):
+            expected = torch.stack([weights[:, :, q, q - back] for q in range(length, 2 * length)]).mean((0, 1))
+            torch.testing.assert_close(score[i], expected)
+    assert [chart.values.shape for chart in scores.charts()] == [(2, 6)] * 3
 
 
-def test_labels_know_induction():
+def test_classify_head_scores_induction():
     tokens = ["a", "b", "c", "a", "b", "c"]
     weights = torch.full((2, 6, 6), 1 / 6)
     weights[0] = 0.0
@@ -81,22 +81,24 @@ def test_labels_know_induction():
     assert analysis.classify_head(weights, rows=tokens)[0].scores["induction"] == pytest.approx(3 / 6)
 
 
-def test_pca_against_the_covariance():
+def test_pca_equals_covariance_eigenvectors():
     vectors = torch.randn(41, 7, dtype=torch.float64) @ torch.randn(7, 7, dtype=torch.float64)
-    found = analysis.pca(vectors, [f"v{i}" for i in range(41)])
+    projection = analysis.pca(vectors, [f"v{i}" for i in range(41)])
     values, axes = torch.linalg.eigh(vectors.T.cov())
-    wanted = (vectors - vectors.mean(0)) @ axes[:, [-1, -2]]
-    torch.testing.assert_close(found.points.abs(), wanted.abs())
-    torch.testing.assert_close(torch.tensor(found.shares), (values[[-1, -2]] / values.sum()).float(), check_dtype=False)
-    torch.testing.assert_close(found.of(vectors[3:5]), found.points[3:5])
-    assert (found.axes.gather(1, found.axes.abs().argmax(1, keepdim=True)) > 0).all()
-    assert found.to_dict()["names"][3] == "v3"
-    assert "v40" in found.text()
-    assert found.html().count("<circle") == 41
+    expected = (vectors - vectors.mean(0)) @ axes[:, [-1, -2]]
+    torch.testing.assert_close(projection.points.abs(), expected.abs())
+    torch.testing.assert_close(
+        torch.tensor(projection.shares), (values[[-1, -2]] / values.sum()).float(), check_dtype=False
+    )
+    torch.testing.assert_close(projection.of(vectors[3:5]), projection.points[3:5])
+    assert (projection.axes.gather(1, projection.axes.abs().argmax(1, keepdim=True)) > 0).all()
+    assert projection.to_dict()["names"][3] == "v3"
+    assert "v40" in projection.text()
+    assert projection.html().count("<circle") == 41
 
 
 class Table(HTMLParser):
-    """The cells of a page's tables, and every address in it."""
+    """Collects the table cells and all addresses of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -119,7 +121,7 @@ class TestCharts:
         values=torch.linspace(-2, 1, 60).view(2, 30).index_fill(1, torch.tensor([4]), torch.nan), note="note & more",
     )  # fmt: skip
 
-    def test_a_terminal_of_any_width(self):
+    def test_text_fits_width_and_contains_all_values(self):
         wide, narrow = self.chart.text(width=1000), self.chart.text(width=40)
         assert max(map(len, narrow.splitlines())) <= 40
         assert len(wide.splitlines()) == 3
@@ -129,40 +131,40 @@ class TestCharts:
             )
         assert "\x1b[48;2" in self.chart.text(color=True)
 
-    def test_numbers_that_count_are_shown(self):
+    def test_cells_show_significant_digits(self):
         chart = bar_chart("x", [("a", 0.00123), ("b", -0.00004), ("c", 0.0)])
         assert chart.cells() == [["+0.0012"], ["·"], ["·"]]
         assert bar_chart("x", [("a", 123.456), ("b", -1.0)]).text().splitlines()[1].endswith("█")
 
-    def test_a_page_has_every_number_and_nothing_from_elsewhere(self):
+    def test_chart_page_contains_all_values_and_no_addresses(self):
         page = chart_page("Title </title>", [self.chart])
-        found = Table(page)
-        assert found.outside == []
+        parser = Table(page)
+        assert parser.outside == []
         assert "<b>" not in page
         assert "</title><" in page
         assert page.count("</title>") == 1
-        assert [cell for cell in found.cells if cell != "·"] == [
+        assert [cell for cell in parser.cells if cell != "·"] == [
             cell for row in self.chart.cells() for cell in row if cell not in ("", "·")
         ]
 
-    def test_paths_are_shortened_by_what_they_share(self):
+    def test_strip_common_prefix(self):
         assert strip_common_prefix(["a.blocks.0", "a.blocks.1"]) == ["block 0", "block 1"]
         assert strip_common_prefix(["a.0.x", "a.1.y"]) == ["0.x", "1.y"]
         assert strip_common_prefix(["only.one"]) == ["only.one"]
 
-    def test_figures_show_the_values(self, tmp_path):
+    def test_chart_figures_contain_values(self, tmp_path):
         figure = figures.chart(self.chart)
-        shown = figure.axes[0].images[0].get_array()
-        assert shown.shape == (2, 30)
-        assert float(shown[0, 0]) == pytest.approx(-1.0)
-        assert shown.mask[0, 4] or shown[0, 4] != shown[0, 4]
-        parts = figures.chart(bar_chart("x", [("a", 2.0), ("b", -1.0)]))
-        assert [bar.get_width() for bar in parts.axes[0].patches] == [2.0, -1.0]
+        image = figure.axes[0].images[0].get_array()
+        assert image.shape == (2, 30)
+        assert float(image[0, 0]) == pytest.approx(-1.0)
+        assert image.mask[0, 4] or image[0, 4] != image[0, 4]
+        bars = figures.chart(bar_chart("x", [("a", 2.0), ("b", -1.0)]))
+        assert [bar.get_width() for bar in bars.axes[0].patches] == [2.0, -1.0]
         dots = figures.chart(analysis.pca(torch.randn(5, 3)))
         assert len(dots.axes[0].texts) == 5
         assert figures.save(figure, tmp_path / "chart.svg").stat().st_size > 1000
 
-    def test_lines_of_all_heads_have_a_colour_each(self):
+    def test_arcs_have_one_color_per_head(self):
         weights = torch.eye(4).expand(3, 4, 4)
         axes = figures.arcs(weights, list("abcd"), list("abcd")).axes[0]
         assert len(axes.patches) == 12
@@ -180,7 +182,7 @@ class TestCharts:
         (lambda: Chart(title="", rows=["a"], columns=["b"], values=torch.zeros(2, 1)), ShapeError, "one for each"),
     ],
 )
-def test_mistakes(call, error, message):
+def test_invalid_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -193,8 +195,8 @@ EXAMPLES = (
 
 
 @pytest.mark.parametrize("thing", EXAMPLES, ids=lambda thing: thing.__name__)
-def test_examples_run(thing, tmp_path, monkeypatch):
-    """The example in front of the sections of a docstring is Python that runs."""
+def test_docstring_example_runs(thing, tmp_path, monkeypatch):
+    """The example before the sections of a docstring runs."""
     monkeypatch.chdir(tmp_path)
     text = re.split(r"^(?:Args|Attributes|Returns|Raises):$", inspect.getdoc(thing), flags=re.MULTILINE)[0]
     lines = text.splitlines()

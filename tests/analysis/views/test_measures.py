@@ -1,4 +1,4 @@
-"""Measures, labels, rollout and contributions against hand-made weights and independent computations."""
+"""Measures, head labels, rollout and contributions, compared with constructed weights and independent computations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def softmax(*shape: int, sharp: float = 1.0, mask=None) -> torch.Tensor:
 
 
 class TestMeasures:
-    def test_entropy_of_n_keys_alike_is_log_n(self):
+    def test_entropy_of_n_equal_weights_is_log_n(self):
         weights = torch.zeros(3, 7)
         weights[0, 2] = 1.0
         weights[1, :5] = 1 / 5
         assert entropy(weights).tolist() == pytest.approx([0.0, math.log(5), 0.0])
 
-    def test_distance_is_the_mean_of_the_gaps(self):
+    def test_mean_attention_distance_equals_loop(self):
         weights = softmax(2, 5, 7)
         by_hand = [[sum(weights[h, i, j].item() * abs(i - j) for j in range(7)) for i in range(5)] for h in range(2)]
         torch.testing.assert_close(mean_attention_distance(weights), torch.tensor(by_hand))
@@ -40,8 +40,8 @@ class TestMeasures:
         assert apart[3, 4] == pytest.approx(math.sqrt(1 + 4))  # (0, 2) to (1, 0)
         assert apart[0].tolist() == [0.0] * 7
 
-    def test_rollout_is_the_share_of_all_ways_through_the_layers(self):
-        """Every way from an input to an output, a stay or a step at each layer, weighed and added up one by one."""
+    def test_rollout_equals_sum_over_paths(self):
+        """Sum over all paths from an input to an output: residual connection or attention at each layer."""
         layers = [softmax(3, 5, 5), softmax(2, 5, 5, sharp=2.0)]
         expected = torch.zeros(5, 5)
         for out in range(5):
@@ -53,13 +53,13 @@ class TestMeasures:
         torch.testing.assert_close(rollout(layers), expected)
         torch.testing.assert_close(rollout(layers).sum(-1), torch.ones(5))
 
-    def test_rollout_keeps_an_empty_row_in_place(self):
+    def test_rollout_keeps_empty_row_in_place(self):
         weights = softmax(2, 5, 5)
         weights[:, 3] = 0
         assert rollout([weights])[3].tolist() == [0, 0, 0, 1, 0]
 
     @pytest.mark.parametrize("n_kv_heads", [6, 2])
-    def test_contributions_are_the_vectors_that_make_the_output(self, n_kv_heads):
+    def test_value_weighted_norms_equal_output_contributions(self, n_kv_heads):
         layer = MultiHeadAttention(24, 6, n_kv_heads=n_kv_heads, bias=False).double()
         x = torch.randn(1, 7, 24, dtype=torch.float64)
         with torch.no_grad():
@@ -76,17 +76,17 @@ class TestMeasures:
                 for j in range(7)
             }
             torch.testing.assert_close(sum(vectors.values()), layer(x, mask=causal())[0, 4])
-            found = value_weighted_norms(weights[:, 4], value_norms(v, layer.o_proj.weight), top=5)
-        largest = sorted(vectors, key=lambda place: -float(vectors[place].norm()))[:5]
-        assert [(one.head, one.key) for one in found] == largest
+            contributions = value_weighted_norms(weights[:, 4], value_norms(v, layer.o_proj.weight), top=5)
+        largest = sorted(vectors, key=lambda key: -float(vectors[key].norm()))[:5]
+        assert [(contribution.head, contribution.key) for contribution in contributions] == largest
         total = sum(float(vector.norm()) for vector in vectors.values())
-        for one in found:
-            assert one.norm == pytest.approx(float(vectors[one.head, one.key].norm()))
-            assert one.share == pytest.approx(one.norm / total)
-            assert one.weight == pytest.approx(float(weights[one.head, 4, one.key]))
+        for contribution in contributions:
+            assert contribution.norm == pytest.approx(float(vectors[contribution.head, contribution.key].norm()))
+            assert contribution.share == pytest.approx(contribution.norm / total)
+            assert contribution.weight == pytest.approx(float(weights[contribution.head, 4, contribution.key]))
 
     @pytest.mark.bad_input
-    def test_what_does_not_fit_is_refused(self):
+    def test_invalid_shapes_raise_shape_error(self):
         with pytest.raises(ShapeError, match="got no layer"):
             rollout([])
         with pytest.raises(ShapeError, match=r"layer 1 of the rollout is \(2, 3, 3\) and the first \(2, 5, 5\)"):
@@ -99,8 +99,8 @@ class TestMeasures:
             value_norms(torch.ones(4, 5, 3), torch.ones(7, 18))
 
 
-def only(keys: torch.Tensor, T: int, S: int) -> torch.Tensor:
-    """(1, T, S): 0.9 on one key of each query, the rest shared."""
+def focused_weights(keys: torch.Tensor, T: int, S: int) -> torch.Tensor:
+    """Return weights (1, T, S) with 0.9 on one key per query and the remainder uniform."""
     weights = torch.full((T, S), 0.1 / (S - 1))
     weights[torch.arange(T), keys] = 0.9
     return weights[None]
@@ -119,134 +119,134 @@ class TestLabels:
             ("last token", torch.full((11,), 10)),
         ],
     )
-    def test_a_head_is_called_by_what_it_does(self, name, keys):
-        (found,) = classify_head(only(keys, self.T, self.T))
-        assert found.name == name
-        assert found.score == pytest.approx(0.9, abs=0.01)
+    def test_classify_head_names_pattern(self, name, keys):
+        (label,) = classify_head(focused_weights(keys, self.T, self.T))
+        assert label.name == name
+        assert label.score == pytest.approx(0.9, abs=0.01)
 
-    def test_same_token_means_another_place(self):
+    def test_classify_head_same_token_excludes_diagonal(self):
         tokens = list("abcabcabcab")
         keys = (torch.arange(self.T) + 3) % 9  # from 9 on, back to 3, 4
-        (found,) = classify_head(only(keys, self.T, self.T), rows=tokens)
-        assert found.name == "same token"
-        assert found.score > 0.9
-        (itself,) = classify_head(only(torch.arange(self.T), self.T, self.T), rows=tokens)
-        assert itself.name == "diagonal"
-        assert itself.scores["same token"] < 0.1
+        (label,) = classify_head(focused_weights(keys, self.T, self.T), rows=tokens)
+        assert label.name == "same token"
+        assert label.score > 0.9
+        (diagonal,) = classify_head(focused_weights(torch.arange(self.T), self.T, self.T), rows=tokens)
+        assert diagonal.name == "diagonal"
+        assert diagonal.scores["same token"] < 0.1
 
-    def test_a_token_that_stands_once_does_not_count_against_the_same_token(self):
-        """Only the queries whose token stands elsewhere too can look there."""
-        (found,) = classify_head(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("axayz"))
-        assert found.scores["same token"] == pytest.approx(0.9, abs=0.01)
-        (none,) = classify_head(only(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("abcde"))
+    def test_classify_head_same_token_ignores_unique_tokens(self):
+        """Only queries whose token occurs more than once count."""
+        (label,) = classify_head(focused_weights(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("axayz"))
+        assert label.scores["same token"] == pytest.approx(0.9, abs=0.01)
+        (none,) = classify_head(focused_weights(torch.tensor([2, 0, 0, 0, 0]), 5, 5), rows=list("abcde"))
         assert "same token" not in none.scores
 
-    def test_punctuation_is_judged_by_the_rows_that_can_see_some(self):
+    def test_classify_head_punctuation_uses_rows_with_punctuation_keys(self):
         tokens = ["So", " be", " it", ",", "▁sir", "."]
         keys = torch.tensor([0, 0, 0, 3, 3, 5])
-        weights = only(keys, 6, 6)[0].tril() + 1e-9 * torch.ones(6, 6).tril()
-        (found,) = classify_head((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
+        weights = focused_weights(keys, 6, 6)[0].tril() + 1e-9 * torch.ones(6, 6).tril()
+        (label,) = classify_head((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
         expected = [(weights[row, [3, 5]].sum() / weights[row].sum()).item() for row in (3, 4, 5)]
-        assert found.name == "punctuation"
-        assert found.scores["punctuation"] == pytest.approx(sum(expected) / 3, abs=1e-6)
+        assert label.name == "punctuation"
+        assert label.scores["punctuation"] == pytest.approx(sum(expected) / 3, abs=1e-6)
         assert "punctuation" not in classify_head(weights[None], rows=list("abcdef"))[0].scores
 
     @pytest.mark.parametrize(
         ("token", "is_one"),
         [(",", True), (" ?!", True), ("▁—", True), ("¿", True), ("'s", False), ("␣", False), ("", False), ("$", False)],
     )
-    def test_punctuation(self, token, is_one):
+    def test_is_punctuation(self, token, is_one):
         assert is_punctuation(token) == is_one
 
-    def test_a_single_token_has_no_choice_and_no_pattern(self):
-        (found,) = classify_head(torch.ones(1, 1, 1), rows=["a"])
-        assert (found.name, found.score) == ("mixed", 0.0)
+    def test_classify_head_single_token_is_mixed(self):
+        (label,) = classify_head(torch.ones(1, 1, 1), rows=["a"])
+        assert (label.name, label.score) == ("mixed", 0.0)
 
-    def test_broad_is_the_share_of_keys_in_effect(self):
+    def test_classify_head_broad_is_effective_share_of_keys(self):
         weights = torch.ones(self.T, self.T).tril()
         weights = (weights / weights.sum(-1, keepdim=True))[None]
-        (found,) = classify_head(weights)
-        assert found.name == "broad"
-        assert found.score == pytest.approx(1.0)
+        (label,) = classify_head(weights)
+        assert label.name == "broad"
+        assert label.score == pytest.approx(1.0)
         half = torch.zeros(1, 5, 8)
         half[..., :4] = 0.25 - 1e-4
         half[..., 4:] = 1e-4
         assert classify_head(half)[0].scores["broad"] == pytest.approx(0.5, abs=0.01)
 
-    def test_a_causal_head_is_judged_by_the_rows_that_choose(self):
-        """The first token can only see itself: that row must not count for any pattern."""
+    def test_classify_head_ignores_rows_with_one_key(self):
+        """The first token attends only to itself, so its row counts for no pattern."""
         keys = (torch.arange(self.T) - 1).clamp(min=0)
         weights = torch.zeros(self.T, self.T)
         weights[torch.arange(self.T), keys] = 1.0
         weights[1:, :] = 0.9 * weights[1:] + 0.1 * torch.ones(self.T, self.T).tril()[1:] / torch.arange(2, 12)[:, None]
-        (found,) = classify_head(weights[None])
+        (label,) = classify_head(weights[None])
         expected = sum(0.9 + 0.1 / n for n in range(2, 12)) / 10
-        assert found.scores["previous token"] == pytest.approx(expected)
+        assert label.scores["previous token"] == pytest.approx(expected)
 
-    def test_nothing_in_particular_is_mixed(self):
+    def test_classify_head_without_pattern_is_mixed(self):
         weights = torch.full((1, self.T, self.T), 1e-5)
         weights[:, :, [2, 7]] = 0.3
         weights[:, :, 4] = 0.4
         assert classify_head(weights)[0].name == "mixed"
 
-    def test_a_zero_is_a_choice_where_another_head_sees_the_key(self):
+    def test_classify_head_broad_counts_keys_of_all_heads(self):
         hard = torch.zeros(self.T, self.T)
         hard[:, [2, 4, 7]] = 1 / 3
         alone, with_margin = (
             classify_head(hard[None])[0],
             classify_head(torch.stack((hard, softmax(self.T, self.T))))[0],
         )
-        assert alone.scores["broad"] == pytest.approx(1.0)  # as if the other keys were masked
+        assert alone.scores["broad"] == pytest.approx(1.0)  # the other keys count as masked
         assert with_margin.scores["broad"] == pytest.approx(3 / self.T)
 
-    def test_cross_attention_has_its_own_diagonal(self):
+    def test_classify_head_cross_attention_diagonal(self):
         layout = AxisLayout(6, 11, cross=True)
-        (found,) = classify_head(only(2 * torch.arange(6), 6, 11), layout=layout)
-        assert found.name == "diagonal"
-        assert "previous token" not in found.scores
+        (label,) = classify_head(focused_weights(2 * torch.arange(6), 6, 11), layout=layout)
+        assert label.name == "diagonal"
+        assert "previous token" not in label.scores
 
-    def test_patches_of_a_picture(self):
+    def test_classify_head_image_patches(self):
         layout = AxisLayout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
         along = (rows[:, None] == rows) & ~torch.eye(12, dtype=torch.bool)
-        (found,) = classify_head((along / 3.0)[None], layout=layout)
-        assert found.name == "same row"
-        assert found.score == pytest.approx(1.0)
+        (label,) = classify_head((along / 3.0)[None], layout=layout)
+        assert label.name == "same row"
+        assert label.score == pytest.approx(1.0)
         near = ((rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()) == 1
-        (found,) = classify_head((near / near.sum(-1, keepdim=True))[None], layout=layout)
-        assert found.name == "neighbours"
+        (label,) = classify_head((near / near.sum(-1, keepdim=True))[None], layout=layout)
+        assert label.name == "neighbours"
 
     @pytest.mark.bad_input
-    def test_names_that_do_not_fit(self):
+    def test_classify_head_invalid_labels_raise_shape_error(self):
         with pytest.raises(ShapeError, match="3 row and 3 column labels"):
             classify_head(softmax(2, 5, 5), rows=["a", "b", "c"])
 
 
-class TestPicture:
-    def test_blocks_of_rows_give_what_the_whole_gives(self, monkeypatch):
-        """The sums over blocks, against one look at everything."""
+class TestAttentionMap:
+    def test_summary_of_row_blocks_equals_summary_of_all_rows(self, monkeypatch):
+        """Sums over row blocks equal the computation over all rows."""
         tokens = [f"w{i % 5}" for i in range(23)]
         weights = softmax(3, 23, 23, sharp=3.0, mask=causal().dense(23))
-        whole = AttentionMap.of(weights, tokens).summary
+        expected = AttentionMap.of(weights, tokens).summary
         monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 23 * 4)  # four rows at a time
         starts = []
-        asked = AttentionMap.of(weights, tokens)
-        parts = AttentionMap(
+        full = AttentionMap.of(weights, tokens)
+        blocked = AttentionMap(
             path="x",
-            rows=asked.rows,
-            columns=asked.columns,
+            rows=full.rows,
+            columns=full.columns,
             n_heads=3,
-            layout=asked.layout,
+            layout=full.layout,
             compute_rows=lambda start, stop: (starts.append((start, stop)), weights[:, start:stop])[1],
         )
-        assert parts.summary.entropy == pytest.approx(whole.entropy)
-        assert parts.summary.distance == pytest.approx(whole.distance)
-        for one, other in zip(parts.summary.labels, whole.labels, strict=True):
-            assert one.scores == pytest.approx(other.scores)
+        assert blocked.summary.entropy == pytest.approx(expected.entropy)
+        assert blocked.summary.distance == pytest.approx(expected.distance)
+        for label, expected_label in zip(blocked.summary.labels, expected.labels, strict=True):
+            assert label.scores == pytest.approx(expected_label.scores)
         assert starts == [(i, min(i + 4, 23)) for i in range(0, 23, 4)]
-        assert whole.entropy == pytest.approx(entropy(weights).mean(-1).tolist())
+        assert expected.entropy == pytest.approx(entropy(weights).mean(-1).tolist())
 
-    def test_names_from_the_path(self):
+    def test_attention_map_names_follow_path(self):
         weights = softmax(1, 2, 2)
         for path, stack, layer, title in (
             ("encoder.blocks.3.attention", "encoder.blocks.*.attention", 3, "Encoder self-attention"),
@@ -255,11 +255,11 @@ class TestPicture:
             ("transformer.h.4.attn", "transformer.h.*.attn", 4, "transformer.h.*.attn"),
             ("only", "only", 0, "only"),
         ):
-            found = AttentionMap.of(weights, ["a", "b"], path=path)
-            assert (found.stack, found.layer, found.title) == (stack, layer, title)
+            attention_map = AttentionMap.of(weights, ["a", "b"], path=path)
+            assert (attention_map.stack, attention_map.layer, attention_map.title) == (stack, layer, title)
 
     @pytest.mark.bad_input
-    def test_mistakes(self):
+    def test_attention_map_invalid_arguments_raise(self):
         with pytest.raises(ShapeError, match=r"\(2, 3, 5\) and there are 3 row and 3 column"):
             AttentionMap.of(softmax(2, 3, 5), ["a", "b", "c"])
         with pytest.raises(ConfigError, match="has no head 2; expected 0 to 1"):

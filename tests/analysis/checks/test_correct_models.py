@@ -1,4 +1,4 @@
-"""Models that are right pass, whatever their weights.
+"""Correct models pass with any parameters.
 
 One seed each, for time; CLEARHEAD_CHECK_SEEDS=20 in the environment runs twenty (some minutes).
 """
@@ -16,7 +16,7 @@ from tests.analysis.checks.models import CLEARHEAD, PEERS, clearhead_model, peer
 SEEDS = range(int(os.environ.get("CLEARHEAD_CHECK_SEEDS", "1")))
 
 
-def no_alarm(make, name, seeds):
+def assert_passes(make, name, seeds):
     for seed in seeds:
         torch.manual_seed(seed)
         report = check(make(name), seed=seed)
@@ -27,13 +27,13 @@ def no_alarm(make, name, seeds):
 
 @pytest.mark.parametrize("name", [*CLEARHEAD, "attention"])
 def test_clearhead_models_pass(name):
-    no_alarm(clearhead_model, name, SEEDS)
+    assert_passes(clearhead_model, name, SEEDS)
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_transformers_models_pass(name):
     pytest.importorskip("transformers", reason="the peers are an optional dependency")
-    no_alarm(peer, name, SEEDS)
+    assert_passes(peer, name, SEEDS)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

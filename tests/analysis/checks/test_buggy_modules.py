@@ -1,4 +1,4 @@
-"""Every mistake of the gallery is found and its cause is named; the modules without mistakes are left in peace."""
+"""Every bug of the gallery is detected with its cause; correct modules pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.analysis.checks.buggy_modules import CORRECT, GALLERY
 
 @pytest.fixture
 def unshrunk(monkeypatch):
-    """For tests that do not look at the example."""
+    """Skip minimization in tests that do not use the example."""
     monkeypatch.setattr("clearhead.analysis.checks.runner.SECONDS", 0.0)
 
 
@@ -24,7 +24,7 @@ def test_correct_module_passes(name, seed):
 
 
 def test_each_property_applies_to_a_correct_module():
-    """Otherwise a property could pass by never applying."""
+    """Ensure that no property passes only because it never applies."""
     tested = set()
     for make in CORRECT.values():
         tested |= {finding.property for finding in check(make()) if finding.verdict is Verdict.PASS}
@@ -58,11 +58,11 @@ def test_gallery_bug_is_detected_with_other_seeds(name, unshrunk):
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("no causal mask", (1, 2)),  # two tokens: the first sees the second
-        ("padding ignored", (1, 1)),  # one token beside padding
-        # The window shows itself and three before it: the fifth is too many.
+        ("no causal mask", (1, 2)),  # two tokens: the first attends to the second
+        ("padding ignored", (1, 1)),  # one token and padding
+        # The window covers a token and three before it; the fifth token exceeds it.
         ("window ignored when decoding", (1, 5)),
-        ("cache not reordered for beams", (2, 2)),  # two rows that can be confused
+        ("cache not reordered for beams", (2, 2)),  # two rows that can be swapped
     ],
 )
 def test_minimal_example_is_minimal(name, size):
@@ -73,7 +73,7 @@ def test_minimal_example_is_minimal(name, size):
 
 
 def test_gallery_bug_fails_only_related_properties(unshrunk):
-    """The report of a module with one mistake fails where that shows, and only there."""
+    """A module with one bug fails only the related properties."""
     expected = {
         "scaled by d_model": {"score scale"},
         "NaN from an empty row": {"finiteness"},

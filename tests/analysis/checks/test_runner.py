@@ -1,4 +1,4 @@
-"""What a check costs: how many runs, on how many threads, and what is said while it goes on."""
+"""Number of runs, threads and progress events of a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.analysis.checks.harness import Harness
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The tokens and the threads of every run of a module."""
+    """Return the list of (tokens, threads) of every run of a module."""
     calls = []
     raw = Harness.raw
 
@@ -25,22 +25,22 @@ def runs(monkeypatch):
 
 
 def test_check_shared_results_are_computed_once(runs):
-    """A language model, 3 rows of T = 11 tokens: the tokens of each run, by what it is for."""
+    """Language model with 3 rows of T = 11 tokens: tokens of each run, grouped by purpose."""
     T, B = 11, 3
-    whole, half = B * T, T // 2
-    right, left = [0, 1, 2, 5, 5], [1, 2, 5, 5]
+    full, half = B * T, T // 2
+    right_pads, left_pads = [0, 1, 2, 5, 5], [1, 2, 5, 5]
     expected = {
-        "can it be called, the output, determinism, rounding": [whole] * (1 + 1 + 2 + 2),
+        "can it be called, the output, determinism, rounding": [full] * (1 + 1 + 2 + 2),
         "another length": [B * (T - 1)],
         "the first row, each of its tokens changed, its gradients": [T] * (1 + T + 1),
-        "padding": [B * (T + n) for n in right + left],
+        "padding": [B * (T + n) for n in right_pads + left_pads],
         "polarity": [T] * 3,
-        "the other rows alone, another order": [T, T, whole],
-        "caches": [whole, *[B] * T, *[B * n for n in (3, 1, 4, 2, 1)]],
+        "the other rows alone, another order": [T, T, full],
+        "caches": [full, *[B] * T, *[B * n for n in (3, 1, 4, 2, 1)]],
         "reordered and truncated caches": [B * n for n in (half, half, T - half, *[1] * (2 * (T - half)))],
         "one row in each dtype, in float64, and rounded twice": [T] * 3 * (1 + 1 + 2),
-        "finiteness: the input, one token, an empty row, two extremes": [whole, B, whole, whole, whole],
-        "gradients, training twice, watched": [whole] * (1 + 2 + 1),
+        "finiteness: the input, one token, an empty row, two extremes": [full, B, full, full, full],
+        "gradients, training twice, watched": [full] * (1 + 2 + 1),
     }
     assert check(CORRECT["language model"]()).ok
     assert sorted(tokens for tokens, _ in runs) == sorted(n for each in expected.values() for n in each)
@@ -55,10 +55,10 @@ def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, e
     torch.set_num_threads(2)
     try:
         check(CORRECT["reader"](), only="batch invariance")
-        assert torch.get_num_threads() == 2, "the caller's setting is put back"
+        assert torch.get_num_threads() == 2, "the caller's setting is restored"
     finally:
         torch.set_num_threads(before)
-    assert [threads for _, threads in runs][:3] == [2, 1, 2]  # called at all, and one of each tried
+    assert [threads for _, threads in runs][:3] == [2, 1, 2]  # one call, then one trial per thread count
     assert {threads for _, threads in runs[3:]} == {expected}
 
 
