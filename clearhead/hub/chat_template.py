@@ -1,7 +1,7 @@
 """Render chat templates in a separate process, because a template is an untrusted program.
 
-It runs in Jinja's sandbox without access to Python, with limits of memory and time against endless loops and texts. Run
-as a script: JSON in, JSON out.
+The process renders in Jinja's sandbox, without access to Python and with limits on memory and time. This file is its
+script: it reads JSON from stdin and writes JSON to stdout.
 """
 
 from __future__ import annotations
@@ -14,26 +14,39 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-SECONDS, BYTES, LONGEST = 10, 1 << 29, 1 << 22  # of the process; of its text, in characters
+MAX_SECONDS = 10
+MAX_BYTES = 1 << 29
+MAX_CHARACTERS = 1 << 22  # of the rendered text
 
 
 def render(template: str, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any]) -> str:
-    """Render a conversation as one text; `values` are the template's special tokens and settings."""
+    """Render a conversation as one text.
+
+    Args:
+        template: The Jinja template.
+        messages: The conversation.
+        values: Special tokens and settings of the template.
+
+    Raises:
+        DataError: If the template fails, or exceeds the limits.
+    """
     from clearhead.errors import DataError
 
-    asked = json.dumps({"template": template, "values": {"messages": list(messages), **values}})
-    command = [sys.executable, "-P", str(Path(__file__))]  # -P: modules beside this file are not those of Python
+    request = json.dumps({"template": template, "values": {"messages": list(messages), **values}})
+    command = [sys.executable, "-P", str(Path(__file__))]  # -P: do not import from this folder
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=3 * SECONDS, check=False)
-        answer = json.loads(done.stdout)
+        process = subprocess.run(
+            command, input=request, capture_output=True, text=True, timeout=3 * MAX_SECONDS, check=False
+        )
+        response = json.loads(process.stdout)
     except (subprocess.TimeoutExpired, ValueError):
-        answer = {"error": "it takes more time or memory than a template needs"}
-    if "error" in answer:
-        raise DataError(f"the chat template cannot be rendered: {answer['error']}")
-    return answer["text"]
+        response = {"error": "it exceeds the limit of time or memory"}
+    if "error" in response:
+        raise DataError(f"the chat template cannot be rendered: {response['error']}")
+    return response["text"]
 
 
-def _rendered(template: str, values: dict[str, Any]) -> str:
+def _render_sandboxed(template: str, values: dict[str, Any]) -> str:
     """Render in the environment that transformers uses."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
@@ -43,49 +56,56 @@ def _rendered(template: str, values: dict[str, Any]) -> str:
     class Generation(Extension):
         """`{% generation %}` marks the assistant's messages, for training only."""
 
-        tags = {"generation"}  # noqa: RUF012 (as the library has it)
+        tags = {"generation"}  # noqa: RUF012 (as in jinja2)
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    def refuse(message: str) -> NoReturn:
+    def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def as_json(value: Any, **strategy: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **strategy})
+    def as_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
 
     extensions: list[Any] = [Generation, "jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = as_json
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+    }
     return environment.from_string(template).render(**values)
 
 
 def _main() -> None:
-    asked = json.load(sys.stdin)
+    """Render the request from stdin and write the response to stdout."""
+    request = json.load(sys.stdin)
     try:
         import jinja2  # noqa: F401
     except ImportError:
-        answer = {"error": "it needs jinja2: pip install 'clearhead[weights]'"}
+        response = {"error": "it needs jinja2: pip install 'clearhead[weights]'"}
     else:
-        _confine()
+        _limit_resources()
         try:
-            text = _rendered(asked["template"], asked["values"])
-            answer = {"text": text} if len(text) <= LONGEST else {"error": f"its text has {len(text):,} characters"}
+            text = _render_sandboxed(request["template"], request["values"])
+            response = (
+                {"text": text} if len(text) <= MAX_CHARACTERS else {"error": f"its text has {len(text):,} characters"}
+            )
         except (Exception, MemoryError) as error:  # an untrusted program may raise anything
-            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-    json.dump(answer, sys.stdout)
+            response = {"error": f"{type(error).__name__}: {error}"[:300]}
+    json.dump(response, sys.stdout)
 
 
-def _confine() -> None:
+def _limit_resources() -> None:
+    """Limit memory, processor time and open files of this process."""
     try:
         import resource
-    except ImportError:  # not on Windows, where the time alone is limited
+    except ImportError:  # Windows: only the time is limited
         return
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 
 

@@ -1,4 +1,4 @@
-"""Small folders to read: a Llama and a GPT-2 as transformers saves them, made once."""
+"""Fixtures: folders of tiny models as transformers saves them, built once per session."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from tests.support.third_party_models import PEERS
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """name → the folder that the maker's tiny model wrote, and the model."""
-    known = {}
+def saved_peer(tmp_path_factory):
+    """Return a function from a name of `PEERS` to the reference model and the folder that it was saved to."""
+    cache = {}
 
-    def make(name: str):
-        if name not in known:
-            folder = tmp_path_factory.mktemp("made") / "model"
+    def save(name: str):
+        if name not in cache:
+            folder = tmp_path_factory.mktemp("saved") / "model"
             model = PEERS[name].build()
             PEERS[name].save(model, folder)
-            known[name] = (model, folder)
-        return known[name]
+            cache[name] = (model, folder)
+        return cache[name]
 
-    return make
+    return save
 
 
 @pytest.fixture
-def llama(made, tmp_path) -> Path:
-    """A Llama folder of one's own, to spoil."""
-    return Path(shutil.copytree(made("llama")[1], tmp_path / "llama"))
+def llama(saved_peer, tmp_path) -> Path:
+    """A copy of a Llama folder that a test may change."""
+    return Path(shutil.copytree(saved_peer("llama")[1], tmp_path / "llama"))
 
 
 def change_json(path: Path, **changes) -> None:
+    """Set keys of a JSON object, or delete keys whose value is None."""
     data = json.loads(path.read_text())
     for key, value in changes.items():
         if value is None:

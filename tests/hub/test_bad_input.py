@@ -1,4 +1,4 @@
-"""What is wrong with a foreign folder is said in one sentence, before anything is loaded; no code of it runs."""
+"""Invalid third-party folders: errors of one line before anything is loaded, and no code from a folder runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.support.rounding import assert_equal_up_to_rounding
 pytestmark = pytest.mark.bad_input
 
 
-def refused(folder, *words):
+def assert_load_raises(folder, *words):
+    """Assert that loading raises an error of one line that contains these words."""
     with pytest.raises(ClearheadError) as caught:
         ch.load(folder)
     message = str(caught.value)
@@ -31,53 +32,53 @@ def refused(folder, *words):
 
 
 def sharded(folder):
-    """The same folder with two shards and an index."""
+    """Split the parameters into two shards with an index; return the index and its table."""
     weights = load_file(folder / "model.safetensors")
     names = sorted(weights)
     shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, held in shards.items():
-        save_file({name: weights[name] for name in held}, folder / file)
+    for file, names_of_shard in shards.items():
+        save_file({name: weights[name] for name in names_of_shard}, folder / file)
     (folder / "model.safetensors").unlink()
-    table = {name: file for file, held in shards.items() for name in held}
+    table = {name: file for file, names_of_shard in shards.items() for name in names_of_shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
     return folder / "model.safetensors.index.json", table
 
 
-def test_shards_are_one_model(llama):
+def test_load_sharded_folder_equals_single_file(llama):
     ids = torch.tensor([[3, 1, 4]])
-    whole = ch.load(llama)(ids)
+    expected = ch.load(llama)(ids)
     sharded(llama)
-    assert_equal_up_to_rounding(ch.load(llama)(ids), whole)
+    assert_equal_up_to_rounding(ch.load(llama)(ids), expected)
 
 
-def test_no_weights(llama):
+def test_load_without_parameters_raises(llama):
     (llama / "model.safetensors").unlink()
-    refused(llama, "no parameters", "model.safetensors")
+    assert_load_raises(llama, "no parameters", "model.safetensors")
 
 
-def test_a_shard_is_missing(llama):
+def test_load_missing_shard_raises(llama):
     sharded(llama)
     (llama / "b.safetensors").unlink()
-    refused(llama, "b.safetensors", "missing")
+    assert_load_raises(llama, "b.safetensors", "missing")
 
 
-def test_an_index_names_a_tensor_that_its_shard_lacks(llama):
+def test_load_tensor_missing_in_shard_raises(llama):
     index, table = sharded(llama)
     index.write_text(json.dumps({"weight_map": table | {"model.norm.bias": "a.safetensors"}}))
-    refused(llama, "model.norm.bias", "a.safetensors")
+    assert_load_raises(llama, "model.norm.bias", "a.safetensors")
 
 
-@pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "sub/a.safetensors", "a.bin"])
-def test_an_index_points_outside(llama, place):
+@pytest.mark.parametrize("path", ["../model.safetensors", "/etc/passwd", "sub/a.safetensors", "a.bin"])
+def test_load_index_outside_folder_raises(llama, path):
     index, table = sharded(llama)
-    index.write_text(json.dumps({"weight_map": table | {"model.norm.weight": place}}))
-    refused(llama, repr(place), "in the same folder")
+    index.write_text(json.dumps({"weight_map": table | {"model.norm.weight": path}}))
+    assert_load_raises(llama, repr(path), "in the same folder")
 
 
-def test_an_index_without_a_map(llama):
+def test_load_index_without_map_raises(llama):
     index, _ = sharded(llama)
     index.write_text('{"weight_map": [1]}')
-    refused(llama, "weight_map")
+    assert_load_raises(llama, "weight_map")
 
 
 @pytest.mark.parametrize(
@@ -88,19 +89,19 @@ def test_an_index_without_a_map(llama):
         ({"model.norm.bias": torch.zeros(24)}, ("not known to llama", "model.norm.bias")),
         ({"model.norm.weight": torch.zeros(24, dtype=torch.int8)}, ("model.norm.weight", "I8")),
     ],
-    ids=["shape", "missing", "strange", "dtype"],
+    ids=["shape", "missing", "unknown", "dtype"],
 )
-def test_tensors_that_do_not_fit(llama, change, words):
+def test_load_mismatched_tensor_raises(llama, change, words):
     file = llama / "model.safetensors"
     weights = load_file(file) | change
     save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file)
-    refused(llama, *words)
+    assert_load_raises(llama, *words)
 
 
-def test_weights_that_are_cut_short(llama):
+def test_load_truncated_file_raises(llama):
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    refused(llama, "not a complete safetensors file")
+    assert_load_raises(llama, "not a complete safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +124,15 @@ def test_weights_that_are_cut_short(llama):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_configuration_that_is_not_understood(llama, change, words):
+def test_load_unsupported_configuration_raises(llama, change, words):
     change_json(llama / "config.json", **change)
-    refused(llama, *words)
+    assert_load_raises(llama, *words)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "\ud800".encode("utf-8", "surrogatepass")], ids=repr)
-def test_a_configuration_that_is_no_json(llama, text):
+def test_load_invalid_json_raises(llama, text):
     (llama / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    refused(llama, "config.json")
+    assert_load_raises(llama, "config.json")
 
 
 class Bomb:
@@ -140,38 +141,38 @@ class Bomb:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
-def test_pickles_are_not_opened(llama, name):
+def test_load_pickle_raises_without_opening_it(llama, name):
     (llama / "model.safetensors").unlink()
     (llama / name).write_bytes(pickle.dumps(Bomb()))
-    refused(llama, name, "pickle", "save_file")
-    refused(llama / name, name, "pickle", "save_file")
+    assert_load_raises(llama, name, "pickle", "save_file")
+    assert_load_raises(llama / name, name, "pickle", "save_file")
 
 
-def test_the_way_to_convert_a_pickle_works(llama):
+def test_suggested_pickle_conversion_works(llama):
     import subprocess
     import sys
 
     ids, file = torch.tensor([[3, 1, 4]]), llama / "model.safetensors"
-    whole = ch.load(llama)(ids)
+    expected = ch.load(llama)(ids)
     torch.save(load_file(file), llama / "pytorch_model.bin")
     file.unlink()
     with pytest.raises(StorageError) as caught:
         ch.load(llama)
     command = str(caught.value).partition("convert it: python -c ")[2].strip('"')
     subprocess.run([sys.executable, "-c", command], check=True)
-    assert_equal_up_to_rounding(ch.load(llama)(ids), whole)
+    assert_equal_up_to_rounding(ch.load(llama)(ids), expected)
 
 
-def test_nothing_is_read_before_everything_fits(llama, monkeypatch):
-    """One tensor of another shape, and no number of the others is touched."""
+def test_load_checks_all_shapes_before_reading(llama, monkeypatch):
+    """If one tensor has a wrong shape, no tensor is read."""
     weights = load_file(llama / "model.safetensors")
     save_file(weights | {"model.norm.weight": torch.zeros(5)}, llama / "model.safetensors")
     monkeypatch.setattr(HFFolder, "reading", lambda *_, **__: pytest.fail("a tensor was read"))
-    refused(llama, "model.norm.weight", "(5,)")
+    assert_load_raises(llama, "model.norm.weight", "(5,)")
 
 
-def test_code_in_a_folder_is_not_run(llama):
-    """transformers would import a module beside the weights for this key, where it is trusted."""
+def test_load_does_not_run_code_of_the_folder(llama):
+    """With trust_remote_code, transformers would import the module that this key names."""
     (llama / "modeling.py").write_text("raise SystemExit('the code of a folder was run')")
     change_json(llama / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
     assert ch.load(llama)(torch.tensor([[3, 1, 4]])).shape == (1, 3, 31)
@@ -192,20 +193,20 @@ def test_code_in_a_folder_is_not_run(llama):
         ("clip", {"projection_dim": 8}, ("text_projection.weight", "(8, 24)")),
     ],
 )
-def test_a_configuration_that_does_not_fit_its_weights(made, tmp_path, name, change, words):
-    folder = shutil.copytree(made(name)[1], tmp_path / name)
+def test_load_configuration_that_does_not_match_tensors_raises(saved_peer, tmp_path, name, change, words):
+    folder = shutil.copytree(saved_peer(name)[1], tmp_path / name)
     change_json(folder / "config.json", **change)
-    refused(folder, *words)
+    assert_load_raises(folder, *words)
 
 
-def test_names_that_stand_for_nothing(tmp_path):
-    refused("no-such-model", "is not a bundled model")
-    refused(tmp_path, "config.json")
+def test_load_unknown_name_raises(tmp_path):
+    assert_load_raises("no-such-model", "is not a bundled model")
+    assert_load_raises(tmp_path, "config.json")
     (tmp_path / "notes.txt").write_text("hello")
-    refused(tmp_path / "notes.txt", "notes.txt", "is a file")
+    assert_load_raises(tmp_path / "notes.txt", "notes.txt", "is a file")
 
 
-def test_an_export_goes_to_a_new_folder(llama, tmp_path):
+def test_export_to_invalid_target_raises(llama, tmp_path):
     model = ch.load(llama)
     with pytest.raises(StorageError, match="new folder"):
         convert.export_third_party(model, llama)
@@ -218,13 +219,13 @@ def test_an_export_goes_to_a_new_folder(llama, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_transform_that_loses_information_has_no_way_back():
-    first_row = Transform(lambda theirs, shapes: [theirs[0][:1]])
-    move = WeightMap("a.#", "b.#", (first_row,)).match("a.3", is_source=True)
-    assert move.target == ("b.3",)
-    assert torch.equal(move.load([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
+def test_weight_map_export_without_inverse_raises():
+    first_row = Transform(lambda source, shapes: [source[0][:1]])
+    weight_map = WeightMap("a.#", "b.#", (first_row,)).match("a.3", is_source=True)
+    assert weight_map.target == ("b.3",)
+    assert torch.equal(weight_map.load([torch.eye(2)], [(1, 2)])[0], torch.tensor([[1.0, 0.0]]))
     with pytest.raises(StorageError, match="without an inverse"):
-        move.export([torch.zeros(1, 2)])
+        weight_map.export([torch.zeros(1, 2)])
 
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_act", "hidden_size", "layer_types", "rope_parameters"])

@@ -1,4 +1,4 @@
-"""Conversations by a maker's own template: the text of transformers' `apply_chat_template`, and nothing else."""
+"""Chat templates: the same text as transformers' `apply_chat_template`, in a sandbox."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clearhead.hub.chat_template import render
 from tests.data.tokenizers.test_library import byte_pairs
 from tests.support.third_party_models import PEERS
 
-TALK = [
+CONVERSATION = [
     {"role": "system", "content": '  Be brief. <ü> & "so"'},
     {"role": "user", "content": "Hello!\n"},
     {"role": "assistant", "content": "Hi."},
     {"role": "user", "content": "the quick brown fox?"},
 ]
-# As SmolLM2, Llama 2, Zephyr and tool-calling models have them, in their ways to trim, loop, fail and write JSON.
+# Like those of SmolLM2, Llama 2, Zephyr and tool-calling models: trimming, loops, exceptions and JSON.
 TEMPLATES = {
     "im_start": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>"
     "system\nYou help.<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -69,41 +69,41 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat") / "model"
     peer.save(peer.build(), folder)
     inner.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **specials}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **specials}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_ids_are_those_of_transformers(folder, name):
+def test_encode_chat_matches_transformers(folder, name):
     transformers = pytest.importorskip("transformers")
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    text = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    text = reference.apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=True)
     trained = hub.pipeline(folder)
     values = {**trained.tokenizer.specials, "add_generation_prompt": True, "tools": None, "documents": None}
-    assert render(trained.source.template(), TALK, values) == text
+    assert render(trained.source.template(), CONVERSATION, values) == text
     assert len(text) > 60
-    ids = hub.encode_chat(trained, TALK)
-    assert ids == theirs.apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
+    ids = hub.encode_chat(trained, CONVERSATION)
+    assert ids == reference.apply_chat_template(CONVERSATION, add_generation_prompt=True)["input_ids"]
 
 
-def test_a_model_answers_by_its_template(folder):
+def test_chat_uses_the_default_template(folder):
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    about = folder / "tokenizer_config.json"
-    settings = json.loads(about.read_text())
-    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATES["im_start"]}]
-    about.write_text(json.dumps({**settings, "chat_template": several}))
+    settings_file = folder / "tokenizer_config.json"
+    settings = json.loads(settings_file.read_text())
+    named_templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATES["im_start"]}]
+    settings_file.write_text(json.dumps({**settings, "chat_template": named_templates}))
     trained = hub.pipeline(folder)
-    said = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\ndog<|im_end|>\n<|im_start|>assistant\n"
-    wanted = trained.generate(said, max_new_tokens=6)
-    talk = [{"role": "user", "content": "dog"}]
-    assert trained.chat(talk, max_new_tokens=6) == wanted
-    assert trained.chat([TALK, talk], max_new_tokens=6)[1] == wanted
-    assert "".join(trained.stream(talk, max_new_tokens=6)) == wanted
-    about.write_text(json.dumps(settings))
+    prompt = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\ndog<|im_end|>\n<|im_start|>assistant\n"
+    expected = trained.generate(prompt, max_new_tokens=6)
+    messages = [{"role": "user", "content": "dog"}]
+    assert trained.chat(messages, max_new_tokens=6) == expected
+    assert trained.chat([CONVERSATION, messages], max_new_tokens=6)[1] == expected
+    assert "".join(trained.stream(messages, max_new_tokens=6)) == expected
+    settings_file.write_text(json.dumps(settings))
     with pytest.raises(DataError, match="has no chat template"):
-        hub.pipeline(folder).chat(talk)
+        hub.pipeline(folder).chat(messages)
 
 
 HOSTILE = {
@@ -115,30 +115,30 @@ HOSTILE = {
     "growth": "{% set n = namespace(t='xx') %}{% for i in range(99) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t }}",
     "long": "{% for i in range(99999) %}{{ 'x' * 99 }}{% endfor %}",
     "forever": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "no template": "{% if %}",
+    "syntax error": "{% if %}",
     "refusal": "{{ raise_exception('users first') }}",
 }
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_contained(name, monkeypatch, tmp_path):
-    # The same file with less patience, so that the test is quick.
+def test_hostile_template_raises_data_error(name, monkeypatch, tmp_path):
+    # A copy of the script with a smaller time limit, so that the test is quick.
     file = tmp_path / "template.py"
-    with open(templates.__file__, encoding="utf-8") as given:
-        file.write_text(given.read().replace("SECONDS, BYTES, LONGEST = 10", "SECONDS, BYTES, LONGEST = 1"))
+    with open(templates.__file__, encoding="utf-8") as script:
+        file.write_text(script.read().replace("MAX_SECONDS = 10", "MAX_SECONDS = 1"))
     monkeypatch.setattr(templates, "__file__", str(file))
-    talk = [{"role": "user", "content": "x"}]
+    messages = [{"role": "user", "content": "x"}]
     with pytest.raises(DataError, match="the chat template cannot be rendered: ") as error:
-        render(HOSTILE[name], talk, {})
+        render(HOSTILE[name], messages, {})
     assert len(str(error.value)) < 500
-    assert len(talk) == 1
+    assert len(messages) == 1
     if name == "refusal":
         assert "users first" in str(error.value)
 
 
 @pytest.mark.bad_input
-def test_a_message_without_a_role_is_refused(folder):
+def test_chat_message_without_role_raises(folder):
     (folder / "chat_template.jinja").write_text(TEMPLATES["im_start"])
     with pytest.raises(DataError, match="expected a role and a content"):
         hub.pipeline(folder).chat([{"content": "x"}])

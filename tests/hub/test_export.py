@@ -1,4 +1,4 @@
-"""Models of ours as folders of transformers: the same logits, the same ids, the same text."""
+"""Export to folders of transformers: the same logits, ids and text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def transformers():
     return pytest.importorskip("transformers", reason="transformers, which loads what is written, is not installed")
 
 
-def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):
+def test_export_bundled_model_loads_in_transformers(transformers, tmp_path, cli):
     ran = cli("export", "shakespeare", "--out", tmp_path / "out", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["family"] == "gpt2"
     assert set(ran.json["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     trained = hub.pipeline("shakespeare", dtype=torch.float64)
     ids = trained.tokenizer.encode(TEXT)
@@ -37,24 +37,24 @@ def test_a_model_of_the_box_goes_out(transformers, tmp_path, cli):
     assert tokenizer.decode(ids) == TEXT
     batch = torch.tensor([ids])
     with torch.no_grad():
-        got, wanted = theirs(batch).logits, trained.model(batch)
-    assert (got - wanted).abs().max() <= 3000 * torch.finfo(torch.float64).eps * wanted.abs().max()
-    made = theirs.generate(batch, max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
-    ours = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stop_ids).sequence(0).tolist()
-    assert made[: len(ours)] == ours
+        logits, expected = reference(batch).logits, trained.model(batch)
+    assert (logits - expected).abs().max() <= 3000 * torch.finfo(torch.float64).eps * expected.abs().max()
+    reference_ids = reference.generate(batch, max_new_tokens=20, do_sample=False)[0, len(ids) :].tolist()
+    new_ids = ch.generate(trained.model, batch, max_new_tokens=20, stop_ids=trained.stop_ids).sequence(0).tolist()
+    assert reference_ids[: len(new_ids)] == new_ids
 
 
-def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):
+def test_commands_accept_an_exported_folder(tmp_path, cli):
     assert cli("export", "shakespeare", "--out", tmp_path / "out").code == 0
     for command in (
         ["generate", TEXT, "--max-new-tokens", 20, "--model"],
         ["inspect", "--json"],
         ["check", "--only", "causality"],
     ):
-        said = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "inspect" else []))
-        assert said.code == 0, said.err
+        ran = cli(*command, tmp_path / "out", *([TEXT] if command[0] == "inspect" else []))
+        assert ran.code == 0, ran.err
         if command[0] == "generate":
-            assert said.out == cli(*command, "shakespeare").out
+            assert ran.out == cli(*command, "shakespeare").out
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_what_was_exported_is_a_name_like_any_other(tmp_path, cli):
     ],
     ids=["characters", "unknown", "symbols", "bytes"],
 )
-def test_tokenizers_go_out(transformers, tokenizer, text):
+def test_exported_tokenizer_encodes_like_the_original(transformers, tokenizer, text):
     from tokenizers import Tokenizer
 
-    theirs = Tokenizer.from_str(tokenizer_json(tokenizer))
+    reference = Tokenizer.from_str(tokenizer_json(tokenizer))
     ids = tokenizer.encode(text)
-    assert theirs.encode(text, add_special_tokens=False).ids == ids
-    plain = theirs.decode(ids, skip_special_tokens=True)
+    assert reference.encode(text, add_special_tokens=False).ids == ids
+    plain = reference.decode(ids, skip_special_tokens=True)
     assert plain.replace("<unk>", "") == tokenizer.decode(ids).replace("�", "")
 
 
-def test_files_beside_the_weights_go_out_as_they_came(llama, tmp_path):
+def test_export_copies_tokenizer_and_generation_files(llama, tmp_path):
     settings = {"eos_token_id": [2, 7], "temperature": 0.6}
     (llama / "generation_config.json").write_text(json.dumps(settings))
     (llama / "chat_template.jinja").write_text("{{ messages }}")
@@ -90,18 +90,17 @@ def test_files_beside_the_weights_go_out_as_they_came(llama, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_dtype_comes_in_and_goes_out(llama, tmp_path, dtype):
+def test_export_keeps_dtype_and_bits(llama, tmp_path, dtype):
     model = ch.load(llama, dtype=dtype)
     assert {weight.dtype for weight in model.parameters()} == {dtype}
     from clearhead.hub import convert
 
     convert.export_third_party(model, tmp_path / "out")
-    again = ch.load(tmp_path / "out")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    reloaded = ch.load(tmp_path / "out")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reloaded.parameters(), strict=True))
 
 
-def test_training_goes_on_where_they_stopped(llama):
-    """What was loaded is a model like any other: it takes gradients, and its file is not written to."""
+def test_loaded_model_can_be_trained_without_changing_its_file(llama):
     before = (llama / "model.safetensors").read_bytes()
     model = ch.load(llama).train()
     model(torch.tensor([[3, 1, 4]])).square().sum().backward()
@@ -110,7 +109,7 @@ def test_training_goes_on_where_they_stopped(llama):
 
 
 @pytest.mark.bad_input
-def test_a_family_must_hold_every_field(tmp_path):
+def test_export_inexpressible_field_raises(tmp_path):
     config = DecoderConfig(
         vocab_size=7,
         d_model=8,
@@ -129,13 +128,13 @@ def test_a_family_must_hold_every_field(tmp_path):
     assert convert.export_third_party(plain.build(), tmp_path / "out").name == "gpt2"
 
 
-def test_every_family_has_a_peer():
+def test_every_family_has_a_reference_model():
     from clearhead.hub import families
 
     assert {name.split()[0] for name in PEERS} == set(families.FAMILIES)
 
 
-def test_cost_takes_the_same_names(llama, cli):
+def test_cost_accepts_a_hugging_face_folder(llama, cli):
     parameters = sum(weight.numel() for weight in ch.load(llama).parameters())
     ran = cli("cost", llama, "--tokens", 7, "--json")
     assert ran.code == 0, ran.err

@@ -1,4 +1,4 @@
-"""Every family against its maker's own tiny random model: in, out, and everything that stands around a model."""
+"""Every family, compared with tiny random models of its reference implementation: loading, export and tools."""
 
 from __future__ import annotations
 
@@ -28,58 +28,59 @@ def peer(request):
 
 @pytest.fixture(scope="module")
 def built(peer, tmp_path_factory):
-    """The maker's model, and the folder it wrote."""
-    theirs, folder = peer.build(), tmp_path_factory.mktemp("theirs")
-    peer.save(theirs, folder)
-    return theirs, folder
+    """The reference model, and the folder that it was saved to."""
+    reference = peer.build()
+    folder = tmp_path_factory.mktemp("reference")
+    peer.save(reference, folder)
+    return reference, folder
 
 
 @pytest.fixture
 def saved(built):
-    """The same to every test, whatever another has done to the model."""
+    """A copy for each test, because some tests change the model."""
     return deepcopy(built)
 
 
-def assert_close(got, wanted, *, in_float32=False):
-    """Equal up to rounding: some units in the last place of the largest number, in the dtype the maker computes in."""
-    assert got.shape == wanted.shape
+def assert_close(actual, expected, *, in_float32=False):
+    """Assert equality up to rounding of the largest value, in the dtype that the reference model computes in."""
+    assert actual.shape == expected.shape
     unit = 100 * torch.finfo(torch.float32).eps if in_float32 else 3000 * torch.finfo(torch.float64).eps
-    limit = unit * max(1.0, wanted.abs().max().item())
-    worst = (got - wanted).abs().max().item()
+    limit = unit * max(1.0, expected.abs().max().item())
+    worst = (actual - expected).abs().max().item()
     assert worst <= limit, f"differs by {worst:.3g}, allowed {limit:.3g}"
 
 
-def test_outputs_and_gradients_are_theirs(peer, saved):
-    theirs, folder = saved
-    ours = checkpoint.load_third_party(folder)
-    assert {weight.dtype for weight in ours.parameters()} == {torch.float64}, "as it is stored"
+def test_loaded_model_has_the_outputs_and_gradients_of_the_reference(peer, saved):
+    reference, folder = saved
+    model = checkpoint.load_third_party(folder)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float64}, "the stored dtype"
     inputs = peer.example()
-    got, wanted = peer.of_ours(ours)(*inputs), peer.run(theirs, *inputs)
-    assert_close(got, wanted, in_float32=peer.in_float32)
-    direction = torch.randn_like(wanted)
-    (got * direction).sum().backward()
-    (wanted * direction).sum().backward()
-    # The table that brought the weights in brings the gradients out.
+    output, expected_output = peer.comparable(model)(*inputs), peer.run(reference, *inputs)
+    assert_close(output, expected_output, in_float32=peer.in_float32)
+    direction = torch.randn_like(expected_output)
+    (output * direction).sum().backward()
+    (expected_output * direction).sum().backward()
+    # The weight maps that loaded the parameters export the gradients.
     with torch.no_grad():
-        for weight in ours.parameters():
+        for weight in model.parameters():
             assert weight.grad is not None
             weight.copy_(weight.grad)
-    mine = tensors(ours, detect_family(checkpoint.open_checkpoint(folder)))
-    expected = peer.gradients(theirs)
-    expected["final_logits_bias"] = direction.sum((0, 1))[None] if wanted.dim() == 3 else direction  # by hand
-    for base in ("bert.", "roberta.", "albert."):  # with a head, the rest has a name of its own
+    actual = tensors(model, detect_family(checkpoint.open_checkpoint(folder)))
+    expected = peer.gradients(reference)
+    expected["final_logits_bias"] = direction.sum((0, 1))[None] if expected_output.dim() == 3 else direction
+    for base in ("bert.", "roberta.", "albert."):  # prefix of models with a head
         expected = {name.removeprefix(base): gradient for name, gradient in expected.items()}
-    expected = {name: expected[_spelling(name, expected)] for name in mine}
-    assert len(mine) > 5
-    for name, gradient in mine.items():
+    expected = {name: expected[_name_in_memory(name, expected)] for name in actual}
+    assert len(actual) > 5
+    for name, gradient in actual.items():
         assert_close(gradient, expected[name], in_float32=peer.in_float32)
 
 
-def _spelling(name, expected):
-    """transformers 5 has other names in memory than in the files it writes."""
+def _name_in_memory(name, expected):
+    """Return the name in memory of a stored tensor; in transformers 5 they differ."""
     for old, new in {
         "embed_out": "lm_head",
-        "dinov2.": "",  # of the model without a head
+        "dinov2.": "",  # absent without a head
         "vit.encoder.layer.": "vit.layers.",
         "deit.encoder.layer.": "deit.layers.",
         "attention.attention.query": "attention.q_proj",
@@ -94,91 +95,91 @@ def _spelling(name, expected):
     return name
 
 
-def test_what_comes_in_goes_out_to_the_same_bits(peer, saved, tmp_path):
-    theirs, folder = saved
-    ours = checkpoint.load_third_party(folder)
-    convert.export_third_party(ours, tmp_path / "ours", family=detect_family(checkpoint.open_checkpoint(folder)).name)
-    again = peer.reload(tmp_path / "ours")
-    state, expected = peer.state(again), peer.state(theirs)
+def test_exported_model_is_bit_equal_to_the_reference(peer, saved, tmp_path):
+    reference, folder = saved
+    model = checkpoint.load_third_party(folder)
+    convert.export_third_party(model, tmp_path / "out", family=detect_family(checkpoint.open_checkpoint(folder)).name)
+    reloaded = peer.reload(tmp_path / "out")
+    state, expected = peer.state(reloaded), peer.state(reference)
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(state[name], tensor), name
     inputs = peer.example()
     with torch.no_grad():
-        assert_close(peer.run(again, *inputs), peer.run(theirs, *inputs), in_float32=peer.in_float32)
-    assert canonical(checkpoint.load_third_party(tmp_path / "ours").config) == canonical(ours.config)
+        assert_close(peer.run(reloaded, *inputs), peer.run(reference, *inputs), in_float32=peer.in_float32)
+    assert canonical(checkpoint.load_third_party(tmp_path / "out").config) == canonical(model.config)
 
 
-def test_padding_changes_nothing_for_the_others(peer, saved):
-    theirs, folder = saved
-    ours = checkpoint.load_third_party(folder)
-    if not hasattr(ours.config, "vocab_size"):
-        pytest.skip("reads pictures, all of one size, or texts up to their end")
+def test_padded_batch_matches_the_reference(peer, saved):
+    reference, folder = saved
+    model = checkpoint.load_third_party(folder)
+    if not hasattr(model.config, "vocab_size"):
+        pytest.skip("takes images of one size, or texts that end with an id")
     inputs = peer.example()
     lengths = [torch.tensor([ids.shape[1], 5]) for ids in inputs]
-    real = tuple(torch.arange(ids.shape[1]) < n[:, None] for ids, n in zip(inputs, lengths, strict=True))
+    is_token = tuple(torch.arange(ids.shape[1]) < n[:, None] for ids, n in zip(inputs, lengths, strict=True))
     names = ("mask",) if len(inputs) == 1 else ("source_mask", "target_mask")
     masks = dict(zip(names, map(padding, lengths), strict=True))
     if not peer.pads_source:
         del masks["source_mask"]
     with torch.no_grad():
-        wanted = peer.padded(theirs, *inputs, real=real)
-        got = peer.of_ours(ours)(*inputs, **masks)
-    where = real[-1] if wanted.dim() == 3 else slice(None)  # one vector a text has no padding in it
-    assert_close(got[where], wanted[where], in_float32=peer.in_float32)
+        expected = peer.padded(reference, *inputs, is_token=is_token)
+        actual = peer.comparable(model)(*inputs, **masks)
+    index = is_token[-1] if expected.dim() == 3 else slice(None)  # a pooled vector contains no padding
+    assert_close(actual[index], expected[index], in_float32=peer.in_float32)
 
 
-def test_cached_decoding_is_uncached_decoding(peer, saved):
-    ours = checkpoint.load_third_party(saved[1])
-    if not isinstance(ours, (Decoder, EncoderDecoder)):
-        pytest.skip("decodes nothing")
+def test_cached_decoding_equals_uncached_decoding(peer, saved):
+    model = checkpoint.load_third_party(saved[1])
+    if not isinstance(model, (Decoder, EncoderDecoder)):
+        pytest.skip("not a decoder")
     (*source, ids), cache = peer.example(), KVCache()
     with torch.no_grad():
-        whole = ours(*source, ids)
-        step = partial(ours.decode, memory=ours.encode(*source)) if source else ours
+        expected = model(*source, ids)
+        step = partial(model.decode, memory=model.encode(*source)) if source else model
         steps = torch.cat([step(ids[:, i : i + 1], cache=cache) for i in range(ids.shape[1])], dim=1)
-    assert_close(steps, whole)
+    assert_close(steps, expected)
 
 
-def test_generation_is_the_plain_loop(peer, saved):
+def test_generation_equals_uncached_loop(peer, saved):
     """Generation equals a loop that calls the model with all ids at every step."""
-    ours = checkpoint.load_third_party(saved[1])
-    if not isinstance(ours, (Decoder, EncoderDecoder)):
-        pytest.skip("decodes nothing")
-    *source, ids = (given[:1] for given in peer.example())
-    begun, ids, score = ids[:, :5], ids[:, :5], torch.zeros((), dtype=torch.float64)
+    model = checkpoint.load_third_party(saved[1])
+    if not isinstance(model, (Decoder, EncoderDecoder)):
+        pytest.skip("not a decoder")
+    *source, ids = (example[:1] for example in peer.example())
+    start, ids, score = ids[:, :5], ids[:, :5], torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         for _ in range(4):
-            best = ours(*source, ids)[:, -1].log_softmax(-1).max(-1)
+            best = model(*source, ids)[:, -1].log_softmax(-1).max(-1)
             ids, score = torch.cat((ids, best.indices[:, None]), dim=1), score + best.values[0]
-    how = {"decoder_start_ids": begun[0].tolist()} if source else {}
-    found = generate(ours, *source or [begun], max_new_tokens=4, **how)
-    assert found.ids[0, 0, -4:].tolist() == ids[0, -4:].tolist()
-    assert_close(found.scores[0, 0], score, in_float32=True)
+    options = {"decoder_start_ids": start[0].tolist()} if source else {}
+    generated = generate(model, *source or [start], max_new_tokens=4, **options)
+    assert generated.ids[0, 0, -4:].tolist() == ids[0, -4:].tolist()
+    assert_close(generated.scores[0, 0], score, in_float32=True)
 
 
-def test_check_finds_nothing(peer, saved):
-    ours = checkpoint.load_third_party(saved[1])
-    subject = peer.of_ours(ours)
-    report = check(subject) if subject is ours else check(subject, inputs=Ids(V))
+def test_check_reports_no_failures(peer, saved):
+    model = checkpoint.load_third_party(saved[1])
+    subject = peer.comparable(model)
+    report = check(subject) if subject is model else check(subject, inputs=Ids(V))
     assert report.ok, [str(finding) for finding in report.failures]
 
 
-def test_look_sees_their_attention(peer, saved):
-    theirs, folder = saved
-    ours, inputs = checkpoint.load_third_party(folder), peer.example()
+def test_trace_records_the_attention_weights_of_the_reference(peer, saved):
+    reference, folder = saved
+    model, inputs = checkpoint.load_third_party(folder), peer.example()
     with torch.no_grad():
-        wanted = peer.weights(theirs, *inputs)
-        with trace(ours) as seen:
-            ours(*inputs)
-    layers = {name for name, part in ours.named_modules() if isinstance(part, MultiHeadAttention)}
-    assert {path.partition("@")[0] for path in wanted} == layers
-    for name, weights in wanted.items():
+        expected = peer.weights(reference, *inputs)
+        with trace(model) as t:
+            model(*inputs)
+    layers = {name for name, part in model.named_modules() if isinstance(part, MultiHeadAttention)}
+    assert {path.partition("@")[0] for path in expected} == layers
+    for name, weights in expected.items():
         path, _, run = name.partition("@")
-        assert_close(seen.weights(path, run=int(run or -1)), weights, in_float32=True)
+        assert_close(t.weights(path, run=int(run or -1)), weights, in_float32=True)
 
 
-def test_cost_counts_every_weight(peer, saved):
-    theirs, folder = saved
-    ours = checkpoint.load_third_party(folder)
-    assert cost(ours.config, tokens=peer.tokens()).parameters.value == peer.n_weights(theirs)
+def test_cost_counts_every_parameter(peer, saved):
+    reference, folder = saved
+    model = checkpoint.load_third_party(folder)
+    assert cost(model.config, tokens=peer.tokens()).parameters.value == peer.n_parameters(reference)

@@ -1,4 +1,4 @@
-"""An export that the disk refuses is one sentence and leaves nothing; one that it takes follows the umask."""
+"""Export to disk: a failed write is reported and leaves no files; files follow the umask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model():
     return gpt2().replace(**sizes).build()
 
 
-def test_a_full_disk_is_one_sentence(model, tmp_path, small_disk):
+def test_export_to_full_disk_raises_and_leaves_no_files(model, tmp_path, small_disk):
     with (
         small_disk(3_000),
         pytest.raises(StorageError, match=r"cannot write to .*out: File too large; nothing was written"),
@@ -27,7 +27,7 @@ def test_a_full_disk_is_one_sentence(model, tmp_path, small_disk):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
-def test_the_folder_and_its_files_follow_the_umask(model, tmp_path):
+def test_exported_files_follow_the_umask(model, tmp_path):
     before = os.umask(0o027)
     try:
         convert.export_third_party(model, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Names on the hub: from a cache made up here, and from a server on this machine that speaks the hub's few words."""
+"""Models on the hub: from a prepared cache, and from a local server that implements the hub's API."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ print(model(torch.tensor([[3, 1, 4, 1, 5]])).sum().item())
 """
 
 
-def load_elsewhere(name, cache, **environment):
-    """In a process of its own: the library reads its settings when it is imported."""
+def load_in_subprocess(name, cache, **environment):
+    """Load a model in a separate process, because huggingface_hub reads its settings when it is imported."""
     import os
 
     settings = {"HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -41,40 +41,40 @@ def load_elsewhere(name, cache, **environment):
     )
 
 
-def made_up_cache(home, folder):
-    """A cache as huggingface_hub lays it out: blobs, a snapshot of links to them, and a reference to the snapshot."""
-    place = home / "hub" / "models--org--tiny"
-    snapshot = place / "snapshots" / COMMIT
+def write_cache(home, folder):
+    """Write a cache in the layout of huggingface_hub: blobs, a snapshot of links to them, and a reference to it."""
+    repository = home / "hub" / "models--org--tiny"
+    snapshot = repository / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
-    (place / "blobs").mkdir()
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text(COMMIT)
+    (repository / "blobs").mkdir()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
     for file in folder.iterdir():
-        blob = place / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
         blob.write_bytes(file.read_bytes())
         (snapshot / file.name).symlink_to(blob)
 
 
-def test_what_is_cached_needs_no_network(llama, tmp_path):
-    made_up_cache(tmp_path / "home", llama)
-    # Any call over the network would end at a port that nobody listens to.
-    ran = load_elsewhere("hf:org/tiny", tmp_path / "home", HF_ENDPOINT="http://127.0.0.1:9")
+def test_load_cached_model_needs_no_network(llama, tmp_path):
+    write_cache(tmp_path / "home", llama)
+    # Network access would fail, because no process listens on this port.
+    ran = load_in_subprocess("hf:org/tiny", tmp_path / "home", HF_ENDPOINT="http://127.0.0.1:9")
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) == pytest.approx(ch.load(llama)(IDS).sum().item(), rel=1e-12)
 
 
 class Hub(BaseHTTPRequestHandler):
     files: dict[str, bytes] = {}
-    asked: list[str] = []
+    paths: list[str] = []
 
     def do_HEAD(self):
-        self.answer(with_body=False)
+        self.respond(with_body=False)
 
     def do_GET(self):
-        self.answer(with_body=True)
+        self.respond(with_body=True)
 
-    def answer(self, *, with_body):
-        self.asked.append(self.path)
+    def respond(self, *, with_body):
+        self.paths.append(self.path)
         body, headers = b"", {}
         if self.path.startswith("/api/models/org/tiny/revision/"):
             siblings = [{"rfilename": name} for name in self.files]
@@ -104,7 +104,7 @@ class Hub(BaseHTTPRequestHandler):
 def server(llama):
     Hub.files = {file.name: file.read_bytes() for file in llama.iterdir()}
     Hub.files |= {"pytorch_model.bin": b"a pickle", "modeling_tiny.py": b"raise SystemExit(3)"}
-    Hub.asked = []
+    Hub.paths = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -112,28 +112,28 @@ def server(llama):
     server.server_close()
 
 
-def test_a_model_is_fetched_once(llama, tmp_path, server):
-    wanted = ch.load(llama)(IDS).sum().item()
+def test_load_downloads_a_model_once(llama, tmp_path, server):
+    expected = ch.load(llama)(IDS).sum().item()
     for _ in range(2):
-        ran = load_elsewhere("hf:org/tiny", tmp_path / "home", HF_ENDPOINT=server)
+        ran = load_in_subprocess("hf:org/tiny", tmp_path / "home", HF_ENDPOINT=server)
         assert ran.returncode == 0, ran.stderr
-        assert float(ran.stdout) == pytest.approx(wanted, rel=1e-12)
-        first, Hub.asked = Hub.asked, []
-    assert first == [], "the second time, everything was in the cache"
-    fetched = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
-    assert "model.safetensors" in fetched
-    assert not fetched & {"pytorch_model.bin", "modeling_tiny.py"}, "neither code nor pickles"
+        assert float(ran.stdout) == pytest.approx(expected, rel=1e-12)
+        first, Hub.paths = Hub.paths, []
+    assert first == [], "the second call must use the cache"
+    names = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
+    assert "model.safetensors" in names
+    assert not names & {"pytorch_model.bin", "modeling_tiny.py"}, "neither code nor pickles"
 
 
 @pytest.mark.bad_input
-def test_a_name_that_is_not_there(tmp_path, server):
-    ran = load_elsewhere("hf:org/other", tmp_path / "home", HF_ENDPOINT=server)
+def test_load_model_missing_on_hub_raises(tmp_path, server):
+    ran = load_in_subprocess("hf:org/other", tmp_path / "home", HF_ENDPOINT=server)
     assert ran.returncode == 1
     assert "hf:org/other is not in the hub's cache and cannot be downloaded" in ran.stderr
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["hf:", "hf:tiny", "hf:a/b/c", "hf:../x/y", "hf:a/b@"])
-def test_a_name_that_is_none(name):
+def test_load_invalid_hub_name_raises(name):
     with pytest.raises(StorageError, match="is not a name on the hub"):
         ch.load(name)

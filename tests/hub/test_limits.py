@@ -1,4 +1,4 @@
-"""What is forced and forbidden in generation, against transformers' own `generate` on tiny random models."""
+"""Logits processors from generation_config.json, compared with transformers' `generate` on tiny random models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.third_party_models import BART, PEERS
 
 NEW = 8
 PROMPT = torch.tensor([[5, 3, 11, 5, 3]])
-# Each must change what is written, which the test makes sure of; ids are chosen from what the peers write.
+# Each must change the output, which the test asserts; ids are taken from the output of the reference models.
 SETTINGS = {
     "penalty": {"repetition_penalty": 1.7},
     "runs": {"no_repeat_ngram_size": 2},
@@ -41,71 +41,75 @@ SETTINGS = {
 }
 
 
-def filled(settings, written):
-    """Settings with words for ids replaced by ids that a model writes."""
-    names = dict(zip(("first", "second", "third"), written, strict=False))
+def with_ids(settings, ids):
+    """Return settings with names replaced by ids."""
+    names = dict(zip(("first", "second", "third"), ids, strict=False))
     if isinstance(settings, dict):
-        return {key: filled(item, written) for key, item in settings.items()}
-    return [filled(item, written) for item in settings] if isinstance(settings, list) else names.get(settings, settings)
+        return {key: with_ids(item, ids) for key, item in settings.items()}
+    return [with_ids(item, ids) for item in settings] if isinstance(settings, list) else names.get(settings, settings)
 
 
 @pytest.fixture(scope="module", params=["llama", "bart"])
-def both(request, tmp_path_factory):
-    """The maker's model, ours, what both go on from, and the folder."""
+def models(request, tmp_path_factory):
+    """The reference model, clearhead's, and the folder."""
     peer = PEERS[request.param]
     torch.manual_seed(7)
-    theirs = type(peer)(peer.model, peer.config, {**peer.sizes, "max_position_embeddings": 40}).build()
+    reference = type(peer)(peer.model, peer.config, {**peer.sizes, "max_position_embeddings": 40}).build()
     folder = tmp_path_factory.mktemp("limits") / "model"
-    peer.save(theirs, folder)
-    return theirs, checkpoint.load_third_party(folder), folder
+    peer.save(reference, folder)
+    return reference, checkpoint.load_third_party(folder), folder
 
 
-def written_by(theirs, **settings):
-    """transformers' new ids, with nothing set but these settings."""
+def reference_ids(reference, **settings):
+    """Return the new ids of transformers with only these settings."""
     from transformers import GenerationConfig
 
-    theirs.generation_config = GenerationConfig(
+    reference.generation_config = GenerationConfig(
         eos_token_id=settings.pop("eos_token_id", None), pad_token_id=0, decoder_start_token_id=2, **settings
     )
-    out = theirs.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=NEW, do_sample=False)[0]
-    return out[1 if theirs.config.is_encoder_decoder else PROMPT.shape[1] :].tolist()
+    out = reference.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=NEW, do_sample=False)[0]
+    return out[1 if reference.config.is_encoder_decoder else PROMPT.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_ids_are_those_of_transformers(both, name):
-    theirs, ours, folder = both
-    free = written_by(theirs)
-    settings = filled(SETTINGS[name], list(dict.fromkeys([*free, *written_by(theirs, no_repeat_ngram_size=1)])))
-    wanted = written_by(theirs, **copy.deepcopy(settings))
-    if name != "first" or theirs.config.is_encoder_decoder:
-        assert wanted != free, "the settings change nothing, so the test would say nothing"
+def test_greedy_ids_match_transformers(models, name):
+    reference, model, folder = models
+    unconstrained = reference_ids(reference)
+    settings = with_ids(
+        SETTINGS[name], list(dict.fromkeys([*unconstrained, *reference_ids(reference, no_repeat_ngram_size=1)]))
+    )
+    expected = reference_ids(reference, **copy.deepcopy(settings))
+    if name != "first" or reference.config.is_encoder_decoder:
+        assert expected != unconstrained, "the settings change nothing"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None, **settings}))
     source = checkpoint.open_checkpoint(folder)
-    start = {"decoder_start_ids": tokenizer_files.decoder_start_ids(source)} if theirs.config.is_encoder_decoder else {}
-    how = {
+    start = (
+        {"decoder_start_ids": tokenizer_files.decoder_start_ids(source)} if reference.config.is_encoder_decoder else {}
+    )
+    options = {
         "logits_processors": tokenizer_files.generation_constraints(source),
         "stop_ids": tokenizer_files.eos_ids(source),
         "max_new_tokens": NEW,
         **start,
     }
-    assert how["logits_processors"] is not None
-    got = generate(ours, PROMPT, **how)
-    assert got.sequence(0, with_stop=True).tolist() == wanted
-    assert [int(step.ids[0]) for step in stream(ours, PROMPT, **how)] == wanted
-    assert generate(ours, PROMPT, **how, use_cache=False).sequence(0, with_stop=True).tolist() == wanted
-    # Rows of other lengths beside it change nothing, nor does a beam of one.
-    together = generate(ours, [[4], PROMPT[0].tolist(), [9, 9, 9, 9, 9, 9, 2]], **how)
-    assert together.sequence(1, with_stop=True).tolist() == wanted
-    assert generate(ours, PROMPT, strategy=BeamSearch(1), **how).sequence(0, with_stop=True).tolist() == wanted
+    assert options["logits_processors"] is not None
+    generated = generate(model, PROMPT, **options)
+    assert generated.sequence(0, with_stop=True).tolist() == expected
+    assert [int(step.ids[0]) for step in stream(model, PROMPT, **options)] == expected
+    assert generate(model, PROMPT, **options, use_cache=False).sequence(0, with_stop=True).tolist() == expected
+    # Rows of other lengths in the batch change nothing, nor does a beam of width 1.
+    together = generate(model, [[4], PROMPT[0].tolist(), [9, 9, 9, 9, 9, 9, 2]], **options)
+    assert together.sequence(1, with_stop=True).tolist() == expected
+    assert generate(model, PROMPT, strategy=BeamSearch(1), **options).sequence(0, with_stop=True).tolist() == expected
 
 
-def test_sampling_and_beams_obey(both):
-    _, ours, _ = both
-    start = {"decoder_start_ids": 2} if hasattr(ours, "encoder") else {}
-    limits = LogitsProcessors(suppress_tokens=tuple(range(2, 29)), no_repeat_ngram_size=2)
-    for how in (Sample(seed=1, temperature=3.0), BeamSearch(3, n_best=2)):
+def test_sampling_and_beam_search_apply_processors(models):
+    _, model, _ = models
+    start = {"decoder_start_ids": 2} if hasattr(model, "encoder") else {}
+    processors = LogitsProcessors(suppress_tokens=tuple(range(2, 29)), no_repeat_ngram_size=2)
+    for strategy in (Sample(seed=1, temperature=3.0), BeamSearch(3, n_best=2)):
         ids = (
-            generate(ours, PROMPT, strategy=how, max_new_tokens=5, logits_processors=limits, **start)
+            generate(model, PROMPT, strategy=strategy, max_new_tokens=5, logits_processors=processors, **start)
             .sequence(0)
             .tolist()
         )
@@ -114,8 +118,8 @@ def test_sampling_and_beams_obey(both):
         assert len(set(pairs)) == len(pairs)
 
 
-def test_a_folder_without_such_a_file_is_read_from_its_configuration(made):
-    _, folder = made("bart")
+def test_missing_generation_config_falls_back_to_config(saved_peer):
+    _, folder = saved_peer("bart")
     (folder / "generation_config.json").unlink()
     source = checkpoint.open_checkpoint(folder)
     assert tokenizer_files.generation_constraints(source) == LogitsProcessors(
@@ -125,9 +129,9 @@ def test_a_folder_without_such_a_file_is_read_from_its_configuration(made):
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_done_or_read_is_refused(llama):
+def test_unsupported_or_invalid_settings_raise(llama):
     file = llama / "generation_config.json"
-    for settings, said in (
+    for settings, message in (
         ({"guidance_scale": 2.0}, "guidance_scale 2.0"),
         ({"stop_strings": ["x"]}, "stop_strings"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0"),
@@ -135,7 +139,7 @@ def test_what_cannot_be_done_or_read_is_refused(llama):
         ({"bad_words_ids": [["a"]]}, "bad_words_ids"),
     ):
         change_json(file, **settings)
-        with pytest.raises(StorageError, match=said):
+        with pytest.raises(StorageError, match=message):
             tokenizer_files.generation_constraints(checkpoint.open_checkpoint(llama))
         change_json(file, **dict.fromkeys(settings))
     with pytest.raises(ConfigError, match="no_repeat_ngram_size is -1"):

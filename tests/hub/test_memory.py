@@ -1,4 +1,4 @@
-"""Loading holds the weights once: what is mapped from the file is the model."""
+"""Loading needs memory for one copy of the parameters, because tensors are memory-mapped."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ MEASURE = """
 import pathlib, re, sys, torch
 from clearhead.hub import checkpoint
 
-def held(what):
-    return 1024 * int(re.search(what + r":\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+def status_bytes(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 
 checkpoint.load_third_party(sys.argv[1])
-assert "torch._dynamo" not in sys.modules, "loading does not compile, and torch's compiler is long to import"
+assert "torch._dynamo" not in sys.modules, "loading does not compile, and importing the compiler takes long"
 for dtype in (torch.float32, torch.bfloat16):
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = held("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = status_bytes("VmRSS")
     model = checkpoint.load_third_party(sys.argv[2], dtype=dtype)
     total = sum(weight.sum().item() for weight in model.parameters())
     assert total == total
-    print(held("VmHWM") - before)
+    print(status_bytes("VmHWM") - before)
     del model
 """
 
 
 @pytest.mark.measured
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted as Linux tells it")
-def test_memory_peaks_at_the_weights_and_one_tensor(tmp_path):
-    """As they are stored, and made numbers of another kind on the way, where the file's own are let go one by one."""
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_load_peak_memory_is_the_parameters_and_one_tensor(tmp_path):
+    """In the stored dtype, and converted, when mappings are closed one by one."""
     large = LARGE.build()
     for name, model in (("small", SMALL.build()), ("large", large)):
         convert.export_third_party(model, tmp_path / name)
     command = [sys.executable, "-c", MEASURE, tmp_path / "small", tmp_path / "large"]
-    said = subprocess.run(command, capture_output=True, text=True)
-    assert not said.returncode, said.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert not process.returncode, process.stderr
     stored = [4 * weight.numel() for weight in large.parameters()]
-    for taken, size in zip(map(int, said.stdout.split()), (sum(stored), sum(stored) / 2), strict=True):
-        print(f"{taken / size:.3f} of the weights' {size:,.0f} bytes")
-        assert taken <= size + max(stored)
-        assert taken >= 0.9 * size, "or not every page was touched"
+    for peak, size in zip(map(int, process.stdout.split()), (sum(stored), sum(stored) / 2), strict=True):
+        print(f"{peak / size:.3f} of the parameters' {size:,.0f} bytes")
+        assert peak <= size + max(stored)
+        assert peak >= 0.9 * size, "some pages were not touched"

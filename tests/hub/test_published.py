@@ -1,4 +1,4 @@
-"""Configurations with the keys that published models have, some of them years old: each is understood or put aside."""
+"""Configurations with the keys of published models, including old ones: each key is used or ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.masks import full, window
 from clearhead.nn import GELU, Experts, GeGLU, SiLU
 from clearhead.nn.positions import Rotary
 
-# What transformers 4.16 wrote into each half of CLIP besides its sizes.
+# Keys besides sizes that transformers 4.16 wrote into each nested configuration of CLIP.
 OLD = dict.fromkeys(
     (
         *("_name_or_path", "add_cross_attention", "bad_words_ids", "chunk_size_feed_forward"),
@@ -34,7 +34,7 @@ def read(data):
     return FAMILIES[data["model_type"]].config(ConfigReader(data))
 
 
-def test_clip_of_the_first_release():
+def test_read_clip_of_the_first_release():
     text = OLD | {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "hidden_act": "quick_gelu"}
     image = OLD | {"hidden_act": "gelu", "patch_size": 16}
     config = read({"model_type": "clip", "text_config": text, "vision_config": image, "text_config_dict": None})
@@ -49,13 +49,13 @@ def test_clip_of_the_first_release():
     assert config.eos is None
 
 
-def test_where_clip_says_a_half_twice_the_second_counts():
-    halves = {"text_config": {"hidden_size": 512}, "text_config_dict": {"hidden_size": 768, "num_attention_heads": 12}}
-    config = read({"model_type": "clip", "projection_dim": 768, "vision_config": None, **halves})
+def test_read_clip_prefers_config_dict():
+    towers = {"text_config": {"hidden_size": 512}, "text_config_dict": {"hidden_size": 768, "num_attention_heads": 12}}
+    config = read({"model_type": "clip", "projection_dim": 768, "vision_config": None, **towers})
     assert (config.text.d_model, config.text.n_heads, config.d_shared, config.eos) == (768, 12, 768, 49407)
 
 
-def test_modernbert_as_transformers_4_wrote_it():
+def test_read_modernbert_of_transformers_4():
     data = {
         "model_type": "modernbert", "vocab_size": 101, "max_position_embeddings": 64, "hidden_size": 24,
         "num_hidden_layers": 7, "num_attention_heads": 4, "intermediate_size": 23, "hidden_activation": "gelu",
@@ -69,11 +69,11 @@ def test_modernbert_as_transformers_4_wrote_it():
     assert config.layer_masks == (full(), window(5, 5), window(5, 5))
     assert config.layer_rotary == (slow, fast, fast)
     assert config.activation == GeGLU()
-    everywhere = read(data | {"global_attn_every_n_layers": 1})
-    assert (everywhere.layer_masks, everywhere.layer_rotary, everywhere.positions) == ((), (), slow)
+    full_attention = read(data | {"global_attn_every_n_layers": 1})
+    assert (full_attention.layer_masks, full_attention.layer_rotary, full_attention.positions) == ((), (), slow)
 
 
-def test_mixtral_as_transformers_4_wrote_it():
+def test_read_mixtral_of_transformers_4():
     data = {
         "model_type": "mixtral", "vocab_size": 101, "max_position_embeddings": 64, "hidden_size": 24,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 23,
@@ -86,20 +86,20 @@ def test_mixtral_as_transformers_4_wrote_it():
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"model_type": "clip", "text_config": {"pruned_heads": {"1": [2]}}}, "clip_text_model.*pruned_heads"),
         ({"model_type": "clip", "vision_config": {"spiral": 3}}, "clip_vision_model.*'spiral'"),
         ({"model_type": "clip", "text_config": 7}, "clip configuration cannot be read"),
     ],
 )
-def test_a_half_that_is_not_understood(data, said):
-    with pytest.raises(StorageError, match=said):
+def test_read_invalid_nested_configuration_raises(data, message):
+    with pytest.raises(StorageError, match=message):
         read(data)
 
 
 @pytest.mark.bad_input
-def test_a_tokenizer_that_does_not_fit_the_half_that_reads_text():
+def test_tokenizer_larger_than_text_vocabulary_raises():
     source = SimpleNamespace(
         path="clip", config={"text_config": {"vocab_size": 3}}, tokenizer=lambda: SimpleNamespace(vocab_size=5)
     )

@@ -1,4 +1,4 @@
-"""Strings in, strings and numbers out, for models in the box, exported ones and foreign ones."""
+"""Text generation, embedding and classification with bundled, exported and third-party models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def bard():
     return hub.pipeline("shakespeare")
 
 
-def test_a_decoder_goes_on_from_a_text(bard):
+def test_generate_continues_a_text(bard):
     ids = bard.tokenizer.encode(TEXT)
-    made = generation.generate(bard.model, torch.tensor([ids]), max_new_tokens=20, stop_ids=bard.stop_ids).sequence(0)
+    ids = generation.generate(bard.model, torch.tensor([ids]), max_new_tokens=20, stop_ids=bard.stop_ids).sequence(0)
     text = bard.generate(TEXT, max_new_tokens=20)
-    assert text == bard.tokenizer.decode(made)
+    assert text == bard.tokenizer.decode(ids)
     assert len(text) > 5
     assert bard.generate([TEXT, "JULIET:"], max_new_tokens=20)[0] == text
     assert "".join(bard.stream(TEXT, max_new_tokens=20)) == text
@@ -36,11 +36,11 @@ def test_a_decoder_goes_on_from_a_text(bard):
     assert sampled == bard.generate(TEXT, max_new_tokens=20, strategy=Sample(seed=3))
 
 
-def test_what_was_exported_says_the_same(bard, tmp_path):
+def test_exported_model_generates_the_same_text(bard, tmp_path):
     hub.export(bard, tmp_path / "out")
-    again = hub.pipeline(tmp_path / "out")
-    assert again.task == "text"
-    assert again.generate(TEXT, max_new_tokens=20) == bard.generate(TEXT, max_new_tokens=20)
+    reloaded = hub.pipeline(tmp_path / "out")
+    assert reloaded.task == "text"
+    assert reloaded.generate(TEXT, max_new_tokens=20) == bard.generate(TEXT, max_new_tokens=20)
 
 
 @pytest.fixture
@@ -58,17 +58,17 @@ def reader(tmp_path):
 TEXTS = ["the quick brown fox", "dog", "the lazy dog the"]
 
 
-def test_an_encoder_gives_a_vector_for_each_text(reader):
+def test_embed_batch_equals_single_texts(reader):
     trained = hub.pipeline(reader, dtype=torch.float64)
-    got = trained.embed(TEXTS, batch_size=2)
-    for text, vector in zip(TEXTS, got, strict=True):
+    vectors = trained.embed(TEXTS, batch_size=2)
+    for text, vector in zip(TEXTS, vectors, strict=True):
         ids = torch.tensor([trained.tokenizer.prompt(text)[: trained.model.config.max_len]])
-        alone = trained.model(ids)[0].mean(0)
-        torch.testing.assert_close(vector, alone.float())
-        torch.testing.assert_close(trained.embed(text), alone.float())
+        expected = trained.model(ids)[0].mean(0)
+        torch.testing.assert_close(vector, expected.float())
+        torch.testing.assert_close(trained.embed(text), expected.float())
 
 
-def test_a_folder_says_how_a_vector_is_made(reader):
+def test_embed_uses_the_pooling_of_sentence_transformers(reader):
     kinds = ["models.Transformer", "models.Pooling", "models.Normalize"]
     modules = [{"idx": i, "type": f"sentence_transformers.{kind}"} for i, kind in enumerate(kinds)]
     (reader / "modules.json").write_text(json.dumps(modules))
@@ -85,62 +85,62 @@ def test_a_folder_says_how_a_vector_is_made(reader):
         hub.pipeline(reader).embed("dog")
 
 
-def test_a_text_is_put_into_a_class(reader, tmp_path):
+def test_classify_text_matches_transformers(reader, tmp_path):
     transformers = pytest.importorskip("transformers")
     names = {0: "calm", 1: "angry", 2: "glad"}
     config = transformers.BertConfig.from_pretrained(reader, id2label=names, label2id={v: k for k, v in names.items()})
-    theirs = transformers.BertForSequenceClassification(config).eval()
-    theirs.save_pretrained(reader)
+    reference = transformers.BertForSequenceClassification(config).eval()
+    reference.save_pretrained(reader)
     trained = hub.pipeline(reader)
     got = trained.classify(TEXTS, batch_size=2)
-    for text, found in zip(TEXTS, got, strict=True):
+    for text, probabilities in zip(TEXTS, got, strict=True):
         ids = torch.tensor([trained.tokenizer.prompt(text, 13)])
-        wanted = theirs(ids).logits.softmax(-1)[0].tolist()
-        assert found == pytest.approx({names[i]: wanted[i] for i in range(3)}, abs=1e-5)
-        assert list(found.values()) == sorted(wanted, reverse=True) or max(wanted) - min(wanted) < 1e-5
-        assert trained.classify(text) == pytest.approx(found, abs=1e-6)
+        expected = reference(ids).logits.softmax(-1)[0].tolist()
+        assert probabilities == pytest.approx({names[i]: expected[i] for i in range(3)}, abs=1e-5)
+        assert list(probabilities.values()) == sorted(expected, reverse=True) or max(expected) - min(expected) < 1e-5
+        assert trained.classify(text) == pytest.approx(probabilities, abs=1e-6)
     hub.export(trained, tmp_path / "out")
-    for again, before in zip(hub.pipeline(tmp_path / "out").classify(TEXTS, batch_size=2), got, strict=True):
-        assert again == pytest.approx(before, abs=1e-6)
+    for actual, expected in zip(hub.pipeline(tmp_path / "out").classify(TEXTS, batch_size=2), got, strict=True):
+        assert actual == pytest.approx(expected, abs=1e-6)
     file = reader / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem_type": "multi_label_classification"}))
-    several = hub.pipeline(reader).classify(TEXTS[0])
-    logits = theirs(torch.tensor([trained.tokenizer.prompt(TEXTS[0], 13)])).logits[0].sigmoid().tolist()
-    assert several == pytest.approx({names[i]: logits[i] for i in range(3)}, abs=1e-5)
+    multi_label = hub.pipeline(reader).classify(TEXTS[0])
+    logits = reference(torch.tensor([trained.tokenizer.prompt(TEXTS[0], 13)])).logits[0].sigmoid().tolist()
+    assert multi_label == pytest.approx({names[i]: logits[i] for i in range(3)}, abs=1e-5)
 
 
-def test_an_encoder_decoder_writes_what_its_maker_would(tmp_path):
-    """With the ids that its folder says it begins, ends and is limited by."""
+def test_translate_matches_transformers_with_generation_config(tmp_path):
+    """Start ids, stop ids and constraints come from the folder."""
     inner, specials = word_piece()
     peer = replace(PEERS["bart"], sizes=PEERS["bart"].sizes | {"vocab_size": inner.get_vocab_size()})
     torch.manual_seed(4)
-    theirs = peer.build()
-    theirs.generation_config.no_repeat_ngram_size = 2
-    theirs.generation_config.min_new_tokens = 5
-    theirs.generation_config.max_length = None
-    peer.save(theirs, tmp_path)
+    reference = peer.build()
+    reference.generation_config.no_repeat_ngram_size = 2
+    reference.generation_config.min_new_tokens = 5
+    reference.generation_config.max_length = None
+    peer.save(reference, tmp_path)
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
     trained = hub.pipeline(tmp_path, dtype=torch.float64)
     got = trained.translate(TEXTS, strategy=Greedy(), max_new_tokens=7)
-    for text, found in zip(TEXTS, got, strict=True):
-        made = theirs.generate(torch.tensor([trained.tokenizer.prompt(text)]), max_new_tokens=7, do_sample=False)
-        assert found == trained.tokenizer.decode(made[0, 1:].tolist()).strip()
-        assert found == trained.generate(text, max_new_tokens=7)
+    for text, translation in zip(TEXTS, got, strict=True):
+        ids = reference.generate(torch.tensor([trained.tokenizer.prompt(text)]), max_new_tokens=7, do_sample=False)
+        assert translation == trained.tokenizer.decode(ids[0, 1:].tolist()).strip()
+        assert translation == trained.generate(text, max_new_tokens=7)
     assert len(set(got)) > 1
 
 
-def test_a_picture_is_put_into_a_class(tmp_path):
-    theirs, folder = PEERS["vit"].build(), tmp_path / "vit"
-    PEERS["vit"].save(theirs, folder)
-    pictures = PEERS["vit"].inputs()
-    wanted = theirs(pictures).logits.softmax(-1)[0].tolist()
-    got = hub.pipeline(folder, dtype=torch.float64).classify(pictures)[0]
-    assert got == pytest.approx({f"LABEL_{i}": wanted[i] for i in range(5)}, abs=1e-6)
+def test_classify_image_matches_transformers(tmp_path):
+    reference, folder = PEERS["vit"].build(), tmp_path / "vit"
+    PEERS["vit"].save(reference, folder)
+    images = PEERS["vit"].inputs()
+    expected = reference(images).logits.softmax(-1)[0].tolist()
+    got = hub.pipeline(folder, dtype=torch.float64).classify(images)[0]
+    assert got == pytest.approx({f"LABEL_{i}": expected[i] for i in range(5)}, abs=1e-6)
 
 
 @pytest.mark.bad_input
-def test_what_cannot_be_said_is_refused(bard, reader):
+def test_invalid_input_raises(bard, reader):
     with pytest.raises(DataError, match="prompt is empty"):
         bard.generate("")
     with pytest.raises(DataError, match="the context of"):
@@ -154,7 +154,7 @@ def test_what_cannot_be_said_is_refused(bard, reader):
 
 
 @pytest.mark.bad_input
-def test_a_tokenizer_that_does_not_fit_its_model_is_refused(reader):
+def test_pipeline_tokenizer_larger_than_vocabulary_raises(reader):
     config = json.loads((reader / "config.json").read_text())
     inner, _ = word_piece()
     inner.add_tokens(["one-more-token"])

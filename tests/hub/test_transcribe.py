@@ -12,7 +12,7 @@ from clearhead import hub
 from clearhead.errors import DataError
 from clearhead.generation import Greedy
 from clearhead.hub.speech import _RecordingState, _WindowedTranscriber
-from tests.support.third_party_models import PEERS, Hearing
+from tests.support.third_party_models import PEERS, WhisperPeer
 
 TEXT, FRAMES, FEATURES = 19, 17, 80
 END, START, LANGUAGE_IDS, TASK, NO_TIMESTAMPS = (
@@ -49,7 +49,7 @@ def save_whisper(path, seed, generation=GENERATION):
         "decoder_start_token_id": START,
     }
     torch.manual_seed(seed)
-    reference = Hearing("WhisperForConditionalGeneration", "WhisperConfig", sizes).build()
+    reference = WhisperPeer("WhisperForConditionalGeneration", "WhisperConfig", sizes).build()
     reference.save_pretrained(path)
     (path / "generation_config.json").write_text(json.dumps(generation))
     names = [chr(ord("a") + i) for i in range(TEXT)] + [f"<|{i}|>" for i in range(TEXT, V)]

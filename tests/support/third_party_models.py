@@ -1,6 +1,7 @@
-"""Tiny random models of every family's maker, as they save themselves: what the tests of this room compare with.
+"""Tiny random reference models of every family, from transformers and timm.
 
-Sizes are distinct primes where the family allows it, and every weight is moved from its start, so that no swap hides.
+Sizes are distinct primes if the family allows it, and every parameter is moved from its initial value, so that swapped
+parameters do not go unnoticed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from clearhead.masks import Mask
 
 V, L, H, D, F, T, B = 31, 2, 4, 6, 23, 11, 2
-M = H * D  # the one size that is no prime: heads divide it
+M = H * D  # not a prime, because heads divide it
 MAX_LEN = 13
 
 
 class Pooled(nn.Module):
-    """An encoder's second output: one vector a text."""
+    """The pooled output of an encoder: one vector per text."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Pooled(nn.Module):
 
 
 class Classified(nn.Module):
-    """An encoder's third: the logits of a text's classes."""
+    """The class logits of an encoder."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -47,29 +48,31 @@ class Classified(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """A family's maker: the class and its sizes, and how it is called."""
+    """A reference model of transformers: its class, its sizes, and how it is called."""
 
     model: str
     config: str
     sizes: dict[str, Any]
     inputs: Callable[[], Tensor] = lambda: torch.randint(0, V, (B, T))
     output: str = "logits"
-    # transformers computes rotary angles, waves and RMS norms in float32 whatever the model's dtype is.
+    # transformers computes rotary angles, sinusoids and RMS norms in float32 for every dtype.
     in_float32: bool = False
     options: dict[str, Any] = field(default_factory=dict)
-    of_ours: Callable[[nn.Module], nn.Module] = lambda model: model  # what of our model gives the same output
+    comparable: Callable[[nn.Module], nn.Module] = lambda model: model  # wraps clearhead's model for the same output
 
-    pads_source: ClassVar[bool] = True  # whether texts of different lengths may be read together
+    pads_source: ClassVar[bool] = True  # texts of different lengths can share a batch
 
     def example(self) -> tuple[Tensor, ...]:
-        """What both models are called with."""
+        """Return the inputs of both models."""
         return (self.inputs(),)
 
     def build(self) -> nn.Module:
-        transformers = pytest.importorskip("transformers", reason="transformers, the peer to compare with, is missing")
+        transformers = pytest.importorskip(
+            "transformers", reason="transformers, the reference to compare with, is missing"
+        )
         config = getattr(transformers, self.config)(**self.sizes)
         with in_float64():
-            return shaken(getattr(transformers, self.model)(config, **self.options))
+            return perturbed(getattr(transformers, self.model)(config, **self.options))
 
     def save(self, model: nn.Module, folder: Path) -> None:
         model.save_pretrained(folder)
@@ -85,35 +88,35 @@ class Peer:
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return getattr(model(inputs), self.output)
 
-    def padded(self, model: nn.Module, inputs: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
-        """The output for texts of different lengths, whose tokens are those where `real` is True."""
-        return getattr(model(inputs, attention_mask=real[0].long()), self.output)
+    def padded(self, model: nn.Module, inputs: Tensor, *, is_token: tuple[Tensor, ...]) -> Tensor:
+        """Return the output for texts of different lengths; `is_token` is False for padding."""
+        return getattr(model(inputs, attention_mask=is_token[0].long()), self.output)
 
     def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        """The attention weights by the path of our layer (and its run, after @), whose softmax is in float32."""
+        """Return attention weights by the path of clearhead's layer, with @run if a layer runs several times."""
         model.set_attn_implementation("eager")
         return {f"blocks.{i}.attention": w for i, w in enumerate(model(inputs, output_attentions=True).attentions)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """What comes back to the same bits: everything."""
+        """Return the tensors that an export must reproduce bit for bit."""
         return model.state_dict()
 
     def gradients(self, model: nn.Module) -> dict[str, Tensor]:
-        """What a backward pass left, by the names in memory."""
+        """Return the gradients by the names in memory."""
         return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
     def tokens(self) -> int | tuple[int, int] | None:
-        """How long a text is, as `cost` takes it; None for pictures."""
+        """Return the argument `tokens` of `cost`; None for images."""
         example = self.example()[0]
         return example.shape[1] if example.dim() == 2 else None
 
-    def n_weights(self, model: nn.Module) -> int:
-        """How many numbers the model has learnt."""
+    def n_parameters(self, model: nn.Module) -> int:
+        """Return the number of trained parameters."""
         return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 class Eager(Peer):
-    """A maker whose other ways to attend leave something out."""
+    """A model whose other attention implementations omit an option."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -127,38 +130,38 @@ class Eager(Peer):
 
 
 class Routed(Peer):
-    """Mixtral, which keeps its experts' matrices as one in memory, and apart in files."""
+    """Mixtral: its experts are one tensor in memory, and separate tensors in files."""
 
     def build(self) -> nn.Module:
-        return self._plain(super().build())
+        return self._with_eager_experts(super().build())
 
     def reload(self, folder: Path) -> nn.Module:
-        return self._plain(super().reload(folder))
+        return self._with_eager_experts(super().reload(folder))
 
-    def _plain(self, model: nn.Module) -> nn.Module:
-        model.set_experts_implementation("eager")  # the other ways do not know float64
+    def _with_eager_experts(self, model: nn.Module) -> nn.Module:
+        model.set_experts_implementation("eager")  # the other implementations do not support float64
         return model
 
     def gradients(self, model: nn.Module) -> dict[str, Tensor]:
-        found = {name.replace(".mlp.", ".block_sparse_moe."): g for name, g in super().gradients(model).items()}
-        for name in [name for name in found if "experts" in name]:
-            place, _, kind = name.rpartition(".")
-            for i, gradient in enumerate(found.pop(name)):
-                apart = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
-                found |= {f"{place}.{i}.{part}.weight": piece for part, piece in apart.items()}
-        return found
+        gradients = {name.replace(".mlp.", ".block_sparse_moe."): g for name, g in super().gradients(model).items()}
+        for name in [name for name in gradients if "experts" in name]:
+            prefix, _, kind = name.rpartition(".")
+            for i, gradient in enumerate(gradients.pop(name)):
+                parts = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
+                gradients |= {f"{prefix}.{i}.{part}.weight": tensor for part, tensor in parts.items()}
+        return gradients
 
 
 class OneBlock(Peer):
-    """ALBERT, whose one block runs for every layer."""
+    """ALBERT: one block runs for every layer."""
 
     def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        found = super().weights(model, inputs).values()
-        return {f"blocks.0.attention@{i}": weights for i, weights in enumerate(found)}
+        layers = super().weights(model, inputs).values()
+        return {f"blocks.0.attention@{i}": weights for i, weights in enumerate(layers)}
 
 
 class TwoSided(Peer):
-    """A maker of encoder-decoders, which reads one sequence and writes another."""
+    """An encoder-decoder."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -172,32 +175,32 @@ class TwoSided(Peer):
     def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
         return getattr(model(source, decoder_input_ids=target), self.output)
 
-    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
-        masks = {"attention_mask": real[0].long(), "decoder_attention_mask": real[1].long()}
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, is_token: tuple[Tensor, ...]) -> Tensor:
+        masks = {"attention_mask": is_token[0].long(), "decoder_attention_mask": is_token[1].long()}
         return getattr(model(source, decoder_input_ids=target, **masks), self.output)
 
     def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        for part in (model, model.get_encoder(), model.get_decoder()):  # T5's halves have configurations of their own
+        for part in (model, model.get_encoder(), model.get_decoder()):  # in T5, each stack has its own configuration
             part.set_attn_implementation("eager")
         out = model(source, decoder_input_ids=target, output_attentions=True)
-        found = {
+        attentions = {
             "encoder.blocks.{}.attention": out.encoder_attentions,
             "decoder.blocks.{}.attention": out.decoder_attentions,
             "decoder.blocks.{}.cross_attention": out.cross_attentions,
         }
-        return {path.format(i): w for path, layers in found.items() for i, w in enumerate(layers)}
+        return {path.format(i): w for path, layers in attentions.items() for i, w in enumerate(layers)}
 
     def tokens(self) -> tuple[int, int]:
         source, target = self.example()
         return source.shape[1], target.shape[1]
 
-    def n_weights(self, model: nn.Module) -> int:
-        # transformers keeps the bias of the logits where it is not trained.
-        return super().n_weights(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
+    def n_parameters(self, model: nn.Module) -> int:
+        # In transformers the bias of the logits is a buffer.
+        return super().n_parameters(model) + getattr(model, "final_logits_bias", torch.empty(0)).numel()
 
 
 class Towers(Peer):
-    """CLIP, which reads texts and pictures."""
+    """CLIP: a text encoder and an image encoder."""
 
     def example(self) -> tuple[Tensor, ...]:
         return self.inputs(), squares()[:1].expand(3, -1, -1, -1) * torch.arange(1, 4).reshape(3, 1, 1, 1)
@@ -209,15 +212,15 @@ class Towers(Peer):
         for part in (model, model.text_model, model.vision_model):
             part.set_attn_implementation("eager")
         out = model(ids, images, output_attentions=True)
-        halves = {"text": out.text_model_output, "image": out.vision_model_output}
-        return {f"{half}.blocks.{i}.attention": w for half in halves for i, w in enumerate(halves[half].attentions)}
+        towers = {"text": out.text_model_output, "image": out.vision_model_output}
+        return {f"{name}.blocks.{i}.attention": w for name in towers for i, w in enumerate(towers[name].attentions)}
 
     def tokens(self) -> int:
         return T
 
 
-class Hearing(TwoSided):
-    """Whisper, which hears: frames come as (B, features, frames) there and as (B, frames, features) here."""
+class WhisperPeer(TwoSided):
+    """Whisper: transformers takes frames as (B, features, frames), clearhead as (B, frames, features)."""
 
     pads_source: ClassVar[bool] = False  # all recordings have one length
 
@@ -228,20 +231,20 @@ class Hearing(TwoSided):
     def run(self, model: nn.Module, source: Tensor, target: Tensor, **more: Any) -> Any:
         return super().run(model, source.transpose(1, 2), target)
 
-    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, real: tuple[Tensor, ...]) -> Tensor:
-        return super().padded(model, source.transpose(1, 2), target, real=real)
+    def padded(self, model: nn.Module, source: Tensor, target: Tensor, *, is_token: tuple[Tensor, ...]) -> Tensor:
+        return super().padded(model, source.transpose(1, 2), target, is_token=is_token)
 
     def weights(self, model: nn.Module, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         return super().weights(model, source.transpose(1, 2), target)
 
 
 class T5Peer(TwoSided):
-    """T5, whose norms would compute their mean square in float32, and do so in the model's dtype here."""
+    """T5, with norms that compute in the model's dtype instead of float32."""
 
     def build(self) -> nn.Module:
         model = super().build()
         if self.sizes.get("tie_word_embeddings") is False:
-            # 1.1 is stored with a vocabulary of its own for the logits; transformers 5 begins with a tie.
+            # T5 1.1 has an untied output matrix; transformers 5 initializes it tied.
             model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
         return self._exact(model)
 
@@ -257,7 +260,7 @@ class T5Peer(TwoSided):
 
 
 class Dino(Peer):
-    """DINOv2, of which one token is not read: that for patches that are hidden in pretraining."""
+    """DINOv2, without the mask token of pretraining, which clearhead does not load."""
 
     def reload(self, folder: Path) -> nn.Module:
         import transformers
@@ -270,14 +273,16 @@ class Dino(Peer):
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in super().state(model).items() if not name.endswith("mask_token")}
 
-    def n_weights(self, model: nn.Module) -> int:
+    def n_parameters(self, model: nn.Module) -> int:
         return sum(weight.numel() for weight in self.state(model).values())
 
 
 class Timm(Peer):
+    """A model of timm."""
+
     def build(self) -> nn.Module:
-        timm = pytest.importorskip("timm", reason="timm, the peer to compare with, is missing")
-        return shaken(timm.create_model(self.model, **self.sizes))
+        timm = pytest.importorskip("timm", reason="timm, the reference to compare with, is missing")
+        return perturbed(timm.create_model(self.model, **self.sizes))
 
     def save(self, model: nn.Module, folder: Path) -> None:
         from timm.models import save_for_hf
@@ -296,18 +301,18 @@ class Timm(Peer):
         return model(inputs)
 
     def weights(self, model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for i, block in enumerate(model.blocks):
             block.attn.fused_attn = False
-            keep = partial(found.__setitem__, f"blocks.{i}.attention")
+            keep = partial(weights.__setitem__, f"blocks.{i}.attention")
             block.attn.attn_drop.register_forward_hook(lambda _m, _i, out, keep=keep: keep(out))
         model(inputs)
-        return found
+        return weights
 
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Models are built with float64 numbers, buffers as well; made so later, they would have been rounded once."""
+    """Build models in float64, including buffers; a later conversion would keep values rounded to float32."""
     torch.set_default_dtype(torch.float64)
     try:
         yield
@@ -315,24 +320,24 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """Every weight away from its start (zero biases and unit norms would hide a swap), in float64, for evaluation."""
+def perturbed(model: nn.Module) -> nn.Module:
+    """Perturb every parameter (zero biases and unit norms would hide a swap), in float64 and evaluation mode."""
     torch.manual_seed(13)
     model = model.double().eval()
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.requires_grad:  # the others are no weights: Marian keeps its waves so
+            if weight.requires_grad:  # Marian's sinusoids are frozen parameters
                 weight.add_(torch.randn_like(weight) * 0.2)
     return model
 
 
 def words() -> Tensor:
-    """Ids without 0 and 1, which some families take for padding: no gradient, or other positions."""
+    """Return ids without 0 and 1, which are padding in some families."""
     return torch.randint(2, V, (B, T))
 
 
-def ended() -> Tensor:
-    """Ids with the end of a text, V − 2, at places of its own in each, once more behind it in one, and larger ids."""
+def ids_with_end() -> Tensor:
+    """Return ids with the end id V − 2 at a different position in each row (twice in one), and a larger id."""
     ids = torch.randint(2, V - 2, (B, T))
     ids[0, 4] = ids[0, 7] = ids[1, 9] = V - 2
     ids[:, 2] = V - 1
@@ -392,8 +397,8 @@ MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"}
     "eos_token_id": 2,
 }
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
-POOLED = TOKENS | {"output": "pooler_output", "of_ours": Pooled}
-CLASSES = {"inputs": words, "of_ours": Classified}
+POOLED = TOKENS | {"output": "pooler_output", "comparable": Pooled}
+CLASSES = {"inputs": words, "comparable": Classified}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -548,7 +553,7 @@ PEERS: dict[str, Peer] = {
         | {
             "head_dim": 10,
             "num_hidden_layers": 3,
-            "sliding_window": 7,  # a row of padding sees a real token then, or it would be NaN there
+            "sliding_window": 7,  # so that padding attends to a token; transformers returns NaN otherwise
             "query_pre_attn_scalar": 7,
             "attn_logit_softcapping": 1.5,
             "final_logit_softcapping": 2.5,
@@ -586,7 +591,7 @@ PEERS: dict[str, Peer] = {
         words,
         in_float32=True,
     ),
-    "whisper": Hearing("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
+    "whisper": WhisperPeer("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
     "t5 1.1": T5Peer(
         "T5ForConditionalGeneration",
@@ -610,7 +615,7 @@ PEERS: dict[str, Peer] = {
         DINO | {"num_register_tokens": 2},
         squares,
     ),
-    "clip": Towers("CLIPModel", "CLIPConfig", CLIP, ended, output="logits_per_image"),
+    "clip": Towers("CLIPModel", "CLIPConfig", CLIP, ids_with_end, output="logits_per_image"),
     "clip largest": Towers(
         "CLIPModel",
         "CLIPConfig",

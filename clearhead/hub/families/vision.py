@@ -148,7 +148,8 @@ def _rows_dino(config: VisionConfig, *, name: str) -> tuple[WeightMap, ...]:
     return (
         *(block(layer, SPLIT, gate_up="mlp.weights_in") if gated else block(layer, up="mlp.fc1")),
         *block(layer, down="mlp.weights_out" if gated else "mlp.fc2", norm1="norm1", norm2="norm2"),
-        *(WeightMap(f"{layer}.layer_scale{i}.lambda1", f"blocks.#.after{i}.weight") for i in (1, 2)),
+        WeightMap(f"{layer}.layer_scale1.lambda1", "blocks.#.post_attention.weight"),
+        WeightMap(f"{layer}.layer_scale2.lambda1", "blocks.#.post_feed_forward.weight"),
         WeightMap(f"{name}.embeddings.register_tokens", "registers", (SQUEEZE,)),
         *_rows(config, name),
     )
