@@ -1,11 +1,11 @@
-"""A GPT on one page, built of clearhead's parts: `attend`, a mask, a few layers. Trained on a text, it writes more.
+"""A GPT on one page, built from parts of clearhead. It trains on a text and continues it.
 
-    python examples/gpt.py                        it reads its own source, learns it, and writes more of the kind
-    python examples/gpt.py book.txt "Once upon"   the same with a text and a prompt of yours
+    python examples/gpt.py                        trains on this file and generates similar text
+    python examples/gpt.py book.txt "Once upon"   uses your text and your prompt
 
-The names of the parts are those of `clearhead.Decoder`, so that either loads the other's weights; a test holds that
-both give the same logits. Letters: B batch, T tokens, S tokens seen so far, H heads, D width of a head, M = H·D width
-of the model, V vocabulary.
+Modules have the same names as in `clearhead.Decoder`, so that each loads the parameters of the other; a test checks
+that both return the same logits. Shapes: B batch, T tokens, S tokens including the cache, H heads, D head dim,
+M = H·D model dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clearhead.training.optimizer import adamw, clip_grad_norm
 
 
 class Attention(nn.Module):
-    """Every token asks (q) all tokens up to itself (k) and takes a mean of what they hold (v), in H ways at once."""
+    """Causal multi-head self-attention with an optional KV cache."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         q, k, v = (self.heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        offset = 0  # where the first of these tokens stands
-        if cache is not None:  # what was seen before is not computed again
+        offset = 0  # position of the first token
+        if cache is not None:  # keys and values of earlier tokens are not recomputed
             offset = cache.length
             k, v = cache.append(k, v)  # (B, H, S, D)
         y = attend(q, k, v, causal(), query_offset=offset)  # softmax(q kᵀ / √D) v under the mask
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual lines: tokens look at each other, then each thinks by itself."""
+    """Attention between tokens, then a feed-forward network per token, both with pre-norm and residual."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Ids in, the logits of the token after each of them out."""
+    """Maps ids (B, T) to the logits of the next token at every position, (B, T, V)."""
 
     def __init__(self, vocab_size: int, max_len: int, d_model: int, n_layers: int, n_heads: int) -> None:
         super().__init__()
@@ -74,66 +74,67 @@ class GPT(nn.Module):
         self.positions = LearnedPositions(max_len=max_len).build(d_model)
         self.blocks = nn.ModuleList(Block(d_model, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
-        DepthScaled(std=0.02).apply(self, n_layers)  # small, and smaller still where a branch ends in the stream
+        DepthScaled(std=0.02).apply(self, n_layers)  # std 0.02, scaled down with depth for output projections
 
     def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         offset = 0 if cache is None else cache.length
         x = self.positions(self.embedding(ids), torch.arange(offset, offset + ids.shape[1]))  # (B, T, M)
         for i, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache[i])
-        return self.embedding.logits(self.norm(x))  # (B, T, V): the embedding's own matrix, tied
+        return self.embedding.logits(self.norm(x))  # (B, T, V), tied to the embedding
 
 
 def train(model: GPT, ids: Tensor, *, steps: int, rows: int = 16, lr_max: float = 3e-3, seed: int = 0) -> list[float]:
-    """The loss of every step: random windows of the text, each token asked for the next one."""
-    optimiser, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
-    chance = torch.Generator().manual_seed(seed)
+    """Train on random windows of a text and return the loss of every step."""
+    optimizer, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
+    generator = torch.Generator().manual_seed(seed)
     width = min(model.max_len, len(ids) - 1)
     losses = []
     for step in range(1, steps + 1):
-        starts = torch.randint(len(ids) - width, (rows, 1), generator=chance)
+        starts = torch.randint(len(ids) - width, (rows, 1), generator=generator)
         window = ids[starts + torch.arange(width + 1)]  # (B, T + 1)
         logits = model(window[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         clip_grad_norm(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
 
 @torch.no_grad()
-def write(model: GPT, ids: Tensor, max_new_tokens: int, *, temperature: float = 0.8, seed: int = 0) -> Tensor:
-    """`ids` (T,) and up to `max_new_tokens` more, drawn one after the other; each step computes one token."""
-    chance = torch.Generator().manual_seed(seed)
-    cache, new = KVCache(), ids[None, -model.max_len :]
-    for _ in range(min(max_new_tokens, model.max_len - new.shape[1] + 1)):
-        logits = model(new, cache)[:, -1] / temperature  # (1, V)
-        new = torch.multinomial(logits.softmax(-1), 1, generator=chance)  # (1, 1)
-        ids = torch.cat((ids, new[0]))
+def generate(model: GPT, ids: Tensor, max_new_tokens: int, *, temperature: float = 0.8, seed: int = 0) -> Tensor:
+    """Return `ids` (T,) and up to `max_new_tokens` sampled tokens; each step computes one token."""
+    generator = torch.Generator().manual_seed(seed)
+    cache, new_ids = KVCache(), ids[None, -model.max_len :]
+    for _ in range(min(max_new_tokens, model.max_len - new_ids.shape[1] + 1)):
+        logits = model(new_ids, cache)[:, -1] / temperature  # (1, V)
+        new_ids = torch.multinomial(logits.softmax(-1), 1, generator=generator)  # (1, 1)
+        ids = torch.cat((ids, new_ids[0]))
     return ids
 
 
 def main(path: str = __file__, prompt: str = "def ", steps: int = 500) -> None:
+    """Train on a file and continue the prompt."""
     text = Path(path).read_text(encoding="utf-8")
-    letters = sorted(set(text))
-    number = {letter: i for i, letter in enumerate(letters)}
-    if unknown := set(prompt) - set(letters):
-        sys.exit(f"the prompt has {sorted(unknown)}, which the text never uses; choose another one")
+    characters = sorted(set(text))
+    id_of = {character: i for i, character in enumerate(characters)}
+    if unknown := set(prompt) - set(characters):
+        sys.exit(f"the prompt contains {sorted(unknown)}, which the text never uses; choose another prompt")
     if len(text) < 2 or not prompt:
-        sys.exit("nothing to learn: give a text of two characters or more, and a prompt of one or more")
-    ids = torch.tensor([number[letter] for letter in text])
+        sys.exit("the text or the prompt is too short; expected at least two characters of text and one of prompt")
+    ids = torch.tensor([id_of[character] for character in text])
 
     torch.manual_seed(0)
-    model = GPT(len(letters), max_len=64, d_model=64, n_layers=2, n_heads=4)
+    model = GPT(len(characters), max_len=64, d_model=64, n_layers=2, n_heads=4)
     losses = train(model, ids, steps=steps)
-    print(f"{len(text):,} characters, {sum(p.numel() for p in model.parameters()):,} weights")
-    print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} after {steps} steps")
-    written = write(model, torch.tensor([number[letter] for letter in prompt]), max_new_tokens=60)
-    print("".join(letters[i] for i in written.tolist()))
+    print(f"{len(text):,} characters, {sum(p.numel() for p in model.parameters()):,} parameters")
+    print(f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} after {steps} steps")
+    output = generate(model, torch.tensor([id_of[character] for character in prompt]), max_new_tokens=60)
+    print("".join(characters[i] for i in output.tolist()))
 
 
 if __name__ == "__main__":

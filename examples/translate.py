@@ -1,11 +1,11 @@
-"""The Transformer of 2017 on one page, built of clearhead's parts: one stack reads, another writes and looks back.
+"""An encoder-decoder Transformer on one page, built from parts of clearhead, that translates.
 
-    python examples/translate.py                        sums in words, English to Spanish; tried on sums it never saw
-    python examples/translate.py pairs.tsv "i am here"  your pairs (a line each: source, tab, target), one token a word
+    python examples/translate.py                        sums in words, English to Spanish, with held-out sums
+    python examples/translate.py pairs.tsv "i am here"  your pairs (lines of source, tab, target), a token per word
 
-The names of the parts are those of `clearhead.EncoderDecoder`, so that either loads the other's weights; a test holds
-that both give the same logits. Letters: B batch, S source tokens, T target tokens, H heads, D width of a head, M = H·D
-width of the model, V vocabulary.
+Modules have the same names as in `clearhead.EncoderDecoder`, so that each loads the parameters of the other; a test
+checks that both return the same logits. Shapes: B batch, S source tokens, T target tokens, H heads, D head dim,
+M = H·D model dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAD, START, STOP = 0, 1, 2
 
 
 class Attention(nn.Module):
-    """`x` asks, `memory` answers: x itself in self-attention, the encoder's output in cross-attention."""
+    """Multi-head attention: queries from `x`, keys and values from `memory` (`x` itself, or the encoder's output)."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is something to look back at, feed-forward: each a residual line."""
+    """Self-attention, optional cross-attention and feed-forward, each with pre-norm and a residual connection."""
 
     def __init__(self, d_model: int, n_heads: int, *, cross: bool) -> None:
         super().__init__()
@@ -68,11 +68,13 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embeddings, positions, blocks, a last norm: the encoder and the decoder are one of these each."""
+    """Embeddings, positions, blocks and a final norm; the encoder and the decoder are one stack each."""
 
     def __init__(self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, *, cross: bool) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocab_size, d_model, scaled=True)  # times √M, so that positions do not drown it
+        self.embedding = TokenEmbedding(
+            vocab_size, d_model, scaled=True
+        )  # times √M, to match the scale of the positions
         self.positions = Sinusoidal().build(d_model)
         self.blocks = nn.ModuleList(Block(d_model, n_heads, cross=cross) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
@@ -86,7 +88,7 @@ class Stack(nn.Module):
 
 
 class Translator(nn.Module):
-    """Source and target ids in, the logits of the token after each target token out."""
+    """Maps source and target ids to the logits of the next target token at every position, (B, T, V)."""
 
     def __init__(self, source_size: int, target_size: int, d_model: int, n_layers: int, n_heads: int) -> None:
         super().__init__()
@@ -94,84 +96,85 @@ class Translator(nn.Module):
         self.decoder = Stack(target_size, d_model, n_layers, n_heads, cross=True)
 
     def forward(self, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-        real = padding(lengths)  # the source's own tokens, not what fills up its row
-        memory = self.encoder(source, real)  # (B, S, M)
-        x = self.decoder(target, causal(), memory, real)  # targets are padded on the right: causal() hides that
+        source_mask = padding(lengths)  # hides the padding of the source
+        memory = self.encoder(source, source_mask)  # (B, S, M)
+        x = self.decoder(target, causal(), memory, source_mask)  # targets are padded on the right: causal() hides that
         return self.decoder.embedding.logits(x)  # (B, T, V), tied
 
 
 class Words:
-    """A token a word; 0, 1 and 2 are padding, the start and the end."""
+    """One token per word; ids 0, 1 and 2 are padding, start and stop."""
 
     def __init__(self, texts: list[str]) -> None:
         self.words = ["<pad>", "<start>", "<stop>", *sorted({word for text in texts for word in text.split()})]
-        self.number = {word: i for i, word in enumerate(self.words)}
+        self.ids = {word: i for i, word in enumerate(self.words)}
 
     def encode(self, text: str) -> list[int]:
-        if unknown := [word for word in text.split() if word not in self.number]:
-            sys.exit(f"never seen in training: {', '.join(unknown)}; use words of the pairs")
-        return [self.number[word] for word in text.split()]
+        """Return the ids of a text."""
+        if unknown := [word for word in text.split() if word not in self.ids]:
+            sys.exit(f"not in the training pairs: {', '.join(unknown)}; use other words")
+        return [self.ids[word] for word in text.split()]
 
-    def batch(self, texts: list[str], before: list[int], after: list[int]) -> tuple[Tensor, Tensor]:
-        """Ids (B, T), filled up on the right, and how many are real in each row."""
-        rows = [torch.tensor(before + self.encode(text) + after) for text in texts]
+    def batch(self, texts: list[str], prefix: list[int], suffix: list[int]) -> tuple[Tensor, Tensor]:
+        """Return ids (B, T), padded on the right, and the length of each row."""
+        rows = [torch.tensor(prefix + self.encode(text) + suffix) for text in texts]
         return nn.utils.rnn.pad_sequence(rows, True, PAD), torch.tensor([len(row) for row in rows])
 
 
 def train(model: Translator, source: Words, target: Words, pairs: list[tuple[str, str]], steps: int) -> list[float]:
-    """The loss of every step; the decoder is given the right beginning and asked for the next word."""
-    optimiser, rate = adamw(model, lr=2e-3), WarmupCosine(2e-3, steps // 10, steps)
-    read, lengths = source.batch([a for a, _ in pairs], [], [STOP])
-    written, _ = target.batch([b for _, b in pairs], [START], [STOP])
-    chance, losses = torch.Generator().manual_seed(0), []
+    """Train with teacher forcing and return the loss of every step."""
+    optimizer, rate = adamw(model, lr=2e-3), WarmupCosine(2e-3, steps // 10, steps)
+    source_ids, lengths = source.batch([a for a, _ in pairs], [], [STOP])
+    target_ids, _ = target.batch([b for _, b in pairs], [START], [STOP])
+    generator, losses = torch.Generator().manual_seed(0), []
     for step in range(1, steps + 1):
-        rows = torch.randint(len(pairs), (64,), generator=chance)
-        logits = model(read[rows], written[rows, :-1], lengths[rows])
-        loss = F.cross_entropy(logits.flatten(0, 1), written[rows, 1:].flatten(), ignore_index=PAD)
-        optimiser.zero_grad()
+        rows = torch.randint(len(pairs), (64,), generator=generator)
+        logits = model(source_ids[rows], target_ids[rows, :-1], lengths[rows])
+        loss = F.cross_entropy(logits.flatten(0, 1), target_ids[rows, 1:].flatten(), ignore_index=PAD)
+        optimizer.zero_grad()
         loss.backward()
         clip_grad_norm(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
 
 @torch.no_grad()
 def translate(model: Translator, source: Words, target: Words, texts: list[str], max_new_tokens: int = 16) -> list[str]:
-    """The likeliest word after the other, for all texts at once, each until its stop."""
-    read, lengths = source.batch(texts, [], [STOP])
-    written = torch.full((len(texts), 1), START)
+    """Translate a batch of texts with greedy decoding."""
+    source_ids, lengths = source.batch(texts, [], [STOP])
+    target_ids = torch.full((len(texts), 1), START)
     for _ in range(max_new_tokens):
-        following = model(read, written, lengths)[:, -1].argmax(-1, keepdim=True)
-        written = torch.cat((written, following), 1)
-        if (written == STOP).any(1).all():
+        next_ids = model(source_ids, target_ids, lengths)[:, -1].argmax(-1, keepdim=True)
+        target_ids = torch.cat((target_ids, next_ids), 1)
+        if (target_ids == STOP).any(1).all():
             break
-    rows = [row[1:] for row in written.tolist()]
+    rows = [row[1:] for row in target_ids.tolist()]
     return [" ".join(target.words[i] for i in (row[: row.index(STOP)] if STOP in row else row)) for row in rows]
 
 
-# From thirty on, numbers are regular in both languages: thirty one is treinta y uno.
+# From 30 to 99, numbers are regular in both languages: thirty one is treinta y uno.
 ONES = "one two three four five six seven eight nine", "uno dos tres cuatro cinco seis siete ocho nueve"
 TENS = "thirty forty fifty sixty seventy eighty ninety", "treinta cuarenta cincuenta sesenta setenta ochenta noventa"
-SIGNS = "plus minus times", "más menos por"
+OPERATORS = "plus minus times", "más menos por"
 
 
 def sums() -> list[tuple[str, str]]:
-    """1,400 of the 14,700 sums of numbers from 30 to 99: "forty seven plus thirty", "cuarenta y siete más treinta"."""
+    """Return 1,400 random pairs such as "forty seven plus thirty" and "cuarenta y siete más treinta"."""
 
     def number(n: int, language: int) -> str:
-        ten, one = TENS[language].split()[n // 10 - 3], n % 10
-        return ten + ([" ", " y "][language] + ONES[language].split()[one - 1] if one else "")
+        tens, digit = TENS[language].split()[n // 10 - 3], n % 10
+        return tens + ([" ", " y "][language] + ONES[language].split()[digit - 1] if digit else "")
 
     def line(i: int, language: int) -> str:
-        pair, sign = divmod(i, 3)
+        pair, operator = divmod(i, 3)
         first, second = divmod(pair, 70)
-        return f"{number(first + 30, language)} {SIGNS[language].split()[sign]} {number(second + 30, language)}"
+        return f"{number(first + 30, language)} {OPERATORS[language].split()[operator]} {number(second + 30, language)}"
 
-    drawn = torch.randperm(70 * 70 * 3, generator=torch.Generator().manual_seed(0))[:1400].tolist()
-    return [(line(i, 0), line(i, 1)) for i in drawn]
+    indices = torch.randperm(70 * 70 * 3, generator=torch.Generator().manual_seed(0))[:1400].tolist()
+    return [(line(i, 0), line(i, 1)) for i in indices]
 
 
 def main(path: str | None = None, *texts: str, steps: int = 300) -> None:
@@ -179,16 +182,16 @@ def main(path: str | None = None, *texts: str, steps: int = 300) -> None:
     pairs = sums() if path is None else [(a, b) for a, _, b in (line.partition("\t") for line in lines) if a and b]
     if not pairs:
         sys.exit(f"{path} has no pairs; expected lines of source, tab, target")
-    kept, unseen = (pairs, []) if path else (pairs[:1000], pairs[1000:])
+    training, held_out = (pairs, []) if path else (pairs[:1000], pairs[1000:])
     source, target = Words([a for a, _ in pairs]), Words([b for _, b in pairs])
     torch.manual_seed(0)
     model = Translator(len(source.words), len(target.words), d_model=64, n_layers=2, n_heads=4)
-    losses = train(model, source, target, kept, steps)
-    print(f"{len(kept):,} pairs; loss {losses[0]:.2f} at first, {losses[-1]:.3f} after {steps} steps")
-    if unseen:
-        got = translate(model, source, target, [a for a, _ in unseen])
-        right = sum(text == b for text, (_, b) in zip(got, unseen, strict=True))
-        print(f"of {len(unseen)} sums never seen, {right} right, such as: {unseen[-1][0]} → {got[-1]}")
+    losses = train(model, source, target, training, steps)
+    print(f"{len(training):,} pairs; loss {losses[0]:.2f} at the start, {losses[-1]:.3f} after {steps} steps")
+    if held_out:
+        outputs = translate(model, source, target, [a for a, _ in held_out])
+        n_correct = sum(output == b for output, (_, b) in zip(outputs, held_out, strict=True))
+        print(f"{n_correct} of {len(held_out)} held-out sums correct, such as: {held_out[-1][0]} → {outputs[-1]}")
     for text in texts:
         print(f"{text} → {translate(model, source, target, [text])[0]}")
 

@@ -1,10 +1,10 @@
-"""A vision Transformer on one page, built of clearhead's parts: a picture is cut into squares, read as words are.
+"""A vision Transformer on one page, built from parts of clearhead: patches of an image are the tokens.
 
-    python examples/vit.py     1,797 handwritten digits of 8×8 pixels from scikit-learn, 360 of them for the test
+    python examples/vit.py     1,797 handwritten digits of 8×8 pixels from scikit-learn, 360 of them held out
 
-The names of the parts are those of `clearhead.VisionTransformer`, so that either loads the other's weights; a test
-holds that both give the same logits. Letters: B batch, C channels, N patches, T = N + 1 tokens, H heads, D width of a
-head, M = H·D width of the model.
+Modules have the same names as in `clearhead.VisionTransformer`, so that each loads the parameters of the other; a test
+checks that both return the same logits. Shapes: B batch, C channels, N patches, T = N + 1 tokens, H heads, D head dim,
+M = H·D model dim.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clearhead.training.optimizer import adamw, clip_grad_norm
 
 
 class Patches(nn.Module):
-    """Squares of p × p pixels, row by row, each flattened (channel, row, column) and projected to width M."""
+    """Cuts images into patches of p × p pixels, flattens them (channel, row, column) and projects them to M."""
 
     def __init__(self, n_channels: int, patch: int, d_model: int) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Patches(nn.Module):
         self.projection = nn.Linear(n_channels * patch**2, d_model)
 
     def forward(self, images: Tensor) -> Tensor:
-        squares = F.unfold(images, self.patch, stride=self.patch)  # (B, C·p·p, N)
-        return self.projection(squares.transpose(1, 2))  # (B, N, M)
+        patches = F.unfold(images, self.patch, stride=self.patch)  # (B, C·p·p, N)
+        return self.projection(patches.transpose(1, 2))  # (B, N, M)
 
 
 class Attention(nn.Module):
-    """Every token asks (q) every token (k) and takes a mean of what they hold (v). No mask: a picture has no future."""
+    """Multi-head self-attention without a mask."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Two residual lines: patches look at each other, then each thinks by itself."""
+    """Attention between patches, then a feed-forward network per patch, both with pre-norm and residual."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images in, the logits of the classes out, read from one extra token that looks at all patches."""
+    """Maps images to class logits, computed from a class token that attends to all patches."""
 
     def __init__(
         self, side: int, patch: int, n_classes: int, d_model: int, n_layers: int, n_heads: int, n_channels: int = 1
@@ -87,7 +87,7 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embedding(images)  # (B, N, M)
-        x = torch.cat((self.cls.expand(len(x), -1, -1), x), dim=1)  # (B, T, M): [CLS] stands first
+        x = torch.cat((self.cls.expand(len(x), -1, -1), x), dim=1)  # (B, T, M): the class token is first
         x = self.positions(x)
         for block in self.blocks:
             x = block(x)
@@ -95,45 +95,47 @@ class ViT(nn.Module):
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, lr_max: float = 3e-3) -> list[float]:
-    """The loss of every step."""
-    optimiser, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
-    chance, losses = torch.Generator().manual_seed(0), []
+    """Train on random batches and return the loss of every step."""
+    optimizer, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
+    generator, losses = torch.Generator().manual_seed(0), []
     for step in range(1, steps + 1):
-        rows = torch.randint(len(images), (64,), generator=chance)
+        rows = torch.randint(len(images), (64,), generator=generator)
         loss = F.cross_entropy(model(images[rows]), labels[rows])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         clip_grad_norm(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Return the share of correct predictions."""
     return (model(images).argmax(-1) == labels).float().mean().item()
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Pictures (1797, 1, 8, 8) between −1 and 1, and the digit on each."""
+    """Return images (1797, 1, 8, 8) from −1 to 1, and their digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        sys.exit("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
+        sys.exit("the digits need scikit-learn; install it with: pip install scikit-learn")
     data = load_digits()
     return torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(data.target)
 
 
 def main(steps: int = 300) -> None:
+    """Train on handwritten digits and print the accuracy."""
     images, labels = digits()
     torch.manual_seed(0)
     model = ViT(side=8, patch=2, n_classes=10, d_model=48, n_layers=2, n_heads=4)
     losses = train(model, images[360:], labels[360:], steps=steps)
-    print(f"{len(images) - 360:,} pictures, {sum(p.numel() for p in model.parameters()):,} weights")
-    print(f"loss {losses[0]:.2f} at first, {losses[-1]:.3f} after {steps} steps")
-    print(f"right on 360 unseen pictures: {accuracy(model, images[:360], labels[:360]):.1%}")
+    print(f"{len(images) - 360:,} images, {sum(p.numel() for p in model.parameters()):,} parameters")
+    print(f"loss {losses[0]:.2f} at the start, {losses[-1]:.3f} after {steps} steps")
+    print(f"accuracy on 360 held-out images: {accuracy(model, images[:360], labels[:360]):.1%}")
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class WorkerPool:
             while True:
                 if job is None:
                     job = await self._next_job(ended)
-                if ended.done():
+                if job is None or ended.done():
                     return job
                 if not job.cancelled.is_set():
                     try:

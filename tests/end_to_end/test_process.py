@@ -1,5 +1,5 @@
-"""What only a real process shows: start-up, exit status, Ctrl-C, a closed pipe. Commands that do without torch show it
-in a tenth of the time."""
+"""Behavior that needs a real process: start-up, exit status, closed pipes. Most tests use commands that do not import
+torch, because they start ten times faster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def clearhead(*arguments: str, **kwargs):
     return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
 
 
-def test_a_mistake_leaves_no_traceback():
-    done = clearhead("models", "nothing-of-this-name")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("clearhead: ")
+def test_invalid_input_prints_no_traceback():
+    completed = clearhead("models", "nothing-of-this-name")
+    assert completed.returncode == 1
+    assert "Traceback" not in completed.stderr
+    assert completed.stderr.startswith("clearhead: ")
 
 
 COLD = """
@@ -36,21 +36,21 @@ print(json.dumps({"calls": calls, "modules": sorted(set(sys.modules) - before)})
 """
 
 
-def test_translates_from_a_cold_start():
-    """`python -m benchmarks attention` times the start; here the work is counted that it may take."""
+def test_cold_start_of_translate_is_within_its_work_budget():
+    """Counts calls and imports, because tests do not measure time."""
     command = [sys.executable, "-c", COLD]
-    done = subprocess.run(command, input="Good morning.\nThank you.\n", capture_output=True, text=True, check=True)
-    first, second, found = done.stdout.splitlines()
+    completed = subprocess.run(command, input="Good morning.\nThank you.\n", capture_output=True, text=True, check=True)
+    first, second, counts = completed.stdout.splitlines()
     assert first.startswith("Buenos días")
     assert second == "Gracias."
-    took = json.loads(found)
-    assert took["calls"] < 4_000_000
-    assert len(took["modules"]) < 1_500
-    packages = {name.split(".")[1] for name in took["modules"] if name.startswith("clearhead.")}
+    work = json.loads(counts)
+    assert work["calls"] < 4_000_000
+    assert len(work["modules"]) < 1_500
+    packages = {name.split(".")[1] for name in work["modules"] if name.startswith("clearhead.")}
     assert "hub" in packages
     assert not packages & {"analysis", "course", "explorer"}
-    others = {name.split(".")[0] for name in took["modules"]}
-    assert not others & {
+    top_level = {name.split(".")[0] for name in work["modules"]}
+    assert not top_level & {
         "benchmarks",
         "matplotlib",
         "scipy",
@@ -86,11 +86,11 @@ print(json.dumps([len(list(every_command())), sorted({name.split(".")[0] for nam
 """
 
 
-def test_what_computes_nothing_answers_without_torch():
-    """Every command's help, the version and the lists: in one process, for what one imports the others would see."""
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    commands, modules = json.loads(done.stdout)
+def test_help_and_lists_do_not_import_torch():
+    """Runs the help of every command, the version and the lists in one process."""
+    completed = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    commands, modules = json.loads(completed.stdout)
     assert commands > 30
     assert not {"torch", "sympy", "numpy", "matplotlib", "tokenizers", "safetensors"} & set(modules)
 
@@ -99,53 +99,53 @@ def test_what_computes_nothing_answers_without_torch():
     "pipe",
     ["mask 'causal()' -n 64 | head -1", "data | head -1", "generate ROMEO: | true", "models --json | true"],
 )
-def test_a_reader_that_goes_away_is_no_error(pipe):
-    done = subprocess.run(
+def test_closed_pipe_is_not_an_error(pipe):
+    completed = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m clearhead.cli {pipe}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert completed.returncode == 0
+    assert completed.stderr == ""
 
 
 def in_shell(line: str, **variables: str):
-    """A line of shell in which `clearhead` is this one."""
+    """Run a line of shell in which `clearhead` is this command."""
     function = f'clearhead() {{ "{sys.executable}" -m clearhead.cli "$@"; }}\n'
     command = ["bash", "-c", function + line]
     environment = os.environ | variables
     return subprocess.run(command, capture_output=True, check=False, env=environment)
 
 
-def test_closed_output_leads_nowhere():
-    done = in_shell("clearhead data >&-")
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_closed_output_is_ignored():
+    completed = in_shell("clearhead data >&-")
+    assert (completed.returncode, completed.stderr) == (0, b"")
     assert in_shell("clearhead models nothing-of-this-name 2>&-").returncode == 1
 
 
-def test_closed_input_is_one_sentence():
-    done = in_shell("clearhead translate - <&-")
-    assert done.returncode == 1
-    assert done.stderr == b"clearhead: standard input is closed: give a sentence, or --file PATH\n"
+def test_closed_input_is_a_one_line_error():
+    completed = in_shell("clearhead translate - <&-")
+    assert completed.returncode == 1
+    assert completed.stderr == b"clearhead: standard input is closed: give a sentence, or --file PATH\n"
 
 
-def test_input_in_another_encoding_is_one_sentence():
-    done = in_shell("printf 'a\\xff' | clearhead translate -", PYTHONIOENCODING="utf-8:strict")
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"clearhead: standard input cannot be read as utf-8 text: ")
-    assert len(done.stderr.splitlines()) == 1
+def test_input_in_another_encoding_is_a_one_line_error():
+    completed = in_shell("printf 'a\\xff' | clearhead translate -", PYTHONIOENCODING="utf-8:strict")
+    assert completed.returncode == 1
+    assert completed.stderr.startswith(b"clearhead: standard input cannot be read as utf-8 text: ")
+    assert len(completed.stderr.splitlines()) == 1
 
 
-def test_a_full_disk_behind_the_output_is_one_sentence():
-    done = in_shell("clearhead data >/dev/full")
-    assert done.returncode == 1
-    assert done.stderr == b"clearhead: [Errno 28] No space left on device\n"
+def test_full_disk_is_a_one_line_error():
+    completed = in_shell("clearhead data >/dev/full")
+    assert completed.returncode == 1
+    assert completed.stderr == b"clearhead: [Errno 28] No space left on device\n"
 
 
-def test_what_ascii_cannot_say_is_drawn_in_ascii():
-    done = in_shell("clearhead mask 'causal()' -n 3", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"\n0 # . .\n1 # # .\n2 # # #\n" in done.stdout
-    done = in_shell("clearhead translate 'How are you?' --json", PYTHONIOENCODING="ascii")
-    assert json.loads(done.stdout.decode("ascii"))[0]["target"] == "¿Cómo estás?"
+def test_ascii_output_replaces_other_characters():
+    completed = in_shell("clearhead mask 'causal()' -n 3", PYTHONIOENCODING="ascii")
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    assert b"\n0 # . .\n1 # # .\n2 # # #\n" in completed.stdout
+    completed = in_shell("clearhead translate 'How are you?' --json", PYTHONIOENCODING="ascii")
+    assert json.loads(completed.stdout.decode("ascii"))[0]["target"] == "¿Cómo estás?"
