@@ -48,7 +48,7 @@ def _build_from_intervals(row_blocks: RowBlocks, intervals: Intervals) -> BlockI
     residues = partition.residues
     is_simple = partition.full.all(-1) | ((partition.full * residues.sizes).sum(-1) <= MAX_PROGRESSIONS)
     full = partition.full & is_simple[..., None]
-    partial = partition.seen & ~full
+    partial = partition.visible & ~full
     full_ranges = _column_ranges(partition, full, MAX_PROGRESSIONS, cover=False)
     partial_ranges = _column_ranges(partition, partial, 1, cover=True)
     if full_ranges.shape[1] + partial_ranges.shape[1] > _MAX_RANGES:
@@ -131,14 +131,14 @@ class _Group(NamedTuple):
     """Representative blocks with lists of similar length, per list position or per run that all rows treat alike.
 
     `members` (R,) are indices of representatives. For run X of a list: `columns` (R, X) its first column, `position`
-    (R, X) int32 its first list position, `width` (R, X) int32 its number of positions (0 beyond the list), and `seen`
-    (R, M, X) whether a row sees it."""
+    (R, X) int32 its first list position, `width` (R, X) int32 its number of positions (0 beyond the list), and
+    `visible` (R, M, X) whether a row sees it."""
 
     members: Tensor
     columns: Tensor
     position: Tensor
     width: Tensor
-    seen: Tensor
+    visible: Tensor
 
 
 def _build_row_mask(
@@ -171,10 +171,10 @@ def _build_row_mask(
         is_excluded = width == 0
         if is_mixed:
             is_excluded = is_excluded | _is_full(partition, full, group_blocks, columns)
-        seen = _visible(row_blocks, exact, columns) & ~is_excluded[:, None]
+        pair_mask = _visible(row_blocks, exact, columns) & ~is_excluded[:, None]
         if row_blocks.indices is not None or row_blocks.n_rows % row_blocks.rows.shape[1]:
-            seen = seen & row_blocks.valid[group_blocks % row_blocks.rows.shape[0]][..., None]
-        groups.append(_Group(members, columns, position.int(), width.int(), seen))
+            pair_mask = pair_mask & row_blocks.valid[group_blocks % row_blocks.rows.shape[0]][..., None]
+        groups.append(_Group(members, columns, position.int(), width.int(), pair_mask))
     return _encode(groups, lengths[representatives], representative_of, partition.residues)
 
 
@@ -265,8 +265,8 @@ def _visible(row_blocks: RowBlocks, intervals: Intervals, columns: Tensor) -> Te
     def leaf(atom: Atom) -> Tensor:
         return is_visible(intervals[atom], columns)
 
-    seen = fold(row_blocks.mask, leaf=leaf, and_=and_, or_=or_, not_=invert, swapped=row_blocks.by_key)
-    return seen.broadcast_to((columns.shape[0], row_blocks.rows.shape[1], columns.shape[1]))
+    pair_mask = fold(row_blocks.mask, leaf=leaf, and_=and_, or_=or_, not_=invert, swapped=row_blocks.by_key)
+    return pair_mask.broadcast_to((columns.shape[0], row_blocks.rows.shape[1], columns.shape[1]))
 
 
 def _is_full(partition: IntervalPartition, full: Tensor, blocks: Tensor, columns: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def _encode(
     groups: list[_Group], lengths: Tensor, representative_of: Tensor, residues: ResidueClasses
 ) -> dict[str, Any]:
     """Return bounds if every row's columns are an interval of its list (up to skipped columns), else bits."""
-    M = groups[0].seen.shape[1]
+    M = groups[0].visible.shape[1]
     skipped_residue = _skipped_residue(groups, residues)
     table = torch.zeros(len(lengths), M, 2, dtype=torch.int32, device=lengths.device)
     for group in groups:
@@ -301,7 +301,7 @@ def _encode(
     visible = []  # (positions, M) what the rows see of every position of the concatenated lists
     for group in groups:
         is_listed = group.width > 0
-        visible.append(group.seen.transpose(1, 2)[is_listed].repeat_interleave(group.width[is_listed], dim=0))
+        visible.append(group.visible.transpose(1, 2)[is_listed].repeat_interleave(group.width[is_listed], dim=0))
     bits, begins = pack_bits(torch.cat(visible), lengths[order])
     starts = torch.zeros_like(lengths)
     starts[order] = begins
@@ -313,11 +313,11 @@ def _skipped_residue(groups: list[_Group], residues: ResidueClasses) -> tuple[in
     if residues.modulus == 1 or isinstance(residues.shift, Tensor):
         return 0, 0
     single = (residues.sizes[residues.class_of[:64]] == 1).nonzero().flatten().tolist()
-    unseen = [~group.seen.any(1) for group in groups] if single else []
+    hidden = [~group.visible.any(1) for group in groups] if single else []
     for residue in single:
         has_residue = [(group.columns % residues.modulus == residue) & (group.width > 0) for group in groups]
-        is_unseen = [mask & unseen_mask for mask, unseen_mask in zip(has_residue, unseen, strict=True)]
-        if any(mask.any() for mask in has_residue) and all(map(torch.equal, has_residue, is_unseen)):
+        is_hidden = [mask & hidden_mask for mask, hidden_mask in zip(has_residue, hidden, strict=True)]
+        if any(mask.any() for mask in has_residue) and all(map(torch.equal, has_residue, is_hidden)):
             return residues.modulus, residue
     return 0, 0
 
@@ -325,16 +325,16 @@ def _skipped_residue(groups: list[_Group], residues: ResidueClasses) -> tuple[in
 def _row_bounds(group: _Group, skipped_residue: tuple[int, int]) -> Tensor | None:
     """Return (R, M, 2) int32 begin and end of each row's columns in the list without skipped ones; None if not one
     interval."""
-    seen, position, width = group.seen, group.position[:, None], group.width[:, None]
+    pair_mask, position, width = group.visible, group.position[:, None], group.width[:, None]
     L = int((position + width).max())
-    high = (seen * (position + width)).amax(2)  # 0: sees nothing
-    low = torch.where(high > 0, L - (seen * (L - position)).amax(2), 0)
+    high = (pair_mask * (position + width)).amax(2)  # 0: sees nothing
+    low = torch.where(high > 0, L - (pair_mask * (L - position)).amax(2), 0)
     modulus, residue = skipped_residue
     if modulus:  # then every position is a separate run
         counted = (group.columns % modulus != residue).cumsum(1)
         before = torch.nn.functional.pad(counted, (1, 0)).int()  # (R, L + 1)
         low, high = (before.gather(1, bound.long()) for bound in (low, high))
-    if bool(((seen * width).sum(2, dtype=torch.int32) != high - low).any()):
+    if bool(((pair_mask * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
 
@@ -354,13 +354,13 @@ def _build_from_tests(row_blocks: RowBlocks) -> BlockIndex:
     row_chunks = row_blocks.padded_rows.split(blocks_at_once)
     valid_chunks = row_blocks.valid[..., None].split(blocks_at_once)
     for rows, valid in zip(row_chunks, valid_chunks, strict=True):
-        seen = _test_blocks(row_blocks, rows) & valid  # (batch, n, M, S)
-        seen_by_all = (seen | ~valid).all(2) & seen.any(2)
-        seen_by_some = seen.any(2) & ~seen_by_all
+        pair_mask = _test_blocks(row_blocks, rows) & valid  # (batch, n, M, S)
+        seen_by_all = (pair_mask | ~valid).all(2) & pair_mask.any(2)
+        seen_by_some = pair_mask.any(2) & ~seen_by_all
         counts.append(torch.stack([seen_by_all.sum(-1), seen_by_some.sum(-1)]))  # (2, batch, n)
         for b in range(row_blocks.batch):
             columns[b].append(torch.stack([seen_by_all[b], seen_by_some[b]], 1).nonzero()[:, 2].to(torch.int32))
-            visible[b].append(seen[b].transpose(1, 2)[seen_by_some[b]])
+            visible[b].append(pair_mask[b].transpose(1, 2)[seen_by_some[b]])
     n_full, n_partial = torch.cat(counts, 2).flatten(1)  # (batch · N,) each
     total = n_full + n_partial
     begins = total.cumsum(0) - total
@@ -388,15 +388,15 @@ def _test_blocks(row_blocks: RowBlocks, rows: Tensor) -> Tensor:
     flat = rows.reshape(-1, 1)
     columns = torch.arange(row_blocks.first, row_blocks.stop, device=rows.device)[None]
     p, j = (columns, flat) if row_blocks.by_key else (flat, columns)
-    seen = row_blocks.mask.test(p, j, row_blocks.grid)
-    seen = seen.broadcast_to((*row_blocks.mask.batch_shape, flat.shape[0], columns.shape[1]))
-    return seen.reshape(row_blocks.batch, *rows.shape, columns.shape[1])
+    pair_mask = row_blocks.mask.test(p, j, row_blocks.grid)
+    pair_mask = pair_mask.broadcast_to((*row_blocks.mask.batch_shape, flat.shape[0], columns.shape[1]))
+    return pair_mask.reshape(row_blocks.batch, *rows.shape, columns.shape[1])
 
 
 def _ragged_row_bounds(visible: Tensor, lengths: Tensor) -> Tensor | None:
     """Return (blocks · M, 2) the interval of its block's partial columns each row sees; None if one has gaps."""
     list_of, position = ragged_positions(lengths)
-    is_joined = visible[1:] & visible[:-1] & (position[1:] > 0)[:, None]  # both neighbors are seen
+    is_joined = visible[1:] & visible[:-1] & (position[1:] > 0)[:, None]  # both neighbors are visible
     inner = torch.nn.functional.pad(is_joined, (0, 0, 1, 1))
     bounds = torch.zeros(len(lengths), visible.shape[1], 2, dtype=torch.int32, device=visible.device)
     # The positions where a row begins to see columns, and those where it ends.

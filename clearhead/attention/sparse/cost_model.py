@@ -1,7 +1,7 @@
-"""What a plan should cost: pairs times the cost of a pair, for each kind of work, plus a fixed cost for each kernel.
+"""Cost model of attention: pairs times the cost per pair, for each kind of work, plus a fixed cost per kernel launch.
 
-The constants are measured; `python tools/calibrate.py` measures a device and fits them. A device that was
-never measured gets those of the nearest kind: what decides between implementations is their ratios."""
+The constants are measured: `python tools/calibrate.py` measures a device and fits them. A device that was not measured
+gets the constants of the most similar one; the choice of an implementation depends on their ratios only."""
 
 from __future__ import annotations
 
@@ -12,37 +12,52 @@ import torch
 
 
 class PairCost(NamedTuple):
-    """Picoseconds for each pair of a query and a key, and for each pair and unit of width."""
+    """Picoseconds per query-key pair, and per pair and unit of width."""
 
     pair: float
     width: float
 
     def of(self, width: int) -> float:
+        """Return the picoseconds per pair for heads of this width."""
         return self.pair + self.width * width
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCosts:
-    """What each kind of work costs; launches and what a mask is built of in milliseconds."""
+    """Costs of each kind of work, as `PairCost` or in milliseconds.
 
-    dense: PairCost  # fused kernel without a mask
-    masked: PairCost  # fused kernel with a (T, S) mask
-    full: PairCost  # gathered kernel, tiles that need no test
-    partial: PairCost  # gathered kernel, tiles with a test
+    Attributes:
+        dense: Fused kernel without a mask.
+        masked: Fused kernel with a (T, S) mask.
+        full: Sparse kernel, tiles that need no test.
+        partial: Sparse kernel, tiles with a test.
+        launch: Per kernel launch.
+        leaf: Per leaf of a mask that becomes a tensor for the fused kernel.
+        scattered: Per such leaf that samples keys.
+        moved: Per such leaf whose data are on another device and copied in every call."""
+
+    dense: PairCost
+    masked: PairCost
+    full: PairCost
+    partial: PairCost
     launch: float
-    leaf: float = 0.0  # each part of a mask that the fused kernel is given as a tensor
-    scattered: float = 0.0  # each of them that draws numbers
-    moved: float = 0.0  # each of them whose data lies on another device, and is copied in every call
+    leaf: float = 0.0
+    scattered: float = 0.0
+    moved: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """A device: its costs forward, and forward and backward together, and how its kernels go about it.
+    """The costs of a device, and properties of its kernels.
 
-    A dense causal kernel takes `causal_tile` keys at a time and computes the last tile of a row whole. `remainder` is
-    what each `stride` of a mask adds for each of the T × S pairs (picoseconds) where the fused kernel is given it as a
-    tensor. `in_chunks` says that gathered pieces are torch operations on chunks of blocks, and not one kernel. A dense
-    piece counts as `dense_launches` launches."""
+    Attributes:
+        name: Name of the device.
+        forward: Costs of the forward pass.
+        training: Costs of forward and backward pass together.
+        causal_tile: Keys per tile of the dense causal kernel, which computes the last tile of a row completely.
+        remainder: Picoseconds per T × S pair and `dilated` leaf of a mask that becomes a tensor for the fused kernel.
+        in_chunks: Sparse pieces are torch operations on chunks of blocks instead of one kernel.
+        dense_launches: Launches that a dense piece counts as."""
 
     name: str
     forward: KernelCosts
@@ -67,16 +82,16 @@ class Rates:
         remainders: float = 0.0,
         backward: bool = False,
     ) -> float:
-        """The predicted time of so many pairs of each kind (all heads together), and of building a mask."""
+        """Return the predicted time for these numbers of pairs (over all heads), launches and mask leaves."""
         costs = self.training if backward else self.forward
         pairs = (dense, costs.dense), (masked, costs.masked), (full, costs.full), (partial, costs.partial)
-        picoseconds = sum(number * cost.of(width) for number, cost in pairs) + remainders * self.remainder
-        building = leaves * costs.leaf + scattered * costs.scattered + moved * costs.moved
-        return picoseconds / 1e9 + launches * costs.launch + building
+        picoseconds = sum(n * cost.of(width) for n, cost in pairs) + remainders * self.remainder
+        mask_ms = leaves * costs.leaf + scattered * costs.scattered + moved * costs.moved
+        return picoseconds / 1e9 + launches * costs.launch + mask_ms
 
 
 WORTH_PLANNING = 1 << 18
-"""Below this many pairs (T × S) planning costs more than it can save, and "auto" does not try."""
+"""Number of pairs (T × S) below which planning costs more than it can save, so `impl="auto"` does not plan."""
 
 # At 512 to 131,072 tokens, 16 and 32 heads of width 64 and 128, bfloat16: `python tools/calibrate.py --device
 # cuda --auto docs/results/auto.json docs/results/auto-128.json --sparse docs/results/sparse.json`.
@@ -104,8 +119,8 @@ H200 = Rates(
     ),
     causal_tile=128,
 )
-# Float32 has no tensor cores. At 512 to 16,384 tokens, 32 heads of width 64: the same command with
-# `--auto docs/results/auto-float32.json`. No call there is without a mask: `dense` is by the attention rates in
+# Float32 does not use tensor cores. At 512 to 16,384 tokens, 32 heads of width 64: the same command with
+# `--auto docs/results/auto-float32.json`. Every call there has a mask; `dense` is derived from the attention rates in
 # docs/results/cost.json.
 H200_SINGLE = Rates(
     "NVIDIA H200, float32",
@@ -158,7 +173,7 @@ CPU = Rates(
 
 
 def rates_for(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Rates:
-    """The rates of the nearest measured kind of device, for numbers of this kind."""
+    """Return the rates of the most similar measured device, for this dtype."""
     if device.type == "cpu":
         return CPU
     return H200_SINGLE if dtype == torch.float32 else H200

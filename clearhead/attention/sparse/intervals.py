@@ -154,18 +154,18 @@ class ResidueClasses:
 
 @dataclass(frozen=True)
 class IntervalPartition:
-    """The columns of each block, cut into intervals that all rows treat alike up to residues.
+    """The columns of each block, cut into intervals in which visibility depends on residues only.
 
     Attributes:
         edges: (B, E + 1) first column of each interval, and the end.
         full: (B, E, C) bool: columns of residue class C are seen by all rows.
-        seen: (B, E, C) bool: they are seen by some row.
+        visible: (B, E, C) bool: they are seen by some row.
         flags: (B, E) what each leaf lets rows see there (nothing, some, all), encoded as one number.
         residues: The residue classes."""
 
     edges: Tensor
     full: Tensor
-    seen: Tensor
+    visible: Tensor
     flags: Tensor
     residues: ResidueClasses
 
@@ -234,16 +234,16 @@ def partition_columns(row_blocks: RowBlocks, intervals: Intervals) -> IntervalPa
     def evaluate_leaf(atom: Atom) -> tuple[Tensor, Tensor]:
         low_min, low_max, high_min, high_max = (bound[:, None] for bound in bounds[atom])
         full = ((column >= low_max) & (column < high_min))[..., None]  # (B, E, 1)
-        seen = ((column >= low_min) & (column < high_max))[..., None]
+        visible = ((column >= low_min) & (column < high_max))[..., None]
         if intervals[atom].modulus > 1:
-            visible = residues.visible.get(atom)
-            full, seen = (full & False, seen) if visible is None else (full & visible, seen & visible)
-        return full, seen
+            by_class = residues.visible.get(atom)
+            full, visible = (full & False, visible) if by_class is None else (full & by_class, visible & by_class)
+        return full, visible
 
     for atom in intervals:
-        full, seen = evaluate_leaf(atom)
-        flags = flags * 4 + full.any(-1) + 2 * seen.any(-1)
-    full, seen = fold(
+        full, visible = evaluate_leaf(atom)
+        flags = flags * 4 + full.any(-1) + 2 * visible.any(-1)
+    full, visible = fold(
         row_blocks.mask,
         leaf=evaluate_leaf,
         and_=lambda a, b: (a[0] & b[0], a[1] & b[1]),
@@ -252,4 +252,4 @@ def partition_columns(row_blocks: RowBlocks, intervals: Intervals) -> IntervalPa
         swapped=row_blocks.by_key,
     )
     shape = (*column.shape, residues.count)
-    return IntervalPartition(edges, full.broadcast_to(shape), seen.broadcast_to(shape), flags, residues)
+    return IntervalPartition(edges, full.broadcast_to(shape), visible.broadcast_to(shape), flags, residues)

@@ -1,4 +1,4 @@
-"""Plan sparse attention: what is computed for a mask, and what is skipped.
+"""Plan sparse attention: which pairs are computed for a mask, and how.
 
     Plan = dense columns that every query sees (or the causal triangle), computed by the fused kernel
          + a block-sparse index of the other pairs, computed by the sparse kernel

@@ -1,4 +1,4 @@
-"""Text and pictures of a plan: what is computed, what is skipped, and the predicted time."""
+"""Text and pictures of a plan: computed and skipped pairs, and the predicted time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def explain(plan: Plan, rates: Rates | None = None) -> str:
     lines += [f"  sparse     {index}" for index in sparse]
     if has_dense + len(sparse) > 1:
         lines.append(f"  merged     {has_dense + len(sparse)} pieces, by their log-sum-exps in float32")
-    needed = f"{100 * plan.allowed_pairs / plan.computed_pairs if plan.computed_pairs else 100:.0f} %"
-    share = f"{plan.density:.4f} of all; {needed} of them are allowed"
+    allowed = f"{100 * plan.allowed_pairs / plan.computed_pairs if plan.computed_pairs else 100:.0f} %"
+    share = f"{plan.density:.4f} of all; {allowed} of them are allowed"
     lines.append(f"  total      {plan.computed_pairs:,} pairs computed, {share}")
     every_pair_ms = rates.milliseconds(dense=32.0 * plan.T * plan.S, width=64)
     ratio = plan.predicted_ms(heads=32, rates=rates) / max(every_pair_ms, 1e-12)
@@ -46,8 +46,8 @@ def draw(plan: Plan, cells: int = 32) -> Drawing:
     T, S, rows, columns = plan.T, plan.S, min(plan.T, cells), min(plan.S, cells)
     counts = torch.zeros(rows, columns, dtype=torch.float64)
     if plan.has_dense_causal:
-        halves = torch.tensor(causal().draw(T, S, cells=cells).cells, dtype=torch.float64)
-        counts += halves * _cell_sizes(T, rows, S, columns)
+        causal_shades = torch.tensor(causal().draw(T, S, cells=cells).cells, dtype=torch.float64)
+        counts += causal_shades * _cell_sizes(T, rows, S, columns)
     if plan.dense_columns is not None:
         counts += _cell_sizes(T, rows, 1, 1) * _count_per_cell(plan.dense_columns[None].cpu(), S, columns)
     for index in plan.query_pieces:

@@ -95,11 +95,11 @@ def extract_disjuncts(mask: Mask, predicate: Callable[[Mask], bool]) -> tuple[Ma
 
     `extracted` is the union of the operands of `|` that meet the predicate, or None if none does."""
     parts = mask.parts if isinstance(mask, Or) else (mask,)
-    matching, others = ([part for part in parts if predicate(part) is result] for result in (True, False))
+    matching, remaining = ([part for part in parts if predicate(part) is result] for result in (True, False))
     if not matching:
         return None, mask
     extracted = reduce(operator.or_, matching)
-    return extracted, reduce(operator.or_, others) & ~extracted if others else None
+    return extracted, reduce(operator.or_, remaining) & ~extracted if remaining else None
 
 
 def make_row_blocks(piece: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bool, device: torch.device) -> RowBlocks:

@@ -1,4 +1,4 @@
-"""A plan computes every allowed pair, each exactly once, and says truly what it computes."""
+"""A plan computes every allowed pair exactly once, and its counts, text and drawing match what it computes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEAVES = [
     prefix(9).T,
     scattered(3, seed=1),
     documents(IDS),
-    documents(IDS.roll(11)),  # in pieces: has no structure to go by
+    documents(IDS.roll(11)),  # not contiguous, so without column intervals
 ]
 BATCHED = [
     padding([100, 31]) & causal(),
@@ -67,7 +67,7 @@ MASKS = st.deferred(
 
 
 def dense(lists):
-    """The bool tensor (batch, n_rows, n_columns) that lists describe; no pair may be listed twice."""
+    """Return the bool tensor (batch, n_rows, n_columns) of a block index; no pair may be listed twice."""
     blocks = torch.arange(lists.n_total.shape[0])
     result = torch.zeros(lists.batch, lists.n_rows + 1, lists.n_columns + 1, dtype=torch.int32)
     if not len(blocks) or not lists.max_length:
@@ -83,42 +83,44 @@ def dense(lists):
     return result > 0
 
 
-def computed(made, lists, by_key):
-    """How often each pair is computed and allowed, by the dense calls and these lists together."""
+def computed(mask_plan, lists, by_key):
+    """Return how often each pair is computed and allowed, by the dense calls and these pieces together."""
     pieces = [dense(piece).int() for piece in lists]
-    shape = (made.S, made.T) if by_key else (made.T, made.S)
+    shape = (mask_plan.S, mask_plan.T) if by_key else (mask_plan.T, mask_plan.S)
     total = sum(pieces) if pieces else torch.zeros(1, *shape, dtype=torch.int32)
     total = total.mT if by_key else total
-    if made.dense_columns is not None:
+    if mask_plan.dense_columns is not None:
         total = total.clone()
-        total[..., made.dense_columns] += 1
-    return total + torch.ones(made.T, made.S, dtype=torch.int32).tril() if made.has_dense_causal else total
+        total[..., mask_plan.dense_columns] += 1
+    return (
+        total + torch.ones(mask_plan.T, mask_plan.S, dtype=torch.int32).tril() if mask_plan.has_dense_causal else total
+    )
 
 
 def assert_covers(mask, T, S, query_offset=0, blocking=SMALL):
-    made = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
-    wanted = mask.dense(T, S, query_offset=query_offset).int()
-    wanted = wanted[None] if wanted.dim() == 2 else wanted.flatten(0, -3)
-    for lists, by_key in ((made.query_pieces, False), (made.key_pieces, True)):
-        assert torch.equal(computed(made, lists, by_key).expand_as(wanted), wanted), (mask, by_key)
-    assert made.allowed_pairs == wanted.sum()
-    assert made.computed_pairs >= made.allowed_pairs
+    mask_plan = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
+    expected = mask.dense(T, S, query_offset=query_offset).int()
+    expected = expected[None] if expected.dim() == 2 else expected.flatten(0, -3)
+    for lists, by_key in ((mask_plan.query_pieces, False), (mask_plan.key_pieces, True)):
+        assert torch.equal(computed(mask_plan, lists, by_key).expand_as(expected), expected), (mask, by_key)
+    assert mask_plan.allowed_pairs == expected.sum()
+    assert mask_plan.computed_pairs >= mask_plan.allowed_pairs
 
 
 @settings(max_examples=80)
 @given(mask=MASKS, query_offset=st.sampled_from([0, 5]), M=st.sampled_from([16, 32, 64]))
-def test_each_pair_once(mask, query_offset, M):
+def test_plan_covers_each_pair_once(mask, query_offset, M):
     assert_covers(mask, T, S, query_offset, Blocking(M, M, 16, True))
 
 
 @settings(max_examples=40)
 @given(mask=MASKS)
-def test_each_pair_once_in_a_square(mask):
+def test_plan_of_square_covers_each_pair_once(mask):
     assert_covers(mask, S, S)
 
 
 @pytest.mark.parametrize("mask", BATCHED, ids=str)
-def test_each_pair_once_for_each_batch_element(mask):
+def test_plan_of_batched_mask_covers_each_pair_once(mask):
     assert_covers(mask, S, S)
 
 
@@ -126,30 +128,30 @@ def test_each_pair_once_for_each_batch_element(mask):
     "expression",
     ["scattered(5, 2) & scattered(5, 2).T", "scattered(3, 1) | window(2, 1) & scattered(3, 1).T"],
 )
-def test_a_leaf_that_stands_both_ways(expression):
+def test_plan_with_leaf_and_its_transpose_covers_each_pair_once(expression):
     assert_covers(parse(expression), S, S)
 
 
 @pytest.mark.parametrize(("T", "S", "query_offset"), [(40, 61, 0), (40, 61, 30), (61, 40, 3)])
-def test_a_scattered_under_t_meets_a_tensor_where_there_are_queries_only(T, S, query_offset):
-    chosen = torch.rand(T, S, generator=torch.Generator().manual_seed(3)) < 0.5
-    assert_covers(scattered(5, 1).T & allow(chosen), T, S, query_offset)
+def test_plan_of_transposed_scattered_and_tensor_covers_each_pair_once(T, S, query_offset):
+    allowed = torch.rand(T, S, generator=torch.Generator().manual_seed(3)) < 0.5
+    assert_covers(scattered(5, 1).T & allow(allowed), T, S, query_offset)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 0), (0, 3, 0), (3, 0, 0), (1, 137, 136), (3, 2, 7)])
 @pytest.mark.parametrize("mask", [causal(), window(2, 2) | every(4), dilated(2), ~full()], ids=str)
-def test_sizes_at_the_edge(mask, sizes):
+def test_plan_of_edge_sizes_covers_each_pair_once(mask, sizes):
     assert_covers(mask, *sizes)
 
 
-def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
+def test_plan_of_course_pattern_is_dense_columns_and_a_band():
     """CENG 403 (Transformers and Attention): itself, two before, two after, every fourth token."""
-    made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
-    assert len(made.dense_columns) == 1024
-    (band,) = made.query_pieces
-    assert band.max_length == (128 + 4) * 3 // 4  # the fourth is in the dense piece already, and left out
-    assert band.row_bounds is not None  # an interval for each query, not a bit for each pair
-    assert made.density < 0.28
+    mask_plan = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
+    assert len(mask_plan.dense_columns) == 1024
+    (band,) = mask_plan.query_pieces
+    assert band.max_length == (128 + 4) * 3 // 4  # every fourth is in the dense piece and omitted
+    assert band.row_bounds is not None  # an interval per query, not a bit per pair
+    assert mask_plan.density < 0.28
 
 
 @pytest.mark.parametrize(
@@ -164,11 +166,11 @@ def test_the_pattern_of_the_course_is_a_dense_quarter_and_a_thin_band():
         ("causal() & (blocks(128) | every(128, start=127))", 1.9),
     ],
 )
-def test_little_is_computed_that_is_not_allowed(expression, most):
-    made = plan(parse(expression), 8192, blocking=Blocking(128, 64, 1024, True))
-    assert 1 <= made.computed_pairs / made.allowed_pairs <= most
-    by_key = sum(lists.pairs for lists in made.key_pieces)
-    assert by_key / made.allowed_pairs <= 1.1 * most
+def test_plan_computes_few_hidden_pairs(expression, most):
+    mask_plan = plan(parse(expression), 8192, blocking=Blocking(128, 64, 1024, True))
+    assert 1 <= mask_plan.computed_pairs / mask_plan.allowed_pairs <= most
+    by_key = sum(lists.pairs for lists in mask_plan.key_pieces)
+    assert by_key / mask_plan.allowed_pairs <= 1.1 * most
 
 
 @pytest.mark.parametrize(
@@ -178,20 +180,20 @@ def test_little_is_computed_that_is_not_allowed(expression, most):
         ("causal() & blocks(16384)", 128),
         ("blocks(2048)", 64),  # lists are too short
         ("window(256, 256)", 64),
-        ("blocks(16384) & ~dilated(2)", 64),  # too much of them needs a test
+        ("blocks(16384) & ~dilated(2)", 64),  # too long pairs need a test
     ],
 )
-def test_long_lists_are_cut_into_larger_blocks(expression, rows):
-    made = plan(parse(expression), 1 << 15, blocking=Blocking(64, 64, None, False, 128))
-    assert [lists.M for lists in (*made.query_pieces, *made.key_pieces)] == [rows, rows]
+def test_long_lists_use_larger_blocks(expression, rows):
+    mask_plan = plan(parse(expression), 1 << 15, blocking=Blocking(64, 64, None, False, 128))
+    assert [lists.M for lists in (*mask_plan.query_pieces, *mask_plan.key_pieces)] == [rows, rows]
 
 
 @pytest.mark.parametrize("mask", [blocks(50), documents(IDS) | every(5), prefix(70).T, every(4).T], ids=str)
 def test_larger_blocks_compute_the_same_pairs(mask, monkeypatch):
     monkeypatch.setattr(planning, "_is_long", lambda lists: True)
     assert_covers(mask, 137, 137, 0, Blocking(16, 16, None, False, 64))
-    made = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
-    assert {lists.M for lists in (*made.query_pieces, *made.key_pieces)} == {64}
+    mask_plan = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
+    assert {lists.M for lists in (*mask_plan.query_pieces, *mask_plan.key_pieces)} == {64}
 
 
 def test_memory_is_linear_in_the_length():
@@ -202,13 +204,13 @@ def test_memory_is_linear_in_the_length():
     assert large.nbytes <= 8.2 * small.nbytes
 
 
-def test_blocks_that_look_alike_share_a_description():
-    (few,) = plan(window(256, 256), 1 << 12).query_pieces
-    (many,) = plan(window(256, 256), 1 << 15).query_pieces
-    assert len(few.row_bounds) == len(many.row_bounds)
+def test_equal_blocks_share_a_row_mask():
+    (short,) = plan(window(256, 256), 1 << 12).query_pieces
+    (long,) = plan(window(256, 256), 1 << 15).query_pieces
+    assert len(short.row_bounds) == len(long.row_bounds)
 
 
-def test_a_plan_is_kept_until_forgotten():
+def test_plan_is_cached_until_cleared():
     mask = window(3, 1) | every(7)
     first = plan(mask, 53)
     assert plan(window(3, 1) | every(7), 53) is first
@@ -217,20 +219,20 @@ def test_a_plan_is_kept_until_forgotten():
     assert plan(mask, 53) is not first
 
 
-def test_explain_counts_what_it_names():
-    made = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
-    text = made.explain()
+def test_explain_contains_the_counts():
+    mask_plan = plan(window(2, 2) | every(4), 4096, blocking=Blocking(128, 64, 1024, True))
+    text = mask_plan.explain()
     assert "window(2, 2) | every(4): 4,096 queries, 4,096 keys" in text
-    assert f"{made.mask.dense(4096).sum():,} pairs allowed" in text
+    assert f"{mask_plan.mask.dense(4096).sum():,} pairs allowed" in text
     assert "1,024 keys that every query sees" in text
-    assert f"{made.computed_pairs:,} pairs computed" in text
+    assert f"{mask_plan.computed_pairs:,} pairs computed" in text
     assert "merged     2 pieces" in text
 
 
-def test_draw_shows_what_is_computed():
-    made = plan(causal() & window(40, 0), 128, blocking=Blocking(32, 32, None, False))
-    # The last forbid sees 8 keys of the second 32, and so does the third of the first.
-    assert made.draw(4).cells == (
+def test_draw_shades_computed_pairs():
+    mask_plan = plan(causal() & window(40, 0), 128, blocking=Blocking(32, 32, None, False))
+    # The last block sees 8 keys of the second 32, and the third block 8 of the first.
+    assert mask_plan.draw(4).cells == (
         (1.0, 0.0, 0.0, 0.0),
         (1.0, 1.0, 0.0, 0.0),
         (0.25, 1.0, 1.0, 0.0),
@@ -242,28 +244,28 @@ def test_draw_shows_what_is_computed():
     "expression", ["window(2, 2) | every(4)", "causal() & window(40, 0)", "scattered(5, 1)", "every(8).T"]
 )
 @pytest.mark.parametrize("sizes", [(331, 331, 0), (97, 211, 90)])
-def test_the_cells_of_a_drawing_add_up_to_what_is_computed(expression, sizes):
+def test_draw_cells_sum_to_computed_pairs(expression, sizes):
     T, S, query_offset = sizes
-    made = plan(parse(expression), T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16, True))
-    shades = torch.tensor(made.draw(20).cells, dtype=torch.float64)
+    mask_plan = plan(parse(expression), T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16, True))
+    shades = torch.tensor(mask_plan.draw(20).cells, dtype=torch.float64)
     heights, widths = ((torch.arange(21) * n // 20).diff().double() for n in (T, S))
-    wanted = made.dense_pairs
-    for lists in made.query_pieces:
-        there = (lists.row_indices(torch.arange(len(lists.n_total))) >= 0).sum(1)  # the last forbid may have few rows
-        wanted += int((there * lists.n_total).sum())
-    assert float(heights @ shades @ widths) == pytest.approx(wanted)
+    expected = mask_plan.dense_pairs
+    for lists in mask_plan.query_pieces:
+        n_rows = (lists.row_indices(torch.arange(len(lists.n_total))) >= 0).sum(1)  # the last block may have short rows
+        expected += int((n_rows * lists.n_total).sum())
+    assert float(heights @ shades @ widths) == pytest.approx(expected)
 
 
-def test_a_dense_triangle_is_drawn_as_causal_and_no_cell_is_darker_than_full():
+def test_draw_of_dense_causal_matches_causal_and_shades_are_at_most_one():
     blocking = Blocking(32, 32, 16, True)
     assert plan(causal(), 331, blocking=blocking).draw(20).cells == causal().draw(331, cells=20).cells
-    # Above the diagonal the prefix is gathered by whole blocks, whose other half the triangle has computed already.
+    # Above the diagonal, the prefix is computed in whole blocks, whose other half is in the dense triangle.
     shades = torch.tensor(plan(causal() | prefix(11), 331, blocking=blocking).draw(20).cells)
     assert shades[0, 0] == shades.max() == 1.0
 
 
-def test_predicted_time_follows_the_work():
+def test_predicted_ms_is_proportional_to_work():
     sizes = [plan(window(n, n), 1 << 14, blocking=Blocking(128, 64, None, False)) for n in (64, 1024)]
-    near, far = (made.predicted_ms(heads=32) for made in sizes)
+    near, far = (mask_plan.predicted_ms(heads=32) for mask_plan in sizes)
     assert 3 < far / near < 12
     assert sizes[0].predicted_ms(heads=32, backward=True) > 3 * near
