@@ -40,7 +40,8 @@ class Softmax(Validated):
 
     Args:
         temperature: Temperature of the softmax, from 0 to infinity.
-        dropout: Probability of dropping a weight in training; the remaining weights are scaled up.
+        dropout: Probability of dropping a weight; the remaining weights are scaled up. It is applied in every call, so
+            set it for training only, as `MultiHeadAttention` does.
     """
 
     temperature: Annotated[float, Range(ge=0, finite=False)] = 1.0
