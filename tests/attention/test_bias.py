@@ -17,7 +17,7 @@ from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel as sparse_kernel
 from clearhead.attention.sparse.plan import plan
 from clearhead.masks import causal, every, padding, prefix, window
-from tests.attention.test_agree import DTYPES, assert_errs_at_most_twice, run_implementations
+from tests.attention.test_implementations import DTYPES, assert_errs_at_most_twice, run_implementations
 
 IMPLS = ["auto", "sdpa", "sparse"]
 

@@ -35,7 +35,7 @@ from clearhead.masks import (
 from clearhead.masks.catalogue import CATALOGUE
 from clearhead.models import tiny_decoder
 from clearhead.nn.positions import NoPE, RelativeBias
-from tests.attention.test_agree import MASKS, assert_errs_at_most_twice, forward_backward, run_implementations
+from tests.attention.test_implementations import MASKS, assert_errs_at_most_twice, forward_backward, run_implementations
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LENGTH = 211  # more than one forbid, and a multiple of nothing
