@@ -114,37 +114,37 @@ def heat(
     side = side or max(8, min(46, 560 // S))
     longest = max(map(len, columns))
     is_rotated = 7 * longest > side
-    left, above = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if is_rotated else 22
-    width = max(left + S * side + (8 + 4 * longest if is_rotated else 8), left + 7 * len(title))
-    height = above + T * side + (24 if title else 4)
+    margin_left, margin_top = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if is_rotated else 22
+    width = max(margin_left + S * side + (8 + 4 * longest if is_rotated else 8), margin_left + 7 * len(title))
+    height = margin_top + T * side + (24 if title else 4)
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
     step = -(-18 // side)  # number of squares that a label needs
     for j in range(0, S, step):
-        x, y = left + j * side + side / 2, above - 8
+        x, y = margin_left + j * side + side / 2, margin_top - 8
         anchor = f'text-anchor="start" transform="rotate(-50 {x} {y})"' if is_rotated else 'text-anchor="middle"'
         parts.append(f'<text x="{x}" y="{y}" {anchor}>{escape(columns[j])}</text>')
     for i in range(0, T, step):
-        y = above + i * side + side / 2 + 4
-        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{escape(rows[i])}</text>')
-    parts += _squares(grid, left, above, side, digits)
+        y = margin_top + i * side + side / 2 + 4
+        parts.append(f'<text x="{margin_left - 6}" y="{y}" text-anchor="end">{escape(rows[i])}</text>')
+    parts += _squares(grid, margin_left, margin_top, side, digits)
     if title:
-        parts.append(f'<text x="{left}" y="{height - 6}" font-style="italic">{escape(title)}</text>')
+        parts.append(f'<text x="{margin_left}" y="{height - 6}" font-style="italic">{escape(title)}</text>')
     return HTMLOutput(f'<figure class="drawn">{"".join(parts)}</svg></figure>')
 
 
-def _squares(grid: list[list[float]], left: int, above: int, side: int, digits: int) -> Iterable[str]:
+def _squares(grid: list[list[float]], margin_left: int, margin_top: int, side: int, digits: int) -> Iterable[str]:
     top = max((abs(x) for row in grid for x in row if abs(x) < float("inf")), default=0) or 1
     for i, row in enumerate(grid):
         for j, x in enumerate(row):
             color, share = COLORS[x < 0], min(1.0, abs(x) / top)
             if x == float("-inf"):
                 share = 0.0
-            box = f'x="{left + j * side}" y="{above + i * side}" width="{side - 1}" height="{side - 1}"'
+            box = f'x="{margin_left + j * side}" y="{margin_top + i * side}" width="{side - 1}" height="{side - 1}"'
             yield f'<rect {box} fill="{color}" fill-opacity="{0.05 + 0.8 * share:.2f}"/>'
             if side >= 30:
                 text = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
-                position = f'x="{left + (j + 0.5) * side}" y="{above + i * side + side / 2 + 4}"'
+                position = f'x="{margin_left + (j + 0.5) * side}" y="{margin_top + i * side + side / 2 + 4}"'
                 yield f'<text {position} text-anchor="middle">{text}</text>'
 
 

@@ -1,22 +1,26 @@
 """Trace, interpret and visualize what a model computes, without changing the model.
 
 Example:
-    with look.trace(model, "decoder.blocks.*.cross_attention") as t:
+    import clearhead as ch
+    from clearhead import analysis
+
+    with ch.trace(model, "decoder.blocks.*.cross_attention") as t:
         model(source, target)                                            # or generate(model, ...)
     t.weights("decoder.blocks.3.cross_attention", heads=2, rows=[0, 5])  # (B, 1, 2, S), recomputed on demand
     print(t.report())                                                    # implementations used, and rounding errors
 
-    with look.trace(model, "output") as edited:
-        edited.intervene("decoder.blocks.3.cross_attention", look.ZeroAblation(heads=[2]))
+    with ch.trace(model, "output") as edited:
+        edited.intervene("decoder.blocks.3.cross_attention", ch.ZeroAblation(heads=[2]))
         model(source, target)
-    print(look.compare(before, edited))                                  # changes in activations and logits
+    print(analysis.compare(before, edited))                              # changes in activations and logits
 
-    look.logit_lens(model, ids).top()                                    # prediction after each layer
-    look.attribute(model, ids, look.LogitMetric(token=17)).largest       # heads and layers by their effect on a logit
-    look.patch(model, clean, corrupted, look.LogitMetric(17, baseline=4))  # blocks × positions, or heads
-    look.ablate(model, ids)                                              # effect of removing each head
+    metric = analysis.LogitMetric(token=17, baseline=4)                  # difference of two logits
+    analysis.logit_lens(model, ids).top()                                # prediction after each layer
+    analysis.attribute(model, ids, metric).largest                       # heads and layers by their effect on a logit
+    analysis.patch(model, clean, corrupted, metric)                      # blocks × positions, or heads
+    analysis.ablate(model, ids)                                          # effect of removing each head
 
-    look.attention_report(ch.pipeline("en-es"), "How are you?")      # all attention maps of a bundled model
+    analysis.attention_report(ch.pipeline("en-es"), "How are you?")      # all attention maps of a bundled model
 """
 
 from __future__ import annotations

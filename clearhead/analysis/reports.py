@@ -32,7 +32,7 @@ def attention_report(
     """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
     sound.
 
-        look.attention_report(ch.pipeline("en-es"), "How are you?")
+        analysis.attention_report(ch.pipeline("en-es"), "How are you?")
 
     Args:
         trained: A loaded model.
@@ -62,8 +62,8 @@ def model_inputs(
 ) -> ModelInputs:
     """Return an input in the form in which its model is called, for `logit_lens`, `attribute`, `patch` and `ablate`.
 
-        inputs = look.model_inputs(trained, "To be, or not")
-        look.logit_lens(trained.model, inputs.args).charts(inputs.tokens, inputs.name)
+        inputs = analysis.model_inputs(trained, "To be, or not")
+        analysis.logit_lens(trained.model, inputs.args).charts(inputs.tokens, inputs.name)
 
     Args:
         trained: A loaded model.

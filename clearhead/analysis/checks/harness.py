@@ -54,7 +54,7 @@ class Harness:
         return CallInputs(x=self.spec.inputs.draw(batch, length, self.generator), source=source)
 
     def another(self, x: Tensor, kind: Any = None) -> Tensor:
-        """Other tokens of the same shape, each different from what stood there."""
+        """Other tokens of the same shape, each different from the given one."""
         kind = self.spec.inputs if kind is None else kind
         if not isinstance(kind, Ids):
             return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)

@@ -96,7 +96,7 @@ class Attribution(HasCharts):
 def attribute(model: nn.Module, args: ModelArgs, metric: LogitMetric | None = None) -> Attribution:
     """Attribute one logit (or the difference of two) to the parts of a model, from one run over one sequence.
 
-        attribution = look.attribute(model, ids, look.LogitMetric(token=17, baseline=4))
+        attribution = analysis.attribute(model, ids, analysis.LogitMetric(token=17, baseline=4))
         attribution.largest[0]                 # LogitContribution(kind="head", path="blocks.3.attention", head=5, …)
         attribution.total + attribution.residual   # the logit itself
 

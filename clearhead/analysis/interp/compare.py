@@ -1,7 +1,7 @@
 """Compare two runs: relative change of outputs, moved attention, and KL divergence of the logits.
 
-    before, after = look.trace(model, ...), look.trace(model, ...)      # the same patterns; the second with
-    interventions print(look.compare(before, after))
+    before, after = ch.trace(model, ...), ch.trace(model, ...)  # the same patterns; the second with interventions
+    print(analysis.compare(before, after))
 
 Only activations that both traces recorded are compared.
 """

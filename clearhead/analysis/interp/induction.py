@@ -47,7 +47,7 @@ class InductionScores(HasCharts):
 def induction_scores(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> InductionScores:
     """Score every head for induction, duplicate tokens and the previous token on repeated random tokens.
 
-        look.induction_scores(model).induction.max()     # near 1: there is an induction head
+        analysis.induction_scores(model).induction.max()     # near 1: there is an induction head
 
     Args:
         model: Model that takes token ids (B, T), in evaluation mode.

@@ -74,7 +74,7 @@ class LogitLens(HasCharts):
 def logit_lens(model: nn.Module, args: ModelArgs, *, positions: Indices = None) -> LogitLens:
     """Apply the model's final norm and head to the residual stream after each block.
 
-        lens = look.logit_lens(model, ids, positions=-1)
+        lens = analysis.logit_lens(model, ids, positions=-1)
         lens.top()                             # the prediction after each block, and its probability
         lens.logits[-1]                        # the output of the model
 

@@ -42,8 +42,8 @@ class ModelInputs:
 class LogitMetric:
     """The logit of one token at one position, minus that of a baseline token if given; the mean over a batch.
 
-        look.LogitMetric(token=17, baseline=4)  # logit difference of 17 and 4 after the last token
-        look.LogitMetric()                      # logit of the model's top prediction
+        analysis.LogitMetric(token=17, baseline=4)  # logit difference of 17 and 4 after the last token
+        analysis.LogitMetric()                      # logit of the model's top prediction
 
     It is callable with logits, so it is a metric for `patch` and `ablate`. A classifier has no positions.
 

@@ -2,7 +2,7 @@
 
 Each cell of the result is the run with one change: the output of a module at one position, of one head, or of a whole
 module. A batch contains a copy of the input for each cell, so that one pass computes all of them; the model runs
-unchanged, and the changes are interventions of `look.trace`.
+unchanged, and the changes are interventions of `ch.trace`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def patch(
 ) -> PatchingResult:
     """Patch activations of the clean run into the corrupted run, one at a time, and measure each run.
 
-        result = look.patch(model, clean_ids, corrupted_ids, look.LogitMetric(token=17, baseline=4))
+        result = analysis.patch(model, clean_ids, corrupted_ids, analysis.LogitMetric(token=17, baseline=4))
         result.restored                        # (blocks, positions): 1 if that activation alone restores the metric
-        look.patch(model, clean_ids, corrupted_ids, granularity="head")
+        analysis.patch(model, clean_ids, corrupted_ids, granularity="head")
 
     Args:
         model: Model in evaluation mode.
@@ -142,9 +142,9 @@ def ablate(
 ) -> PatchingResult:
     """Ablate one head, module or position at a time, and measure each run.
 
-        result = look.ablate(model, ids, look.LogitMetric(token=17))
+        result = analysis.ablate(model, ids, analysis.LogitMetric(token=17))
         result.change                          # (layers, heads): change of the logit without each head
-        look.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
+        analysis.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
 
     Args:
         model: Model in evaluation mode.
@@ -273,6 +273,6 @@ def _number(value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ShapeError(
             f"the metric returned {tuple(value.shape)}; expected one number for the logits of one input, as from "
-            "look.LogitMetric(token=…)"
+            "analysis.LogitMetric(token=…)"
         )
     return float(value)

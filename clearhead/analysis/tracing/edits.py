@@ -1,8 +1,8 @@
 """Intervene in a forward pass: replace the outputs of modules or heads while the model runs.
 
-    with look.trace(model, "output") as t:
-        t.intervene("blocks.2.attention", look.ZeroAblation(heads=[3]))       # ablate a head
-        t.intervene("blocks.1", look.PatchActivation(clean, positions=[4]))   # copy position 4 from another run
+    with ch.trace(model, "output") as t:
+        t.intervene("blocks.2.attention", ch.ZeroAblation(heads=[3]))       # ablate a head
+        t.intervene("blocks.1", ch.PatchActivation(clean, positions=[4]))   # copy position 4 from another run
         model(ids)
 
 An intervention with `heads` changes the outputs of these heads of an attention layer, (B, H, T, E), before the output

@@ -1,4 +1,4 @@
-"""Record a forward pass without changing the model: `with look.trace(model) as t: model(...)`.
+"""Record a forward pass without changing the model: `with ch.trace(model) as t: model(...)`.
 
 The model stays on its fast path, which never materializes the attention weights. A trace stores references to the
 inputs of each attention layer, and the requested inputs and outputs of modules; it copies and computes nothing while
@@ -45,7 +45,7 @@ class Trace:
     run and 0 the first. After a beam search the rows are the beams that were active in the last step.
 
     Example:
-        with look.trace(model, "blocks.*.attention.weights", "output") as t:
+        with ch.trace(model, "blocks.*.attention.weights", "output") as t:
             model(ids)
         t.weights("blocks.0.attention", heads=2)
     """
@@ -65,7 +65,7 @@ class Trace:
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Trace:
-        require(not self._recorder.on, "this trace is already recording; create another one with look.trace(model)")
+        require(not self._recorder.on, "this trace is already recording; create another one with ch.trace(model)")
         head_edits = [path for path, edits in self._edits.items() if any(e.heads is not None for e in edits)]
         paths = self._recorded_paths["output"] | self._recorded_paths["input"] | set(self._edits)
         attention_layers = self._attending([*self._recorded_paths["weights"], *head_edits])
@@ -257,7 +257,7 @@ class Trace:
         """Return the norms of the residual stream after each block whose output was recorded."""
         parents = {path: self._modules[path.rpartition(".")[0]] for path in self.outputs if path}
         blocks = [path for path, parent in parents.items() if isinstance(parent, (nn.ModuleList, nn.Sequential))]
-        example = 'for example look.trace(model, "**.blocks.*.output")'
+        example = 'for example ch.trace(model, "**.blocks.*.output")'
         require(bool(blocks), f"no block output is recorded; add a pattern for them, {example}")
         return [(path, self.output(path, run=run).norm(dim=-1)) for path in blocks]
 

@@ -97,12 +97,12 @@ class AxisLayout:
             return {"diagonal": ahead.abs() <= 1}
         if self._in_line:
             return {"previous token": ahead == -1, "next token": ahead == 1, "diagonal": ahead == 0}
-        (y, x), here, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
+        (y, x), rows, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
         return {
             "diagonal": ~elsewhere,
-            "neighbours": (self.distances(start, stop) == 1) & elsewhere,
-            "same row": (y[here, None] == y) & elsewhere,
-            "same column": (x[here, None] == x) & elsewhere,
+            "neighbors": (self.distances(start, stop) == 1) & elsewhere,
+            "same row": (y[rows, None] == y) & elsewhere,
+            "same column": (x[rows, None] == x) & elsewhere,
         }
 
     @property

@@ -151,7 +151,7 @@ class PCAProjection:
 def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> PCAProjection:
     """Project vectors onto their first two principal components, by a singular value decomposition.
 
-        look.pca(model.embedding.weight).points          # (V, 2)
+        analysis.pca(model.embedding.weight).points          # (V, 2)
 
     The sign of an axis is arbitrary; its largest entry is made positive, so that the result is reproducible.
 

@@ -96,7 +96,7 @@ def save_page(
 ) -> Path:
     """Write the page of a report, or of charts under a title, to a file.
 
-        look.save_page(look.attribute(model, ids).charts(), "why.html", title="Why this answer")
+        analysis.save_page(analysis.attribute(model, ids).charts(), "why.html", title="Why this answer")
 
     Args:
         content: A report or a sequence of charts.

@@ -1,8 +1,8 @@
 """Collect the attention maps and measures of one forward pass in an `AttentionReport` (H heads, T queries, S keys).
 
-with look.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
+with ch.trace(model, "**.attention.weights", "**.blocks.*.output") as t:
     model(ids)
-report = look.build_report(t, tokens, title="A run")
+report = analysis.build_report(t, tokens, title="A run")
 report.html()                   # the page, as text
 report.maps[0].summary          # measures of the heads of the first layer
 """

@@ -85,13 +85,13 @@ def link_list(
 ) -> str:
     """Return one line per query with the keys that get at least `least`, in descending order, with their heads."""
     columns = plain(columns)
-    named = [f" (head {head})" for head in range(len(weights))] if weights.dim() > 2 else [""]
+    head_labels = [f" (head {head})" for head in range(len(weights))] if weights.dim() > 2 else [""]
     by_query = weights.movedim(-2, 0).flatten(1)  # (T, H·S)
     best = by_query.topk(min(most, by_query.shape[1]), dim=-1)
     lines = []
-    for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        found = [(*divmod(place, len(columns)), value) for place, value in zip(places, values, strict=True)]
-        links = [f"{columns[key]} {value:.2f}{named[head]}" for head, key, value in found if value >= least]
+    for values, flat_indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        entries = [(*divmod(index, len(columns)), value) for index, value in zip(flat_indices, values, strict=True)]
+        links = [f"{columns[key]} {value:.2f}{head_labels[head]}" for head, key, value in entries if value >= least]
         lines.append(f"→ {', '.join(links) or '(spread out)'}")
     return with_margin(plain(rows), lines)
 
@@ -113,11 +113,13 @@ def patch_map(image: Tensor, weights: Float[Tensor, " N"], grid: tuple[int, int]
     """Return a gray image (height, width) of bytes and, to its right, the weight of each patch."""
     check_patches(weights, grid)
     rows, columns = grid
-    grey = adaptive_avg_pool2d(image[None].float() / 255, (2 * rows, 4 * columns))[0]  # letters are narrow
+    gray = adaptive_avg_pool2d(image[None].float() / 255, (2 * rows, 4 * columns))[0]  # letters are narrow
     heat = (weights / weights.max().clamp(min=1e-12)).view(rows, columns)
     heat = heat.repeat_interleave(2, dim=0).repeat_interleave(4, dim=1)
-    pairs = zip(grey, heat, strict=True)
-    return "\n".join(f"{_cells(left, color)}   {_cells(right, color)}".rstrip() for left, right in pairs)
+    pairs = zip(gray, heat, strict=True)
+    return "\n".join(
+        f"{_cells(image_row, color)}   {_cells(heat_row, color)}".rstrip() for image_row, heat_row in pairs
+    )
 
 
 def sound_map(
@@ -131,11 +133,18 @@ def sound_map(
     return with_margin([""] * len(above) + list(rows), [_cells(row, color) for row in shades])
 
 
-def contribution_table(found: Sequence[ValueWeightedNorm], columns: Sequence[str]) -> list[tuple[str, str, str, str]]:
+def contribution_table(
+    contributions: Sequence[ValueWeightedNorm], columns: Sequence[str]
+) -> list[tuple[str, str, str, str]]:
     """Return one row per contribution: key, head, weight and share."""
     return [
-        (f"{columns[one.key].strip()} ({one.key})", str(one.head), f"{one.weight:.3f}", f"{100 * one.share:.1f} %")
-        for one in found
+        (
+            f"{columns[contribution.key].strip()} ({contribution.key})",
+            str(contribution.head),
+            f"{contribution.weight:.3f}",
+            f"{100 * contribution.share:.1f} %",
+        )
+        for contribution in contributions
     ]
 
 

@@ -1,6 +1,6 @@
 """Walkthrough of one forward pass: every step with its formula and the values of the run.
 
-    walkthrough = look.build_walkthrough(ch.pipeline("en-es"), "Hello world")
+    walkthrough = analysis.build_walkthrough(ch.pipeline("en-es"), "Hello world")
     print(walkthrough)                                     # in the terminal; in a notebook it draws itself
     walkthrough["encoder.blocks.0", "weights"].values      # (H, S, S): attention weights of the first block
     walkthrough.predictions[0].top                         # the five most probable first tokens
@@ -149,7 +149,7 @@ def build_walkthrough(
 ) -> Walkthrough:
     """Run a model on an input and return a walkthrough of the run.
 
-        look.build_walkthrough(ch.pipeline("en-es"), "Hello world")
+        analysis.build_walkthrough(ch.pipeline("en-es"), "Hello world")
 
     Args:
         model: A loaded pretrained model, or a module.

@@ -288,7 +288,7 @@ def test_trace_invalid_arguments_raise():
         t.weights("x")
     with pytest.raises(ConfigError, match=r"no output was recorded for blocks.0; recorded: none"):
         t.output("blocks.0")
-    with pytest.raises(ConfigError, match=r'look\.trace\(model, "\*\*\.blocks\.\*\.output"\)'):
+    with pytest.raises(ConfigError, match=r'ch\.trace\(model, "\*\*\.blocks\.\*\.output"\)'):
         t.norms()
     with pytest.raises(ConfigError, match="runs is 0"):
         analysis.trace(model, runs=0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import clearhead
 from clearhead import analysis, hub
 from clearhead.analysis.views import figures
 from clearhead.analysis.views.chart import Chart, bar_chart, strip_common_prefix
@@ -203,6 +204,6 @@ def test_docstring_example_runs(thing, tmp_path, monkeypatch):
     example = [line.strip() for line in lines if line.startswith("    ")]
     assert example
     ids = torch.randint(V, (1, 5))
-    names = {"look": analysis, "pretrained": hub, "model": decoder(), "ids": ids, "clean_ids": ids}
+    names = {"analysis": analysis, "ch": clearhead, "model": decoder(), "ids": ids, "clean_ids": ids}
     names |= {"corrupted_ids": ids.roll(1, 1), "trained": hub.pipeline("shakespeare")}
     exec("\n".join(example), names)

@@ -214,7 +214,7 @@ class TestLabels:
         assert label.score == pytest.approx(1.0)
         near = ((rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()) == 1
         (label,) = classify_head((near / near.sum(-1, keepdim=True))[None], layout=layout)
-        assert label.name == "neighbours"
+        assert label.name == "neighbors"
 
     @pytest.mark.bad_input
     def test_classify_head_invalid_labels_raise_shape_error(self):
