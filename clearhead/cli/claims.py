@@ -20,7 +20,7 @@ app.add_typer(claims, name="claims")
 
 Seed = Annotated[int, option("Random seed.", min=0)]
 
-_COLOUR = {"holds": "green", "holds conditionally": "yellow", "does not hold": "red", "misprint": "magenta"}
+_COLOR = {"holds": "green", "holds conditionally": "yellow", "does not hold": "red", "misprint": "magenta"}
 
 
 # typer passes an instance of a parent class of the annotated class.
@@ -141,7 +141,7 @@ def quiz(
                 write(Text("Right.", style="green"))
                 continue
             verdict = answer.outcome.verdict
-            write(Text(f"No: {verdict}.", style=_COLOUR[verdict]))
+            write(Text(f"No: {verdict}.", style=_COLOR[verdict]))
             for line in answer.because:
                 write(f"  {line}", markup=False)
             write(f"  clearhead claims show {answer.outcome.claim.id}", markup=False, soft_wrap=True)
@@ -171,9 +171,9 @@ def _print_tables(outcomes: list[ch.course.claims.Outcome]) -> None:
         console.print(Text(f"\n{source}", style="bold"))
         rows = table(["claim", "verdict", "location", "summary"], [])
         for o in rows_of_source:
-            rows.add_row(o.claim.id, Text(o.verdict, style=_COLOUR[o.verdict]), Text(o.claim.location), Text(o.summary))
+            rows.add_row(o.claim.id, Text(o.verdict, style=_COLOR[o.verdict]), Text(o.claim.location), Text(o.summary))
         console.print(rows)
-    summary = ", ".join(f"{sum(o.verdict == v for o in outcomes)} {v}" for v in _COLOUR)
+    summary = ", ".join(f"{sum(o.verdict == v for o in outcomes)} {v}" for v in _COLOR)
     seconds = sum(o.seconds for o in outcomes)
     console.print(f"\n{len(outcomes)} claims: {summary}; {seconds:.0f} s", markup=False)
 
@@ -182,7 +182,7 @@ def _print_one(o: ch.course.claims.Outcome) -> None:
     c = o.claim
     console.print(Text(c.statement, style="bold"))
     console.print(f"{c.source}, {c.location}", markup=False)
-    console.print(Text(o.verdict, style=_COLOUR[o.verdict]))
+    console.print(Text(o.verdict, style=_COLOR[o.verdict]))
     details = (
         ("condition", c.condition if o.verdict == "holds conditionally" else ""),
         ("with it", o.example_for),

@@ -27,7 +27,7 @@ def latent_space(t: Experiment) -> None:
 
 
 def trained(x: torch.Tensor, d_latent: int) -> float:
-    """The error of a linear auto-encoder that was trained to its minimum."""
+    """Return the error of a linear auto-encoder trained to its minimum."""
     model = Autoencoder(AutoencoderConfig(n_features=x.shape[1], d_latent=d_latent, bias=False))
     optimiser = torch.optim.LBFGS(model.parameters(), max_iter=150, line_search_fn="strong_wolfe")
 

@@ -27,7 +27,7 @@ RECURRENT = 2 * n * d**2  # input to hidden and hidden to hidden
 
 
 def bounded(count: sp.Expr, by: sp.Expr, *sizes: sp.Symbol) -> bool:
-    """Is count = O(by) as each of these sizes → ∞ with the other fixed?"""
+    """Return whether count = O(by) as each of these sizes → ∞ with the others fixed."""
     return all(sp.limit(count / by, size, sp.oo).is_finite for size in sizes)
 
 
@@ -147,7 +147,7 @@ def rnn_for_long(t: Experiment) -> None:
 
 
 def longest_path(n: int, *, recurrent: bool) -> int:
-    """Edges on the shortest way from the first of n places to the farthest that can be reached, breadth first."""
+    """Return the length of the shortest path from the first of n positions to the farthest reachable one."""
     far, edge, steps = {0}, {0}, -1
     while edge:
         reached = {p + 1 for p in edge if p + 1 < n} if recurrent else set(range(n))

@@ -1,8 +1,8 @@
-"""A vision Transformer against a convolutional network as the data grow: inductive bias, seen in numbers.
+"""A vision Transformer compared with a convolutional network by amount of training data.
 
-The trainings take minutes on a GPU, so they are not made here: these claims are judged from the file that `python -m
-tools.study` writes in a checkout and that comes with the package. What is compared was trained on the same pictures in
-the same order, so differences are taken seed by seed."""
+Training takes minutes on a GPU, so these claims are judged from a results file that is part of the package and that
+`python -m tools.study` writes in a checkout. Compared networks were trained on the same images in the same order, so
+differences are paired by seed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float], sampling: float) -> Interval:
-        """Of differences seed by seed; `sampling` is the standard error of one from the validation pictures alone."""
+        """Return the interval of paired differences; `sampling` is the sampling error of one difference."""
         n = len(values)
         mean = sum(values) / n
         if n < 3:
@@ -78,12 +78,12 @@ def accuracy(row: Training) -> float:
 
 
 def overfit(row: Training) -> float:
-    """By how much it is better on what it was trained on."""
+    """Return training minus validation accuracy."""
     return row.training - row.validation
 
 
 def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> Interval:
-    """A signed sum of measures, seed by seed, for the seeds that have all of them."""
+    """Return a signed sum of measures, paired by seed, for the seeds that have all of them."""
     results = [(sign, study().of(*cell)) for sign, cell in terms]
     seeds = sorted(set.intersection(*(set(rows) for _, rows in results)))
     values = [sum(sign * measure(rows[seed]) for sign, rows in results) for seed in seeds]
@@ -93,7 +93,7 @@ def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> 
 
 
 def lead(first: str, second: str, n: int, *, pictures: str = WHOLE, measure: Measure = accuracy) -> Interval:
-    """How much higher `first` is than `second`."""
+    """Return how much higher `first` is than `second`."""
     return contrast([(1, (first, n, pictures)), (-1, (second, n, pictures))], measure)
 
 
@@ -103,19 +103,19 @@ def mean(network: str, n: int, pictures: str = WHOLE) -> float:
 
 
 def little() -> list[int]:
-    """The sizes that are little data."""
+    """Return the training sizes that count as little data."""
     return [n for n in study().sizes(["vit", "cnn"]) if n <= SMALL]
 
 
 def beyond_chance(t: Experiment, case_name: str, results: Interval, otherwise: str) -> None:
-    """Record a case that passes if the whole interval is above 0; `otherwise` is what to say where it is not."""
+    """Record a case that passes if the whole interval is above 0; `otherwise` is the correction if it is not."""
     t.record_case(case_name, results, results.above)
     if not results.above:
         t.correction(f"{otherwise}: {results}.", not results.above)
 
 
 def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
-    """Accuracy over the number of training pictures: mean over the seeds, with the lowest and the highest."""
+    """Return a figure of accuracy against the number of training images: mean, minimum and maximum over seeds."""
     trained = [name for name in networks if study().sizes([name], pictures)]
     sizes = sorted({n for name in trained for n in study().sizes([name], pictures)})
     means: dict[str, list[float]] = {}
@@ -205,7 +205,7 @@ def cnn_data_efficient(t: Experiment) -> None:
 
 
 def times_as_many(n: int, target: float, sizes: Sequence[int]) -> float | None:
-    """Pictures for the Transformer to reach this accuracy, over n; None where all that there are do not suffice."""
+    """Return how many times n images the Transformer needs for this accuracy; None if all images are not enough."""
     curve = [(math.log(m), mean("vit", m)) for m in sizes]
     if target <= curve[0][1]:
         return sizes[0] / n

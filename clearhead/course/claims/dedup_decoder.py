@@ -33,7 +33,7 @@ def logits(w_o: exact.Matrix | None = None, heads: int = 1) -> exact.Matrix:
 
 
 def loss(rows: exact.Matrix, first: int) -> sp.Expr:
-    """Cross-entropy of A, D, <STOP> read from three rows, the first being `first` (from 1)."""
+    """Return the cross-entropy of A, D, <STOP> in three rows, starting at row `first` (from 1)."""
     return -sum(
         sp.log(exact.softmax(rows[first - 1 + i])[NAMES.index(name)]) for i, name in enumerate(("A", "D", "<STOP>"))
     )
@@ -174,7 +174,7 @@ def dedup_two_heads(t: Experiment) -> None:
 
 
 def gradients(normalizer: HardMax | Softmax, first: int) -> dict[str, Tensor]:
-    """Gradients of the printed loss (rows 5-7) or of the shifted one (rows 4-6) in the three projections."""
+    """Return the gradients of the printed loss (rows 5-7) or the shifted one (rows 4-6) for the three projections."""
     x, e, w_o = (exact.to_tensor(m) for m in (X, E, W_O))
     parts = {name: exact.to_tensor(W).requires_grad_() for name in ("W_Q", "W_K", "W_V")}
     q, k, v = (x @ w for w in parts.values())

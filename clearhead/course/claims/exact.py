@@ -1,8 +1,9 @@
 """Attention in exact arithmetic.
 
-The trick: with scale β = ln 2 a softmax is 2^s over a sum of 2^s, which for whole scores is a fraction. So whole inputs
-give whole scores and exact outputs, and an equality between two of them is a proof for that input, not a matter of
-rounding. Rows are queries, as everywhere here."""
+With β = ln 2 the softmax is 2^s over a sum of 2^s, which is a fraction for integer scores. Integer inputs therefore
+give exact outputs, and an equality between two outputs is a proof for that input, independent of rounding. Rows are
+queries.
+"""
 
 from __future__ import annotations
 
@@ -34,25 +35,25 @@ __all__ = [
 
 
 def matrix(rows: str | Sequence[Sequence[Any]]) -> Matrix:
-    """Of rows of numbers, or of text such as "1 0; 1/2 1/2"."""
+    """Return a matrix of fractions from rows of numbers, or from text such as "1 0; 1/2 1/2"."""
     rows = [row.split() for row in rows.split(";")] if isinstance(rows, str) else rows
     return [[sp.Rational(x) for x in row] for row in rows]
 
 
 def weights(scores: Sequence[Any]) -> list[Any]:
-    """Softmax with β = ln 2 of whole scores; −∞ is a hidden key."""
+    """Return the softmax with β = ln 2 of integer scores; −∞ is a masked key."""
     return softmax([sp.sympify(s) for s in scores], 1 / sp.log(2))
 
 
 def hardest(scores: Sequence[Any]) -> list[Any]:
-    """Its limit for β → ∞: ties share equally."""
+    """Return the limit of the softmax for β → ∞: ties share equally."""
     return softmax([sp.sympify(s) for s in scores], sp.S.Zero)
 
 
 def attention(
     q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Any]] = weights
 ) -> Matrix:
-    """Attention of every query over every key, or over the keys up to its own place."""
+    """Return attention of every query over all keys, or with `causal` over the keys up to its position."""
     scores = matmul(q, transpose(k))
     if causal:
         scores = mask_scores(scores, [[j <= i for j in range(len(k))] for i in range(len(q))])
@@ -60,7 +61,7 @@ def attention(
 
 
 def show(a: Sequence[Any]) -> str:
-    """Fractions as people write them."""
+    """Format a vector or matrix of fractions."""
     if a and isinstance(a[0], list):
         return "[" + "; ".join(" ".join(str(x) for x in row) for row in a) + "]"
     return "(" + ", ".join(str(x) for x in a) + ")"
@@ -71,13 +72,13 @@ def pair(a: Sequence[Any], b: Sequence[Any], between: str = " and ") -> str:
 
 
 def expectation(polynomial: Any, variables: Sequence[Any], moments: Sequence[Any]) -> Any:
-    """Expected value of a polynomial in independent variables that all have these moments (moments[k] = E x^k)."""
+    """Return the expectation of a polynomial in independent variables with these moments (moments[k] = E x^k)."""
     terms = sp.Poly(sp.expand(polynomial), *variables).terms()
     return sp.simplify(sum(coefficient * sp.prod(moments[p] for p in powers) for powers, coefficient in terms))
 
 
 def simplex(n: int, parts: int) -> list[tuple[Fraction, ...]]:
-    """Every distribution over n whose entries are whole multiples of 1/parts."""
+    """Return all distributions over n whose entries are integer multiples of 1/parts."""
     return [
         tuple(Fraction(c, parts) for c in (*cut, parts - sum(cut)))
         for cut in product(range(parts + 1), repeat=n - 1)

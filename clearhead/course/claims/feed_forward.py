@@ -53,7 +53,7 @@ def ffn_mixes_features(t: Experiment) -> None:
     x, moved = exact.matrix("1 0; 0 1; 1 1"), exact.matrix("2 0; 0 1; 1 1")
 
     def touched(before: Sequence[Any], after: Sequence[Any]) -> str:
-        """Positions and features that differ."""
+        """Return positions and features that differ."""
         cells = [(i, j) for i in range(3) for j in range(2) if before[i][j] != after[i][j]]
         where, which = (sorted({axis + 1 for axis in axes}) for axes in zip(*cells, strict=True))
         return f"positions {where}, features {which}"
@@ -104,7 +104,7 @@ def units(w: int) -> str:
 
 
 def bend(i: int, w: int) -> Fraction:
-    """How much the slope grows at i/w, where the i-th unit sets in."""
+    """Return the change of the slope at i/w, where unit i becomes active."""
     return Fraction(1, w) if i == 0 else Fraction(2, w)
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TypeAlias
 
 # Told apart by lightness and by their dashes, too: a page may be printed in grey.
-_COLOURS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
+_COLORS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3")
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKED = 12  # curves of few points show them
@@ -23,7 +23,7 @@ Axis = Callable[[float], float]  # where a value stands
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over one axis. A value that is not a number is a gap: that curve has no point there."""
+    """Curves over one axis. A curve has a gap where its value is NaN."""
 
     title: str
     x_label: str
@@ -48,7 +48,7 @@ class Lines:
         return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
     def svg(self) -> str:
-        """The frame, the ticks, the curves, the legend under it."""
+        """Return the SVG with frame, ticks, curves, and the legend below."""
         legend = self._legend()
         base = _HEIGHT - 46 - _LINE * len(legend)
         ys = _finite(chain(*self.series.values(), *chain(*self.spread.values())))
@@ -70,7 +70,7 @@ class Lines:
         for row, items in enumerate(legend):
             y = _HEIGHT - 8 - _LINE * (len(legend) - 1 - row)
             for at, i, name in items:
-                stroke = f'stroke="{_COLOURS[i % 5]}" stroke-width="2.5" stroke-dasharray="{_DASHES[i % 5]}"'
+                stroke = f'stroke="{_COLORS[i % 5]}" stroke-width="2.5" stroke-dasharray="{_DASHES[i % 5]}"'
                 out.append(f'<line x1="{at}" x2="{at + 24}" y1="{y - 4}" y2="{y - 4}" {stroke}/>')
                 out.append(_text(at + 30, y, name))
         return "".join(out) + "</svg>"
@@ -88,20 +88,20 @@ class Lines:
         return ticks_in_range if len(ticks_in_range) > 1 or not self.log_x else [x[0], x[-1]]
 
     def _curve(self, i: int, name: str, px: Axis, py: Axis) -> list[str]:
-        colour, dash = _COLOURS[i % 5], f' stroke-dasharray="{_DASHES[i % 5]}"' if i % 5 else ""
+        color, dash = _COLORS[i % 5], f' stroke-dasharray="{_DASHES[i % 5]}"' if i % 5 else ""
         points = [(px(x), py(y)) for x, y in zip(self.x, self.series[name], strict=True) if not math.isnan(y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
+        out = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>']
         if len(self.x) <= _MARKED:
-            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
         for x, (low, high) in zip(self.x, self.spread.get(name, ()), strict=False):
             if not math.isnan(low):
                 ends = f'x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(low):.1f}" y2="{py(high):.1f}"'
-                out.append(f'<line {ends} stroke="{colour}" stroke-width="1.2"/>')
+                out.append(f'<line {ends} stroke="{color}" stroke-width="1.2"/>')
         return out
 
     def _legend(self) -> list[list[tuple[int, int, str]]]:
-        """Rows of (x, number, name), broken where the width ends."""
+        """Return rows of (x, number, name), wrapped at the width."""
         rows: list[list[tuple[int, int, str]]] = [[]]
         at = _MARGIN
         for i, name in enumerate(self.series):
@@ -115,7 +115,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix with its numbers; dark is large."""
+    """A matrix with its values; larger values are darker."""
 
     title: str
     rows: Sequence[Sequence[float]]
@@ -126,7 +126,7 @@ class Grid:
         return max((abs(x) for row in self.rows for x in row), default=1.0) or 1.0
 
     def text(self, width: int = 80) -> str:
-        """The matrix in shades, under its title."""
+        """Return the matrix as shades of gray, below its title."""
         shades = ([min(4, math.ceil(abs(x) / self._top * 4 - 1e-9)) for x in row] for row in self.rows)
         lines = ["".join(" ░▒▓█"[shade] * 2 for shade in row) for row in shades]
         return "\n".join([*textwrap.wrap(self.title, width), *lines])
@@ -177,7 +177,7 @@ def _axis(low: float, high: float, log: bool, first: float, last: float) -> Axis
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
-    """About five round numbers from at most `low` to at least `high`."""
+    """Return about five round ticks from at most `low` to at least `high`."""
     if high <= low:
         high = low + 1.0
     raw = (high - low) / 4
@@ -188,7 +188,7 @@ def _round_ticks(low: float, high: float) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten around the range, at most about seven of them."""
+    """Return powers of ten around the range, at most about seven."""
     first, last = math.floor(math.log10(max(low, 1e-30))), math.ceil(math.log10(max(high, 1e-30)))
     last = max(last, first + 1)
     stride = math.ceil((last - first) / 6)
@@ -197,7 +197,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """A number on an axis: 16000 is 16,000, and 1e-06 a power of ten."""
+    """Format a tick label: 16000 as 16,000, and 1e-06 as a power of ten."""
     size = abs(value)
     if size >= 1e6 or 0 < size < 1e-3:
         digits, power = f"{value:.2e}".split("e")

@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "d_ff": 1
 
 
 def column_attention(n: int, generator: torch.Generator) -> Tensor:
-    """The homework's masked weights: rows are keys j, columns are queries i, and M_ji = −∞ for j > i."""
+    """Return the masked weights of the homework: rows are keys j, columns are queries i, and M_ji = −∞ for j > i."""
     s = torch.randn(n, n, generator=generator, dtype=torch.float64)
     return s.masked_fill(torch.ones(n, n).tril(-1).bool(), -torch.inf).softmax(dim=0)
 
@@ -159,7 +159,7 @@ def causal_streams(t: Experiment) -> None:
     """With causal masking the input can be processed as a stream: earlier outputs need not be revised
     when more arrives.
 
-    A decoder of two layers on 9 tokens and on each beginning of them; then an encoder, which has no mask."""
+    A decoder of two layers on 9 tokens and on each of their prefixes; then an encoder, which has no mask."""
     ids = torch.randint(11, (1, 9), generator=t.generator)
     sizes = SIZES | {"max_len": 16, "n_layers": 2}
     for model, masked in ((DecoderConfig(**sizes).build(), True), (EncoderConfig(**sizes).build(), False)):

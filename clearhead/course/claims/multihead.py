@@ -28,7 +28,7 @@ n = sp.symbols("n", positive=True)  # tokens
 
 
 def parameters(d_model: int, n_heads: int) -> dict[str, int]:
-    """Of the library's layer without biases, by part."""
+    """Return the parameter counts of the library's layer without biases, by part."""
     mha = MultiHeadAttention(d_model, n_heads, bias=False)
     return {name: m.weight.numel() for name, m in mha.named_children() if isinstance(m, torch.nn.Linear)}
 
@@ -70,7 +70,7 @@ def head_memory(t: Experiment) -> None:
 
 
 def operations(h: int, *, output_projection: bool = True) -> sp.Expr:
-    """Multiply-adds of attention over n tokens, 512 wide, in h heads."""
+    """Return the multiply-adds of attention over n tokens with d_model 512 and h heads."""
     d = sp.Integer(512) / h
     return sp.expand(3 * n * 512 * d * h + 2 * h * n**2 * d + (n * 512**2 if output_projection else 0))
 
@@ -103,7 +103,7 @@ def heads_parameter_efficient(t: Experiment) -> None:
     """Splitting the width over heads, as small filters do in convolutional networks, is more parameter-efficient.
 
     Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense map at 8 × 8.
-    Holds when it is said of the filters; heads have the same number of parameters however many there are."""
+    Holds when it refers to filters; heads have the same number of parameters however many there are."""
     small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
     conv = n_parameters(torch.nn.Conv2d(1, 16, 3, padding=1, bias=False))
     case_name = "16 filters of 3 × 3 against a dense map of the same sizes"
@@ -173,7 +173,7 @@ def receptive_field(t: Experiment) -> None:
 
 @claim(ANSWERED, "Q2c.1")
 def heads_differ_by_start(t: Experiment) -> None:
-    """Heads have independent matrices, and random initialisation gives them different gradients.
+    """Heads have independent matrices, and random initialization gives them different gradients.
 
     Two heads of one layer with equal and with different initial values: gradients of their query projections."""
     x, gaps = t.normal(1, 5, 8), []
@@ -192,7 +192,7 @@ def heads_differ_by_start(t: Experiment) -> None:
 
 @claim(ANSWERED, "Q2b, the algorithm and its notes")
 def pseudocode_runs(t: Experiment) -> None:
-    """The algorithm without a mask is multi-head attention; it can be vectorised, and autodiff finds its gradients.
+    """The algorithm without a mask is multi-head attention; it can be vectorized, and autodiff finds its gradients.
 
     Its loop, line by line, against the library's layer with the same weights (8 heads, 16 wide, 5 tokens): the output,
     and the gradient of the input, also by central differences."""

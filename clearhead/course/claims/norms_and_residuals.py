@@ -29,7 +29,7 @@ from clearhead.nn import LayerNorm as LayerNormChoice
 
 
 def dependence(norm: nn.Module, t: Experiment) -> set[str]:
-    """On which inputs y[0, 0] depends, from its gradient: own, same column, same row, elsewhere."""
+    """Return the inputs on which y[0, 0] depends, by its gradient: own, same column, same row, elsewhere."""
     x = t.normal(5, 7).requires_grad_()
     moved = jacobian_row(norm(x)[0, 0], x).abs() > 1e-12
     parts = {"own": moved[0, 0], "other rows, same column": moved[1:, 0], "same row": moved[0, 1:]}
@@ -59,19 +59,19 @@ def batch_norm_depends(t: Experiment) -> None:
 
 @claim(EXERCISES, "3(a), solution")
 def layer_norm_elementwise(t: Experiment) -> None:
-    """Layer normalisation is elementwise: it is applied to each vector of the batch on its own.
+    """Layer normalization is elementwise: it is applied to each vector of the batch on its own.
 
     nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the first output
     depend on another entry?"""
     batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
     t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
-    a, b = normalised((0, 0, 3)), normalised((0, 3, 3))
+    a, b = normalized((0, 0, 3)), normalized((0, 3, 3))
     within = "'elementwise' is said of the vectors; within one every entry counts"
     t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
 
 
-def normalised(x: Sequence[Any]) -> list[Any]:
+def normalized(x: Sequence[Any]) -> list[Any]:
     mean = sp.Rational(1, len(x)) * sum(x)
     variance = sp.Rational(1, len(x)) * sum((v - mean) ** 2 for v in x)
     return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
@@ -85,7 +85,7 @@ def layer_norm_length(t: Experiment) -> None:
     Holds when γ ≥ 0 and x is not constant."""
 
     def length(x: tuple[int, ...], gamma: int) -> Any:
-        return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalised(x))))
+        return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalized(x))))
 
     for x, gamma in (((1, 2, 4, 9), 3), ((-5, 0, 5), 1)):
         t.assert_equal(f"x = {x}, γ = {gamma}", length(x, gamma), sp.simplify(gamma * sp.sqrt(len(x))))
@@ -95,10 +95,10 @@ def layer_norm_length(t: Experiment) -> None:
 
 @claim(EXERCISES, "3(b), solution")
 def layer_norm_z(t: Experiment) -> None:
-    """The normalised z is orthogonal to 1 and has length √d.
+    """The normalized z is orthogonal to 1 and has length √d.
 
     Symbolically for three free entries."""
-    z = normalised(sp.symbols("x:3", real=True))
+    z = normalized(sp.symbols("x:3", real=True))
     t.assert_equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
     t.assert_equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
 
@@ -152,7 +152,7 @@ def residual_deep(t: Experiment) -> None:
 
 
 def _through_layers(skip: float, seed: int) -> float:
-    """|gradient at the input| / |gradient at the output| of 12 layers as they begin."""
+    """Return |gradient at the input| / |gradient at the output| of 12 layers at initialization."""
     torch.manual_seed(seed)
     x = start = torch.randn(1, 7, 16, dtype=torch.float64, requires_grad=True)
     for _ in range(12):
@@ -162,8 +162,8 @@ def _through_layers(skip: float, seed: int) -> float:
 
 
 @claim(FINAL, "Part 2, Q3")
-def skip_regularises(t: Experiment) -> None:
-    """Skip connections safeguard against overfitting, as a form of regularisation.
+def skip_regularizes(t: Experiment) -> None:
+    """Skip connections safeguard against overfitting, as a form of regularization.
 
     The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the weight; the
     points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and without a skip and no penalty, 8
@@ -181,14 +181,14 @@ def skip_regularises(t: Experiment) -> None:
 
 
 def fitted_slopes(penalty: Fraction) -> tuple[Fraction, Fraction]:
-    """The slopes of w·x and of x + a·x that fit (1, 3) and (2, 2) best, with `penalty` times w² or a² added."""
+    """Return the least-squares slopes of w·x and x + a·x at (1, 3) and (2, 2), with `penalty` times w² or a² added."""
     points = ((1, 3), (2, 2))
     size = sum(x * x for x, _ in points) + penalty
     return sum(x * y for x, y in points) / size, 1 + sum(x * (y - x) for x, y in points) / size
 
 
 def _overfitting(t: Experiment) -> torch.Tensor:
-    """How much more a skip overfits, test minus training error, for each of 8 starts that are trained side by side."""
+    """Return how much more a skip overfits (test minus training error) for 8 initializations, trained in parallel."""
     x, far = (torch.randn(m, 4, generator=t.generator) for m in (24, 400))
     y, y_far = (a[:, :1] + 0.5 * torch.randn(len(a), 1, generator=t.generator) for a in (x, far))
     sizes = ((8, 4, 16), (8, 16, 16), (8, 16, 1))
@@ -223,13 +223,13 @@ def layer_norm_range(t: Experiment) -> None:
 
 
 @claim(HOMEWORK, "1.4e.2")
-def layer_norm_initialisation(t: Experiment) -> None:
-    """Layer norm makes a network less sensitive to initialisation and learning rate.
+def layer_norm_initialization(t: Experiment) -> None:
+    """Layer norm makes a network less sensitive to initialization and learning rate.
 
     LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs."""
     c, x = sp.symbols("c x", positive=True)
     w = sp.symbols("w:3", real=True)
-    scaled, plain = (normalised([scale * v * x for v in w])[0] for scale in (c, 1))
+    scaled, plain = (normalized([scale * v * x for v in w])[0] for scale in (c, 1))
     t.assert_equal("LN(cWx) − LN(Wx)", sp.simplify(scaled - plain), 0)
     slope_at_1, ten = (sp.diff(plain, w[0]).subs({w[0]: n, w[1]: 4 * n, w[2]: 6 * n, x: 2}) for n in (1, 10))
     t.assert_equal("gradient at 10 W against W", sp.simplify(ten / slope_at_1), sp.Rational(1, 10))
@@ -237,7 +237,7 @@ def layer_norm_initialisation(t: Experiment) -> None:
 
 @claim(HOMEWORK, "1.4e.2")
 def layer_norm_gradients(t: Experiment) -> None:
-    """Layer norm helps to keep the size of gradients alike across layers.
+    """Layer norm helps to keep the size of gradients similar across layers.
 
     The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, one and
     two times their usual size, with and without a norm after each; three draws."""
@@ -270,9 +270,9 @@ def skip_reuses(t: Experiment) -> None:
 
 @claim(EXAM, "Q7b")
 def norm_placement(t: Experiment) -> None:
-    """Where layer norm stands (before or after the sub-layer) matters for training.
+    """The position of layer norm (before or after the sublayer) matters for training.
 
-    12 blocks whose sub-layers give zero: is what goes in what comes out, and is the gradient the identity? Then at
+    12 blocks whose sublayers return zero: does the output equal the input, and is the gradient the identity? Then at
     their random start: how the size of the residual stream grows."""
     changed, growth = [], []
     for residual in (PreNorm(), PostNorm()):

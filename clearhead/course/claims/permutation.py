@@ -1,4 +1,4 @@
-"""Order: what attention does when its inputs are rearranged, with and without positions."""
+"""Permutations: attention with rearranged inputs, with and without positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {"cat": [1, 0], "chased": [1, 1], "dog": [0, 2]}
 
 
 def self_attention(x: exact.Matrix, *, causal: bool = False) -> exact.Matrix:
-    """One layer, projections that are neither symmetric nor the identity, in fractions."""
+    """Return the output of one layer in fractions; its projections are neither symmetric nor the identity."""
     q, k, v = (exact.matmul(x, exact.matrix(w)) for w in ("1 0; 1 1", "0 1; 1 0", "1 2; 0 1"))
     return exact.attention(q, k, v, causal=causal)
 
@@ -40,7 +40,7 @@ def rearranged(x: exact.Matrix, order: Sequence[int]) -> exact.Matrix:
 
 
 def equivariant(causal: bool = False) -> int:
-    """For how many of the 24 orders of 4 tokens f(πX) = π f(X)."""
+    """Return for how many of the 24 orders of 4 tokens f(πX) = π f(X)."""
     y = self_attention(FOUR, causal=causal)
     orders = permutations(range(4))
     return sum(self_attention(rearranged(FOUR, o), causal=causal) == rearranged(y, o) for o in orders)
@@ -54,7 +54,7 @@ inputs."""
 
 
 def invariant(t: Experiment) -> None:
-    """f(πX) = f(X)? Pooled, at one token, and as it stands."""
+    """Return whether f(πX) = f(X): pooled, at one token, and for the whole output."""
     rows = {order: self_attention(rearranged(FOUR, order)) for order in permutations(range(4))}
     sums = {tuple(sum(column) for column in zip(*y, strict=True)) for y in rows.values()}
     t.assert_equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
@@ -107,8 +107,8 @@ def swap_changes_nothing(t: Experiment) -> None:
     """Swapping positions i and j does not change the final representations.
 
     Three tokens in fractions, the first two swapped: compared token by token, then position by position.
-    Holds when a token's representation is looked for where the token now stands; position by position, i and
-    j are swapped."""
+    Holds when a token's representation is compared at its new position; position by position, i and j are
+    swapped."""
     x = exact.matrix(list(WORDS.values()))
     order = (1, 0, 2)
     y, swapped = self_attention(x), self_attention(rearranged(x, order))
@@ -132,7 +132,7 @@ def equivariance_formula(t: Experiment) -> None:
 def cat_chased_dog(t: Experiment) -> None:
     """Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.
 
-    Both sentences in fractions, compared word by word, pooled, and place by place.
+    Both sentences in fractions, compared word by word, pooled, and position by position.
     Holds when the embeddings are compared word by word or pooled, and no causal mask is used."""
     first_order, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (first_order, two))

@@ -31,7 +31,7 @@ def key_noise_one_row(t: Experiment) -> None:
     before, after = (1 - weight(score) for score in (0, 1))
     t.record_case("keys 0, 0 → 1, 0: the weight of the other key", f"{before} → {after}", before == after)
     three = zip(exact.weights([0, 0, 0]), exact.weights([1, 0, 0]), strict=True)
-    correct = "Key i's score enters one row, but each column is normalised, so the weights of every key change."
+    correct = "Key i's score enters one row, but each column is normalized, so the weights of every key change."
     t.correction(correct, all(x != y for x, y in three))
 
 
@@ -96,7 +96,7 @@ FIRST_ORDER = "it is taken to first order in the noise, which is small; the rema
 
 
 def first_order(t: Experiment, case_name: str) -> None:
-    """The mean change against the noise's σ, which must vanish with it; and the mean change itself."""
+    """Record the mean change relative to σ of the noise, which must vanish with σ, and the mean change itself."""
     shares = [abs(gaussian_change(1.0, sigma)) / sigma for sigma in (0.1, 0.01, 0.001)]
     falls = all(abs(a / b - 10) < 0.1 for a, b in pairwise(shares))
     t.record_case(
@@ -118,7 +118,7 @@ def key_noise_mean(t: Experiment) -> None:
 
 
 def gaussian_change(score: float, sigma: float) -> float:
-    """E[sigmoid(score + σ z)] − sigmoid(score), z standard normal."""
+    """Return E[sigmoid(score + σ z)] − sigmoid(score) for standard normal z."""
     import numpy as np
 
     nodes, w = np.polynomial.hermite_e.hermegauss(40)
@@ -216,7 +216,7 @@ def scale_key_alpha(t: Experiment) -> None:
         t.record_case(
             f"query {q}: change of the weight for α = 2, 3", f"{results[0]}, {results[1]}", is_increasing(results)
         )
-    t.note(f"where the score is 0 there is no effect to grow: {gained(0, 2)}, {gained(0, 5)}")
+    t.note(f"where the score is 0 there is no effect that could grow: {gained(0, 2)}, {gained(0, 5)}")
 
 
 @claim(HOMEWORK, "1.1g, 'more pronounced when'")

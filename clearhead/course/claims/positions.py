@@ -104,7 +104,7 @@ def relative_depends_on_distance(t: Experiment) -> None:
 
 @functools.cache
 def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ...]:
-    """Trains three attention layers on 'repeat the token before this one' at length TRAINED: the accuracy of each
+    """Train three attention layers on 'repeat the token before this one' at length TRAINED: the accuracy of each
     there, at twice that length and at BEYOND. The three are heads of one call, and share nothing."""
     torch.manual_seed(seed)
     choice, starts, width = KINDS[kind], torch.arange(3), 32
@@ -141,10 +141,10 @@ EXAMPLE = "One task and one small layer: an example, not a law."
 
 @claim(HOMEWORK, "1.5b.3")
 def sinusoid_longer(t: Experiment) -> None:
-    """Fixed sinusoidal encodings can generalise to longer sequences than those of training, because they are a formula.
+    """Fixed sinusoidal encodings can generalize to longer sequences than those of training, because they are a formula.
 
     {TASK}accuracy there and at {BEYOND}. {EXAMPLE}
-    Holds when 'generalise' means only that the encoding is defined there; what the model learned need
+    Holds when 'generalize' means only that the encoding is defined there; what the model learned need
     not carry over."""
     norm = Sinusoidal().table(1, 32, start=10_000).norm()
     result_text = f"norm {norm:.3f}, as everywhere: √16"
@@ -158,7 +158,7 @@ def sinusoid_longer(t: Experiment) -> None:
 
 @claim(HOMEWORK, "1.3b")
 def relative_longer(t: Experiment) -> None:
-    """Relative encodings generalise better to sequences longer than those of training.
+    """Relative encodings generalize better to sequences longer than those of training.
 
     {TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative one against
     the best of the absolute one. {EXAMPLE}

@@ -64,7 +64,7 @@ def rnn_long_range(t: Experiment) -> None:
 
 
 def _through(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], t: Experiment, steps: int = 100) -> float:
-    """The size of the gradient that a state passes on to the one `steps` before it, from 0 and by one random matrix."""
+    """Return the norm of the gradient of a state with respect to the one `steps` earlier, for a random matrix."""
     w = torch.linalg.qr(t.normal(16, 16)).Q
     start = h = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
     for _ in range(steps):
@@ -86,7 +86,7 @@ def rnn_order(t: Experiment) -> None:
 
 @claim(FINAL, "Part 1, Q7 (options not marked)")
 def rnn_not_parallel(t: Experiment) -> None:
-    """The forward pass of a recurrent network over a sequence cannot be parallelised.
+    """The forward pass of a recurrent network over a sequence cannot be parallelized.
 
     Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b,
     symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h."""
@@ -102,12 +102,12 @@ def rnn_not_parallel(t: Experiment) -> None:
 
 
 def stepped(w: Fraction, xs: Sequence[int | Fraction]) -> list[Fraction]:
-    """h_t = w h_{t−1} + x_t, one after the other."""
+    """Return h_t = w h_{t−1} + x_t, computed sequentially."""
     return list(accumulate(map(Fraction, xs), lambda h, x: w * h + x))
 
 
 def prefix_states(w: Fraction, xs: list[Fraction]) -> tuple[int, list[Fraction]]:
-    """The same by joining steps (w, x) with those 1, 2, 4, … before them; the number of rounds."""
+    """Return the same states by a parallel prefix scan over (w, x), and the number of rounds."""
     steps = [(w, x) for x in xs]
     reach, rounds = 1, 0
     while reach < len(steps):

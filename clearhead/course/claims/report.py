@@ -41,7 +41,7 @@ _MEANS = {
 
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
-    """The page. Everything it shows is inside it: style, drawings, numbers."""
+    """Return the HTML page, which contains its styles and figures."""
     documents = [
         (d, items_of_source) for d in DOCUMENTS if (items_of_source := [o for o in outcomes if o.claim.source == d])
     ]
@@ -166,7 +166,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789+-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻
 
 
 def typeset(text: str) -> str:
-    """The text as HTML. `code` in backticks is left as it is."""
+    """Return text as HTML with typeset mathematics; `code` in backticks is unchanged."""
     parts = _CODE.split(text)
     return "".join(f"<code>{escape(part)}</code>" if i % 2 else _prose(part) for i, part in enumerate(parts))
 
@@ -198,7 +198,7 @@ def _line(text: str) -> str:
 
 
 def _power_of_ten(match: re.Match[str]) -> str:
-    """4.53e-04 is 4.53 · 10⁻⁴."""
+    """Format 4.53e-04 as 4.53 · 10⁻⁴."""
     digits, sign, power = match.groups()
     if power == "0" or float(digits) == 0:
         return f"{float(digits):g}"
@@ -207,5 +207,5 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without the brackets that only held it together."""
+    """Remove outer brackets."""
     return text[1:-1] if text[0] in "({" else text

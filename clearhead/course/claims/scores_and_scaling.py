@@ -1,4 +1,4 @@
-"""How large scores are, why they are divided by √d, and what the softmax's Jacobian does if they are not."""
+"""Size of attention scores, division by √d, and the Jacobian of the softmax without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTHS = (1, 2, 3, 5)
 
 
 def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = False) -> tuple[Any, Any]:
-    """Mean and variance of Σ_j q_j k_j for independent entries with these first two moments (third and fourth free)."""
+    """Return mean and variance of Σ_j q_j k_j for independent entries with these first two moments."""
     m3, m4 = sp.symbols("m3 m4")
     q, k = sp.symbols(f"q:{d}"), sp.symbols(f"k:{d}")
     score = sum((q[0] if same_query else q[j]) * k[j] for j in range(d))
@@ -95,7 +95,7 @@ def unit_variance_enough(t: Experiment) -> None:
 
 
 def chance_of_no_winner(d: int, ratio: int) -> Fraction:
-    """P(the larger of two weights is at most ratio : 1), entries ±1, two keys, β = 1: the gap is ≤ ln ratio."""
+    """Return P(the ratio of two weights is at most `ratio`) for entries ±1, two keys and β = 1."""
     # q·(k₁ − k₂) is a sum of d steps of −2, 0, 0, 2: twice (a walk of 2 d fair coins, minus d).
     near = [heads for heads in range(2 * d + 1) if abs(2 * (heads - d)) <= math.log(ratio)]
     return Fraction(sum(math.comb(2 * d, heads) for heads in near), 4**d)
@@ -131,7 +131,7 @@ def softmax_jacobian(t: Experiment) -> None:
 
 
 def jacobian(a: Sequence[Any]) -> list[Any]:
-    """diag(a) − a aᵀ, row by row."""
+    """Return diag(a) − a aᵀ."""
     return [a[i] * int(i == j) - a[i] * a[j] for i in range(len(a)) for j in range(len(a))]
 
 
@@ -193,7 +193,7 @@ def frobenius_last_step(t: Experiment) -> None:
 def jacobian_sizes(
     t: Experiment, widths: tuple[int, ...], *, scaled: bool, n: int = 8, draws: int = 1000
 ) -> tuple[list[float], list[float]]:
-    """Mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
+    """Return the mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
     sizes, errors = [], []
     for d in widths:
         q, k = t.normal(draws, 1, d), t.normal(draws, n, d)
@@ -209,7 +209,7 @@ def jacobian_sizes(
 def jacobian_vanishes(t: Experiment) -> None:
     """Without the scale the Jacobian becomes arbitrarily small as the width grows: vanishing gradients.
 
-    1,000 random draws a width, 8 keys: each fourfold width must lower the mean by over 4 standard errors."""
+    1,000 random draws per width, 8 keys: each fourfold width must lower the mean by over 4 standard errors."""
     widths = (16, 64, 256, 1024)
     raw, errors = jacobian_sizes(t, widths, scaled=False)
     falls = [(a - b) / math.hypot(x, y) for (a, b), (x, y) in zip(pairwise(raw), pairwise(errors), strict=True)]
@@ -225,7 +225,7 @@ def jacobian_vanishes(t: Experiment) -> None:
 def scaled_gradients_stable(t: Experiment) -> None:
     """Dividing by √d_k keeps gradients stable across model sizes.
 
-    1,000 random draws a width, 8 keys: with the scale the mean squared Jacobian varies by less than a quarter."""
+    1,000 random draws per width, 8 keys: with the scale the mean squared Jacobian varies by less than a quarter."""
     sizes, errors = jacobian_sizes(t, (8, 64, 512), scaled=True)
     t.note(f"largest standard error {max(errors):.4f}")
     t.record_case("E‖J‖² at d = 8 … 512", join_numbers(sizes, ".4f"), max(sizes) / min(sizes) < 1.25)

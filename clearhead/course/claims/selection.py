@@ -127,7 +127,7 @@ def dropout_diffuses(t: Experiment) -> None:
     p, points, hard = Fraction(1, 10), exact.simplex(4, 12), exact.eye(4)[0]
 
     def error(a: Sequence[Any], values: tuple[int, ...], p: Fraction = p) -> Any:
-        """E (Σ m a v / (1 − p) − 1)² where each m is 0 with chance p: bias² + variance."""
+        """Return E (Σ m a v / (1 − p) − 1)² if each m is 0 with probability p: bias² + variance."""
         parts = [w * v for w, v in zip(a, values, strict=True)]
         return (sum(parts) - 1) ** 2 + p / (1 - p) * sum(x * x for x in parts)
 

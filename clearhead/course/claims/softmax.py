@@ -1,4 +1,4 @@
-"""What the softmax promises: sums, convexity, order, and what its scale β does in both limits."""
+"""Properties of the softmax: sums, convexity, order, and the limits of its scale β."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BETA = sp.symbols("beta", positive=True)
 
 
 def limit(scores: tuple[int, ...], at: object) -> list[object]:
-    """softmax(β s) for β → at, exactly."""
+    """Return the exact limit of softmax(β s) for β → at."""
     return [sp.limit(1 / sum(sp.exp(BETA * (x - s)) for x in scores), BETA, at) for s in scores]
 
 

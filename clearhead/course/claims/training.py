@@ -1,4 +1,4 @@
-"""Optimisation: the warm-up schedule, clipping, first weights, minibatches and activations that saturate."""
+"""Optimization: warm-up schedule, clipping, initialization, minibatches and saturating activations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from clearhead.training import WarmupCosine
 
 @claim(EXAM, "Q7a")
 def warmup_cosine(t: Experiment) -> None:
-    """The rate rises in a line to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).
+    """The rate rises linearly to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).
 
     Both branches at the joint, the end, the halfway point and the slopes, symbolically; then the library's schedule."""
     s = sp.symbols("s", positive=True)
@@ -75,7 +75,7 @@ def clipping_necessary(t: Experiment) -> None:
 
 
 @claim(EXAM, "Q7b")
-def initialisation_matters(t: Experiment) -> None:
+def initialization_matters(t: Experiment) -> None:
     """How the weights of attention layers begin matters.
 
     Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of 64
@@ -159,7 +159,7 @@ _PATIENCE = 1_000
 
 
 def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
-    """How many steps it takes until E x² is below the goal."""
+    """Return the number of steps until E x² is below the goal."""
     square, steps = Fraction(1), 0
     while square >= goal and steps < _PATIENCE:
         square, steps = (1 - rate) ** 2 * square + rate * rate / b, steps + 1

@@ -1,4 +1,4 @@
-"""Training in one pass, generating token by token, and what happens when a decoder could read the answer."""
+"""Parallel training, sequential generation, and decoders without a causal mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 3
 
 
 def _config(n: int, **choices: Any) -> DecoderConfig:
-    """Of a small decoder for n tokens."""
+    """Return the configuration of a small decoder for n tokens."""
     return DecoderConfig(**SIZES, max_len=n, positions=LearnedPositions(max_len=n), **choices)
 
 
@@ -33,7 +33,7 @@ def training_parallel(t: Experiment) -> None:
 
 
 def second_token_spread() -> float:
-    """How much the logits of the second generated token differ over the choices of the first."""
+    """Return how much the logits of the second generated token depend on the first."""
     model = _config(16, n_layers=1).build().double().eval()
     logits = model(torch.tensor([[0, first] for first in range(5)]))[:, -1]
     return max_abs_diff(logits, logits[:1])
@@ -50,7 +50,7 @@ def generation_sequential(t: Experiment) -> None:
 
 @claim(HOMEWORK, "1.4a.1")
 def inference_parallel(t: Experiment) -> None:
-    """Transformers allow full parallelisation in training and in inference.
+    """Transformers allow full parallelization in training and in inference.
 
     Is the input of the second generated token known before the first is chosen? Logits at place 2 for
     each first token."""
@@ -65,7 +65,7 @@ def inference_parallel(t: Experiment) -> None:
 
 
 def _train(masked: bool, seed: int, t: Experiment) -> tuple[float, float]:
-    """Loss after training on coin-tossed tokens, and accuracy when each next token has to be guessed."""
+    """Return the loss after training on random tokens, and the accuracy of generated tokens."""
     torch.manual_seed(seed)
     model = _config(8, n_layers=1, tie_embeddings=False, mask=causal() if masked else full()).build()
 

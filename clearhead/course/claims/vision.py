@@ -14,7 +14,7 @@ from clearhead.nn import PatchEmbedding
 
 
 def small(seed: int | None = None, **choices: Any) -> VisionTransformer:
-    """A model for pictures of 2 × 3 patches, 4 × 4 pixels each; the same seed begins with the same weights."""
+    """Return a model for images of 2 × 3 patches of 4 × 4 pixels; the seed determines its parameters."""
     if seed is not None:
         torch.manual_seed(seed)
     pictures: dict[str, Any] = {"image_size": (8, 12), "patch_size": 4, "n_channels": 1, "n_classes": 5}
@@ -23,7 +23,7 @@ def small(seed: int | None = None, **choices: Any) -> VisionTransformer:
 
 
 def patches_moved(image: Tensor, order: list[int]) -> Tensor:
-    """Its patches in another order."""
+    """Return the images with permuted patches."""
     rows = image.reshape(-1, 1, 2, 4, 3, 4).transpose(3, 4)  # row of patches, column, row of pixels, column
     return rows.flatten(2, 3)[:, :, order].unflatten(2, (2, 3)).transpose(3, 4).reshape(image.shape)
 

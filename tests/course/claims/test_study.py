@@ -170,7 +170,7 @@ def test_invalid_study_raises(pictures, tmp_path, capsys):
     with pytest.raises(StorageError, match="there is no file"):
         Study.read(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('{"rows": [{"network": "vit"}]}')
-    with pytest.raises(StorageError, match="is not a study's outcome"):
+    with pytest.raises(StorageError, match="is not a results file of the study"):
         Study.read(tmp_path / "bad.json")
     assert main(["--data", str(tmp_path / "nothing"), "--out", str(tmp_path / "s.json")]) == 1
     assert capsys.readouterr().err.startswith("study: ")
