@@ -1,8 +1,8 @@
-"""A small convolutional network for grey digits: the baseline that an image Transformer has to beat.
+"""A small convolutional network for grayscale digits: the baseline for the vision Transformer.
 
 Each stage is a convolution, an average pooling and a ReLU; a head turns the last feature map into logits. The default
 is the five-layer network for 32×32 images of the Deep Learning final exam, January 2025, Part 3 Problem 1: 208 + 2,064
-+ 1,450 = 3,722 weights. `shapes` gives every layer's output size by formula, without running anything."""
++ 1,450 = 3,722 parameters. `shapes` computes the output size of every layer without running the model."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Flatten the last map, then one linear map to the logits. Takes images of the configured size only."""
+    """Flatten the last map and apply a linear layer; supports images of the configured size only."""
 
 
 @dataclass(frozen=True)
 class ConvHead:
-    """A convolution whose kernel covers the whole last map: the function of `LinearHead`, weight for weight.
+    """Convolution whose kernel covers the last map: equivalent to `LinearHead`, with the same parameters.
 
-    On a larger image it slides and gives one vector of logits per place; `forward` averages over the places."""
+    Larger images give one vector of logits per position, and `forward` averages over positions."""
 
 
 @dataclass(frozen=True)
 class PointwiseHead:
-    """A 1×1 convolution, then the average over the map: fewer weights, and another function."""
+    """1×1 convolution and average over the map: fewer parameters than, and not equivalent to, `LinearHead`."""
 
 
 Head = LinearHead | ConvHead | PointwiseHead
 Size: TypeAlias = tuple[int, int]
-Sizes: TypeAlias = int | tuple[int, ...]  # one number for all axes, or one per axis
+Sizes: TypeAlias = int | tuple[int, ...]  # one size for all axes, or one per axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNetConfig(Config):
-    """The sizes of a `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
+    """Configuration of `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
 
     Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
 
@@ -74,16 +74,15 @@ class ConvNetConfig(Config):
 
 
 def conv_output(size: Sizes, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 0) -> Sizes:
-    """How many places a kernel takes along each axis: ⌊(size + 2·padding − kernel) / stride⌋ + 1.
+    """Return the output size of a convolution or pooling: ⌊(size + 2·padding − kernel) / stride⌋ + 1 per axis.
 
-    Every argument is one number for all axes, or one per axis; the answer is a number only when all of them
-    are. The rule is the same for a convolution and for a pooling.
+    Every argument is an int for all axes, or a tuple with one per axis; the result is an int if all arguments are.
 
     >>> conv_output((128, 128), (3, 5), stride=(1, 3))
     (126, 42)
     """
-    given = (size, kernel, stride, padding)
-    ranks = {len(value) for value in given if isinstance(value, tuple)}
+    arguments = (size, kernel, stride, padding)
+    ranks = {len(value) for value in arguments if isinstance(value, tuple)}
     if len(ranks) > 1:
         raise ShapeError(
             f"got size {size}, kernel {kernel}, stride {stride}, padding {padding}, "
@@ -92,11 +91,12 @@ def conv_output(size: Sizes, kernel: Sizes, stride: Sizes = 1, padding: Sizes = 
     if not ranks:
         return conv_output((size,), kernel, stride, padding)[0]  # type: ignore[arg-type, index]
     rank = ranks.pop()
-    axes = zip(*(value if isinstance(value, tuple) else (value,) * rank for value in given), strict=True)
-    return tuple(_places(*axis) for axis in axes)
+    axes = zip(*(value if isinstance(value, tuple) else (value,) * rank for value in arguments), strict=True)
+    return tuple(_axis_output(*axis) for axis in axes)
 
 
-def _places(size: int, kernel: int, stride: int, padding: int) -> int:
+def _axis_output(size: int, kernel: int, stride: int, padding: int) -> int:
+    """Return the output size along one axis."""
     if size < 1 or kernel < 1 or stride < 1 or padding < 0:
         raise ShapeError(
             f"got size {size}, kernel {kernel}, stride {stride}, padding {padding}, "
@@ -111,10 +111,10 @@ def _places(size: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, tuple[int, ...]]:
-    """Each layer's output size for one image, by formula: `{"conv1": (8, 28, 28), "pool1": (8, 7, 7), …}`.
+    """Return the output shape of each layer for one image: `{"conv1": (8, 28, 28), "pool1": (8, 7, 7), …}`.
 
     The names are those of the layers in `ConvNet.features`, then those of the head: `flatten` and `linear`, or `conv`
-    and `average`. The ReLUs are left out: they change no size. `image_size` is the configured one unless given."""
+    and `average`. ReLUs, which do not change shapes, are omitted. `image_size` defaults to the configured one."""
     size = config.image_size if image_size is None else image_size
     if isinstance(config.head, LinearHead) and size != config.image_size:
         raise ShapeError(
@@ -126,22 +126,25 @@ def shapes(config: ConvNetConfig, image_size: Size | None = None) -> dict[str, t
     if isinstance(config.head, LinearHead):
         return table | {"flatten": (config.filters[-1] * size[0] * size[1],), "linear": (config.n_classes,)}
     if isinstance(config.head, ConvHead):
-        _, whole_map = _maps(config, config.image_size)
-        size = _fit("conv", size, whole_map, 1, 0)
+        _, kernel = _maps(config, config.image_size)
+        size = _layer_output("conv", size, kernel, 1, 0)
     return table | {"conv": (config.n_classes, *size), "average": (config.n_classes,)}
 
 
 def _maps(config: ConvNetConfig, size: Size) -> tuple[dict[str, tuple[int, ...]], Size]:
-    """The sizes that the stages make of an image of this size, and that of the last map."""
+    """Return the output shapes of the stages, and the size of the last map."""
     table: dict[str, tuple[int, ...]] = {}
     stages = zip(config.filters, config.kernels, config.paddings, config.pools, strict=True)
     for i, (filters, kernel, padding, pool) in enumerate(stages, start=1):
-        table[f"conv{i}"] = (filters, *(size := _fit(f"conv{i}", size, kernel, 1, padding)))
-        table[f"pool{i}"] = (filters, *(size := _fit(f"pool{i}", size, pool, pool, 0)))
+        size = _layer_output(f"conv{i}", size, kernel, 1, padding)
+        table[f"conv{i}"] = (filters, *size)
+        size = _layer_output(f"pool{i}", size, pool, pool, 0)
+        table[f"pool{i}"] = (filters, *size)
     return table, size
 
 
-def _fit(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) -> Size:
+def _layer_output(layer: str, size: Size, kernel: int | Size, stride: int, padding: int) -> Size:
+    """Return the output size of a layer, or raise ShapeError with its name."""
     try:
         height, width = conv_output(size, kernel, stride, padding)  # type: ignore[misc]
     except ShapeError as error:
@@ -180,14 +183,14 @@ class ConvNet(nn.Module):
             self.head = nn.Conv2d(width, config.n_classes, (height, length) if isinstance(config.head, ConvHead) else 1)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
-        """Pictures (B, C, height, width) become the logits (B, classes)."""
+        """Return the logits (B, classes) of images (B, C, height, width)."""
         if isinstance(self.config.head, LinearHead):
             self._check(images)
             return self.head(self.features(images).flatten(1))
         return self.logit_map(images).mean(dim=(-2, -1))
 
     def logit_map(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes rows cols"]:
-        """The logits at each place, before their average. (A linear head knows one place.)"""
+        """Return the logits at each position, before the average; a linear head has one position."""
         self._check(images)
         features = self.features(images)
         if isinstance(self.config.head, LinearHead):
@@ -195,29 +198,29 @@ class ConvNet(nn.Module):
         return self.head(features)
 
     def all_convolution(self) -> ConvNet:
-        """The same function with a convolution in place of the linear map (question 4, first answer).
+        """Return an equivalent model with a convolution instead of the linear layer (question 4, first answer).
 
-        The new model's weights are views of this one's memory: a change to either, an optimiser's step for example, is
-        seen by both until one of them moves to another device or dtype. Gradients are each model's own."""
+        The parameters of the new model are views of this model's: a change to one changes both, until one is moved to
+        another device or dtype. Gradients are separate."""
         if not isinstance(self.config.head, LinearHead):
             raise ConfigError(
-                f"got a head {self.config.head}, expected LinearHead(): this network has no linear map to replace, it "
-                "is all-convolution already"
+                f"got a head {self.config.head}, expected LinearHead(): this network has no linear layer to replace"
             )
-        with torch.device("meta"):  # the weights come from here: none need be drawn
+        with torch.device("meta"):  # parameters are assigned below, so none are initialized
             twin = ConvNet(self.config.replace(head=ConvHead()))
         sizes = {name: weight.shape for name, weight in twin.named_parameters()}
         twin.load_state_dict({name: x.view(sizes[name]) for name, x in self.state_dict().items()}, assign=True)
-        for ours, theirs in zip(self.parameters(), twin.parameters(), strict=True):
-            theirs.requires_grad_(ours.requires_grad)
+        for source, target in zip(self.parameters(), twin.parameters(), strict=True):
+            target.requires_grad_(source.requires_grad)
         return twin.train(self.training)
 
     def _check(self, images: Tensor) -> None:
+        """Raise unless images are floating point and of a supported shape."""
         if images.dim() != 4 or images.shape[1] != self.config.n_channels:
-            wanted = f"(batch, {self.config.n_channels}, height, width)"
+            expected = f"(batch, {self.config.n_channels}, height, width)"
             advice = "add the missing axes with images[:, None] or images[None]"
-            raise ShapeError(f"got images of shape {tuple(images.shape)}, expected {wanted}; {advice}")
+            raise ShapeError(f"got images of shape {tuple(images.shape)}, expected {expected}; {advice}")
         if not images.is_floating_point():
             advice = "convert pixels of 0 to 255 with images.float() / 255"
             raise DtypeError(f"got images of {images.dtype}, expected floating point; {advice}")
-        shapes(self.config, (images.shape[2], images.shape[3]))  # raises where the size does not fit
+        shapes(self.config, (images.shape[2], images.shape[3]))  # raises ShapeError if the image is too small

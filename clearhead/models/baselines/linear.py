@@ -1,12 +1,10 @@
-"""Networks of linear maps: logistic regression, the plainest baseline for any classification, and the auto-encoder.
+"""Logistic regression, the simplest baseline for classification, and the autoencoder.
 
-Logistic regression is one map to the logits. Its loss is the mean cross-entropy, and a penalty on the weights may be
-added to it: `Ridge` or `SquaredInfinity`. A penalty is a value that is called with the model, because it belongs to
-training and not to the model.
+Logistic regression is one linear layer. Its loss is the mean cross-entropy, optionally with a penalty: `Ridge` or
+`SquaredInfinity`. A penalty is a callable on the model and part of training, not of the model.
 
-An auto-encoder has to say its input again through a narrow middle. What passes there, the latent vector, is a
-compressed representation: it keeps what matters most for the reconstruction. With no hidden layers it is linear, and
-the best it can do is what PCA does."""
+An autoencoder reconstructs its input from a low-dimensional latent vector. Without hidden layers it is linear, and its
+optimum is that of PCA."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ from clearhead.ops.activations import GELU, ReLU
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticRegressionConfig(Config):
-    """The sizes of a `LogisticRegression`.
+    """Configuration of `LogisticRegression`.
 
-    `bias=False` is for data whose features hold a constant 1: then that weight is the bias, penalised like the rest."""
+    `bias=False` is for features that contain a constant 1, whose weight is then the (penalized) bias."""
 
     n_features: PositiveInt
     n_classes: Annotated[int, Range(ge=2)] = 2
@@ -46,10 +44,10 @@ class LogisticRegression(nn.Module):
     """Logits that are linear in the features; the log-odds of the classes.
 
     With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is
-    (1 − σ(z), σ(z)). With more there is one vector a class. So `forward` gives (N, n_classes) in every case, and
+    (1 − σ(z), σ(z)). With more classes there is one vector per class. So `forward` always returns (N, n_classes), and
     cross-entropy is the loss. Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
-    The weights start at zero: the loss is convex, so every start leads to the same place, and this needs no seed."""
+    The parameters are initialized with zeros: the loss is convex, so the optimum does not depend on the start."""
 
     def __init__(self, config: LogisticRegressionConfig) -> None:
         super().__init__()
@@ -60,19 +58,19 @@ class LogisticRegression(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Float[Tensor, "N features"]) -> Float[Tensor, "N classes"]:
-        """Features (N, features) become the logits (N, classes)."""
+        """Return the logits (N, classes) of features (N, features)."""
         if x.dim() != 2 or x.shape[1] != self.config.n_features:
-            wanted = f"(examples, {self.config.n_features}); flatten images with x.flatten(1)"
-            raise ShapeError(f"got features of shape {tuple(x.shape)}, expected {wanted}")
+            expected = f"(examples, {self.config.n_features}); flatten images with x.flatten(1)"
+            raise ShapeError(f"got features of shape {tuple(x.shape)}, expected {expected}")
         _check_floats(x, "features")
         logits = self.linear(x)
-        # The logit of the first of two classes is 0: only the difference counts.
+        # With two classes, the logit of the first is fixed at 0.
         return F.pad(logits, (1, 0)) if self.config.n_classes == 2 else logits
 
 
 @dataclass(frozen=True)
 class Ridge(Validated):
-    """strength/2 · ‖w‖₂²: pulls every weight towards zero in proportion to its size. The bias is left out."""
+    """strength/2 · ‖w‖₂², without the bias."""
 
     strength: NonNegativeFloat
 
@@ -82,17 +80,17 @@ class Ridge(Validated):
 
 @dataclass(frozen=True)
 class SquaredInfinity(Validated):
-    """strength/2 · ‖w‖∞², ‖w‖∞ the largest |weight|: pulls on that one weight alone. The bias is left out.
+    """strength/2 · ‖w‖∞², where ‖w‖∞ is the largest |weight|, without the bias.
 
     Its gradient is strength · w ⊙ e_k with k = argmax |w| (Deep Learning final exam, January 2025, Part 1, question 3).
-    Where several weights tie, the penalty has no gradient but many subgradients; this takes the first of them, as the
-    argmax of that rule does. With more than two classes the maximum is over the whole weight matrix."""
+    If several weights tie, this returns the subgradient of the first, consistent with argmax. With more than two
+    classes the maximum is over the weight matrix."""
 
     strength: NonNegativeFloat
 
     def __call__(self, model: LogisticRegression) -> Float[Tensor, ""]:
         w = model.linear.weight.flatten()
-        # Not amax or norm(inf): they share the gradient among ties, which is another subgradient.
+        # Not amax or norm(inf), which distribute the gradient among ties.
         largest = w.gather(0, w.detach().abs().argmax(keepdim=True))
         return self.strength / 2 * largest.square().sum()
 
@@ -103,10 +101,10 @@ def logistic_loss(
     classes: Int[Tensor, " N"],
     penalty: Callable[[LogisticRegression], Tensor] | None = None,
 ) -> Float[Tensor, ""]:
-    """The mean cross-entropy of `classes` (numbers from 0), plus `penalty(model)` where one is given.
+    """Return the mean cross-entropy of `classes` (class indices), plus `penalty(model)`.
 
-    The mean and not the sum, so that a penalty means the same for any number of examples. A library that minimises sum
-    + ‖w‖²/(2C), as scikit-learn does, has the same optimum as Ridge(1 / (C·N))."""
+    Because of the mean, the effect of a penalty does not depend on the number of examples. Libraries that minimize sum
+    + ‖w‖²/(2C), such as scikit-learn, have the same optimum as Ridge(1 / (C·N))."""
     logits = model(x)
     if classes.shape != logits.shape[:1]:
         raise ShapeError(f"got {tuple(classes.shape)} classes for {logits.shape[0]} examples, expected one number each")
@@ -120,10 +118,10 @@ def logistic_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig(Config):
-    """The widths of an `Autoencoder`.
+    """Configuration of `Autoencoder`.
 
-    `hidden` are the widths between input and latent, from the outside in; the decoder has them in reverse. A latent as
-    wide as the input is allowed, to show what goes wrong: such a network can copy, and compresses nothing."""
+    `hidden` are the widths between input and latent; the decoder has them in reverse order. `d_latent` may be as large
+    as the input, to demonstrate that such a network copies instead of compressing."""
 
     n_features: PositiveInt
     d_latent: PositiveInt
@@ -136,11 +134,10 @@ class AutoencoderConfig(Config):
 
 
 class Autoencoder(nn.Module):
-    """`decode(encode(x))`, trained to be x again.
+    """`decode(encode(x))`, trained to reconstruct x.
 
-    For compression, and as the baseline of what a representation is worth. The activation stands between layers, never
-    on the latent and never on the output, so that both may take any value. Source: Deep Learning final exam, January
-    2025, Part 1, question 5."""
+    The activation is applied between layers, but not to the latent vector or the output, so both are unbounded.
+    Source: Deep Learning final exam, January 2025, Part 1, question 5."""
 
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__()
@@ -150,28 +147,29 @@ class Autoencoder(nn.Module):
         self.decoder = nn.ModuleList(nn.Linear(d_out, d_in, bias=config.bias) for d_in, d_out in reversed(pairs))
 
     def forward(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B features"]:
-        """What is left of each row (…, features) after it went through the narrow middle."""
+        """Return the reconstruction of each row (…, features)."""
         return self.decode(self.encode(x))
 
     def encode(self, x: Float[Tensor, "*B features"]) -> Float[Tensor, "*B latent"]:
-        """The latent vector of each example."""
-        return self._through(self.encoder, x, "features", "; flatten images with x.flatten(1)")
+        """Return the latent vector of each example."""
+        return self._run_layers(self.encoder, x, "features", "; flatten images with x.flatten(1)")
 
     def decode(self, latent: Float[Tensor, "*B latent"]) -> Float[Tensor, "*B features"]:
-        """The example that each latent vector stands for."""
-        return self._through(self.decoder, latent, "latent values")
+        """Return the reconstruction from each latent vector."""
+        return self._run_layers(self.decoder, latent, "latent values")
 
-    def _through(self, layers: nn.ModuleList, x: Tensor, what: str, advice: str = "") -> Tensor:
-        """One linear map after the other, with the activation between them."""
+    def _run_layers(self, layers: nn.ModuleList, x: Tensor, label: str, advice: str = "") -> Tensor:
+        """Apply linear layers with the activation between them."""
         width = layers[0].in_features
         if x.dim() < 1 or x.shape[-1] != width:
-            raise ShapeError(f"got shape {tuple(x.shape)}, expected (…, {width}): {width} {what} each{advice}")
-        _check_floats(x, what)
+            raise ShapeError(f"got shape {tuple(x.shape)}, expected (…, {width}): {width} {label} each{advice}")
+        _check_floats(x, label)
         for layer in layers[:-1]:
             x = self.config.activation(layer(x))
         return layers[-1](x)
 
 
-def _check_floats(x: Tensor, what: str) -> None:
+def _check_floats(x: Tensor, label: str) -> None:
+    """Raise DtypeError unless x is floating point."""
     if not x.is_floating_point():
-        raise DtypeError(f"got {what} of {x.dtype}, expected floating point; convert them with x.float()")
+        raise DtypeError(f"got {label} of {x.dtype}, expected floating point; convert them with x.float()")

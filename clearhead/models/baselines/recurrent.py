@@ -1,8 +1,8 @@
-"""Recurrent networks: a state is carried from token to token, as sequences were modelled before attention.
+"""Recurrent networks: sequence models without attention.
 
-`Recurrent` reads ids and predicts the next token at each place, or one class for the whole. The cells are torch's, run
-by torch's kernels over a whole sequence at a time. Padding is handled by order: real tokens are moved to the front,
-each direction runs over them, and everything is moved back, so no state ever passes through padding."""
+`Recurrent` returns the logits of the next token at each position, or of one class per sequence. The cells are torch's,
+and torch's kernels run them over a sequence at a time. With padding, tokens are reordered so that real tokens come
+first, and reordered back afterwards, so states never depend on padding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.embeddings import TokenEmbedding
 
-# B batch, T tokens, M width of a state, I width of the input, W width of a stack's output (M, or 2M both ways)
+# B batch, T tokens, M dim of a state, I input dim, W output dim of a stack (M, or 2M if bidirectional)
 
-State: TypeAlias = tuple[Tensor, ...]  # what one layer carries: (h,), or (h, c) for an LSTM; each (B, M)
+State: TypeAlias = tuple[Tensor, ...]  # of one layer: (h,), or (h, c) for an LSTM; each (B, M)
 
 
 @dataclass(frozen=True)
 class RNN(Validated):
-    """h' = g(W x + U h + b), with g = tanh, or ReLU where `relu`."""
+    """h' = g(W x + U h + b), with g = tanh, or ReLU if `relu`."""
 
     n_states: ClassVar[int] = 1
     relu: bool = False
@@ -38,7 +38,7 @@ class RNN(Validated):
 
 @dataclass(frozen=True)
 class GRU:
-    """A state that gates decide how much of to keep: h' = z ⊙ h + (1 − z) ⊙ n."""
+    """Gated recurrent unit: h' = z ⊙ h + (1 − z) ⊙ n."""
 
     n_states: ClassVar[int] = 1
 
@@ -48,7 +48,7 @@ class GRU:
 
 @dataclass(frozen=True)
 class LSTM:
-    """A memory c beside the state h, behind gates: c' = f ⊙ c + i ⊙ g, h' = o ⊙ tanh(c')."""
+    """Long short-term memory: c' = f ⊙ c + i ⊙ g, h' = o ⊙ tanh(c')."""
 
     n_states: ClassVar[int] = 2
 
@@ -60,11 +60,11 @@ Cell: TypeAlias = RNN | GRU | LSTM
 
 
 def _run(cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """h after each token of x (B, T, I), and the last state, by torch's kernels (nn.GRU and its like do not trace)."""
+    """Return h after each token of x (B, T, I), and the final state, with torch's kernels (nn.GRU does not trace)."""
     kernel: Callable[..., Any] = torch.gru
     if isinstance(cell, nn.LSTMCell):
         if torch.compiler.is_compiling() and x.device.type == "cpu":
-            # The CPU's fused LSTM has no backward that traces: unroll it, as tracing does with the others.
+            # The backward of the fused LSTM on the CPU cannot be traced, so unroll it.
             return _step_through(cell, x, state)
         kernel = torch.lstm
     elif isinstance(cell, nn.RNNCell):
@@ -72,13 +72,13 @@ def _run(cell: nn.Module, x: Tensor, state: State) -> tuple[Tensor, State]:
     weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
     start = [x[None] for x in state]
     # has_biases, num_layers, dropout, train (keep what backward needs), bidirectional, batch_first
-    how = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
-    out, *end = kernel(x, start if len(start) > 1 else start[0], weights, *how)
+    options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
+    out, *end = kernel(x, start if len(start) > 1 else start[0], weights, *options)
     return out, tuple([x[0] for x in end])
 
 
 def _step_through(cell: nn.Module, x: Tensor, state: State, real: Tensor | None = None) -> tuple[Tensor, State]:
-    """`_run` one token at a time. A token that is not real leaves the state as it is."""
+    """Run a cell one token at a time; padding does not change the state."""
     out = []
     for t in range(x.shape[1]):
         new = tuple(cell(x[:, t], state)) if isinstance(cell, nn.LSTMCell) else (cell(x[:, t], state[0]),)
@@ -90,25 +90,25 @@ def _step_through(cell: nn.Module, x: Tensor, state: State, real: Tensor | None 
 
 
 class RecurrentCache:
-    """The states of a recurrent model after the tokens it has seen: what a `KVCache` is to a Transformer.
+    """States of a recurrent model after its previous tokens, the counterpart of `KVCache`.
 
-    Pass the same object to each call, which updates it. Its size does not grow with the number of tokens; in return it
-    cannot be truncated, because a state does not hold what it was before. `copy` it before a branch instead."""
+    Pass the same object to each call, which updates it. Its size does not depend on the number of tokens. It cannot be
+    cropped, because earlier states are not stored; `copy` it before a branch instead."""
 
     def __init__(self) -> None:
         self.states: list[State] = []
         self.length = 0
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Row i of the batch becomes what row `rows[i]` was: beams that survive take their history along."""
+        """Replace row i of the batch by row `rows[i]`, as beam search requires."""
         self.states = [tuple(x.index_select(0, rows.to(x.device)) for x in state) for state in self.states]
 
     def detach(self) -> None:
-        """Forget how the states came about: backward stops here (training on a long text, piece by piece)."""
+        """Detach the states from the autograd graph (truncated backpropagation through time)."""
         self.states = [tuple(x.detach() for x in state) for state in self.states]
 
     def copy(self) -> RecurrentCache:
-        """A second cache that goes its own way from here."""
+        """Return an independent copy."""
         twin = RecurrentCache()
         twin.states, twin.length = list(self.states), self.length
         return twin
@@ -118,10 +118,10 @@ class RecurrentCache:
 
 
 class RecurrentStack(nn.Module):
-    """Layers of one kind of cell, each reading the states of the one below; both ways where `bidirectional`.
+    """Layers of one cell type, optionally bidirectional, with dropout between layers.
 
-    The output at a token is the top layer's h there, (B, T, M); both ways, the forward and backward h side by side, (B,
-    T, 2M). It is zero at padding. Dropout falls between layers."""
+    The output is the h of the last layer, (B, T, M), or the concatenated forward and backward h, (B, T, 2M). It is zero
+    at padding."""
 
     def __init__(
         self, cell: Cell, d_in: int, d_state: int, n_layers: int, *, bidirectional: bool = False, dropout: float = 0.0
@@ -138,29 +138,29 @@ class RecurrentStack(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T I"], *, real: Bool[Tensor, "B T"] | None = None, cache: RecurrentCache | None = None
     ) -> Float[Tensor, "B T W"]:
-        """`real` says which tokens are no padding. `cache` is where the states start from and end up."""
+        """Run all layers; `real` is False at padding, and `cache` contains the initial and then the final states."""
         if real is None:
             return self._forward(x, None, cache)
         x = x.masked_fill(~real[..., None], 0.0)
         if cache is not None:
             return self._forward(x, real, cache).masked_fill(~real[..., None], 0.0)
-        order = torch.argsort(~real, dim=1, stable=True)  # real tokens first, in their order
-        back = torch.argsort(order, dim=1)
+        order = torch.argsort(~real, dim=1, stable=True)  # real tokens first, in order
+        inverse = torch.argsort(order, dim=1)
         lengths = real.sum(dim=1, keepdim=True)
-        place = torch.arange(x.shape[1], device=x.device)
-        reverse = torch.where(place < lengths, lengths - 1 - place, place)  # (B, T); it is its own inverse
-        out = _rows(self._forward(_rows(x, order), None, None, reverse), back)
+        position = torch.arange(x.shape[1], device=x.device)
+        reverse = torch.where(position < lengths, lengths - 1 - position, position)  # (B, T); it is its own inverse
+        out = _rows(self._forward(_rows(x, order), None, None, reverse), inverse)
         return out.masked_fill(~real[..., None], 0.0)
 
     def _forward(
         self, x: Tensor, real: Tensor | None, cache: RecurrentCache | None, reverse: Tensor | None = None
     ) -> Tensor:
-        """Through all layers. `reverse` is where each token goes when its sequence is read backwards."""
+        """Run all layers; `reverse` is the order of tokens for the backward direction."""
         zeros: State = (x.new_zeros(x.shape[0], self.d_state),) * self.cell.n_states
         states = cache.states if cache is not None and cache.states else [zeros] * len(self.layers)
         if states[0][0].shape != zeros[0].shape or len(states) != len(self.layers):
             raise ShapeError(
-                f"the cache holds {len(states)} layers of {tuple(states[0][0].shape)}, expected "
+                f"the cache contains {len(states)} layers of {tuple(states[0][0].shape)}, expected "
                 f"{len(self.layers)} of {tuple(zeros[0].shape)}; a new batch or model needs a new RecurrentCache"
             )
         ends = []
@@ -171,37 +171,38 @@ class RecurrentStack(nn.Module):
             if self.reverse_layers is None:
                 x = ahead
             else:
-                behind, _ = _run(self.reverse_layers[i], _turned(x, reverse), zeros)
-                x = torch.cat((ahead, _turned(behind, reverse)), dim=-1)
+                behind, _ = _run(self.reverse_layers[i], _reversed(x, reverse), zeros)
+                x = torch.cat((ahead, _reversed(behind, reverse)), dim=-1)
         if cache is not None:
             cache.states = ends
             cache.length += x.shape[1]
         return x
 
     def summary(self, x: Float[Tensor, "B T W"], real: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B W"]:
-        """The outputs that know the whole: forward at the last real token, backward at the first."""
+        """Return the final states of both directions: forward at the last real token, backward at the first."""
         ahead, behind = x[..., : self.d_state], x[..., self.d_state :]
         if real is None:
             return torch.cat((ahead[:, -1], behind[:, 0]), dim=-1)
-        place = torch.arange(x.shape[1], device=x.device)
-        last = (place * real).amax(dim=1, keepdim=True)
+        position = torch.arange(x.shape[1], device=x.device)
+        last = (position * real).amax(dim=1, keepdim=True)
         first = real.long().argmax(dim=1, keepdim=True)
         return torch.cat((_rows(ahead, last), _rows(behind, first)), dim=-1)[:, 0]
 
 
 def _rows(x: Tensor, order: Tensor) -> Tensor:
-    """Token order[b, t] of each sequence b at place t: x (B, T, W), order (B, N) -> (B, N, W)."""
+    """Return x (B, T, W) reordered by `order` (B, N): row n of sequence b is token order[b, n]."""
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def _turned(x: Tensor, reverse: Tensor | None) -> Tensor:
+def _reversed(x: Tensor, reverse: Tensor | None) -> Tensor:
+    """Reverse the tokens of each sequence, without its padding."""
     return x.flip(1) if reverse is None else _rows(x, reverse)
 
 
 def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None:
-    """Which of the tokens (B, T) are no padding, from a mask that says the same to every query.
+    """Return which of the tokens (B, T) are not padding, from a mask that does not depend on the query.
 
-    The mask speaks of places in the whole sequence; `start` is where these tokens begin."""
+    The mask is over positions of the sequence, and `start` is the position of the first token."""
     if mask is None:
         return None
     mask = as_mask(mask)
@@ -213,12 +214,12 @@ def real_tokens(mask: Mask | None, ids: Tensor, start: int = 0) -> Tensor | None
     B, T = ids.shape
     if mask.batch_shape not in ((), (1,), (1, 1), (B, 1)):  # the last axis is the heads
         raise ShapeError(f"the mask was made for a batch of {tuple(mask.batch_shape)} and the ids have a batch of {B}")
-    seen = mask.dense(1, start + T, device=ids.device)  # (1, S), or (B, 1, 1, S) where the mask has a batch
-    return seen.flatten(0, -2)[:, start:].expand(B, T)
+    is_visible = mask.dense(1, start + T, device=ids.device)  # (1, S), or (B, 1, 1, S) if the mask has a batch
+    return is_visible.flatten(0, -2)[:, start:].expand(B, T)
 
 
 def check_ids(name: str, ids: Tensor) -> None:
-    """Ids are (B, T), and not empty."""
+    """Raise ShapeError unless ids are (B, T) with at least one token."""
     if ids.dim() != 2:
         raise ShapeError(f"{name} have shape {tuple(ids.shape)}; expected (batch, tokens): add an axis with ids[None]")
     if ids.shape[1] == 0:
@@ -227,7 +228,7 @@ def check_ids(name: str, ids: Tensor) -> None:
 
 @dataclass(frozen=True)
 class NextToken(Validated):
-    """Logits of the next token at each place, (B, T, vocab_size). `tied`: from the embedding's own matrix."""
+    """Logits of the next token at each position, (B, T, vocab_size); `tie_embeddings` uses the embedding matrix."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings"}
     tie_embeddings: bool = False
@@ -235,14 +236,14 @@ class NextToken(Validated):
 
 @dataclass(frozen=True)
 class Classify(Validated):
-    """Logits of one class for the whole sequence, (B, n_classes), from the states that have read it all."""
+    """Logits of one class per sequence, (B, n_classes), from the final states."""
 
     n_classes: Annotated[int, Range(ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
-    """The sizes of a `Recurrent`: `d_model` is the width of the embeddings and of the states."""
+    """Configuration of `Recurrent`; `d_model` is the dim of embeddings and states."""
 
     vocab_size: PositiveInt
     d_model: PositiveInt
@@ -264,15 +265,15 @@ class RecurrentConfig(Config):
 
 
 class Recurrent(nn.Module):
-    """Embed, run the states along, read off logits: a language model or a classifier without attention.
+    """Language model or classifier without attention.
 
-    The baseline for what attention changes: state h_t depends on h_{t−1}, so a sequence of T tokens takes T steps one
-    after the other, O(T·M²) work, and a path of T steps between its ends. Source: Deep Learning final exam, January
-    2025, Part 1, questions 6 and 7; CENG 403 (Self-Attention and Transformers), Q1c (its cost beside self-attention's).
+    State h_t depends on h_{t−1}, so a sequence of T tokens takes T sequential steps, O(T·M²) operations, and a path of
+    T steps between its ends. Source: Deep Learning final exam, January 2025, Part 1, questions 6 and 7; CENG 403
+    (Self-Attention and Transformers), Q1c (its cost compared with self-attention).
 
         model(ids)                                    # (B, T) -> (B, T, vocab_size), or (B, n_classes)
-        model(ids, mask=padding(lengths))             # padding, on either side, changes nothing
-        model(next_ids, cache=cache)                  # goes on from a RecurrentCache, and updates it
+        model(ids, mask=padding(lengths))             # padding on either side has no effect
+        model(next_ids, cache=cache)                  # continues from a RecurrentCache, and updates it
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -289,7 +290,7 @@ class Recurrent(nn.Module):
     def forward(
         self, ids: Int[Tensor, "B T"], *, mask: Mask | None = None, cache: RecurrentCache | None = None
     ) -> Float[Tensor, "B *T out"]:
-        """Ids (B, T) become logits: (B, T, V) of the next token, or (B, classes) of the text."""
+        """Return logits of ids (B, T): (B, T, V) of the next token, or (B, classes) of the sequence."""
         check_ids("ids", ids)
         if cache is not None and self.config.bidirectional:
             raise ConfigError(

@@ -97,8 +97,8 @@ class SinusoidalPositions(nn.Module):
     ) -> Float[Tensor, "... T M"]:
         """x plus the waves at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
         if x.ndim < 2 or x.shape[-1] != self.d_model:
-            wanted = f"(…, T, {self.d_model}), the width it was built for"
-            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
+            expected = f"(…, T, {self.d_model}), the dim of this module"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
         return x + _waves(beside(positions, x), self.d_model, self.choice).to(x.dtype)
@@ -174,8 +174,8 @@ class LearnedPositionEmbedding(nn.Module):
         rows = self.weight[self.choice.skipped :] if self.choice.skipped else self.weight
         length, width = rows.shape
         if x.ndim < 2 or x.shape[-1] != width:
-            wanted = f"(…, T, {width}), the width of the position table"
-            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {wanted}.")
+            expected = f"(…, T, {width}), the width of the position table"
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
         if positions is None:
             if x.shape[-2] > length:
                 raise self._too_far(f"a sequence of {x.shape[-2]} tokens")

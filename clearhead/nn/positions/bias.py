@@ -60,14 +60,14 @@ class RelativeBias(Validated):
         floating point would put a distance that lies on an edge on either side of it, depending on the device."""
         e, far = self.n_exact, self.max_distance
         m = self.n_each_way - e
-        found = []
+        edges = []
         for b in range(1, m):
             low, high = e, far  # the answer is above one and at most the other
             while high - low > 1:
                 d = (low + high) // 2
                 low, high = (low, d) if d**m * e**b >= far**b * e**m else (d, high)
-            found.append(high)
-        return tuple(found)
+            edges.append(high)
+        return tuple(edges)
 
     def buckets(self, relative: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each key-minus-query distance j − p."""

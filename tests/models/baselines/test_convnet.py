@@ -254,7 +254,7 @@ def test_configurations_that_cannot_be_are_refused():
         ConvNetConfig(n_classes=0)
     with pytest.raises(ConfigError, match="head"):
         ConvNetConfig(head="linear")
-    with pytest.raises(ConfigError, match=r"all-convolution already"):
+    with pytest.raises(ConfigError, match=r"no linear layer to replace"):
         ConvNet(ConvNetConfig(head=PointwiseHead())).all_convolution()
 
 

@@ -226,7 +226,7 @@ def test_wrong_input_is_refused():
         ShapeError, match=r"memory of shape \(2, 11, 14\) for 3 targets, expected \(3, source tokens, 14\)"
     ):
         model.decode(target, model.encode(source[:2]))
-    with pytest.raises(ShapeError, match=r"as encode\(\) gives it"):
+    with pytest.raises(ShapeError, match=r"as returned by encode\(\)"):
         model.decode(target, torch.randn(3, 11, 7, dtype=torch.float64))
     with pytest.raises(MaskError, match="differs from query to query"):
         model(source, target, source_mask=window(1, 1))
