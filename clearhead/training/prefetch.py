@@ -36,10 +36,10 @@ class BatchInfo:
     examples: Tensor
 
     def __str__(self) -> str:
-        shown = ", ".join(str(example) for example in self.examples[:MAX_EXAMPLES_IN_MESSAGE].tolist())
+        indices = ", ".join(str(example) for example in self.examples[:MAX_EXAMPLES_IN_MESSAGE].tolist())
         is_cut = len(self.examples) > MAX_EXAMPLES_IN_MESSAGE
         more = f", … ({len(self.examples)} of them)" if is_cut else ""
-        return f"epoch {self.epoch}, batch {self.index} of {self.n_batches}, examples {shown}{more}"
+        return f"epoch {self.epoch}, batch {self.index} of {self.n_batches}, examples {indices}{more}"
 
 
 @contextmanager

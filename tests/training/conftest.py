@@ -1,5 +1,4 @@
-"""Signals as a terminal gives them: whoever starts the tests may ignore some, as a shell does for a background job.
-And runs without their picture."""
+"""Fixtures that reset signal handlers, which a shell may ignore in background jobs, and that skip plots of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def _signals():
 
 @pytest.fixture
 def drawn():
-    """For tests that want the picture of a run."""
+    """Request this fixture in tests that need the plot of a run."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,10 @@
-"""Run by `test_kill.py` in a process of its own: trains, is killed ten times, resumes each time, and finishes.
+"""Run by `test_interrupted_runs.py` in a separate process: train, be killed ten times, resume each time, and finish.
 
     python -m tests.training.killed FOLDER SEED
 
-Children are forked from a process that has imported everything and computed nothing, so that ten of them start quickly.
-What training imports late is imported here at once for the same reason. Each child ends by SIGKILL, which no program
-can catch, some steps after its start and then a drawn number of function calls later: anywhere inside of a step, a
-validation or a checkpoint. No clock has a part in it, so a seed always kills at the same places."""
+Children are forked from a process that has imported everything, including late imports of training, so that they start
+quickly. Each child is terminated by SIGKILL after a random number of steps and then of function calls: within a step, a
+validation or a checkpoint. The positions depend on the seed only, not on time."""
 
 from __future__ import annotations
 

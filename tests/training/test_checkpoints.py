@@ -1,3 +1,5 @@
+"""Checkpoints: reading equals writing, pruning, corrupted and invalid files."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ def good(run, fingerprint="mine"):
     return list(checkpoints.valid_checkpoints(run, fingerprint=fingerprint))
 
 
-def test_what_is_read_is_what_was_written(tmp_path, tensors):
+def test_read_returns_what_was_written(tmp_path, tensors):
     folder = write(tmp_path, 123, tensors)
     assert folder.name == "step-00000123"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -49,7 +51,7 @@ def test_what_is_read_is_what_was_written(tmp_path, tensors):
     assert all(torch.equal(places[name], tensor) for name, tensor in tensors.items())
 
 
-def test_nothing_is_pickled(tmp_path, tensors):
+def test_checkpoint_files_contain_no_pickle(tmp_path, tensors):
     folder = write(tmp_path, 1, tensors)
     for path in folder.iterdir():
         content = path.read_bytes()
@@ -60,7 +62,7 @@ def test_nothing_is_pickled(tmp_path, tensors):
             json.loads(content[8 : 8 + header])
 
 
-def test_newest_first_and_the_oldest_go(tmp_path, tensors):
+def test_valid_checkpoints_are_newest_first_and_prune_removes_the_oldest(tmp_path, tensors):
     for step in (3, 20, 100):
         write(tmp_path, step, tensors)
     assert [checkpoint.step for checkpoint in good(tmp_path)] == [100, 20, 3]
@@ -117,14 +119,14 @@ def _empty(folder):
         ),
     ],
 )
-def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, tensors, damage, message):
+def test_valid_checkpoints_warns_and_skips_invalid_checkpoints(tmp_path, tensors, damage, message):
     write(tmp_path, 3, tensors)
     damage(write(tmp_path, 7, tensors))
     with pytest.warns(RuntimeWarning, match=f"step-00000007 .*{message}.*previous checkpoint is used"):
         assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]
 
 
-def test_other_shapes_are_named(tmp_path, tensors):
+def test_read_other_shapes_raises_storage_error(tmp_path, tensors):
     write(tmp_path, 3, tensors)
     (checkpoint,) = good(tmp_path)
     with pytest.raises(
@@ -134,7 +136,7 @@ def test_other_shapes_are_named(tmp_path, tensors):
 
 
 @pytest.mark.parametrize("moment", ["save_file", "replace"])
-def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatch, moment):
+def test_write_interrupted_keeps_earlier_checkpoints(tmp_path, tensors, monkeypatch, moment):
     write(tmp_path, 3, tensors)
 
     def fail(*args, **kwargs):
@@ -153,7 +155,7 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, tensors, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
-def test_the_same_step_again_replaces_it(tmp_path, tensors):
+def test_write_same_step_replaces_the_checkpoint(tmp_path, tensors):
     write(tmp_path, 3, tensors)
     tensors["layer.weight"] = torch.full((3, 5), 2.0)
     write(tmp_path, 3, tensors)
@@ -163,7 +165,7 @@ def test_the_same_step_again_replaces_it(tmp_path, tensors):
     assert place.eq(2.0).all()
 
 
-def test_no_folder_is_no_checkpoint(tmp_path):
+def test_valid_checkpoints_of_missing_folder_is_empty(tmp_path):
     assert good(tmp_path / "nothing") == []
 
 

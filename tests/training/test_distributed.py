@@ -1,4 +1,4 @@
-"""Two processes on the CPU, talking through gloo, against one process that has the joined batches."""
+"""Two gloo processes on the CPU, compared with one process on the joined batches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_same(run: Path, one: Path) -> None:
             torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
 
 
-def test_some_batch_leaves_a_process_without_a_row(folder):
+def test_batches_some_batch_has_no_row_for_a_process(folder):
     recipe = Recipe.load(folder / "one")
     batches = Batches(recipe.data.load(seed=0).train, TokenBudget(23), seed=0)
     first = batches.groups()[:20]  # ten updates of two batches
@@ -72,28 +72,28 @@ def test_some_batch_leaves_a_process_without_a_row(folder):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_give_the_losses_of_one(folder, way):
+def test_train_two_processes_log_the_losses_of_one(folder, way):
     assert_same(folder / way, folder / "one")
 
 
-def test_two_processes_share_packed_rows_out(folder):
+def test_train_two_processes_divide_packed_rows(folder):
     assert_same(folder / "packed", folder / "packed-one")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_of_one_resumes_on_two(folder, way):
+def test_run_of_one_process_resumes_on_two(folder, way):
     assert_same(folder / f"one-then-{way}", folder / "one")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_of_two_resumes_on_one(folder, way):
+def test_run_of_two_processes_resumes_on_one(folder, way):
     resumed = half(folder / way, folder / f"{way}-then-one")
     summary = train(resume=resumed)
     assert (summary.ending, summary.processes) == ("finished", 1)
     assert_same(resumed, folder / "one")
 
 
-def test_fsdp_writes_a_shard_from_each_process(folder):
+def test_fsdp_checkpoint_has_a_shard_per_process(folder):
     shards = sorted((folder / "fsdp/step-00000010/shards").iterdir())
     assert [path.name[:11] for path in shards] == ["shard-00001", "shard-00002"]
     sizes = [sum(tensor.numel() for name, tensor in load_file(path).items() if "exp_avg/" in name) for path in shards]
@@ -104,19 +104,19 @@ def test_fsdp_writes_a_shard_from_each_process(folder):
     assert (folder / "ddp/step-00000010/model.safetensors").exists()
 
 
-def test_a_full_disk_is_one_sentence_in_every_process(folder):
+def test_full_disk_raises_storage_error_in_every_process(folder):
     said = [(folder / f"full-{rank}.txt").read_text() for rank in range(2)]
     assert said[0] == said[1]
     assert said[0].startswith(f"cannot save a checkpoint to {folder}/full/step-00000005: File too large; ")
     assert not list((folder / "full").glob(".step-*"))
 
 
-def test_fsdp_alone_says_how_to_start_it(tmp_path):
+def test_join_fsdp_without_launcher_raises_config_error(tmp_path):
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"parallel": FSDP()})
 
 
-def test_devices_are_named():
+def test_choose_device_returns_or_raises():
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device is 'gpu'"):
         choose_device("gpu")
@@ -128,7 +128,7 @@ def test_devices_are_named():
             choose_device("cuda")
 
 
-def test_a_process_alone_is_a_world_of_one():
+def test_join_single_process_is_a_world_of_size_one():
     with join("cpu") as world:
         assert (world.rank, world.size, world.is_first, world.parallel) == (0, 1, True, None)
         assert world.all_reduce_max(5) == 5

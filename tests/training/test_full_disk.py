@@ -1,4 +1,4 @@
-"""A disk that is full: one sentence, the checkpoints before it whole, and the run goes on when there is room again."""
+"""A full disk: one error message, intact earlier checkpoints, and a run that can be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(folder: Path) -> list[int]:
     return sorted(checkpoint.step for checkpoint in valid_checkpoints(folder))
 
 
-def test_a_run_whose_disk_fills_up_goes_on_to_the_same_numbers(tmp_path, small_disk):
+def test_run_on_full_disk_resumes_to_equal_results(tmp_path, small_disk):
     settings = SETTINGS | {"log_every": 5}
     train("sort-dedup", out=tmp_path / "easy", overrides=settings)
     limit, run = small_disk(ROOM), tmp_path / "full"
@@ -65,7 +65,7 @@ def test_a_run_whose_disk_fills_up_goes_on_to_the_same_numbers(tmp_path, small_d
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
+def test_log_on_full_disk_raises_storage_error(tmp_path, small_disk):
     settings = SETTINGS | {"steps": 40, "checkpoint_every": 100, "eval_every": 100}
     with (
         small_disk(2_500),
@@ -79,7 +79,7 @@ def test_a_log_that_cannot_grow_is_one_sentence_too(tmp_path, small_disk):
 
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
-def test_every_file_of_a_run_follows_the_umask(tmp_path):
+def test_run_files_follow_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)

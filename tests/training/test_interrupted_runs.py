@@ -1,3 +1,5 @@
+"""A run that is killed ten times and resumed, compared with an uninterrupted run."""
+
 from __future__ import annotations
 
 import os
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL and fork are how POSIX systems kill and start processes")
-def test_killed_ten_times_it_is_the_run_that_was_never_killed(tmp_path):
+def test_run_killed_ten_times_equals_uninterrupted(tmp_path):
     train("sort-dedup", out=tmp_path / "whole", overrides=LONG)
     command = [sys.executable, "-m", "tests.training.killed", str(tmp_path / "killed"), "17"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""The loss in chunks is the loss of all the logits, forward and backward, in every dtype, however it is cut."""
+"""The chunked loss and its gradients, compared with the loss of all logits, for all dtypes and chunk sizes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from clearhead.training.objective import (
 N, M, V = 22, 7, 53
 
 
-def given(dtype, *, bias, seed=0, halves=1, V=V):
+def random_inputs(dtype, *, bias, seed=0, n_copies=1, V=V):
     make = torch.Generator().manual_seed(seed)
     x = torch.randn(N, M, generator=make, dtype=torch.float64)
     matrix = torch.randn(V, M, generator=make, dtype=torch.float64)
     offset = torch.randn(V, generator=make, dtype=torch.float64) if bias else None
-    labels = torch.randint(V, (N // halves,), generator=make).repeat(halves)
-    weights = (torch.rand(N // halves, generator=make) > 0.3).float().repeat(halves)
+    labels = torch.randint(V, (N // n_copies,), generator=make).repeat(n_copies)
+    weights = (torch.rand(N // n_copies, generator=make) > 0.3).float().repeat(n_copies)
     tensors = [None if t is None else t.to(dtype).requires_grad_() for t in (x, matrix, offset)]
     return tensors, labels, weights
 
 
 def gradients(total, tensors):
     total.backward()
-    found = [total.detach().double(), *(t.grad.double() for t in tensors if t is not None)]
+    values = [total.detach().double(), *(t.grad.double() for t in tensors if t is not None)]
     for t in tensors:
         if t is not None:
             t.grad = None
-    return found
+    return values
 
 
 CUTS = [(1 << 20, 1), (4 * 64, 64), (V, 1), (3 * V, 5)]
@@ -56,10 +56,10 @@ CUTS = [(1 << 20, 1), (4 * 64, 64), (V, 1), (3 * V, 5)]
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("smoothing", "r_drop_alpha"), [(0.0, 0.0), (0.13, 0.0), (0.1, 0.7)])
 @pytest.mark.parametrize(("at_once", "multiple"), CUTS)
-def test_chunks_err_no_more_than_twice_as_much_as_all_logits_at_once(
+def test_chunked_loss_error_is_at_most_twice_that_of_all_logits(
     dtype, bias, smoothing, r_drop_alpha, at_once, multiple
 ):
-    tensors, labels, weights = given(dtype, bias=bias, halves=2 if r_drop_alpha else 1)
+    tensors, labels, weights = random_inputs(dtype, bias=bias, n_copies=2 if r_drop_alpha else 1)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
 
     def plain(x, matrix, offset):
@@ -70,16 +70,16 @@ def test_chunks_err_no_more_than_twice_as_much_as_all_logits_at_once(
     reference = gradients(plain(*tensors), tensors)
     objective = Objective(smoothing=smoothing, r_drop_alpha=r_drop_alpha, at_once=at_once, multiple=multiple)
     x, matrix, offset = tensors
-    ours = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), tensors)
-    for got, by_reference, wanted in zip(ours, reference, truth, strict=True):
+    actual = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), tensors)
+    for got, by_reference, wanted in zip(actual, reference, truth, strict=True):
         error, allowed = (got - wanted).norm(), (by_reference - wanted).norm()
         # A reference that happens to hit the truth leaves one unit in the last place of what is stored.
         assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()
 
 
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 0.6])
-def test_the_gradients_are_those_of_finite_differences(r_drop_alpha):
-    tensors, labels, weights = given(torch.float64, bias=True, halves=2 if r_drop_alpha else 1, V=11)
+def test_chunked_loss_gradients_equal_finite_differences(r_drop_alpha):
+    tensors, labels, weights = random_inputs(torch.float64, bias=True, n_copies=2 if r_drop_alpha else 1, V=11)
     objective = Objective(smoothing=0.1, r_drop_alpha=r_drop_alpha, at_once=3 * 11, multiple=8)
 
     def of(x, matrix, offset):
@@ -90,8 +90,8 @@ def test_the_gradients_are_those_of_finite_differences(r_drop_alpha):
     assert torch.allclose(of(*tensors), loss_of_logits(logits, labels, weights, 0.1, r_drop_alpha), rtol=1e-13)
 
 
-def test_rows_of_weight_zero_change_nothing():
-    (x, matrix, _), labels, weights = given(torch.float32, bias=False)
+def test_chunked_loss_ignores_rows_of_weight_zero():
+    (x, matrix, _), labels, weights = random_inputs(torch.float32, bias=False)
     total = chunked_loss(x, matrix, labels, weights)
     total.backward()
     assert not x.grad[weights == 0].any()
@@ -99,8 +99,8 @@ def test_rows_of_weight_zero_change_nothing():
     assert torch.allclose(chunked_loss(x[kept], matrix, labels[kept], weights[kept]), total)
 
 
-def test_under_autocast_products_are_bfloat16_and_sums_are_float32():
-    (x, matrix, _), labels, weights = given(torch.float32, bias=False)
+def test_chunked_loss_under_autocast_uses_bfloat16_products_and_float32_sums():
+    (x, matrix, _), labels, weights = random_inputs(torch.float32, bias=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total = chunked_loss(x, matrix, labels, weights)
         plain = loss_of_logits(torch.nn.functional.linear(x, matrix), labels, weights)
@@ -120,15 +120,15 @@ def models():
 
 
 @pytest.mark.parametrize(("model", "task"), list(models()), ids=["tied", "untied"])
-def test_a_model_is_asked_for_features_and_gives_the_same_loss(model, task):
+def test_loss_sum_uses_hidden_states_with_equal_loss(model, task):
     batch = task.train.batch(torch.arange(13))
     plain = loss_of_logits(batch.logits(model), batch.labels, batch.weights, 0.1)
     plain.backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    ours = loss_sum(model, batch, Objective(smoothing=0.1))
-    ours.backward()
-    assert ours.item() == pytest.approx(plain.item(), rel=1e-6)
+    actual = loss_sum(model, batch, Objective(smoothing=0.1))
+    actual.backward()
+    assert actual.item() == pytest.approx(plain.item(), rel=1e-6)
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, wanted[name], rtol=1e-4, atol=1e-5), name
     logits = batch.logits(model)
@@ -138,7 +138,7 @@ def test_a_model_is_asked_for_features_and_gives_the_same_loss(model, task):
     assert found[0].item() == pytest.approx(loss_of_logits(logits, batch.labels, batch.weights).item(), rel=1e-6)
 
 
-def test_features_times_vocabulary_are_the_logits_of_an_encoder_decoder():
+def test_encoder_decoder_hidden_states_times_lm_head_are_the_logits():
     config = EncoderDecoderConfig(vocab_size=23, d_model=12, n_heads=3, n_encoder_layers=1, n_decoder_layers=1)
     model = config.build().eval()
     source, target = torch.randint(23, (2, 5)), torch.randint(23, (2, 7))
@@ -146,7 +146,7 @@ def test_features_times_vocabulary_are_the_logits_of_an_encoder_decoder():
     assert torch.allclose(model.hidden_states(source, target) @ model.lm_head_weight().T, logits, atol=1e-6)
 
 
-def test_a_forward_of_its_own_and_listeners_are_not_passed_over():
+def test_chunkable_model_respects_custom_forward_and_hooks():
     class Louder(Decoder):
         def forward(self, ids, **told):
             return 2 * super().forward(ids, **told)
@@ -166,8 +166,8 @@ def test_a_forward_of_its_own_and_listeners_are_not_passed_over():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 0.6])
-def test_compiled_chunks_are_the_same(r_drop_alpha):
-    tensors, labels, weights = given(torch.float32, bias=False, halves=2 if r_drop_alpha else 1)
+def test_chunked_loss_compiled_equals_eager(r_drop_alpha):
+    tensors, labels, weights = random_inputs(torch.float32, bias=False, n_copies=2 if r_drop_alpha else 1)
     x, matrix, _ = tensors
     plain = Objective(smoothing=0.1, r_drop_alpha=r_drop_alpha, at_once=8 * 64, multiple=64)
     wanted = gradients(chunked_loss(x, matrix, labels, weights, plain), tensors)
@@ -176,7 +176,7 @@ def test_compiled_chunks_are_the_same(r_drop_alpha):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_logits_are_never_all_there():
+def test_chunked_loss_never_stores_all_logits():
     """The largest tensor that is made is one chunk's."""
     largest = 0
 
@@ -202,31 +202,31 @@ def test_the_logits_are_never_all_there():
 INTERPRETED = """
 import itertools, json, torch
 from clearhead.training.objective import Objective, chunked_loss
-from tests.training.test_objective import given, gradients
+from tests.training.test_objective import random_inputs, gradients
 
 found = []
 for dtype, smoothing, multiple in itertools.product((torch.float32, torch.bfloat16), (0.0, 0.13), (1, 64)):
-    (x, matrix, offset), labels, weights = given(dtype, bias=True)
+    (x, matrix, offset), labels, weights = random_inputs(dtype, bias=True)
     objective = Objective(smoothing=smoothing, at_once=300, multiple=multiple)
-    ours = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), (x, matrix, offset))
-    found.append([tensor.tolist() for tensor in ours])
+    actual = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), (x, matrix, offset))
+    found.append([tensor.tolist() for tensor in actual])
 print(json.dumps(found))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-def test_the_kernel_errs_no_more_than_twice_as_much_as_all_logits_at_once():
+def test_cross_entropy_kernel_error_is_at_most_twice_that_of_all_logits():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     cases = itertools.product((torch.float32, torch.bfloat16), (0.0, 0.13), (1, 64))
-    for (dtype, smoothing, _), ours in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
-        tensors, labels, weights = given(dtype, bias=True)
+    for (dtype, smoothing, _), actual in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        tensors, labels, weights = random_inputs(dtype, bias=True)
         exact = [t.detach().double().requires_grad_() for t in tensors]
         truth, reference = (
             gradients(loss_of_logits(x @ matrix.T + offset, labels, weights, smoothing), (x, matrix, offset))
             for x, matrix, offset in (exact, tensors)
         )
-        for got, by_reference, wanted in zip(ours, reference, truth, strict=True):
+        for got, by_reference, wanted in zip(actual, reference, truth, strict=True):
             error, allowed = (torch.tensor(got) - wanted).norm(), (by_reference - wanted).norm()
             assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()

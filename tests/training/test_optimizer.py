@@ -1,3 +1,5 @@
+"""AdamW's parameter groups, one step, and gradient clipping."""
+
 from __future__ import annotations
 
 import math
@@ -12,13 +14,13 @@ from clearhead.training.optimizer import adamw, clip_grad_norm, decay_groups
 
 
 @pytest.mark.parametrize("make", [tiny_decoder, tiny_encoder_decoder, tiny_vision])
-def test_every_parameter_is_in_one_group(make):
+def test_decay_groups_contain_every_parameter_once(make):
     model = make().build()
     decay, keep = decay_groups(model)
     assert sorted(decay + keep) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_matrices_decay_and_nothing_else():
+def test_decay_groups_only_matrices_decay():
     decay, keep = decay_groups(tiny_decoder().build())
     ends = {name.split(".", 2)[-1] for name in decay}
     assert ends == {f"attention.{part}_proj.weight" for part in "qkvo"} | {
@@ -28,7 +30,7 @@ def test_matrices_decay_and_nothing_else():
     assert {"embedding.weight", "positions.weight", "norm.weight", "norm.bias"} <= set(keep)
 
 
-def test_cls_and_position_tables_are_kept():
+def test_decay_groups_cls_and_position_tables_do_not_decay():
     decay, keep = decay_groups(tiny_vision().build())
     assert "cls" in keep
     assert "positions.weight" in keep
@@ -40,13 +42,13 @@ def test_cls_and_position_tables_are_kept():
     assert set(table) <= set(decay_groups(biased)[1])
 
 
-def test_frozen_parameters_are_left_out():
+def test_decay_groups_exclude_frozen_parameters():
     model = nn.Linear(3, 5)
     model.bias.requires_grad_(False)
     assert decay_groups(nn.Sequential(model)) == (["0.weight"], [])
 
 
-def test_one_step_by_hand():
+def test_adamw_one_step_equals_formula():
     """AdamW's first step moves every weight by lr·g/(|g| + ε), after decay has taken lr·λ of the matrices."""
     model = nn.Sequential(nn.Linear(3, 5).double())
     weight, bias = (p.detach().clone() for p in model.parameters())
@@ -59,7 +61,7 @@ def test_one_step_by_hand():
     torch.testing.assert_close(model[0].bias.detach(), bias - step[1], rtol=0, atol=1e-12)
 
 
-def test_clip_scales_all_gradients_together():
+def test_clip_grad_norm_scales_all_gradients_together():
     a, b, unused = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (2, 3, 5))
     a.grad = torch.tensor([3.0, 0.0], dtype=torch.float64)
     b.grad = torch.tensor([0.0, 4.0, 12.0], dtype=torch.float64)

@@ -1,5 +1,4 @@
-"""Runs on packed rows: resumed they are the unbroken run, compiled they are the plain one, recorded on a GPU
-as well."""
+"""Runs on packed rows: resumed, compiled and captured in a CUDA graph they equal the eager uninterrupted run."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def losses(folder):
 
 
 @pytest.mark.parametrize("at", [4, 8])
-def test_a_resumed_run_is_the_unbroken_one(data, tmp_path, at):
+def test_packed_run_resumed_equals_uninterrupted(data, tmp_path, at):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     run(data, unbroken)
     shutil.copytree(unbroken, broken)
@@ -57,7 +56,7 @@ def test_a_resumed_run_is_the_unbroken_one(data, tmp_path, at):
 
 @pytest.mark.compiled
 @pytest.mark.slow
-def test_a_compiled_run_is_the_plain_one_and_compiles_each_kind_of_block_once(data, tmp_path):
+def test_packed_run_compiled_equals_eager_and_compiles_each_block_class_once(data, tmp_path):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     run(data, tmp_path / "compiled", compile=True, dropout=0.0)
@@ -69,7 +68,7 @@ def test_a_compiled_run_is_the_plain_one_and_compiles_each_kind_of_block_once(da
 
 @needs_gpu
 @pytest.mark.compiled
-def test_a_recorded_run_is_the_plain_one(data, tmp_path):
+def test_packed_run_captured_equals_eager(data, tmp_path):
     run(data, tmp_path / "recorded", compile=True, device="cuda", dropout=0.0, steps=23)
     run(data, tmp_path / "plain", device="cuda", dropout=0.0, steps=23)
     assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
@@ -90,7 +89,7 @@ def _numbers(rows: torch.Tensor) -> Batch:
 
 
 @needs_gpu
-def test_a_replay_reads_the_new_batch_draws_anew_and_leaves_its_gradients():
+def test_graphed_step_replay_reads_the_batch_redraws_dropout_and_keeps_gradients():
     table = nn.Parameter(torch.arange(11.0, device="cuda"))
     plain_calls = []
 

@@ -1,3 +1,5 @@
+"""Recipes: presets, TOML round trips, overrides and fingerprints."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -36,7 +38,7 @@ def test_presets_round_trip_through_toml(task, name):
     assert again.fingerprint() == made.fingerprint()
 
 
-def test_every_field_of_the_settings_round_trips():
+def test_train_config_fields_round_trip():
     config = TrainConfig(
         epochs=3,
         batch=FixedSize(7),
@@ -54,7 +56,7 @@ def test_every_field_of_the_settings_round_trips():
     assert TrainConfig.from_toml(config.to_toml()) == config
 
 
-def test_settings_are_found_by_name():
+def test_with_overrides_finds_settings_by_name():
     changed = recipe("translation").with_overrides(
         {
             "lr_max": "2e-3",
@@ -80,7 +82,7 @@ def test_settings_are_found_by_name():
     assert changed.train.clip is None
 
 
-def test_steps_and_epochs_take_each_others_place():
+def test_with_overrides_steps_and_epochs_replace_each_other():
     assert recipe("digits").train.epochs is not None
     assert recipe("digits").with_overrides({"steps": 90}).train.epochs is None
     assert recipe("text").with_overrides({"epochs": 3}).train.steps is None
@@ -98,7 +100,7 @@ def test_steps_and_epochs_take_each_others_place():
         ({"averaging": '{type = "EMMA"}'}, "no variant 'EMMA'"),
     ],
 )
-def test_unknown_settings_are_named(settings, message):
+def test_with_overrides_invalid_settings_raise_config_error(settings, message):
     with pytest.raises(ConfigError, match=message):
         recipe("translation").with_overrides(settings)
 
@@ -120,17 +122,17 @@ def test_unknown_settings_are_named(settings, message):
         ({"steps": 5, "seed": -1}, "seed is -1"),
     ],
 )
-def test_settings_that_make_no_run_are_refused(fields, message):
+def test_train_config_invalid_values_raise_config_error(fields, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**fields)
 
 
-def test_early_stopping_checks_itself():
+def test_early_stopping_invalid_values_raise_config_error():
     with pytest.raises(ConfigError, match="patience is 0; expected a whole number of at least 1"):
         EarlyStopping(0)
 
 
-def test_epochs_become_steps():
+def test_total_steps_of_epochs():
     config = TrainConfig(epochs=7, accumulation=3)
     assert config.total_steps(11) == 25  # 77 batches, three to an update
     assert TrainConfig(steps=9).total_steps(11) == 9
@@ -141,11 +143,11 @@ def test_epochs_become_steps():
     ("text", "value"),
     [("3", 3), ("1e-3", 1e-3), ("true", True), ("bf16", "bf16"), ("[1, 2]", [1, 2]), ("a = 1", "a = 1")],
 )
-def test_settings_are_read_as_toml_or_as_text(text, value):
+def test_parse_setting_reads_toml_or_text(text, value):
     assert parse_setting(text) == value
 
 
-def test_the_mark_is_of_what_decides_the_numbers():
+def test_fingerprint_depends_on_result_determining_settings_only():
     base = recipe("translation")
     assert base.with_overrides({"device": "cuda", "keep": 9}).fingerprint("x") == base.fingerprint("x")
     assert dataclasses.replace(base, data=base.data.with_path("somewhere")).fingerprint("x") == base.fingerprint("x")
@@ -154,7 +156,7 @@ def test_the_mark_is_of_what_decides_the_numbers():
     assert base.fingerprint("y") != base.fingerprint("x")
 
 
-def test_unknown_names_are_named(tmp_path):
+def test_recipe_unknown_names_raise_config_error(tmp_path):
     with pytest.raises(ConfigError, match="no task 'sort_dedup'; did you mean 'sort-dedup'"):
         recipe("sort_dedup")
     with pytest.raises(ConfigError, match="has no preset 'digits-cov'; did you mean 'digits-conv'"):
@@ -166,12 +168,12 @@ def test_unknown_names_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["translation", "text"])
-def test_without_data_it_says_where_to_get_some(task):
+def test_load_without_data_raises_with_instructions(task):
     with pytest.raises(DataError, match=r"`clearhead data`.*--data PATH"):
         recipe(task).data.load()
 
 
-def test_a_task_that_makes_its_data_takes_none():
+def test_with_path_for_generated_data_raises_data_error():
     with pytest.raises(DataError, match="generates its data"):
         recipe("sort-dedup").data.with_path("file")
     assert isinstance(recipe("digits").data.with_path(None), DataConfig)
@@ -187,18 +189,18 @@ def test_a_task_that_makes_its_data_takes_none():
         (InverseSqrt(1e-2, 7), InverseSqrt(1e-2, 7)),
     ],
 )
-def test_a_schedule_is_chosen_by_its_word_and_keeps_its_numbers(word, schedule):
+def test_with_overrides_schedule_name_keeps_common_fields(word, schedule):
     assert recipe("text").with_overrides({"schedule": word}).train.schedule == schedule
 
 
-def test_a_word_that_names_no_schedule_is_refused():
+def test_with_overrides_unknown_schedule_raises_config_error():
     with pytest.raises(ConfigError, match="schedule: there is no variant 'cosine'; known are: WarmupCosine, Inv"):
         recipe("text").with_overrides({"schedule": "cosine"})
     with pytest.raises(ConfigError, match="warmup_steps is 0; expected a whole number of at least 1"):
         recipe("text").with_overrides({"warmup_steps": 0, "schedule": "inverse-root"})
 
 
-def test_parts_are_found_by_their_name():
+def test_with_overrides_finds_nested_settings_by_name():
     changed = recipe("translation").with_overrides({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
     assert changed.train.schedule == WarmupCosine(0.5, 7)
     assert changed.train.batch == TokenBudget(99, multiple=8)

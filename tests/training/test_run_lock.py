@@ -1,4 +1,4 @@
-"""One process at a time trains in a folder; who comes second is told who does, and a killed one leaves no lock."""
+"""Only one process trains in a folder: errors of the second process, and locks of killed processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def files(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_the_second_says_who_is_first_and_touches_nothing(run, holder):
+def test_run_lock_second_process_raises_and_changes_nothing(run, holder):
     before = files(run)
     command = [sys.executable, "-m", "clearhead.cli", "train", "--resume", str(run)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ def test_the_second_says_who_is_first_and_touches_nothing(run, holder):
     assert files(run) == before
 
 
-def test_a_killed_process_leaves_no_lock(run, holder, tmp_path):
+def test_run_lock_is_released_when_the_process_is_killed(run, holder, tmp_path):
     with pytest.raises(StorageError, match=f"process {holder.pid} on"):
         train(resume=run)
     os.kill(holder.pid, signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_a_killed_process_leaves_no_lock(run, holder, tmp_path):
     assert rows(run) == rows(tmp_path / "whole")
 
 
-def test_a_new_run_holds_its_folder_too(tmp_path):
+def test_train_new_run_locks_its_folder(tmp_path):
     with run_lock(tmp_path / "run", World()), pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
@@ -102,7 +102,7 @@ def test_a_new_run_holds_its_folder_too(tmp_path):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
 
 
-def test_only_the_first_of_many_takes_it(tmp_path):
+def test_run_lock_only_the_first_process_locks(tmp_path):
     with run_lock(tmp_path, World()), run_lock(tmp_path, _Second()):
         pass
     with (
@@ -122,7 +122,7 @@ class _Second(World):
         return None
 
 
-def test_a_folder_that_cannot_be_locked_is_trained_in_with_a_warning(tmp_path, monkeypatch):
+def test_run_lock_unsupported_file_system_warns(tmp_path, monkeypatch):
     def no_locks(file):
         raise OSError(95, "Operation not supported")
 

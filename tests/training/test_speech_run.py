@@ -1,4 +1,4 @@
-"""A run of the task speech: a tiny set is learnt by heart, and evaluation says so."""
+"""Runs of the speech task: overfitting a tiny data set, and its evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
+def test_speech_run_overfits_a_tiny_set(tmp_path):
     data = recorded(tmp_path / "data", ("ann",), (9, 10))
     made = train("speech", data=data, out=tmp_path / "run", overrides=SETTINGS)
     assert made.train_loss < 0.3
@@ -49,7 +49,7 @@ def test_a_tiny_set_is_learnt_and_evaluated(tmp_path):
     assert streams.to_dict()["decoding"] == "greedy CTC"
 
 
-def test_latencies_are_those_of_the_digits_that_are_right():
+def test_evaluation_latencies_cover_correct_digits_only():
     heard = RecordingScores(
         n_exact=1, n_errors=3, n_digits=12, n_recordings=4, latencies=tuple(i / 100 for i in range(20))
     )
@@ -62,7 +62,7 @@ def test_latencies_are_those_of_the_digits_that_are_right():
 
 
 @pytest.mark.bad_input
-def test_mistakes_are_told(tmp_path):
+def test_evaluation_counts_mistakes(tmp_path):
     with pytest.raises(DataError, match=r"7_jackson_32\.wav"):
         train("speech", out=tmp_path / "run")
     with pytest.raises(DataError, match="this needs a model for speech"):

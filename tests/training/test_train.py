@@ -1,3 +1,5 @@
+"""The `train` function: tasks, folders, errors, progress, plots, and starting from trained parameters."""
+
 from __future__ import annotations
 
 import io
@@ -52,7 +54,7 @@ SMALL = {
 
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("task", list(SMALL))
-def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_path, data, task):
+def test_train_every_task_exports_a_model_with_the_reported_loss(tmp_path, data, task):
     seen = []
 
     class Watch(Progress):
@@ -87,7 +89,7 @@ def test_every_task_trains_and_its_model_gives_the_loss_that_was_reported(tmp_pa
         assert re.search(r"train.tsv: 101 of 102 rows are good; skipped: no tab 1 \(line 102\)", " ".join(info.notes))
 
 
-def test_the_measured_normalisation_goes_with_the_model(tmp_path):
+def test_train_digits_exports_the_measured_normalization(tmp_path):
     summary = train("digits", out=tmp_path / "run", overrides=FEW | SMALL["digits"])
     chosen = Recipe.load(summary.model).data.normalize
     assert isinstance(chosen, DatasetNormalize)
@@ -95,7 +97,7 @@ def test_the_measured_normalisation_goes_with_the_model(tmp_path):
     assert (chosen.mean, chosen.std) == pytest.approx((pixels.mean().item(), pixels.std(correction=0).item()))
 
 
-def test_it_learns(tmp_path):
+def test_train_lowers_the_loss(tmp_path):
     """Two hundred steps of a small decoder sort unseen rows of a five-letter alphabet without a fault; two steps
     do not."""
     few = train("sort-dedup", out=tmp_path / "few", overrides=SETTINGS | {"steps": 2})
@@ -107,7 +109,7 @@ def test_it_learns(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["translation", "sort-dedup"])
-def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, data, task):
+def test_train_learned_positions_cover_padding_and_later_epochs(tmp_path, data, task):
     """Widths are rounded up to multiples of 8, and another epoch's letters may be longer than those of the first."""
     few = {"n_train": 5, "n_validation": 2, "max_length": 29} if task == "sort-dedup" else {"max_tokens": 7}
     settings = {
@@ -123,7 +125,7 @@ def test_learned_positions_have_room_for_padding_and_for_later_epochs(tmp_path, 
 
 
 @pytest.mark.bad_input  # a stand-in for a task
-def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
+def test_data_hash_of_many_examples_stays_in_range():
     class Many:
         def __len__(self):
             return 2**24 + 4
@@ -138,7 +140,7 @@ def test_the_mark_of_many_millions_of_examples_asks_for_none_beyond_the_last():
     assert _data_hash(SimpleNamespace(train=Many(), validation=Many()))
 
 
-def test_data_that_have_moved_are_found_with_data(tmp_path, data):
+def test_train_resume_with_moved_data(tmp_path, data):
     train("text", data=data["text"], out=tmp_path / "run", overrides=FEW | SMALL["text"])
     data["text"].rename(tmp_path / "elsewhere.txt")
     with pytest.raises(StorageError, match="there is no file"):
@@ -146,7 +148,7 @@ def test_data_that_have_moved_are_found_with_data(tmp_path, data):
     assert train(resume=tmp_path / "run", data=tmp_path / "elsewhere.txt").ending == "finished"
 
 
-def test_a_callers_no_grad_is_not_meant_for_training(tmp_path):
+def test_train_under_no_grad_of_the_caller(tmp_path):
     with torch.no_grad():
         inside = train("sort-dedup", out=tmp_path / "inside", overrides=SETTINGS)
     outside = train("sort-dedup", out=tmp_path / "outside", overrides=SETTINGS)
@@ -156,13 +158,13 @@ def test_a_callers_no_grad_is_not_meant_for_training(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-def test_the_first_free_folder_is_taken(tmp_path, monkeypatch):
+def test_train_uses_the_first_free_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train("sort-dedup", overrides=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup"
     assert train("sort-dedup", overrides=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup-2"
 
 
-def test_what_cannot_be_started_says_why(tmp_path):
+def test_train_invalid_arguments_raise(tmp_path):
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"steps": 2})
     with pytest.raises(ConfigError, match=r"already contains a run; resume it \(resume="):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
@@ -191,7 +193,7 @@ def test_what_cannot_be_started_says_why(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [{"batch.budget": 1}, {"batch": {"type": "SequencePacking", "rows": 2, "width": 64}}, {"epochs": 1}]
 )
-def test_what_cannot_be_started_leaves_nothing_behind(tmp_path, wrong):
+def test_train_failed_start_leaves_no_files(tmp_path, wrong):
     settings = SETTINGS | {"warmup_steps": 10**6} if "epochs" in wrong else SETTINGS
     if "epochs" in wrong:
         del settings["steps"]
@@ -201,7 +203,7 @@ def test_what_cannot_be_started_leaves_nothing_behind(tmp_path, wrong):
     assert train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS).ending == "finished"
 
 
-def test_the_bar_shows_the_numbers(tmp_path):
+def test_progress_bar_shows_the_metrics(tmp_path):
     from rich.console import Console
 
     out = io.StringIO()
@@ -215,7 +217,7 @@ def test_the_bar_shows_the_numbers(tmp_path):
     assert f"valid {summary.valid_loss:.3f}" in shown
 
 
-def test_nothing_of_the_bar_is_cut_at_eighty_columns(tmp_path):
+def test_progress_bar_fits_eighty_columns(tmp_path):
     from rich.console import Console
 
     out = io.StringIO()
@@ -229,7 +231,7 @@ def test_nothing_of_the_bar_is_cut_at_eighty_columns(tmp_path):
     assert re.search(r"\d:\d\d:\d\d", last)
 
 
-def test_the_table_is_for_people(tmp_path):
+def test_summary_table_is_readable(tmp_path):
     table = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS).table()
     assert table["run"] == "sort-dedup (small), finished"
     assert table["steps"].startswith("11 of 11 (")
@@ -237,7 +239,7 @@ def test_the_table_is_for_people(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", PNG), ("a.svg", b"<?xml")])
-def test_pictures(tmp_path, name, start):
+def test_draw_run_and_draw_schedule_write_images(tmp_path, name, start):
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     assert draw_run(tmp_path / "run", tmp_path / name).read_bytes().startswith(start)
     assert draw_schedule(WarmupCosine(0.001, 40, 1000), 1000, tmp_path / name).read_bytes().startswith(start)
@@ -247,7 +249,7 @@ def test_pictures(tmp_path, name, start):
         draw_run(tmp_path / "nothing")
 
 
-def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
+def test_read_log_corrupted_line_raises_storage_error(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 2}\n')
     with pytest.raises(StorageError, match="line 2: not a row"):
         read_log(tmp_path)
@@ -255,7 +257,7 @@ def test_a_spoilt_line_in_the_middle_of_a_log_is_named(tmp_path):
     assert [row["step"] for row in read_log(tmp_path)] == [1]
 
 
-def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_path, data):
+def test_train_init_starts_with_parameters_and_tokenizer(tmp_path, data):
     settings = FEW | SMALL["translation"]
     first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
     still = settings | {"steps": 3, "warmup_steps": 3, "lr_max": 1e-30, "weight_decay": 0.0, "eval_every": 1}
@@ -269,7 +271,7 @@ def test_a_run_begins_with_the_weights_and_the_tokenizer_of_a_trained_model(tmp_
     assert kept[0] == kept[1]
 
 
-def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data, monkeypatch):
+def test_train_init_run_resumes_from_initial_parameters(tmp_path, data, monkeypatch):
     from clearhead.training.trainer import Trainer
 
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
@@ -291,14 +293,14 @@ def test_a_run_that_began_with_trained_weights_resumes_from_them(tmp_path, data,
 
 
 @pytest.mark.bad_input
-def test_weights_of_other_sizes_are_refused(tmp_path, data):
+def test_train_init_with_other_sizes_raises_config_error(tmp_path, data):
     settings = FEW | SMALL["translation"]
     first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
     with pytest.raises(ConfigError, match=r"init: .* is \[.*\] in .*, expected \[.*\];"):
         train("translation", data=data["translation"], init=first.model, overrides=settings | {"d_ff": 17})
 
 
-def test_phrases_are_learnt_from_and_never_held_out(data):
+def test_train_phrases_are_in_training_only(data):
     from clearhead.training.tasks import TranslationData
 
     plain = TranslationData(path=str(data["translation"]), vocab_size=300)
@@ -311,14 +313,14 @@ def test_phrases_are_learnt_from_and_never_held_out(data):
 
 
 @pytest.mark.bad_input
-def test_an_empty_phrase_is_refused():
+def test_translation_data_empty_phrase_raises_config_error():
     from clearhead.training.tasks import TranslationData
 
     with pytest.raises(ConfigError, match="expected pairs of non-empty texts"):
         TranslationData(phrases=(("so", " "),))
 
 
-def test_batches_of_changing_shapes_do_without_cudnn(tmp_path, data, monkeypatch):
+def test_kernels_for_token_budget_excludes_cudnn(tmp_path, data, monkeypatch):
     """cuDNN prepares itself for every new shape; what was allowed before is allowed again after the run."""
     from clearhead.training.trainer import Trainer
 

@@ -1,3 +1,5 @@
+"""The training loop: steps, log, validation, checkpoints, signals, early stopping and averaging."""
+
 from __future__ import annotations
 
 import json
@@ -59,7 +61,7 @@ class Fixed(nn.Module):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.13])
-def test_the_loss_is_the_sum_that_the_definition_gives(smoothing):
+def test_loss_sum_equals_definition(smoothing):
     task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
     batch = task.validation.batch(torch.arange(11))
     V = task.tokenizer.vocab_size
@@ -80,7 +82,7 @@ def test_the_loss_is_the_sum_that_the_definition_gives(smoothing):
         assert plain == pytest.approx(expected, rel=1e-5)
 
 
-def test_consistency_adds_how_far_two_draws_of_dropout_are_apart():
+def test_loss_sum_r_drop_adds_divergence_of_two_passes():
     """R-Drop by its definition: ½ (CE₁ + CE₂) + α/2 · ½ (KL(p₁‖p₂) + KL(p₂‖p₁)), summed over the labels that count."""
     task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
     batch = task.validation.batch(torch.arange(11))
@@ -99,7 +101,7 @@ def test_consistency_adds_how_far_two_draws_of_dropout_are_apart():
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
+def test_trainer_equals_a_plain_loop(tmp_path, accumulation):
     """The same model trained here by a dozen lines of plain torch: joined batches, means, torch's own parts."""
     run(
         tmp_path / "run",
@@ -143,7 +145,7 @@ def test_it_does_what_a_plain_loop_does(tmp_path, accumulation):
         torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-3, atol=2e-4)
 
 
-def test_a_row_is_the_mean_over_its_interval(tmp_path):
+def test_log_row_is_the_mean_over_its_interval(tmp_path):
     run(tmp_path / "each")
     run(tmp_path / "some", log_every=4)
     some = [row for row in rows(tmp_path / "some") if row["kind"] == "train"]
@@ -151,7 +153,7 @@ def test_a_row_is_the_mean_over_its_interval(tmp_path):
     assert some[-1]["tokens"] == rows(tmp_path / "each")[-2]["tokens"]
 
 
-def test_validation_is_of_the_exported_model(tmp_path):
+def test_validation_loss_is_that_of_the_exported_model(tmp_path):
     summary = run(tmp_path / "run")
     model = storage.load_checkpoint(summary.model)
     task = Recipe.load(summary.model).data.load(seed=0)
@@ -189,7 +191,7 @@ def cut(source, target, step):
         {"log_every": 4, "precision": "bf16"},
     ],
 )
-def test_a_resumed_run_is_bit_for_bit_the_unbroken_one(tmp_path, settings):
+def test_resumed_run_is_bit_identical_to_uninterrupted(tmp_path, settings):
     run(tmp_path / "whole", keep=9, **settings)
     for step in (3, 9):
         part = cut(tmp_path / "whole", tmp_path / f"from-{step}", step)
@@ -198,7 +200,7 @@ def test_a_resumed_run_is_bit_for_bit_the_unbroken_one(tmp_path, settings):
         assert_same_run(tmp_path / "whole", part)
 
 
-def test_a_torn_checkpoint_is_named_and_passed_over(tmp_path):
+def test_resume_skips_an_incomplete_checkpoint_with_a_warning(tmp_path):
     run(tmp_path / "whole", keep=9)
     part = cut(tmp_path / "whole", tmp_path / "part", 9)
     (part / "step-00000009/optimizer.safetensors").write_bytes(b"torn")
@@ -209,13 +211,13 @@ def test_a_torn_checkpoint_is_named_and_passed_over(tmp_path):
     assert_same_run(tmp_path / "whole", part)
 
 
-def test_killed_before_its_first_checkpoint_it_starts_again(tmp_path):
+def test_resume_without_checkpoint_restarts(tmp_path):
     run(tmp_path / "whole")
     train(resume=cut(tmp_path / "whole", tmp_path / "part", 0))
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
-def test_no_good_checkpoint_at_all_is_an_error(tmp_path):
+def test_resume_without_valid_checkpoint_raises_storage_error(tmp_path):
     run(tmp_path / "run")
     for path in (tmp_path / "run").glob("step-*/model.safetensors"):
         path.write_bytes(b"")
@@ -226,7 +228,7 @@ def test_no_good_checkpoint_at_all_is_an_error(tmp_path):
         train(resume=tmp_path / "run")
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path):
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     run(tmp_path / "run")
     before, log = final(tmp_path / "run"), rows(tmp_path / "run")
     summary = train(resume=tmp_path / "run")
@@ -286,7 +288,7 @@ def test_resume_skips_a_checkpoint_with_an_invalid_generator_state(tmp_path):
     assert_same_run(tmp_path / "whole", part)
 
 
-def test_other_data_is_not_resumed_with(tmp_path):
+def test_resume_with_other_data_raises(tmp_path):
     run(tmp_path / "run")
     text = (tmp_path / "run/train.toml").read_text()
     (tmp_path / "run/train.toml").write_text(text.replace("n_train = 97", "n_train = 101"))
@@ -309,7 +311,7 @@ class At(Progress):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+def test_signal_saves_and_prints_the_resume_command(tmp_path, number):
     run(tmp_path / "whole", dropout=0.2, log_every=3)
     before = signal.getsignal(number)
     summary = train(
@@ -326,7 +328,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
-def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
+def test_signal_before_the_first_log_row_saves(tmp_path):
     summary = train(
         "sort-dedup",
         out=tmp_path / "part",
@@ -338,7 +340,7 @@ def test_a_signal_before_the_first_row_of_the_log_says_so_too(tmp_path):
     assert train(resume=tmp_path / "part").ending == "finished"
 
 
-def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
+def test_prune_does_not_count_corrupted_checkpoints(tmp_path):
     def stopped(step, **how):
         return train(**how, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
 
@@ -352,7 +354,7 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
-def test_a_second_signal_is_not_held_back(tmp_path):
+def test_second_signal_interrupts_immediately(tmp_path):
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -361,7 +363,7 @@ def test_a_second_signal_is_not_held_back(tmp_path):
         train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=At(2, twice))
 
 
-def test_it_runs_in_a_thread_where_no_signal_can_be_heard(tmp_path):
+def test_train_in_a_thread_ignores_signals(tmp_path):
     endings = []
     thread = threading.Thread(target=lambda: endings.append(run(tmp_path / "run").ending))
     thread.start()
@@ -369,7 +371,7 @@ def test_it_runs_in_a_thread_where_no_signal_can_be_heard(tmp_path):
     assert endings == ["finished"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+def test_non_finite_loss_raises_diverged_error(tmp_path, monkeypatch):
     from clearhead.training import objective as losses
 
     real, calls = losses.loss_sum, []
@@ -402,7 +404,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def test_patience_runs_out_and_the_best_is_kept(tmp_path):
+def test_early_stopping_exports_the_best_parameters(tmp_path):
     """A learning rate that destroys the model: the first validations are the best, and the export is of them."""
     summary = run(
         tmp_path / "run",
@@ -428,19 +430,19 @@ def test_patience_runs_out_and_the_best_is_kept(tmp_path):
     assert (again.ending, again.steps) == ("stopped early", summary.steps)
 
 
-def test_min_delta_asks_for_more_than_a_little(tmp_path):
+def test_early_stopping_min_delta_requires_larger_improvement(tmp_path):
     choice = EarlyStopping(patience=2, min_delta=100.0)
     assert run(tmp_path / "run", early_stopping=choice).best_step == 4  # the first of all counts, none after it does
 
 
-def test_a_validation_that_is_no_number_is_not_the_best(tmp_path, monkeypatch):
+def test_nan_validation_loss_is_not_the_best(tmp_path, monkeypatch):
     measured = iter([math.nan, 3.0, 2.0, 4.0, math.nan])
     monkeypatch.setattr(Trainer, "evaluate", lambda self, weights=None: (next(measured), 0.5))
     summary = run(tmp_path / "run", steps=20, eval_every=4, keep_best=True)
     assert (summary.best_step, summary.best_loss) == (12, 2.0)
 
 
-def test_the_average_is_what_is_exported(tmp_path):
+def test_trainer_exports_the_average(tmp_path):
     run(tmp_path / "plain")
     run(tmp_path / "mean", averaging='{type = "EMA", decay = 0.8}')
     last, averaged = final(tmp_path / "plain"), final(tmp_path / "mean")
@@ -451,12 +453,12 @@ def test_the_average_is_what_is_exported(tmp_path):
     assert not torch.equal(result["norm.weight"], last["norm.weight"])
 
 
-def test_checkpoints_are_kept_as_many_as_asked(tmp_path):
+def test_trainer_keeps_the_requested_number_of_checkpoints(tmp_path):
     run(tmp_path / "run", keep=2)
     assert [c.step for c in checkpoint.valid_checkpoints(tmp_path / "run")] == [11, 9]
 
 
-def test_the_callers_random_numbers_are_left_alone(tmp_path):
+def test_train_does_not_change_the_callers_random_state(tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -466,7 +468,7 @@ def test_the_callers_random_numbers_are_left_alone(tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(("task", "most"), [("sort-dedup", 2), ("translation", 4)])
-def test_a_few_whole_graphs_serve_batches_of_all_shapes(tmp_path, monkeypatch, task, most):
+def test_compiled_trainer_uses_few_graphs_for_all_shapes(tmp_path, monkeypatch, task, most):
     """What compiling traces, run as it was traced: the same losses, and no new graph for a new shape.
 
     One graph for each kind of block and one for the loss; a decoder's block may have a second, for lengths that happen

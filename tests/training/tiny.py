@@ -1,4 +1,4 @@
-"""A run small enough for a test: five letters, a decoder of a few hundred weights, milliseconds a step."""
+"""A run small enough for a test: five letters, a decoder with a few hundred parameters, milliseconds per step."""
 
 from __future__ import annotations
 

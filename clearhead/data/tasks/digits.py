@@ -1,14 +1,14 @@
-"""Pictures of digits: say which of ten classes a small grey picture shows.
+"""Digit classification: small grayscale images of ten classes.
 
-Read are SVHN's official cropped files (`train_32x32.mat`, `test_32x32.mat`), an npz with `x_train y_train x_val y_val`
-(also inside xz), the idx files of MNIST and Fashion-MNIST, and the 8×8 digits that come with scikit-learn. All become
-grey pictures, and stay bytes until a batch is made; there they become float32 from 0 to 1, are changed a little in
-training where that is asked for, and are normalised the way the training part says.
+Supported files are SVHN's cropped digits (`train_32x32.mat`, `test_32x32.mat`), an npz with `x_train y_train x_val
+y_val` (also inside xz), the idx files of MNIST and Fashion-MNIST, and the 8×8 digits of scikit-learn. Images are stored
+as grayscale bytes; in a batch they are float32 from 0 to 1, augmented in training, and normalized with the statistics
+of the training data.
 
-A change is given its random numbers, from 0 to 1, a row for each picture, and draws none itself: a picture's change
-depends on the seed, the epoch and the picture, not on the batch it happens to be in.
+Augmentations receive uniform random numbers, one row per image, so an image's augmentation depends on the seed, the
+epoch and the image, but not on the batch.
 
-Letters: B pictures, C channels."""
+    B images   C channels"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._core import counter_rng as draws
+from clearhead._core import counter_rng
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability
 from clearhead.config import Validated, decode_variant, encode
@@ -33,18 +33,18 @@ from clearhead.data import files
 from clearhead.data.batch import ImageBatch, Split
 from clearhead.errors import DataError, StorageError, optional_dependency
 
-Pictures: TypeAlias = Float[Tensor, "B C height width"]
+ImageTensor: TypeAlias = Float[Tensor, "B C height width"]
 
 
 @dataclass(frozen=True)
 class RandomShift(Validated):
-    """Move by up to `pixels` whole pixels each way; the rim is repeated."""
+    """Shift by up to `pixels` pixels in each direction; the border is repeated."""
 
     pixels: NonNegativeInt = 2
-    n_draws: ClassVar[int] = 2
+    n_uniforms: ClassVar[int] = 2
 
-    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
-        by = (draws * (2 * self.pixels + 1)).long() - self.pixels  # (B, 2) rows, columns
+    def __call__(self, images: ImageTensor, uniforms: Float[Tensor, "B n"]) -> ImageTensor:
+        by = (uniforms * (2 * self.pixels + 1)).long() - self.pixels  # (B, 2) rows, columns
         height, width = images.shape[-2:]
         rows = (torch.arange(height, device=images.device) - by[:, :1]).clamp(0, height - 1)  # (B, height)
         columns = (torch.arange(width, device=images.device) - by[:, 1:]).clamp(0, width - 1)  # (B, width)
@@ -54,17 +54,17 @@ class RandomShift(Validated):
 
 @dataclass(frozen=True)
 class RandomAffine(Validated):
-    """Turn up to `degrees`, scale up to 1 ± `scale`, move up to `shift` of the size; the rim is repeated."""
+    """Rotate by up to `degrees`, scale by up to 1 ± `scale`, shift by up to `shift` of the size; border repeated."""
 
     shift: NonNegativeFloat = 0.06
     scale: DropoutRate = 0.1
     degrees: NonNegativeFloat = 0.0
-    n_draws: ClassVar[int] = 4
+    n_uniforms: ClassVar[int] = 4
 
-    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
-        x, y, size, turn = (2 * draws - 1).unbind(1)  # each (B,) from −1 to 1
+    def __call__(self, images: ImageTensor, uniforms: Float[Tensor, "B n"]) -> ImageTensor:
+        x, y, size, turn = (2 * uniforms - 1).unbind(1)  # each (B,) from −1 to 1
         angle = turn * math.radians(self.degrees)
-        # The grid says where each output pixel comes from, so a larger picture is a smaller step.
+        # The grid maps output pixels to input positions, so a larger image needs a smaller step.
         step = 1 / (1 + size * self.scale)
         cos, sin = angle.cos() * step, angle.sin() * step
         across = torch.stack([cos, -sin, 2 * self.shift * x], dim=1)
@@ -75,16 +75,16 @@ class RandomAffine(Validated):
 
 @dataclass(frozen=True)
 class RandomContrast(Validated):
-    """Stretch the distance from the picture's mean by up to 1 ± `amount`, and perhaps turn light to dark."""
+    """Scale the contrast by up to 1 ± `amount`, and invert some images."""
 
     amount: DropoutRate = 0.2
-    invert: Probability = 0.0  # of the pictures
-    n_draws: ClassVar[int] = 2
+    invert: Probability = 0.0  # share of inverted images
+    n_uniforms: ClassVar[int] = 2
 
-    def __call__(self, images: Pictures, draws: Float[Tensor, "B n"]) -> Pictures:
+    def __call__(self, images: ImageTensor, uniforms: Float[Tensor, "B n"]) -> ImageTensor:
         mean = images.mean(dim=(-3, -2, -1), keepdim=True)
-        factor = 1 + (2 * draws[:, 0] - 1) * self.amount
-        factor = torch.where(draws[:, 1] < self.invert, -factor, factor)
+        factor = 1 + (2 * uniforms[:, 0] - 1) * self.amount
+        factor = torch.where(uniforms[:, 1] < self.invert, -factor, factor)
         return mean + (images - mean) * factor[:, None, None, None]
 
 
@@ -93,19 +93,19 @@ Augmentation = RandomShift | RandomAffine | RandomContrast
 
 @dataclass(frozen=True)
 class DatasetNormalize(Validated):
-    """Subtract one mean and divide by one standard deviation: of the training pictures, scaled to 0 … 1."""
+    """Subtract the mean and divide by the standard deviation of the training images, scaled to 0 … 1."""
 
     mean: float
     std: PositiveFloat
 
     @classmethod
     def of(cls, pixels: Tensor) -> DatasetNormalize:
-        """Measured on pictures of bytes, exactly: from how often each of the 256 values occurs."""
+        """Compute mean and standard deviation exactly from the counts of the 256 byte values."""
         counts = torch.bincount(pixels.flatten().to(torch.int64), minlength=256).to(torch.float64)
         values = torch.arange(256, dtype=torch.float64) / 255
         mean = float((counts * values).sum() / counts.sum())
         variance = float((counts * (values - mean) ** 2).sum() / counts.sum())
-        return cls(mean, math.sqrt(variance) or 1.0)  # pictures of one grey alone have no spread to divide by
+        return cls(mean, math.sqrt(variance) or 1.0)  # images with a single value have no deviation
 
     def __call__(self, images: Float[Tensor, "... height width"]) -> Float[Tensor, "... height width"]:
         return (images - self.mean) / self.std
@@ -113,7 +113,7 @@ class DatasetNormalize(Validated):
 
 @dataclass(frozen=True)
 class ImageNormalize(Validated):
-    """Give each picture mean 0 and standard deviation 1; `floor` is the least spread divided by."""
+    """Normalize each image to mean 0 and standard deviation 1; the divisor is at least `floor`."""
 
     floor: PositiveFloat = 0.02
 
@@ -126,12 +126,12 @@ Normalization = DatasetNormalize | ImageNormalize
 
 
 def normalization_to_dict(choice: Normalization) -> dict[str, Any]:
-    """The choice as plain values, to be kept beside the weights."""
+    """Return a normalization as plain values, to be stored with the model."""
     return encode(choice)
 
 
 def normalization_from_dict(fields: dict[str, Any]) -> Normalization:
-    """The choice that `normalization_to_dict` wrote."""
+    """Return the normalization that `normalization_to_dict` wrote."""
     return decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
 
 
@@ -145,7 +145,7 @@ _N_CLASSES = 10
 
 @dataclass(frozen=True)
 class Images:
-    """Grey pictures, 0 to 255, and the class of each, 0 to 9."""
+    """Grayscale images, 0 to 255, and their classes, 0 to 9."""
 
     pixels: Tensor  # (N, height, width) uint8
     labels: Int[Tensor, " N"]
@@ -171,21 +171,21 @@ class Images:
         return len(self.labels)
 
 
-def to_grayscale(colour: Tensor) -> Tensor:
-    """(…, 3) uint8 red, green, blue to (…) uint8 by ITU-R 601 (0.299, 0.587, 0.114), in fixed point."""
+def to_grayscale(rgb: Tensor) -> Tensor:
+    """Convert RGB (…, 3) uint8 to (…) uint8 by ITU-R 601 (0.299, 0.587, 0.114), in fixed point."""
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
-    return (((colour.to(torch.int32) * weights).sum(-1, dtype=torch.int32) + (1 << 15)) >> 16).to(torch.uint8)
+    return (((rgb.to(torch.int32) * weights).sum(-1, dtype=torch.int32) + (1 << 15)) >> 16).to(torch.uint8)
 
 
 def read_mat(path: Path) -> Images:
-    """SVHN's cropped digits: `X` (32, 32, 3, N) and `y` (N, 1), where label 10 is the digit 0."""
+    """Read SVHN's cropped digits: `X` (32, 32, 3, N) and `y` (N, 1), in which label 10 is the digit 0."""
     with optional_dependency("reading .mat files needs scipy: pip install scipy"):
         from scipy.io import loadmat
     if not path.is_file():
         raise StorageError(f"there is no file {path}: expected SVHN's {' and '.join(_MAT_NAMES)}")
     try:
         content = loadmat(path, variable_names=("X", "y"))
-    except Exception as error:  # scipy raises many kinds for a file that is no .mat
+    except Exception as error:  # scipy raises various exceptions for invalid files
         raise StorageError(f"{path} cannot be read as a .mat file ({error}): fetch it again") from error
     if not content.keys() >= {"X", "y"}:
         raise DataError(f"{path} lacks X or y: expected the cropped digits (32×32), not the full pictures")
@@ -197,23 +197,23 @@ def read_mat(path: Path) -> Images:
 
 
 def read_npz(path: Path) -> tuple[Images, Images]:
-    """Training and validation pictures from `x_train y_train x_val y_val`."""
+    """Read training and validation images from `x_train y_train x_val y_val`."""
     import numpy
 
     with files.open_bytes(path) if path.suffix in (".xz", ".gz") else files.require_file(path).open("rb") as file:
         content = file.read()
     try:
         with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in _NPZ_NAMES if name in arrays}
+            loaded = {name: arrays[name] for name in _NPZ_NAMES if name in arrays}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, MemoryError) as error:
         raise StorageError(f"{path} cannot be read as npz ({error}): fetch it again") from error
-    if len(found) != len(_NPZ_NAMES):
-        raise DataError(f"{path} has {', '.join(found) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}")
-    return _both([_tensor(found[name], path) for name in _NPZ_NAMES], f"{path.name}, train", f"{path.name}, val")
+    if len(loaded) != len(_NPZ_NAMES):
+        raise DataError(f"{path} has {', '.join(loaded) or 'none'} of the arrays it should: {', '.join(_NPZ_NAMES)}")
+    return _both([_tensor(loaded[name], path) for name in _NPZ_NAMES], f"{path.name}, train", f"{path.name}, val")
 
 
 def _both(arrays: Sequence[Tensor], train: str, validation: str) -> tuple[Images, Images]:
-    """From the pictures and labels to train on, and those to validate with."""
+    """Return training and validation images from four arrays."""
     x_train, y_train, x_val, y_val = arrays
     return Images(x_train, y_train.to(torch.int64), train), Images(x_val, y_val.to(torch.int64), validation)
 
@@ -226,7 +226,7 @@ def _tensor(array: Any, path: Path) -> Tensor:
 
 
 def read_idx(path: Path) -> Tensor:
-    """One idx file, perhaps gzipped: 00 00, the type (08: bytes), the rank, the sizes, then the values."""
+    """Read an idx file, possibly gzipped: 00 00, the type (08: bytes), the rank, the sizes, the values."""
     with files.open_bytes(path) as file:
         content = file.read()
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
@@ -240,7 +240,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def sklearn_digits() -> tuple[Images, Images]:
-    """The 1,797 8×8 digits of scikit-learn; the last fifth is for validation. Their 0 … 16 become 0 … 255."""
+    """Return the 1,797 8×8 digits of scikit-learn, scaled to 0 … 255; the last fifth is for validation."""
     with optional_dependency("these digits come with scikit-learn: pip install scikit-learn"):
         from sklearn.datasets import load_digits
     data = load_digits()
@@ -251,7 +251,7 @@ def sklearn_digits() -> tuple[Images, Images]:
 
 
 def load_images(path: Path | str | None) -> tuple[Images, Images]:
-    """Training and validation pictures from a file or folder of any kind above; None: scikit-learn's."""
+    """Load training and validation images from a supported file or folder; None: scikit-learn's digits."""
     if path is None:
         return sklearn_digits()
     path = Path(path)
@@ -272,11 +272,11 @@ def _from_folder(folder: Path) -> tuple[Images, Images]:
     idx = [next((p for p in (folder / n, folder / f"{n}.gz") if p.is_file()), None) for n in _IDX_NAMES]
     if all(idx):
         return _both([read_idx(p) for p in idx if p is not None], f"{folder.name}, train", f"{folder.name}, t10k")
-    found = sorted(p for ending in ("npz", "npz.xz", "npz.gz") for p in folder.glob(f"*.{ending}"))
-    if len(found) == 1:
-        return read_npz(found[0])
+    npz_paths = sorted(p for ending in ("npz", "npz.xz", "npz.gz") for p in folder.glob(f"*.{ending}"))
+    if len(npz_paths) == 1:
+        return read_npz(npz_paths[0])
     raise StorageError(
-        f"{folder} has {len(found)} npz files and neither {' and '.join(_MAT_NAMES)} nor the four idx files: "
+        f"{folder} has {len(npz_paths)} npz files and neither {' and '.join(_MAT_NAMES)} nor the four idx files: "
         "expected one of these kinds"
     )
 
@@ -287,12 +287,12 @@ _AUGMENT = 401
 
 
 def prepare(pixels: Tensor, normalize: Normalization) -> Float[Tensor, "B 1 height width"]:
-    """Pictures (B, height, width) of bytes as a model wants them."""
+    """Convert images (B, height, width) of bytes to normalized model inputs."""
     return normalize(pixels[:, None].to(torch.float32) / 255)
 
 
 class ImageSplit(Split[ImageBatch]):
-    """Pictures and their classes, with what is done to them."""
+    """Images and their classes, with normalization and augmentation."""
 
     device_attrs = ("pixels", "labels")
 
@@ -309,18 +309,18 @@ class ImageSplit(Split[ImageBatch]):
         return torch.ones(len(self), 1, dtype=torch.int64)
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> ImageBatch:
-        there = rows.to(self.labels.device)
-        images = self.pixels[there][:, None].to(torch.float32) / 255
+        indices = rows.to(self.labels.device)
+        images = self.pixels[indices][:, None].to(torch.float32) / 255
         for number, change in enumerate(self.augment):
-            columns = torch.arange(change.n_draws, device=there.device)
-            images = change(images, draws.uniform(_AUGMENT, self.seed, epoch, number, there[:, None], columns))
-        n, ones = len(rows), torch.ones(len(rows), device=there.device)
-        images, labels = self.normalize(images), self.labels[there]
+            columns = torch.arange(change.n_uniforms, device=indices.device)
+            images = change(images, counter_rng.uniform(_AUGMENT, self.seed, epoch, number, indices[:, None], columns))
+        n, ones = len(rows), torch.ones(len(rows), device=indices.device)
+        images, labels = self.normalize(images), self.labels[indices]
         return ImageBatch(images=images, labels=labels, weights=ones, n_tokens=n, n_padded=n, n_labels=n)
 
 
 class DigitClassification:
-    """The task: name the digit in a picture."""
+    """The task of classifying images of digits."""
 
     name = "digits"
     n_classes = 10
@@ -330,13 +330,13 @@ class DigitClassification:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of a picture."""
+        """Height and width of the images."""
         height, width = self.train.pixels.shape[1:]
         return height, width
 
     @property
     def normalize(self) -> Normalization:
-        """How pictures are shifted and scaled before the model sees them."""
+        """Normalization of the images."""
         return self.train.normalize
 
     @classmethod
@@ -348,9 +348,18 @@ class DigitClassification:
         augment: Sequence[Augmentation] = (),
         seed: int = 0,
     ) -> DigitClassification:
-        """From SVHN's .mat files, an npz, idx files, or (without a path) scikit-learn's 8×8 digits.
+        """Load SVHN's .mat files, an npz, idx files, or scikit-learn's 8×8 digits.
 
-        Without a choice, pictures are normalised by the mean and spread of the training part. Only it is augmented."""
+        Args:
+            path: The file or folder; None: scikit-learn's digits.
+            normalize: By default the mean and standard deviation of the training images.
+            augment: Augmentations of the training images.
+            seed: Seed of the augmentations.
+
+        Raises:
+            DataError: The content is invalid.
+            StorageError: A file is missing or cannot be read.
+        """
         train, validation = load_images(path)
         choice = normalize if normalize is not None else DatasetNormalize.of(train.pixels)
         return cls(ImageSplit(train, choice, augment=augment, seed=seed), ImageSplit(validation, choice))

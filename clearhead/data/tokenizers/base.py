@@ -1,7 +1,7 @@
-"""From text to ids and back: the one small interface, and its plain kinds, characters and a fixed list of symbols.
+"""The tokenizer interface, and two simple tokenizers: characters, and words of a fixed vocabulary.
 
-Those that the `tokenizers` library runs are in `pieces.py`. Every tokenizer is stored as one `tokenizer.json`, which is
-data: reading it runs no code."""
+`library.py` contains the tokenizers of the `tokenizers` library. Every tokenizer is stored as one `tokenizer.json`,
+which is data: reading it executes no code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_NAME = "tokenizer.json"
 
 
 class Tokenizer(ABC):
-    """What the rest of the project knows of a tokenizer. `encode` adds no special token; `decode` leaves them out."""
+    """Interface of tokenizers. `encode` adds no special tokens, and `decode` skips them."""
 
     pad_id: int
     bos_id: int
@@ -32,45 +32,45 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """How many ids there are, special ones included."""
+        """Number of ids, including special tokens."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        """The text of ids, without special tokens."""
+        """Return the text of ids, without special tokens."""
 
     @abstractmethod
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        """A readable label for each id, special ones by name: for pictures and tables."""
+        """Return a readable label for each id, for plots and tables."""
 
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
-        """The ids of a text as a model of its maker is given it, with the special tokens that belong around it; of a
-        text with more than `longest` of them, later ones are left out."""
+        """Return the ids of a text with the special tokens that the model expects, truncated to `longest` ids."""
         return self.encode(text)[:longest]
 
     @abstractmethod
     def to_json(self) -> str:
-        """What `save` writes."""
+        """Return the content of tokenizer.json."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text; much faster than one by one where the tokenizer can run in parallel."""
+        """Encode several texts, in parallel if the tokenizer supports it."""
         return [self.encode(text) for text in texts]
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
-        """`encode` of a text as long as a corpus, as one int32 tensor."""
+        """Encode a long text, such as a corpus, as one int32 tensor."""
         return torch.tensor(self.encode(text), dtype=torch.int32)
 
     def save(self, folder: Path | str) -> Path:
-        """Write `tokenizer.json` into a folder, whole or not at all."""
+        """Write `tokenizer.json` atomically into a folder and return its path."""
         path = Path(folder) / FILE_NAME
         write_atomically(path, self.to_json().encode())
         return path
 
 
-def as_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
+def id_list(ids: Sequence[int] | Tensor, vocab_size: int) -> list[int]:
+    """Return ids as a list, or raise DataError if one is outside the vocabulary."""
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if odd := [number for number in numbers if not 0 <= number < vocab_size]:
         raise DataError(f"id {odd[0]} is outside the vocabulary: expected 0 to {vocab_size - 1}")
@@ -81,9 +81,9 @@ _VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 
 def display_token(piece: str) -> str:
-    """A piece as it can stand in a picture: line ends and other controls as signs, blanks alone as ␣.
+    """Return a display form of a token: symbols for line ends and control characters, ␣ for tokens of spaces.
 
-    A blank before a word stays, so that pieces of printable text joined are that text."""
+    A space before a word is kept, so that the joined tokens of a printable text are the text."""
     if piece and not piece.strip(" "):
         return "␣" * len(piece)
     return "".join(
@@ -92,14 +92,15 @@ def display_token(piece: str) -> str:
     )
 
 
-def as_text(text: object) -> str:
+def require_text(text: object) -> str:
+    """Return the text, or raise DataError if it is not a str."""
     if not isinstance(text, str):
         raise DataError(f"a tokenizer reads text, and this is a {type(text).__name__}: {text!r:.60}")
     return text
 
 
 class CharTokenizer(Tokenizer):
-    """An id for each character of an alphabet. One outside it is an error, or <unk> where `unknown` is set."""
+    """One id per character of an alphabet. Other characters raise DataError, or become <unk> if `unknown` is set."""
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
         self.alphabet = "".join(alphabet)
@@ -107,16 +108,16 @@ class CharTokenizer(Tokenizer):
         self.unknown = unknown
         self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
         self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
-        # Of the special tokens only <unk> stands for something in the text.
+        # Of the special tokens only <unk> represents a character of the text.
         self._letters = ["", "", "", *(["\N{REPLACEMENT CHARACTER}"] if unknown else []), *self.alphabet]
-        # One entry for each code point: encoding is a look-up, at the speed of memory.
+        # One entry per code point, so that encoding is a table lookup.
         self._id_of = torch.full((0x110000,), 3 if unknown else -1, dtype=torch.int32)
         ids = torch.arange(len(self.alphabet), dtype=torch.int32) + len(self._names)
         self._id_of[_code_points(self.alphabet)] = ids
 
     @classmethod
     def of(cls, text: str, *, unknown: bool = False) -> CharTokenizer:
-        """The alphabet of a text, in the order of the code points."""
+        """Create a tokenizer with the characters of a text, in the order of their code points."""
         return cls(sorted(set(text)), unknown=unknown)
 
     @property
@@ -127,21 +128,21 @@ class CharTokenizer(Tokenizer):
         return self.encode_long(text).tolist()
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
-        ids = self._id_of[_code_points(as_text(text))]
-        if len(strange := (ids < 0).nonzero()):
-            at = int(strange[0])
+        ids = self._id_of[_code_points(require_text(text))]
+        if len(unknown := (ids < 0).nonzero()):
+            index = int(unknown[0])
             raise DataError(
-                f"character {text[at]!r} (number {at} of the text) is not in the alphabet of {len(self.alphabet)}: "
-                f"remove it, or use CharTokenizer(…, unknown=True), which reads it as {UNK}"
+                f"character {text[index]!r} (number {index} of the text) is not in the alphabet of "
+                f"{len(self.alphabet)}: remove it, or use CharTokenizer(…, unknown=True), which reads it as {UNK}"
             )
         return ids
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return "".join(self._letters[i] for i in as_list(ids, self.vocab_size))
+        return "".join(self._letters[i] for i in id_list(ids, self.vocab_size))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
         first = len(self._names)
-        numbers = as_list(ids, self.vocab_size)
+        numbers = id_list(ids, self.vocab_size)
         return [display_token(self.alphabet[i - first]) if i >= first else self._names[i] for i in numbers]
 
     def to_json(self) -> str:
@@ -149,13 +150,14 @@ class CharTokenizer(Tokenizer):
 
 
 def _code_points(text: str) -> Tensor:
+    """Return the Unicode code points of a text."""
     if not text:
         return torch.zeros(0, dtype=torch.int64)
     return torch.frombuffer(bytearray(text.encode("utf-32-le", "surrogatepass")), dtype=torch.int32).to(torch.int64)
 
 
 class WordLevelTokenizer(Tokenizer):
-    """A fixed vocabulary: words between blanks, each a symbol of a given list. Ids are places in the list.
+    """Words of a fixed vocabulary, separated by spaces. Ids are indices in the list of words.
 
     >>> s = WordLevelTokenizer(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
     >>> s.encode("D A A <START> A D <STOP>")
@@ -179,17 +181,17 @@ class WordLevelTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         try:
-            return [self._id_of[symbol] for symbol in as_text(text).split()]
+            return [self._id_of[symbol] for symbol in require_text(text).split()]
         except KeyError as error:
-            shown = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
-            expected = f"expected blanks between {shown}"
+            examples = " ".join(self.symbols[:12]) + (" …" if len(self.symbols) > 12 else "")
+            expected = f"expected blanks between {examples}"
             raise DataError(f"symbol {error.args[0]!r} is not in the vocabulary: {expected}") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
         return " ".join(symbol for symbol in self.tokens(ids) if symbol not in self.special)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self.symbols[i] for i in as_list(ids, self.vocab_size)]
+        return [self.symbols[i] for i in id_list(ids, self.vocab_size)]
 
     def to_json(self) -> str:
         pad, bos, eos = self.special
@@ -197,7 +199,11 @@ class WordLevelTokenizer(Tokenizer):
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a folder, or of the `tokenizer.json` itself."""
+    """Load the tokenizer of a folder or of a `tokenizer.json`.
+
+    Raises:
+        StorageError: There is no valid tokenizer.
+    """
     path = Path(folder)
     path = path / FILE_NAME if path.is_dir() else path
     if not path.is_file():

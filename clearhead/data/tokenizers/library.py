@@ -1,11 +1,10 @@
-"""Tokenizers that the `tokenizers` library runs: byte pairs that are trained here, and those of other makers.
+"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and third-party tokenizers.
 
-Byte-level byte pairs can write any text: nothing is ever unknown, and decoding gives back exactly what was encoded.
+Byte-level BPE can encode any text without unknown tokens, and decoding restores it exactly.
 
-A maker's tokenizer.json is WordPiece, Unigram or byte pairs; where a folder has none, a SentencePiece model
-(tokenizer.model, spiece.model, source.spm) is read, a protocol buffer of a few fields. The file says how text is cut;
-which of its tokens begin, end and fill a text is said beside it, in `tokenizer_config.json` or
-`special_tokens_map.json`. All of it is data: reading it runs no code."""
+A third-party tokenizer.json is WordPiece, Unigram or BPE. If a folder has none, a SentencePiece model is read (see
+`sentencepiece.py`). The special tokens are read from `tokenizer_config.json` or `special_tokens_map.json`. All of it is
+data: reading it executes no code."""
 
 from __future__ import annotations
 
@@ -23,29 +22,29 @@ from torch import Tensor
 from clearhead._core.shapes import Int
 from clearhead._core.validation import check_int, require
 from clearhead.data import files
-from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, as_list, as_text, display_token
+from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, display_token, id_list, require_text
 from clearhead.data.tokenizers.sentencepiece import FILES, read_sentence_pieces
 from clearhead.errors import ConfigError, DataError, StorageError
 
 N_BYTES = 256
-_PIECE = 4_096  # characters that are encoded as one text
-_PIECES_AT_ONCE = 4_096
+_CHUNK_CHARS = 4_096  # characters that are encoded as one text
+_CHUNKS_PER_CALL = 4_096
 _MAX_VOCAB_SIZE = 1 << 20  # the library allocates memory for all of it before it trains
 
 
 @cache
 def byte_of_letter() -> dict[str, int]:
-    """The letters by which byte-level BPE writes bytes: printable ones as themselves, others from 256 on."""
+    """Return the byte of each letter of byte-level BPE: printable bytes as themselves, others from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(N_BYTES) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(others)}
+    unprintable = (byte for byte in range(N_BYTES) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(N_BYTES + i): byte for i, byte in enumerate(unprintable)}
 
 
 def display_bpe_token(piece: str) -> str:
-    """A label for a piece of byte-level BPE, whose letters each stand for a byte."""
+    """Return the display form of a byte-level BPE token, in which each letter represents a byte."""
     letters = byte_of_letter()
     if not all(letter in letters for letter in piece):
-        return display_token(piece)  # added whole by its maker, and not as bytes
+        return display_token(piece)  # an added token, which is not written as bytes
     raw = bytes(letters[letter] for letter in piece)
     try:
         return display_token(raw.decode())
@@ -53,7 +52,8 @@ def display_bpe_token(piece: str) -> str:
         return "".join(chr(b) if 0x20 < b < 0x7F else f"<{b:02X}>" for b in raw)
 
 
-def _why_not_text(texts: Sequence[str]) -> str:
+def _encoding_error(texts: Sequence[str]) -> str:
+    """Return why texts could not be encoded."""
     for i, text in enumerate(texts):
         try:
             text.encode()
@@ -63,7 +63,7 @@ def _why_not_text(texts: Sequence[str]) -> str:
 
 
 class TokenizersBackend(Tokenizer):
-    """One that the `tokenizers` library runs; where it `is_bytes`, each letter of a piece stands for a byte."""
+    """A tokenizer of the `tokenizers` library; with `is_bytes` each letter of a token represents a byte."""
 
     def __init__(self, inner: Any, *, is_bytes: bool) -> None:
         self._inner, self._is_bytes = inner, is_bytes
@@ -72,26 +72,26 @@ class TokenizersBackend(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id: makers leave gaps."""
+        """One more than the largest id; ids may have gaps."""
         return self._size
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        texts = [as_text(text) for text in texts]
+        texts = [require_text(text) for text in texts]
         try:
             return [row.ids for row in self._inner.encode_batch_fast(texts, add_special_tokens=special)]
         except TypeError as error:
-            raise DataError(_why_not_text(texts)) from error
+            raise DataError(_encoding_error(texts)) from error
         except Exception as error:  # the library's own, such as a vocabulary that lacks its unknown token
             raise DataError(f"the tokenizer cannot encode this text: {error}; correct its tokenizer.json") from error
 
     def decode(self, ids: Sequence[int] | Int[Tensor, " T"]) -> str:
-        return self._inner.decode(as_list(ids, self.vocab_size), skip_special_tokens=True)
+        return self._inner.decode(id_list(ids, self.vocab_size), skip_special_tokens=True)
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, " T"]) -> list[str]:
-        return [self._label(i) for i in as_list(ids, self.vocab_size)]
+        return [self._label(i) for i in id_list(ids, self.vocab_size)]
 
     def _label(self, number: int) -> str:
         piece = self._inner.id_to_token(number)
@@ -108,8 +108,7 @@ class TokenizersBackend(Tokenizer):
 class ByteLevelBPE(TokenizersBackend):
     """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
 
-    A special token's name inside a text is text like any other: only `pad_id` and its like stand for the
-    tokens themselves."""
+    The name of a special token in a text is encoded as ordinary text."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner, is_bytes=True)
@@ -123,22 +122,21 @@ class ByteLevelBPE(TokenizersBackend):
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         import numpy
 
-        # Where a single line end stands between two words no token can reach across it, so the ids are those of the
-        # whole text, while the pieces run in parallel and only some of them are held as Python objects at a time. A few
-        # thousand characters at once take the library half the time of single lines.
-        text, cuts = as_text(text), [0]
+        # No token crosses a single line end between two words, so encoding chunks in parallel gives the ids of the
+        # whole text with less memory. Chunks of a few thousand characters take half the time of single lines.
+        text, cuts = require_text(text), [0]
         for match in re.finditer(r"\S\n(?=\S)", text):
-            if match.end() - cuts[-1] >= _PIECE:
+            if match.end() - cuts[-1] >= _CHUNK_CHARS:
                 cuts.append(match.end())
-        pieces = [text[one:other] for one, other in pairwise([*cuts, len(text)])]
+        pieces = [text[start:stop] for start, stop in pairwise([*cuts, len(text)])]
         parts = [torch.zeros(0, dtype=torch.int32)]
-        for first in range(0, len(pieces), _PIECES_AT_ONCE):
-            ids = chain.from_iterable(self.encode_batch(pieces[first : first + _PIECES_AT_ONCE]))
+        for first in range(0, len(pieces), _CHUNKS_PER_CALL):
+            ids = chain.from_iterable(self.encode_batch(pieces[first : first + _CHUNKS_PER_CALL]))
             parts.append(torch.from_numpy(numpy.fromiter(ids, dtype=numpy.int32)))
         return torch.cat(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copied and pickled by what is stored: the library's own way forgets that special names are text.
+        # Copied and pickled as JSON, because the library's pickle loses `encode_special_tokens`.
         return from_json, (self.to_json(),)
 
 
@@ -158,16 +156,23 @@ def _inner(text: str) -> Any:
 def train_bpe(
     source: Path | Iterable[str | Path], vocab_size: int, specials: Sequence[str] = (), *, min_frequency: int = 2
 ) -> ByteLevelBPE:
-    """Train byte-level byte pairs on texts, or on the lines of files (given as `Path`).
+    """Train byte-level BPE. The same texts always produce the same tokenizer.
 
-    The vocabulary is <pad>, <bos>, <eos>, then `specials`, the 256 bytes, and as many merged pairs as are
-    left up to `vocab_size` and occur at least `min_frequency` times. The same texts give the same tokenizer."""
+    Args:
+        source: Texts, or paths of text files whose lines are used.
+        vocab_size: Maximum vocabulary size: <pad>, <bos>, <eos>, `specials`, the 256 bytes, and the merges.
+        specials: Additional special tokens.
+        min_frequency: Minimum number of occurrences of a merged pair.
+
+    Raises:
+        ConfigError: The vocabulary is too small or too large, or a special token is repeated.
+        DataError: `source` is a single str.
+    """
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if isinstance(source, str):
-        then = "give a list of texts, or a Path where a file is meant"
-        raise DataError(f"source is the text {source[:40]!r}, whose letters would be taken for texts: {then}")
+        raise DataError(f"source is the text {source[:40]!r}; expected a list of texts, or a Path of a file")
     names = [PAD, BOS, EOS, *specials]
     always = f"each must be there once, and {PAD}, {BOS}, {EOS} always are"
     require(len(set(names)) == len(names), f"special tokens {names}: {always}")
@@ -197,25 +202,27 @@ def _texts(source: Path | Iterable[str | Path]) -> Iterator[str]:
             yield item
 
 
-# ---------------------------------------------------------------------- other makers'
+# ---------------------------------------------------------------------- third-party tokenizers
 
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # the later one counts
+_CONFIG_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one has precedence
 
 
-def _role(role: str, what: str) -> property:
+def _role(role: str, purpose: str) -> property:
+    """Return a property with the id of the special token of a role."""
+
     def number(self: HFTokenizer) -> int:
         if role not in self.specials:
-            raise DataError(f"this tokenizer has no token for {what}: its maker names no {role}")
+            raise DataError(f"this tokenizer has no token for {purpose}: its files define no {role}")
         return self._inner.token_to_id(self.specials[role])
 
     return property(number)
 
 
 class HFTokenizer(TokenizersBackend):
-    """A maker's tokenizer. `encode` adds no special token; `prompt` adds those that the maker's models are given.
+    """A third-party tokenizer. `encode` adds no special tokens; `prompt` adds those that the models expect.
 
-    `specials` are the tokens for "bos_token", "eos_token", "pad_token" and the like, as far as there are any."""
+    `specials` maps roles ("bos_token", "eos_token", "pad_token", …) to tokens, as far as they are defined."""
 
     def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
         super().__init__(inner, is_bytes='"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder")))
@@ -223,13 +230,13 @@ class HFTokenizer(TokenizersBackend):
         self._inner.no_padding()
         self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
 
-    pad_id = _role("pad_token", "filling a text up")
-    bos_id = _role("bos_token", "beginning a text")
-    eos_id = _role("eos_token", "ending a text")
+    pad_id = _role("pad_token", "padding")
+    bos_id = _role("bos_token", "the start of a text")
+    eos_id = _role("eos_token", "the end of a text")
 
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
         if longest is not None:
-            self._inner.enable_truncation(longest)  # of the text: the special tokens around it stay
+            self._inner.enable_truncation(longest)  # truncates the text but not the special tokens
         try:
             return self.encode_batch([text], special=True)[0]
         finally:
@@ -240,14 +247,18 @@ class HFTokenizer(TokenizersBackend):
 
 
 def load_hf_tokenizer(folder: Path) -> HFTokenizer:
-    """The tokenizer of a folder that its maker's library wrote."""
+    """Load the tokenizer of a folder in the format of transformers.
+
+    Raises:
+        StorageError: The files are not a tokenizer.
+    """
     path = folder / FILE_NAME
     specials: dict[str, str] = {}
-    for beside in (folder / name for name in _BESIDE):
-        specials |= _specials(beside) if beside.is_file() else {}
-    if not path.is_file() and (others := [folder / name for name in FILES if (folder / name).is_file()]):
-        inner, own = read_sentence_pieces(others[0])
-        return HFTokenizer(inner, own | specials)
+    for config_path in (folder / name for name in _CONFIG_FILES):
+        specials |= _specials(config_path) if config_path.is_file() else {}
+    if not path.is_file() and (models := [folder / name for name in FILES if (folder / name).is_file()]):
+        inner, model_specials = read_sentence_pieces(models[0])
+        return HFTokenizer(inner, model_specials | specials)
     try:
         return _from_text(path.read_text(encoding="utf-8"), specials)
     except (OSError, ValueError) as error:
@@ -264,7 +275,7 @@ def _specials(path: Path) -> dict[str, str]:
         pairs = {role: fields.get(role) for role in ROLES}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is not an object of JSON: {error}") from error
-    # A token is written as its text, or as an object that holds it.
+    # A token is a string, or an object with its content.
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in pairs.items()}
     return {role: token for role, token in texts.items() if isinstance(token, str)}
 

@@ -15,39 +15,46 @@ from clearhead.errors import DataError, StorageError
 FILES = ("tokenizer.model", "spiece.model", "source.spm")
 
 
-# What stands around a text, by the class that its maker's folder names. Others give other ids to the pieces.
-_AROUND = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}
+# Special tokens around a text, by tokenizer class. Other classes map the pieces to other ids.
+_TEMPLATES = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}
 
 
-_CONTROL, _OWN = 3, 4  # types of a piece: special, and one that is never cut
+_CONTROL = 3  # type of a special piece
+_USER_DEFINED = 4  # type of a piece that is never split
 
 
 def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
-    """The tokenizer in a file of SentencePiece, and its special tokens by their roles."""
+    """Read a SentencePiece model; return the tokenizer and its special tokens by role.
+
+    Raises:
+        DataError: The class of the tokenizer is not supported.
+        StorageError: The file is not a complete SentencePiece model.
+    """
     from tokenizers import AddedToken, processors
 
-    about = path.with_name("tokenizer_config.json")
-    settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    config_path = path.with_name("tokenizer_config.json")
+    settings = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
     kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
-    if kind not in _AROUND:
-        known = ", ".join(_AROUND)
-        raise DataError(f"{path} is of a {kind}, whose ids are not known here; expected {known}, or a tokenizer.json")
+    if kind not in _TEMPLATES:
+        expected = ", ".join(_TEMPLATES)
+        raise DataError(f"{path} belongs to a {kind}, which is not supported; expected {expected}, or a tokenizer.json")
     try:
         pieces, trainer, normalizer = _model(path.read_bytes())
     except (IndexError, KeyError, ValueError, struct.error, TypeError) as error:
-        raise StorageError(f"{path} is not a whole SentencePiece model: get it again") from error
-    if (ids := path.with_name("vocab.json")).is_file():  # pieces of both languages, in one order
+        raise StorageError(f"{path} is not a complete SentencePiece model; download it again") from error
+    if (ids := path.with_name("vocab.json")).is_file():  # pieces of both languages in one vocabulary
         numbers: dict[str, int] = json.loads(ids.read_text(encoding="utf-8"))
-        least, own = min(score for _, score, _ in pieces) - 100, {piece[0]: piece for piece in pieces}
-        pieces = [own.get(piece, (piece, least, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
+        lowest = min(score for _, score, _ in pieces) - 100
+        by_text = {piece[0]: piece for piece in pieces}
+        pieces = [by_text.get(piece, (piece, lowest, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
     inner = _tokenizer(pieces, trainer, normalizer)
     special = [piece for piece, _, form in pieces if form == _CONTROL]
     inner.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
-    inner.add_tokens([AddedToken(piece, normalized=False) for piece, _, form in pieces if form == _OWN])
-    if kind == "T5Tokenizer":  # the last is the first
+    inner.add_tokens([AddedToken(piece, normalized=False) for piece, _, form in pieces if form == _USER_DEFINED])
+    if kind == "T5Tokenizer":  # in reverse order
         inner.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(settings.get("extra_ids", 100)))])
-    ends = [(name, inner.token_to_id(name)) for name in _AROUND[kind].split() if name != "$A"]
-    inner.post_processor = processors.TemplateProcessing(single=_AROUND[kind], special_tokens=ends)
+    ends = [(name, inner.token_to_id(name)) for name in _TEMPLATES[kind].split() if name != "$A"]
+    inner.post_processor = processors.TemplateProcessing(single=_TEMPLATES[kind], special_tokens=ends)
     roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     return inner, {role: name for role, name in roles.items() if inner.token_to_id(name) is not None}
 
@@ -73,10 +80,10 @@ def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any],
     else:
         raise ValueError("neither unigrams nor pairs")
     steps: list[Any] = [normalizers.Precompiled(normalizer[2])] if normalizer.get(2) else []
-    if normalizer.get(4, 1):  # blanks at the ends go, and several are one
+    if normalizer.get(4, 1):  # strip spaces at the ends and merge repeated ones
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if normalizer.get(3, 1):  # a blank before the first word, as before all others
+    if normalizer.get(3, 1):  # a space before the first word
         steps.append(normalizers.Prepend("▁"))
         parts.append(decoders.Strip(" ", 1, 0))
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -85,7 +92,7 @@ def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any],
 
 
 def _model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
-    """Pieces with their scores and types, and the settings of training and of normalisation by their numbers."""
+    """Return the pieces with scores and types, and the fields of the trainer and normalizer specs by number."""
     pieces, settings = [], {2: {}, 3: {}}  # type: ignore[var-annotated]
     for field, value in _fields(data):
         if field == 1:
@@ -99,25 +106,25 @@ def _model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], d
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: their numbers, and what they hold, as a whole number or as bytes."""
-    at = 0
+    """Yield the fields of a protobuf message: number and value (int or bytes)."""
+    index = 0
 
-    def whole() -> int:
-        nonlocal at
+    def read_varint() -> int:
+        nonlocal index
         value, shift = 0, 0
         while True:
-            byte = data[at]
-            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            byte = data[index]
+            index, value, shift = index + 1, value | (byte & 127) << shift, shift + 7
             if byte < 128:
                 return value
 
-    while at < len(data):
-        tag = whole()
+    while index < len(data):
+        tag = read_varint()
         if tag & 7 == 0:
-            yield tag >> 3, whole()
+            yield tag >> 3, read_varint()
             continue
-        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else whole()
-        if at + size > len(data):
-            raise ValueError("cut short")
-        yield tag >> 3, data[at : at + size]
-        at += size
+        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else read_varint()
+        if index + size > len(data):
+            raise ValueError("truncated message")
+        yield tag >> 3, data[index : index + size]
+        index += size

@@ -60,7 +60,7 @@ def test_train_bpe_merges_frequent_pairs(bpe):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("source", ["corpus.txt", "the cat sat on the mat"])
 def test_train_bpe_on_a_str_raises_data_error(source):
-    with pytest.raises(DataError, match=r"give a list of texts, or a Path where a file is meant"):
+    with pytest.raises(DataError, match=r"expected a list of texts, or a Path of a file"):
         train_bpe(source, 307)
 
 

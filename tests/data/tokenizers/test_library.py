@@ -79,7 +79,7 @@ def test_special_tokens_are_read_from_the_folder(made):
             content = token["content"] if isinstance(token, dict) else token
             assert getattr(pieces, name) == inner.token_to_id(content)
         else:
-            with pytest.raises(DataError, match=f"its maker names no {role}"):
+            with pytest.raises(DataError, match=f"its files define no {role}"):
                 getattr(pieces, name)
 
 

@@ -30,7 +30,7 @@ READ = [
 
 
 @pytest.fixture(params=KINDS)
-def made(request, tmp_path):
+def reference_and_folder(request, tmp_path):
     """SentencePiece's own, and the folder with its model."""
     library = pytest.importorskip("sentencepiece", reason="sentencepiece, the peer to compare with, is missing")
     model = io.BytesIO()
@@ -41,8 +41,8 @@ def made(request, tmp_path):
     return library.SentencePieceProcessor(model_proto=model.getvalue()), tmp_path
 
 
-def test_encode_and_decode_equal_sentencepiece(made):
-    expected, folder = made
+def test_encode_and_decode_equal_sentencepiece(reference_and_folder):
+    expected, folder = reference_and_folder
     actual = load_hf_tokenizer(folder)
     assert actual.vocab_size == expected.vocab_size()
     for text in [*READ, *TEXTS]:
@@ -54,9 +54,9 @@ def test_encode_and_decode_equal_sentencepiece(made):
     assert (actual.bos_id, actual.eos_id) == (expected.bos_id(), expected.eos_id())
 
 
-def test_marian_vocabulary_is_shared_by_both_languages(made):
+def test_marian_vocabulary_is_shared_by_both_languages(reference_and_folder):
     """Marian: pieces of the source, by the numbers of a list that has those of the target as well."""
-    expected, folder = made
+    expected, folder = reference_and_folder
     pieces = [expected.id_to_piece(i) for i in range(expected.vocab_size())]
     order = {piece: i for i, piece in enumerate(["</s>", *(p for p in reversed(pieces) if p != "</s>"), "▁perro"])}
     (folder / "tokenizer.model").rename(folder / "source.spm")
@@ -68,8 +68,8 @@ def test_marian_vocabulary_is_shared_by_both_languages(made):
     assert actual.decode([order["▁perro"], order["</s>"]]).strip() == "perro"
 
 
-def test_t5_extra_ids_follow_the_vocabulary(made):
-    expected, folder = made
+def test_t5_extra_ids_follow_the_vocabulary(reference_and_folder):
+    expected, folder = reference_and_folder
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
     actual = load_hf_tokenizer(folder)
     assert actual.prompt("dog")[-1] == expected.eos_id()
@@ -77,13 +77,13 @@ def test_t5_extra_ids_follow_the_vocabulary(made):
 
 
 @pytest.mark.bad_input
-def test_read_sentence_pieces_invalid_model_raises(made):
-    _, folder = made
+def test_read_sentence_pieces_invalid_model_raises(reference_and_folder):
+    _, folder = reference_and_folder
     whole = (folder / "tokenizer.model").read_bytes()
     for broken in (whole[: len(whole) // 3], b"", b"not a model", whole[: len(whole) // 2] + b"\xff" * 9):
         (folder / "tokenizer.model").write_bytes(broken)
-        with pytest.raises(StorageError, match="not a whole SentencePiece model"):
+        with pytest.raises(StorageError, match="not a complete SentencePiece model"):
             load_hf_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
-    with pytest.raises(DataError, match="of a XLMRobertaTokenizer, whose ids are not known here"):
+    with pytest.raises(DataError, match="belongs to a XLMRobertaTokenizer, which is not supported"):
         load_hf_tokenizer(folder)
