@@ -1,10 +1,10 @@
-"""The Triton kernels on a GPU, forward and backward, against the float64 reference, for every kind of mask and shape.
+"""The Triton kernels on a GPU match the float64 reference, forward and backward, for every kind of mask and shape.
 
     python3 -m pytest tests/attention/sparse/test_gpu.py -q -p no:cacheprovider
 
-Nearly all of the time goes into compiling kernels, so the cases are shared out among processes, those that compile
-longest first, and torch's own compiler runs beside them. The tolerance is that of `test_gathered_triton.py`: at most
-twice the reference's own error in the same dtype, and two roundings of the largest entry."""
+Compiling kernels takes nearly all of the time, so the cases are distributed over processes, slowest compilations first,
+while torch.compile runs too. The tolerance is that of `test_triton.py`: at most twice the error of the reference in the
+same dtype, plus two rounding errors of the largest entry."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.attention.test_implementations import forward_backward
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(),
-    reason="there is no CUDA GPU here; test_gathered_triton.py runs the same kernels in Triton's interpreter",
+    reason="needs a CUDA GPU; test_triton.py runs the same kernels in Triton's interpreter",
 )
 
 WORKERS = os.cpu_count() or 1
@@ -57,7 +57,7 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a mask (or its name, where it is made of random data), (B, H, K, T, S, D, E), and what is special."""
+    """One call: a mask (or the name of a mask of random data), (B, H, K, T, S, D, E), and options."""
 
     mask: Mask | str
     shape: tuple[int, int, int, int, int, int, int]
@@ -116,20 +116,20 @@ def expression(random_: random.Random, depth: int) -> Mask:
 def expressions(count: int) -> list[Case]:
     """Random expressions, the same in every process."""
     random_ = random.Random(403)
-    found: list[Case] = []
-    while len(found) < count:
+    cases: list[Case] = []
+    while len(cases) < count:
         mask = expression(random_, 3)
         if isinstance(mask, Full):
             continue
-        shape, query_offset = SHAPES[len(found) % len(SHAPES)]
-        found.append(Case(mask, shape, (BRAIN, HALF, SINGLE)[len(found) // 4 % 3], query_offset))
-    return found
+        shape, query_offset = SHAPES[len(cases) % len(SHAPES)]
+        cases.append(Case(mask, shape, (BRAIN, HALF, SINGLE)[len(cases) // 4 % 3], query_offset))
+    return cases
 
 
 CASES = [
     *(Case(pattern.mask(1021), square(1021)) for pattern in CATALOGUE),
     *(Case(LANDMARKS, square(331, D), dtype) for D in (16, 32, 64, 128, 256) for dtype in (HALF, BRAIN, SINGLE)),
-    # Enough columns that every query sees for a dense call beside the gathered one; and the triangle.
+    # Enough columns that every query sees for a dense call in addition to the sparse one; and the causal triangle.
     *(
         Case(mask, (1, 4, 2, 4099, 4099, D, D), dtype)
         for mask in (window(2, 2) | every(4), causal() | prefix(301))
@@ -159,7 +159,7 @@ CASES = [
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
     Case(causal() & (window(9, 0) | every(3)), square(2053), deterministic=True),
     Case(window(2, 2) | every(4), (1, 4, 2, 4099, 4099, 64, 64), deterministic=True),
-    # BlockIndex so long that they are cut into larger blocks.
+    # Lists long enough for larger blocks.
     Case(blocks(6000), (1, 2, 1, 9001, 9001, 128, 128)),
     Case(causal() & blocks(9000), (1, 1, 1, 9001, 9001, 96, 128), HALF, deterministic=True),
     *expressions(40),
@@ -178,8 +178,8 @@ def mask_of(case: Case) -> Mask:
     if case.mask == "documents":
         return documents((torch.rand(B, T, generator=generator) < 0.02).cumsum(-1))
     size = (B, 1, T, S) if case.mask == "allow by batch" else (H, T, S)
-    chosen = torch.rand(size, generator=generator) < 0.1
-    return allow(chosen) if case.mask == "allow by batch" else forbid(~chosen)
+    allowed = torch.rand(size, generator=generator) < 0.1
+    return allow(allowed) if case.mask == "allow by batch" else forbid(~allowed)
 
 
 def bias_of(case: Case, device: str) -> torch.Tensor | None:
@@ -199,7 +199,7 @@ def bias_of(case: Case, device: str) -> torch.Tensor | None:
 
 
 def errors(case: Case, device: str) -> list[dict[str, float]]:
-    """For out, dq, dk, dv: how far the case's way and the reference are from float64, and what roundings explain."""
+    """Return, for out, dq, dk, dv, the errors of the case and of the reference, and the rounding tolerance."""
     B, H, K, T, S, D, E = case.shape
     generator = torch.Generator().manual_seed(T + S + D)
     *inputs, cotangent = (
@@ -231,7 +231,7 @@ def errors(case: Case, device: str) -> list[dict[str, float]]:
 
 
 def run(number: int) -> list[dict[str, float]] | str:
-    """One case in a process of its own; what went wrong comes back as text, so that the other cases still count."""
+    """Run a case in a worker process; return the traceback of a failure as text."""
     torch.set_num_threads(1)
     try:
         return errors(CASES[number], "cuda")
@@ -239,26 +239,26 @@ def run(number: int) -> list[dict[str, float]] | str:
         return traceback.format_exc()
 
 
-def effort(case: Case) -> tuple[bool, int, int]:
-    """What makes a case take long, most first: float32 has no tensor cores, so its products are long programs."""
+def compile_cost(case: Case) -> tuple[bool, int, int]:
+    """Return a sort key of compile time: float32 without tensor cores is slowest, then width and length."""
     T, _, D, E = case.shape[3:]
     return case.dtype == SINGLE, max(D, E), T
 
 
 @pytest.fixture(scope="module")
 def results():
-    """A future for each case, all of them at work."""
+    """Yield a future per case, all submitted."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, mp_context=context) as pool:
-        order = sorted(range(len(CASES)), key=lambda number: effort(CASES[number]), reverse=True)
-        found = {number: pool.submit(run, number) for number in order}
-        yield found
+        order = sorted(range(len(CASES)), key=lambda number: compile_cost(CASES[number]), reverse=True)
+        futures = {number: pool.submit(run, number) for number in order}
+        yield futures
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.usefixtures("results")  # which are computed meanwhile
+@pytest.mark.usefixtures("results")  # computed at the same time
 @pytest.mark.compiled
-def test_compiles_as_one_graph_with_its_backward():
+def test_compiled_single_graph_matches_eager_with_backward():
     q, k, v = (torch.randn(1, 2, 1031, 64, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
     mask = window(9, 5) | every(32)
 
@@ -266,16 +266,16 @@ def test_compiles_as_one_graph_with_its_backward():
         return attend(q, k, v, mask, impl="sparse").float().square()
 
     compiled = torch.compile(step, fullgraph=True, dynamic=False)
-    found = []
+    results = []
     for way in (compiled, step):
         out = way(q, k, v)
-        found.append([out, *torch.autograd.grad(out.sum(), (q, k, v))])
-    for a, b in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad(out.sum(), (q, k, v))])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: str(CASES[n]))
-def test_errs_at_most_twice_as_much_as_the_reference(results, number):
+def test_error_is_at_most_twice_the_reference(results, number):
     rows = results[number].result()
     assert not isinstance(rows, str), rows
     for name, row in zip(("out", "dq", "dk", "dv"), rows, strict=True):
@@ -286,7 +286,7 @@ def test_errs_at_most_twice_as_much_as_the_reference(results, number):
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with the queries", "alone"])
 @pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
-def test_a_learned_bias_in_float32_gets_its_gradient(dtype, alone):
+def test_learned_float32_bias_gradient_matches_reference(dtype, alone):
     """The Triton kernels have none for it: the fused kernel computes such a call in float32. Where the bias alone
     learns, that kernel keeps nothing for it, and the reference is left."""
     generator = torch.Generator().manual_seed(8)
@@ -314,7 +314,7 @@ def plan_of(case: Case) -> Plan:
 
 @pytest.mark.parametrize("impl", ["sparse", "sdpa"])
 @pytest.mark.parametrize("size", [1e30, torch.finfo(SINGLE).min], ids=["1e30", "least"])
-def test_a_bias_beyond_any_exponent_leaves_the_largest_its_weight(size, impl):
+def test_huge_bias_gives_the_largest_score_weight_one(size, impl):
     """A product and a sum in one rounding step would be off by more than an exponent holds."""
     q, k, v = (torch.randn(1, 1, 70, 16, device="cuda", requires_grad=True) for _ in range(3))
     bias = torch.full((70, 70), -abs(size), device="cuda")
@@ -328,7 +328,7 @@ def test_a_bias_beyond_any_exponent_leaves_the_largest_its_weight(size, impl):
 
 
 @pytest.mark.parametrize("size", [1e8, 1e30, -1e30])
-def test_gradients_beside_a_bias_that_is_large_everywhere_are_finite(size):
+def test_gradients_with_large_bias_are_finite(size):
     q, k, v = (torch.randn(2, 1, 5, 32, device="cuda", requires_grad=True) for _ in range(3))
     for keys in (1, 5):
         bias = size * (1 + torch.rand(1, 1, 1, keys, device="cuda"))
@@ -338,18 +338,18 @@ def test_gradients_beside_a_bias_that_is_large_everywhere_are_finite(size):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 3, 1), (1, 2, 1, 1)], ids=str)
-def test_a_bias_that_is_the_same_for_every_key(shape):
+def test_bias_constant_over_keys_matches_reference(shape):
     q, k, v = (torch.randn(1, 2, 3, 4, device="cuda") for _ in range(3))
     bias = torch.randn(shape, device="cuda", requires_grad=True)
     q.requires_grad_()
-    found, wanted = (attend(q, k, v, bias=bias, impl=impl) for impl in ("auto", "reference"))
-    torch.testing.assert_close(found, wanted)
-    found.sum().backward()
+    actual, expected = (attend(q, k, v, bias=bias, impl=impl) for impl in ("auto", "reference"))
+    torch.testing.assert_close(actual, expected)
+    actual.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
-def test_a_mask_hides_whatever_the_scores_are(dtype):
-    """Also where the key that is seen scores less than a hidden one by more than 65,504."""
+def test_mask_hides_keys_at_extreme_scores(dtype):
+    """The visible key scores less than a hidden one by more than 65,504."""
     q = torch.full((1, 1, 1, 16), 30.0, device="cuda", dtype=dtype)
     k = torch.cat((q, -q), dim=-2)
     v = torch.arange(16.0, device="cuda", dtype=dtype).view(1, 1, 2, 8)
@@ -357,7 +357,7 @@ def test_a_mask_hides_whatever_the_scores_are(dtype):
     torch.testing.assert_close(out, v[:, :, 1:])
 
 
-def test_values_without_a_width():
+def test_values_of_width_zero_give_zero_gradients():
     q, k = (torch.randn(1, 1, 2, 8, device="cuda", dtype=HALF, requires_grad=True) for _ in range(2))
     v = torch.zeros(1, 1, 2, 0, device="cuda", dtype=HALF, requires_grad=True)
     attend(q, k, v).sum().backward()
@@ -365,13 +365,13 @@ def test_values_without_a_width():
     assert not q.grad.any()
 
 
-def test_the_dense_cases_have_a_dense_piece():
-    """Else the cases above would not show that pieces are merged rightly."""
-    found = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]
-    assert len(found) == 4
-    assert all(made.has_dense_causal or made.dense_columns is not None for made in found)
+def test_dense_cases_have_a_dense_piece():
+    """Otherwise the cases above would not test merging."""
+    plans = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]
+    assert len(plans) == 4
+    assert all(mask_plan.has_dense_causal or mask_plan.dense_columns is not None for mask_plan in plans)
 
 
-def test_the_long_cases_have_large_blocks():
-    found = [plan_of(case) for case in CASES if case.shape[3] == 9001]
-    assert [lists.M for made in found for lists in (*made.query_pieces, *made.key_pieces)] == [128] * 4
+def test_long_cases_have_large_blocks():
+    plans = [plan_of(case) for case in CASES if case.shape[3] == 9001]
+    assert [lists.M for mask_plan in plans for lists in (*mask_plan.query_pieces, *mask_plan.key_pieces)] == [128] * 4

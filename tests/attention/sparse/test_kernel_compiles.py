@@ -1,8 +1,7 @@
-"""The Triton kernels compile for a GPU, as they are launched, on a machine that has none.
+"""The Triton kernels compile for a GPU, as they are launched, on a machine without one.
 
-The interpreter runs kernels as Python; a compiler is stricter about types and shapes, and knows how much shared
-memory a block of threads has. So real launches of real plans are caught here, and what they would launch is compiled
-for an H100."""
+The interpreter runs kernels as Python; the compiler is stricter about types and shapes, and knows the shared memory of
+a thread block. So launches of real plans are intercepted, and the launched kernels are compiled for an H100."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from clearhead.attention.sparse import triton_backward, triton_forward  # noqa: E402
 
-pytestmark = pytest.mark.compiled  # the type checker's hook rewrites what Triton reads
+pytestmark = pytest.mark.compiled  # the runtime type checker rewrites the source that Triton reads
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED = 227 * 1024  # bytes that one block of threads may use there
+SHARED = 227 * 1024  # bytes of shared memory per thread block
 T = 331
 MEMORY, REGISTERS = 228 * 1024, 1 << 16  # of a multiprocessor
 KERNELS = {
@@ -48,36 +47,41 @@ TYPES = {
 
 
 class Compiled:
-    """Stands in for a kernel: a launch compiles what it would run and notes the shared memory that it takes."""
+    """Replaces a kernel: a launch compiles it and records its resources."""
 
-    def __init__(self, kernel, found):
-        self.kernel, self.found = kernel, found
+    def __init__(self, kernel, compiled_kernels):
+        self.kernel, self.compiled_kernels = kernel, compiled_kernels
 
     def __getitem__(self, grid):
         return self.launch
 
     def launch(self, *args, num_warps=4, num_stages=3, maxnreg=None, **constants):
         names = self.kernel.arg_names
-        given = dict(zip(names, args, strict=False)) | constants
-        assert list(given) == names, "a launch gives every argument, in order"
+        arguments = dict(zip(names, args, strict=False)) | constants
+        assert list(arguments) == names, "a launch gives every argument, in order"
         constant = {name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr}
-        fixed = constant | {name for name in names if type(given[name]) is int and given[name] == 1}  # as Triton does
+        fixed = constant | {
+            name for name in names if type(arguments[name]) is int and arguments[name] == 1
+        }  # as Triton does
         source = ASTSource(
             fn=self.kernel,
-            signature={n: "constexpr" if n in fixed else kind(given[n]) for n in names},
-            constexprs={(i,): given[n] for i, n in enumerate(names) if n in fixed},
+            signature={n: "constexpr" if n in fixed else triton_type(arguments[n]) for n in names},
+            constexprs={(i,): arguments[n] for i, n in enumerate(names) if n in fixed},
             attrs={
-                (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in fixed and aligned(given[n])
+                (i,): [["tt.divisibility", 16]]
+                for i, n in enumerate(names)
+                if n not in fixed and is_divisible_by_16(arguments[n])
             },
         )
         options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
-        made = triton.compile(source, target=HOPPER, options=options)
-        self.found.append(Resources(self.kernel.__name__, made.metadata.shared, *resources(made.asm["cubin"])))
+        compiled = triton.compile(source, target=HOPPER, options=options)
+        self.compiled_kernels.append(
+            Resources(self.kernel.__name__, compiled.metadata.shared, *resources(compiled.asm["cubin"]))
+        )
 
 
 class Resources(NamedTuple):
-    """What a block of threads takes of a multiprocessor: bytes of shared memory; registers and spilled bytes
-    a thread."""
+    """Resources of a kernel: bytes of shared memory per thread block; registers and spilled bytes per thread."""
 
     kernel: str
     shared: int
@@ -85,13 +89,13 @@ class Resources(NamedTuple):
     spilled: int
 
     @property
-    def at_once(self):
-        """How many blocks of 128 threads a multiprocessor runs at a time; it keeps 1 KiB for each."""
+    def blocks_per_multiprocessor(self):
+        """Number of blocks of 128 threads that a multiprocessor runs at once; it reserves 1 KiB for each."""
         return min(REGISTERS // (128 * self.registers), MEMORY // (self.shared + 1024))
 
 
 def resources(cubin):
-    """Registers of a thread, and the bytes of its stack, which are what was spilled."""
+    """Return the registers per thread, and the bytes of its stack (spilled registers)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -100,19 +104,19 @@ def resources(cubin):
     return [int(re.search(rf"{name}:(\d+)", text).group(1)) for name in ("REG", "STACK")]
 
 
-def kind(value):
+def triton_type(value):
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
     return "fp32" if isinstance(value, float) else "i32" if abs(value) < 1 << 31 else "i64"
 
 
-def aligned(value):
-    """What Triton takes for granted of an argument: memory is aligned, and so are sizes that are multiples of 16."""
+def is_divisible_by_16(value):
+    """Return whether Triton assumes an argument to be divisible by 16: pointers, and sizes that are multiples of 16."""
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
 @pytest.fixture
-def found(monkeypatch):
+def compiled_kernels(monkeypatch):
     launched: list[Resources] = []
     for module, names in KERNELS.items():
         for name in names:
@@ -133,21 +137,21 @@ def found(monkeypatch):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
+def test_kernels_compile_as_launched(compiled_kernels, mask, dtype, D, groups, bias):
     q, grad = (torch.randn(2, 2, T, D).to(dtype) for _ in range(2))
     k, v = (torch.randn(2, 2 // groups, T, D).to(dtype) for _ in range(2))
     added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
     blocking = gathered.blocking_on(torch.device("cuda"), dtype, D, D, dense=False)
-    made = plan(mask, T, blocking=blocking)
-    out, lse = op._forward_triton(made, KernelInputs(q, k, v, added, 0.125))
-    op._backward_triton(made, KernelInputs(q, k, v, added, 0.125), grad, out, lse)
-    kernels = {one.kernel for one in found}
+    mask_plan = plan(mask, T, blocking=blocking)
+    out, lse = op._forward_triton(mask_plan, KernelInputs(q, k, v, added, 0.125))
+    op._backward_triton(mask_plan, KernelInputs(q, k, v, added, 0.125), grad, out, lse)
+    kernels = {kernel.kernel for kernel in compiled_kernels}
     assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
-    assert max(one.shared for one in found) <= SHARED
+    assert max(kernel.shared for kernel in compiled_kernels) <= SHARED
 
 
 @pytest.mark.parametrize(
-    ("mask", "bias", "at_once"),
+    ("mask", "bias", "min_blocks"),
     [
         (window(128, 128) | every(64), None, 4),
         (causal() & (window(256, 0) | every(128)), None, 4),
@@ -158,28 +162,28 @@ def test_every_kernel_compiles_as_launched(found, mask, dtype, D, groups, bias):
     ],
     ids=str,
 )
-def test_the_forward_kernel_leaves_room_for_others(found, mask, bias, at_once):
-    """Its loads are waited for: only other blocks of threads fill that time. Nothing may be spilled to make room."""
+def test_forward_kernel_occupancy(compiled_kernels, mask, bias, min_blocks):
+    """Several thread blocks fit on a multiprocessor, to hide the latency of loads, without spilled registers."""
     T = 1031  # enough for full tiles
     q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=bias is None)
     added = None if bias is None else torch.randn(1, 1, T, T).to(bias)
     op._forward_triton(plan(mask, T, blocking=blocking), KernelInputs(q, k, v, added, 0.125))
-    (kernel,) = (one for one in found if one.kernel == "forward_kernel")
+    (kernel,) = (kernel for kernel in compiled_kernels if kernel.kernel == "forward_kernel")
     assert kernel.spilled == 0
-    assert kernel.at_once >= at_once
+    assert kernel.blocks_per_multiprocessor >= min_blocks
 
 
-def test_large_blocks_of_long_lists_fit(found, monkeypatch):
-    """Twice the rows need twice the warps, and no more shared memory or registers than there are."""
+def test_large_blocks_fit_shared_memory_and_registers(compiled_kernels, monkeypatch):
+    """Twice the rows need twice the warps, within the available shared memory and registers."""
     monkeypatch.setattr(planning, "LONG_LIST_COLUMNS", 100)
     q, k, v, grad = (torch.randn(1, 2, T, 128).bfloat16() for _ in range(4))
     blocking = gathered.blocking_on(torch.device("cuda"), torch.bfloat16, 128, 128, dense=False)
-    made = plan(blocks(256), T, blocking=blocking)
-    assert (made.query_pieces[0].M, made.key_pieces[0].M) == (128, 128)
-    out, lse = op._forward_triton(made, KernelInputs(q, k, v, None, 0.125))
-    op._backward_triton(made, KernelInputs(q, k, v, None, 0.125), grad, out, lse)
-    for one in found:
-        assert one.shared <= SHARED
-        assert 256 * one.registers <= REGISTERS
-        assert one.spilled <= 128
+    mask_plan = plan(blocks(256), T, blocking=blocking)
+    assert (mask_plan.query_pieces[0].M, mask_plan.key_pieces[0].M) == (128, 128)
+    out, lse = op._forward_triton(mask_plan, KernelInputs(q, k, v, None, 0.125))
+    op._backward_triton(mask_plan, KernelInputs(q, k, v, None, 0.125), grad, out, lse)
+    for kernel in compiled_kernels:
+        assert kernel.shared <= SHARED
+        assert 256 * kernel.registers <= REGISTERS
+        assert kernel.spilled <= 128

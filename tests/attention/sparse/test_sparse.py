@@ -1,6 +1,6 @@
-"""The gathered way gives the reference's answer, forward and backward, for every mask: here with torch operations.
+"""The sparse implementation matches the reference, forward and backward, for every mask, with torch operations.
 
-`test_gathered_triton.py` holds the Triton kernels to the same.
+`test_triton.py` checks the Triton kernels in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from clearhead.nn.positions import NoPE, RelativeBias
 from tests.attention.test_implementations import MASKS, assert_errs_at_most_twice, forward_backward, run_implementations
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-LENGTH = 211  # more than one forbid, and a multiple of nothing
+LENGTH = 211  # more than one block, and prime
 SMALL = [
     window(2, 2) | every(4),
     causal() & (window(9, 0) | every(8)),
@@ -55,19 +55,19 @@ def compare(shape, dtype, *, mask, **kwargs):
     # Dense pieces run in torch's fused kernel, whose float32 exponential is a short polynomial.
     ways = ("sparse", "reference", "sdpa") if dtype == torch.float32 else ("sparse", "reference")
     exact, fast, *plain = run_implementations(ways, shape, dtype, mask=mask, **kwargs)
-    worst = [max(found, key=lambda x, e=e: (x - e).abs().max()) for e, *found in zip(exact, *plain, strict=True)]
+    worst = [max(results, key=lambda x, e=e: (x - e).abs().max()) for e, *results in zip(exact, *plain, strict=True)]
     *_, T, S, D, _ = shape
     assert_errs_at_most_twice(fast, worst, exact, terms=D + max(T, S))
 
 
 @pytest.mark.parametrize("pattern", CATALOGUE, ids=lambda pattern: pattern.name)
-def test_the_catalogue(pattern):
+def test_sparse_matches_reference_for_catalogue_masks(pattern):
     compare((1, 2, 2, LENGTH, LENGTH, 7, 7), torch.float32, mask=pattern.mask(LENGTH))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mask", SMALL, ids=str)
-def test_every_dtype(mask, dtype):
+def test_sparse_matches_reference_in_every_dtype(mask, dtype):
     compare((2, 3, 3, 139, 139, 7, 5), dtype, mask=mask)
     compare((1, 2, 2, 139, 139, 8, 8), dtype, mask=mask)  # equal widths: with a dense piece
 
@@ -87,26 +87,26 @@ IDS = torch.repeat_interleave(torch.arange(5), torch.tensor([5, 30, 41, 60, 1]))
     ],
     ids=str,
 )
-def test_data_masks_with_grouped_heads(mask):
+def test_sparse_matches_reference_for_data_masks_and_grouped_heads(mask):
     compare((2, 4, 2, 137, 137, 7, 5), torch.float32, mask=mask)
 
 
 @pytest.mark.parametrize("query_offset", [0, 30, 90])
-def test_a_window_of_queries(query_offset):
+def test_sparse_matches_reference_with_query_offset(query_offset):
     for mask in SMALL[:5]:
         compare((1, 3, 1, 71, 139, 5, 5), torch.float32, mask=mask, query_offset=query_offset)
 
 
 @pytest.mark.parametrize("shape", [(3, 139, 139), (1, 139, 1), (2, 3, 1, 139)], ids=str)
-def test_bias(shape):
+def test_sparse_matches_reference_with_bias(shape):
     bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     compare((2, 3, 3, 139, 139, 5, 5), torch.float32, mask=SMALL[0], bias=bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(3, 139, 139), (2, 1, 139, 139), (1, 3, 1, 139), (1, 139)], ids=str)
-def test_the_gradient_of_a_bias(shape, dtype):
-    """It is added up over whatever the bias is broadcast over."""
+def test_bias_gradient_is_summed_over_broadcast_dimensions(shape, dtype):
+    """The gradient is summed over the dimensions over which the bias is broadcast."""
     generator = torch.Generator().manual_seed(3)
     bias = torch.randn(shape, dtype=torch.float64, generator=generator)
     inputs = [torch.randn(2, n, 139, 5, dtype=torch.float64, generator=generator) for n in (3, 1, 1, 3)]
@@ -131,15 +131,15 @@ def test_the_gradient_of_a_bias(shape, dtype):
     widths=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     dtype=st.sampled_from(DTYPES[:2]),
 )
-def test_any_expression_at_any_size(mask, sizes, heads, widths, dtype):
-    assume(not isinstance(mask, Full))  # no mask at all is not gathered
+def test_sparse_matches_reference_for_random_expressions(mask, sizes, heads, widths, dtype):
+    assume(not isinstance(mask, Full))  # full() has nothing to skip
     T, S, query_offset = sizes
     compare((2, *heads, T, S, *widths), dtype, mask=mask, query_offset=query_offset)
 
 
 @pytest.mark.parametrize("impl", ["auto", "sparse"])
 @pytest.mark.parametrize("make", [allow, forbid])
-def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
+def test_empty_batch_with_per_element_mask_returns_empty(make, impl):
     """2,048 tokens, so that "auto" plans for them."""
     q = torch.randn(0, 2, 2048, 4, requires_grad=True)
     mask = make(torch.zeros(0, 1, 2048, 2048, dtype=torch.bool))
@@ -150,7 +150,7 @@ def test_an_empty_batch_with_a_pattern_for_each_element(make, impl):
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
-def test_any_leading_batch(lead):
+def test_leading_batch_dimensions_match_reference(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
     lengths = torch.randint(0, 68, lead)
     for mask in (SMALL[0], causal() & padding(lengths)):
@@ -159,7 +159,7 @@ def test_any_leading_batch(lead):
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
-def test_a_pattern_for_each_head_with_any_leading_batch(lead):
+def test_per_head_mask_with_leading_batch_matches_reference(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
     generator = torch.Generator().manual_seed(1)
     for heads in (3, 1):
@@ -169,7 +169,7 @@ def test_a_pattern_for_each_head_with_any_leading_batch(lead):
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
-def test_a_bias_with_any_leading_batch(lead):
+def test_bias_with_leading_batch_matches_reference(lead):
     q, k, v = (torch.randn(*lead, 3, 67, 7) for _ in range(3))
     for shape in ((67,), (67, 67), (3, 1, 67), (*lead, 3, 67, 67)):
         bias = torch.randn(shape)
@@ -177,7 +177,7 @@ def test_a_bias_with_any_leading_batch(lead):
         torch.testing.assert_close(fast, plain)
 
 
-def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_once():
+def test_float32_bias_gradient_over_batch_dimensions_is_rounded_once():
     generator = torch.Generator().manual_seed(3)
     q, k, v, up = (torch.randn(2, 3, 1, 67, 7, dtype=torch.float64, generator=generator) for _ in range(4))
     narrow = torch.randn(67, 67, generator=generator).requires_grad_()
@@ -190,24 +190,24 @@ def test_the_gradient_of_a_narrow_bias_over_several_batch_dimensions_is_rounded_
 @pytest.mark.parametrize(
     "kwargs", [{"scores": Dot()}, {"normalizer": Softmax(0.25)}, {"scores": Bilinear(7, 7, n_heads=3)}], ids=str
 )
-def test_scores_and_temperatures(kwargs):
+def test_scores_and_temperatures_match_reference(kwargs):
     q, k, v = (torch.randn(2, 3, 67, 7) for _ in range(3))
     fast, plain = (attend(q, k, v, SMALL[1], impl=impl, **kwargs) for impl in ("sparse", "reference"))
     torch.testing.assert_close(fast, plain)
 
 
 @pytest.mark.parametrize("mask", [causal() | prefix(11), window(2, 2) | prefix(131), window(9, 9)], ids=str)
-def test_tensors_may_lie_in_any_order(mask):
-    """Also with a last dimension whose neighbours are not neighbours in memory, which torch's kernels do not take."""
+def test_noncontiguous_inputs_match_reference(mask):
+    """The last dimension has a stride other than 1, which torch's kernels do not support."""
     generator = torch.Generator().manual_seed(5)
     inputs = [torch.randn(1, 2, 8, 139, dtype=torch.float64, generator=generator).mT for _ in range(4)]
-    turned = forward_backward(inputs[:3], inputs[3], "sparse", mask=mask)
+    transposed = forward_backward(inputs[:3], inputs[3], "sparse", mask=mask)
     plain = forward_backward(inputs[:3], inputs[3], "reference", mask=mask)
-    for mine, wanted in zip(turned, plain, strict=True):
-        torch.testing.assert_close(mine, wanted)
+    for actual, expected in zip(transposed, plain, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
-def test_empty_rows_are_zero_and_pass_no_gradient():
+def test_empty_rows_are_zero_with_zero_gradient():
     q, k, v = (torch.randn(1, 2, 67, 7, requires_grad=True) for _ in range(3))
     out = attend(q, k, v, window(3, 0) & every(16), impl="sparse")
     empty = ~(window(3, 0) & every(16)).dense(67).any(-1)
@@ -218,8 +218,8 @@ def test_empty_rows_are_zero_and_pass_no_gradient():
 
 
 @pytest.mark.parametrize("mask", [dilated(3), dilated(3).T | every(7).T, causal() & dilated(5)], ids=str)
-def test_large_scores_in_blocks_that_are_not_full(mask):
-    """Rows brought together by their remainder leave places without a query, whose scores are nobody's."""
+def test_large_scores_in_padded_blocks_are_finite(mask):
+    """Blocks of rows of equal residue contain padding, whose scores must not affect the results."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 1, generator=generator) * size for n, size in ((251, 30), (1021, 30), (1021, 1)))
     cotangent = torch.randn(1, 1, 251, 1, generator=generator)
@@ -231,7 +231,7 @@ def test_large_scores_in_blocks_that_are_not_full(mask):
 
 
 @pytest.mark.parametrize("impl", ["reference", "sdpa", "sparse"])
-def test_values_without_a_width_pass_zero_gradients(impl):
+def test_values_of_width_zero_give_zero_gradients(impl):
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 0)
     out, *gradients = forward_backward((q, k, v), torch.randn(2, 3, 5, 0), impl, mask=causal() & window(1, 0))
     assert out.shape == (2, 3, 5, 0)
@@ -241,7 +241,7 @@ def test_values_without_a_width_pass_zero_gradients(impl):
 
 @pytest.mark.parametrize("impl", ["auto", "sdpa", "sparse"])
 @pytest.mark.parametrize("lead", [(0, 2), (2, 0)], ids=str)
-def test_an_empty_batch_of_two_dimensions(lead, impl):
+def test_empty_batch_of_two_dimensions_returns_empty(lead, impl):
     q, k, v = (torch.randn(*lead, 3, 5, 4) for _ in range(3))
     mask = causal() & allow(torch.ones(*lead, 1, 5, 5, dtype=torch.bool))
     for got in forward_backward((q, k, v), torch.randn(*lead, 3, 5, 4), impl, mask=mask):
@@ -250,8 +250,8 @@ def test_an_empty_batch_of_two_dimensions(lead, impl):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("large", [1e4, 1e6, 1e15, 1e18])
-def test_large_scores_have_the_gradients_of_the_reference(large, dtype):
-    """A kernel whose backward pass computes scores anew finds others, where rounding one changes it by 1 or more."""
+def test_gradients_with_large_scores_match_reference(large, dtype):
+    """A backward pass that recomputes large scores gets other values if rounding changes them by 1 or more."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         T, S, D = torch.randint(1, 9, (3,), generator=generator).tolist()
@@ -266,7 +266,7 @@ def test_large_scores_have_the_gradients_of_the_reference(large, dtype):
             assert (p - f).abs().max() <= 1e-2 * p.abs().max().clamp(min=1)
 
 
-def test_results_repeat_bit_for_bit():
+def test_results_are_deterministic():
     q, k, v = (torch.randn(1, 2, 139, 7) for _ in range(3))
     first, second = (forward_backward([q, k, v], q, "sparse", mask=SMALL[1]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -281,7 +281,7 @@ def test_results_repeat_bit_for_bit():
         ({"mask": causal(), "normalizer": HardMax()}, "not a softmax.*reference"),
     ],
 )
-def test_what_cannot_run_says_why(kwargs, reason):
+def test_unsupported_calls_raise_implementation_error(kwargs, reason):
     q = torch.randn(1, 2, 5, 3)
     with pytest.raises(ImplementationError, match=reason):
         attend(q, q, q, impl="sparse", **kwargs)
@@ -292,26 +292,26 @@ def test_what_cannot_run_says_why(kwargs, reason):
     [
         (window(2, 2) | every(4), "sparse"),
         (window(64, 64), "sparse"),
-        (causal(), "sdpa"),  # the fused kernel has a flag for it
-        (~window(1, 1), "sdpa"),  # nearly everything: nothing to save
+        (causal(), "sdpa"),  # SDPA has a flag for it
+        (~window(1, 1), "sdpa"),  # nearly every pair is allowed
     ],
     ids=str,
 )
-def test_auto_gathers_where_the_plan_promises_to_save(mask, chosen):
+def test_auto_chooses_sparse_if_predicted_faster(mask, chosen):
     q = torch.randn(1, 2, 2048, 16)
     call = AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
     assert select_implementation(call).name == chosen
 
 
-def test_auto_does_not_plan_for_small_calls():
+def test_auto_chooses_sdpa_for_small_calls():
     q = torch.randn(1, 2, 97, 16)
     call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), None, 0)
     assert select_implementation(call).name == "sdpa"
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """How often the gathered operator has run."""
+def sparse_calls(monkeypatch):
+    """Return the list of calls of the sparse operator."""
     calls = []
     forward = op._forward_cpu
     monkeypatch.setattr(op, "_forward_cpu", lambda *args: calls.append(1) or forward(*args))
@@ -325,8 +325,8 @@ def results_of(run, inputs):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("impl", ["sparse", "auto"])
-def test_compiles_as_one_graph_with_its_backward(impl, counted):
-    """Also where the mask is put together inside of the graph."""
+def test_compiled_single_graph_matches_reference_with_backward(impl, sparse_calls):
+    """The mask is built inside the graph."""
 
     def way(impl):
         return lambda q, k, v: attend(q, k, v, window(2, 2) | every(4), impl=impl).square()
@@ -335,14 +335,14 @@ def test_compiles_as_one_graph_with_its_backward(impl, counted):
     torch.compiler.reset()
     compiled = torch.compile(way(impl), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(results_of(compiled, inputs), results_of(way("reference"), inputs))
-    assert counted
-    planned = next(reversed(registry._PINNED.values()))  # as the same call would be outside of a graph
+    assert sparse_calls
+    planned = next(reversed(registry._PINNED.values()))  # equal to the blocking in eager mode
     assert planned.blocking == kernel.blocking_on(torch.device("cpu"), torch.float32, 16, 16)
 
 
 @pytest.mark.compiled
-def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
-    """Sizes that change, and masks that hold tensors."""
+def test_compiled_auto_uses_sdpa_for_dynamic_sizes_and_data_masks(sparse_calls):
+    """Dynamic sizes and masks with tensors cannot be planned at compile time."""
     torch.compiler.reset()
     for mask, lengths in (
         (window(2, 2) | every(4), (1031, 1033)),
@@ -358,12 +358,12 @@ def test_compiled_auto_leaves_to_the_fused_kernel_what_it_cannot_plan(counted):
                 results_of(compiled, inputs),
                 results_of(lambda q, k, v, mask=mask: attend(q, k, v, mask, impl="reference"), inputs),
             )
-    assert not counted
+    assert not sparse_calls
 
 
 @pytest.mark.compiled
-def test_a_compiled_model_gathers(counted):
-    """The model joins its own mask with the caller's inside of the graph."""
+def test_compiled_model_uses_sparse(sparse_calls):
+    """The model combines its mask with the caller's inside the graph."""
     mask = causal() & (window(9, 0) | every(64))
     config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=mask)
     model = config.build().eval()
@@ -371,44 +371,44 @@ def test_a_compiled_model_gathers(counted):
     torch.compiler.reset()
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)(ids)
-        assert len(counted) == 1
+        assert len(sparse_calls) == 1
         torch.testing.assert_close(compiled, model(ids))
 
 
 @pytest.mark.parametrize("mask", [window(2, 2), every(4), causal() | prefix(150), causal() & window(9, 0)], ids=str)
-@pytest.mark.parametrize("turned", [False, True])
-def test_the_operator_lays_out_its_results_as_it_says(mask, turned):
-    """A compiled graph goes by what the operator says: in training, and with heads as a projection leaves them."""
-    made = plan_module.plan(mask, LENGTH, blocking=kernel.blocking_on(torch.device("cpu"), torch.float32, 8, 8))
-    shape = (2, LENGTH, 3, 8) if turned else (2, 3, LENGTH, 8)
-    q, k, v = (x.transpose(1, 2) if turned else x for x in torch.randn(3, *shape).unbind())
+@pytest.mark.parametrize("transposed", [False, True])
+def test_operator_layout_matches_its_fake_implementation(mask, transposed):
+    """A compiled graph relies on the declared layout, in training and with heads laid out as by a projection."""
+    mask_plan = plan_module.plan(mask, LENGTH, blocking=kernel.blocking_on(torch.device("cpu"), torch.float32, 8, 8))
+    shape = (2, LENGTH, 3, 8) if transposed else (2, 3, LENGTH, 8)
+    q, k, v = (x.transpose(1, 2) if transposed else x for x in torch.randn(3, *shape).unbind())
     for learned in (False, True):
-        bias = torch.randn(3, LENGTH, LENGTH)[None] if learned and made.dense_columns is None else None
-        results = op.gathered(q, k, v, bias, made.handle, 0.3)
-        args = (torch.randn_like(results[0]), q, k, v, bias, *results, made.handle, 0.3, learned)
+        bias = torch.randn(3, LENGTH, LENGTH)[None] if learned and mask_plan.dense_columns is None else None
+        results = op.gathered(q, k, v, bias, mask_plan.handle, 0.3)
+        args = (torch.randn_like(results[0]), q, k, v, bias, *results, mask_plan.handle, 0.3, learned)
         for operator, inputs in (
-            (op.gathered, (q, k, v, bias, made.handle, 0.3)),
+            (op.gathered, (q, k, v, bias, mask_plan.handle, 0.3)),
             (op.gathered_backward, args),
         ):
             torch.library.opcheck(operator, inputs, test_utils="test_faketensor")
 
 
 @pytest.mark.compiled
-def test_a_compiled_model_trains_gathered(counted):
+def test_compiled_model_trains_with_sparse(sparse_calls):
     config = replace(tiny_decoder(), n_layers=1, max_len=1031, positions=NoPE(), mask=causal() & window(9, 0))
     model = config.build().eval()
     ids = torch.randint(0, 11, (1, 1031))
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
     weights = list(model.parameters())
-    found = torch.autograd.grad(compiled(ids).logsumexp(-1).sum(), weights)
-    assert counted
-    torch.testing.assert_close(found, torch.autograd.grad(model(ids).logsumexp(-1).sum(), weights))
+    gradients = torch.autograd.grad(compiled(ids).logsumexp(-1).sum(), weights)
+    assert sparse_calls
+    torch.testing.assert_close(gradients, torch.autograd.grad(model(ids).logsumexp(-1).sum(), weights))
 
 
 @pytest.mark.parametrize("impl", ["sparse", "auto"])
-def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
-    """`RelativeBias` is learned, so that its gradient must come out of whichever way is chosen."""
+def test_learned_bias_gradient_matches_reference(impl):
+    """`RelativeBias` is learned, so every implementation must compute its gradient."""
     torch.manual_seed(0)
     module = RelativeBias(n_buckets=8, max_distance=64).build(2)
     q, k, v = (torch.randn(1, 2, 1031, 8) for _ in range(3))
@@ -421,8 +421,8 @@ def test_a_model_learns_its_bias_under_a_sparse_mask(impl):
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_learned_bias_on_a_gpu_is_left_to_the_fused_kernel(monkeypatch):
-    """The Triton kernels have no gradient for it. Their own refusals are asked here, where there may be no GPU."""
+def test_learned_bias_on_gpu_uses_sdpa(monkeypatch):
+    """The Triton kernels do not compute the gradient; their unsupported_reason is called directly, without a GPU."""
     q = torch.randn(1, 2, 1031, 8)
     bias = torch.zeros(2, 1031, 1031)
     monkeypatch.setattr(kernel, "HAS_TRITON", True)

@@ -1,7 +1,7 @@
-"""The Triton kernels, run by Triton's interpreter on the CPU, hold to the reference at tiny sizes.
+"""The Triton kernels match the reference at tiny sizes, in Triton's interpreter on the CPU.
 
-Triton decides when it is imported whether it interprets, so everything runs in a process of its own, which prints what
-it found. The interpreter has no bfloat16; `test_gathered_gpu.py` has it, on a GPU."""
+Triton decides at import whether it interprets, so everything runs in a separate process, which prints the results. The
+interpreter does not support bfloat16; `test_gpu.py` tests it on a GPU."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def bias_of(kind, shape, query_offset, generator):
     _, H, _, T, S, _, _ = shape
     if kind in ("any", "large"):
         return torch.randn(1, H, T, S, generator=generator) * (1 if kind == "any" else 30)
-    if kind == "least":  # hides keys beside others: finite, and beyond what a number in units of log 2 may be
+    if kind == "least":  # hides some keys with a finite number that overflows in base-2 units
         bias = torch.zeros(1, 1, T, S)
         bias[..., ::3] = torch.finfo(torch.float32).min
         return bias
     if kind is None:
         return None
-    torch.manual_seed(7)  # a learned bias begins with drawn numbers
+    torch.manual_seed(7)  # a learned bias is initialized randomly
     module = (ALiBi() if kind == "ALiBi" else RelativeBias(n_buckets=8)).build(H)
     with torch.no_grad():
         return module(T, S, query_offset, "cpu")[None]
 
 
 def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
-    """For out, dq, dk, dv: errors of the kernels and of the reference in the same dtype, and what roundings are."""
+    """Return, for out, dq, dk, dv, the errors of the kernels and of the reference, and the rounding tolerance."""
     import torch
 
     from clearhead.attention import attend
@@ -88,7 +88,9 @@ def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
         torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
-    made = plan(mask, T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long))
+    mask_plan = plan(
+        mask, T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long)
+    )
 
     def run(way, inputs, grad):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -102,7 +104,7 @@ def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
 
     exact = run(reference, [x.double() for x in (q, k, v)], g.double())
     plain = run(reference, [q, k, v], g)
-    fast = run(lambda q, k, v: gathered(q, k, v, bias, made.handle, D**-0.5)[0], [q, k, v], g)
+    fast = run(lambda q, k, v: gathered(q, k, v, bias, mask_plan.handle, D**-0.5)[0], [q, k, v], g)
     largest = max(e.abs().max().item() for e in exact)
     return [
         {
@@ -115,16 +117,16 @@ def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
     ]
 
 
-def rounding(own, largest, dtype, E):
-    """Two roundings of the largest entry.
+def rounding(magnitude, largest, dtype, E):
+    """Return the tolerance: two rounding errors of the largest entry.
 
-    Where every query sees one key its weight is 1 and the gradient of q and k exactly zero, as the difference of two
-    float32 sums over E terms that are not zero: there one rounding for each term may be left, of the largest of all.
+    If every query sees one key, its weight is 1 and the gradients of q and k are exactly zero, as the difference of two
+    float32 sums over E non-zero terms: one rounding error per term, of the largest entry, can remain.
     """
     import torch
 
-    if own > 1e-12 * largest:
-        return 2 * torch.finfo(dtype).eps * own
+    if magnitude > 1e-12 * largest:
+        return 2 * torch.finfo(dtype).eps * magnitude
     return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest
 
 
@@ -134,8 +136,8 @@ def assert_small(rows):
         assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
 
 
-def case(number):
-    """One case, in the interpreting process."""
+def run_case(number):
+    """Run a case in the interpreting process."""
     import torch
 
     from clearhead.attention.sparse import launch
@@ -148,8 +150,8 @@ def case(number):
     return errors(mask, shape, query_offset, getattr(torch, name), bias, dense, generator)
 
 
-def any_expression():
-    """Expressions that hypothesis makes, and shrinks if one fails; None, or what went wrong."""
+def run_random_expressions():
+    """Test random expressions; return None or the traceback of the shrunk failure."""
     import torch
     from hypothesis import assume, given, settings
     from hypothesis import strategies as st
@@ -180,9 +182,9 @@ def any_expression():
 def results():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.attention.sparse.test_triton"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
@@ -190,24 +192,24 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]} {CASES[n][1]}")
-def test_kernels_err_at_most_twice_as_much_as_the_reference(results, number):
+def test_kernel_error_is_at_most_twice_the_reference(results, number):
     assert_small(results["cases"][number])
 
 
 @needs_triton
-def test_large_blocks_for_long_lists(results):
-    """With tiles of their own, in which the gradient of the keys takes its products in another order."""
-    assert results["long"]["rows in a block"] == [64, 64]
+def test_kernels_with_large_blocks_match_reference(results):
+    """Their tiles differ, and the gradient of the keys computes its products in another order."""
+    assert results["long"]["block_rows"] == [64, 64]
     assert_small(results["long"]["errors"])
 
 
 @needs_triton
-def test_any_expression_at_any_size(results):
+def test_kernels_match_reference_for_random_expressions(results):
     assert results["expressions"] is None, results["expressions"]
 
 
-def long_lists():
-    """Blocks of 96 tokens, which count as long here."""
+def run_long_lists():
+    """Run a mask with blocks of 96 tokens, with a limit at which its lists are long."""
     import torch
 
     from clearhead.attention.sparse import plan as planning
@@ -215,9 +217,9 @@ def long_lists():
 
     planning.LONG_LIST_COLUMNS = 60
     mask, shape = blocks(96), (1, 2, 1, 203, 203, 16, 32)
-    found = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
-    made = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
-    return {"errors": found, "rows in a block": [made.query_pieces[0].M, made.key_pieces[0].M]}
+    results = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
+    mask_plan = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
+    return {"errors": results, "block_rows": [mask_plan.query_pieces[0].M, mask_plan.key_pieces[0].M]}
 
 
 def main():
@@ -226,8 +228,8 @@ def main():
     tile, large = launch.Tile(32, 16, 4, 1), launch.Tile(64, 16, 8, 1)
     long = launch.Tiles(large, large, large)
     launch.tiles_for = lambda dtype, width: launch.Tiles(tile, tile, tile, long)
-    cases = [case(number) for number in range(len(CASES))]
-    print(json.dumps({"cases": cases, "expressions": any_expression(), "long": long_lists()}))
+    cases = [run_case(number) for number in range(len(CASES))]
+    print(json.dumps({"cases": cases, "expressions": run_random_expressions(), "long": run_long_lists()}))
 
 
 if __name__ == "__main__":
