@@ -54,18 +54,18 @@ def constant_beats_sdpa(key: PlanKey, dtypes: tuple[torch.dtype, torch.dtype], w
     return beats_sdpa(plan_from_key(key), *work, sparse_rates, sdpa_rates=sdpa_rates)
 
 
-def plan_key(call: AttentionInputs) -> PlanKey | None:
+def plan_key(inputs: AttentionInputs) -> PlanKey | None:
     """Return the key of a call's plan; None unless mask and sizes are constants of the graph."""
     from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
 
-    has_static_sizes = all([is_static(n) for n in (call.T, call.S, call.query_offset)])
-    text = mask_to_expr(as_mask(call.mask)) if has_static_sizes else None
+    has_static_sizes = all([is_static(n) for n in (inputs.T, inputs.S, inputs.query_offset)])
+    text = mask_to_expr(as_mask(inputs.mask)) if has_static_sizes else None
     if text is None:
         return None
-    blocking = blocking_for(call)
+    blocking = blocking_for(inputs)
     rows = (blocking.query_rows, blocking.key_rows)
     dense = (blocking.min_dense_columns, blocking.dense_causal)
-    return call.q.device, text, call.T, call.S, call.query_offset, *rows, *dense, blocking.long_rows
+    return inputs.q.device, text, inputs.T, inputs.S, inputs.query_offset, *rows, *dense, blocking.long_rows
 
 
 def plan_from_key(key: PlanKey) -> Plan:

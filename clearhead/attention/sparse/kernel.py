@@ -27,83 +27,88 @@ class SparseImplementation(Implementation):
 
     name = "sparse"
 
-    def unsupported_reason(self, call: AttentionInputs) -> str | None:
-        if call.mask is None and not sdpa.needs_fp32_upcast(call):
+    def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
+        if inputs.mask is None and not sdpa.needs_fp32_upcast(inputs):
             return "there is no mask, so nothing to skip"
-        reason = sdpa.SDPA.unsupported_reason(call)
+        reason = sdpa.SDPA.unsupported_reason(inputs)
         if reason is not None:
             return reason
-        assert isinstance(call.normalizer, Softmax)
-        if call.normalizer.dropout:
+        assert isinstance(inputs.normalizer, Softmax)
+        if inputs.normalizer.dropout:
             return "dropout of attention weights is not supported"
-        if not torch.compiler.is_compiling() and not _is_concrete_call(call):
+        if not torch.compiler.is_compiling() and not _is_concrete_call(inputs):
             return "torch.func transforms and FakeTensorMode are not supported"
         if _is_exporting():
             return "a plan exists in this process only, and exported programs run in others"
-        if torch.compiler.is_compiling() and plan_key(call) is None:
+        if torch.compiler.is_compiling() and plan_key(inputs) is None:
             return "torch.compile needs static shapes and a mask without tensors"
-        if call.q.is_cuda:
-            return _triton_unsupported_reason(call)
-        if call.q.device.type != "cpu":
-            return f"there is no sparse kernel for {call.q.device.type}"
+        if inputs.q.is_cuda:
+            return _triton_unsupported_reason(inputs)
+        if inputs.q.device.type != "cpu":
+            return f"there is no sparse kernel for {inputs.q.device.type}"
         return None
 
-    def run(self, call: AttentionInputs) -> Tensor:
+    def run(self, inputs: AttentionInputs) -> Tensor:
         from clearhead.attention.sparse.op import gathered
 
-        assert isinstance(call.normalizer, Softmax)
-        dot = call.scores.as_dot(call.q)
+        assert isinstance(inputs.normalizer, Softmax)
+        dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot
         lead = q.shape[:-3]
-        mask = as_mask(call.mask)
-        mask = mask if len(lead) == 1 or not mask.batch_shape else _fold_batch(mask, call, lead)
+        mask = as_mask(inputs.mask)
+        mask = mask if len(lead) == 1 or not mask.batch_shape else _fold_batch(mask, inputs, lead)
         if torch.compiler.is_compiling():
-            key = plan_key(call)
+            key = plan_key(inputs)
             assert key is not None  # checked by unsupported_reason
             handle = constant_handle(key)
         else:
             # Referenced until the operator has run, because the registry does not keep the plan alive.
             sparse_plan = plan(
-                mask, call.T, call.S, query_offset=call.query_offset, device=q.device, blocking=blocking_for(call)
+                mask,
+                inputs.T,
+                inputs.S,
+                query_offset=inputs.query_offset,
+                device=q.device,
+                blocking=blocking_for(inputs),
             )
             handle = sparse_plan.handle
-        bias = None if call.bias is None else call.scaled_bias()
+        bias = None if inputs.bias is None else inputs.scaled_bias()
         if bias is not None and len(lead) != 1 and bias.requires_grad:
-            bias = bias.to(call.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
+            bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
         bias = None if bias is None else mask_to_bhts(bias, lead)
         out, _ = gathered(
-            to_bhtd(q), to_bhtd(call.k), to_bhtd(call.v), bias, handle, scale / call.normalizer.temperature
+            to_bhtd(q), to_bhtd(inputs.k), to_bhtd(inputs.v), bias, handle, scale / inputs.normalizer.temperature
         )
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
-    def is_preferred(self, call: AttentionInputs) -> bool:
+    def is_preferred(self, inputs: AttentionInputs) -> bool:
         """Return whether the kernel supports this call, and its plan is predicted to be faster than SDPA."""
-        if call.T * call.S < WORTH_PLANNING:
+        if inputs.T * inputs.S < WORTH_PLANNING:
             return False
-        if (call.mask is None or isinstance(call.mask, Causal)) and not sdpa.needs_fp32_upcast(call):
+        if (inputs.mask is None or isinstance(inputs.mask, Causal)) and not sdpa.needs_fp32_upcast(inputs):
             return False  # SDPA skips the hidden half itself
-        is_plain_softmax = isinstance(call.normalizer, Softmax) and not call.normalizer.dropout
-        if not is_plain_softmax or call.q.device.type not in ("cpu", "cuda"):
+        is_plain_softmax = isinstance(inputs.normalizer, Softmax) and not inputs.normalizer.dropout
+        if not is_plain_softmax or inputs.q.device.type not in ("cpu", "cuda"):
             return False  # unsupported, so a plan would be useless
-        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_concrete_call(call)):
+        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_concrete_call(inputs)):
             return False
         # Last, because it can read the mask's data.
-        return is_predicted_faster(call) and self.unsupported_reason(call) is None
+        return is_predicted_faster(inputs) and self.unsupported_reason(inputs) is None
 
 
 SPARSE = SparseImplementation()
 
 
-def _triton_unsupported_reason(call: AttentionInputs) -> str | None:
+def _triton_unsupported_reason(inputs: AttentionInputs) -> str | None:
     """Return why the Triton kernels do not support a call, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
-    if call.bias is not None and call.bias.requires_grad:
+    if inputs.bias is not None and inputs.bias.requires_grad:
         return "the bias needs a gradient, which the Triton kernels do not compute"
-    if call.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"the Triton kernels support float16, bfloat16 and float32, not {call.q.dtype}"
-    width = max(call.q.shape[-1], call.v.shape[-1])
+    if inputs.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"the Triton kernels support float16, bfloat16 and float32, not {inputs.q.dtype}"
+    width = max(inputs.q.shape[-1], inputs.v.shape[-1])
     return f"the Triton kernels support heads up to {_MAX_WIDTH} wide, not {width}" if width > _MAX_WIDTH else None
 
 
@@ -112,31 +117,31 @@ def _is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def _is_concrete_call(call: AttentionInputs) -> bool:
+def _is_concrete_call(inputs: AttentionInputs) -> bool:
     """Return whether all tensors of the call have data, and no torch.func transform is active."""
-    bias = [] if call.bias is None else [call.bias]
-    mask_data = [x for leaf, _ in leaves(as_mask(call.mask)) for x in getattr(leaf, "data", ())]
-    return all([is_concrete(x) for x in (call.q, call.k, call.v, *bias, *call.score_parameters, *mask_data)])
+    bias = [] if inputs.bias is None else [inputs.bias]
+    mask_data = [x for leaf, _ in leaves(as_mask(inputs.mask)) for x in getattr(leaf, "data", ())]
+    return all([is_concrete(x) for x in (inputs.q, inputs.k, inputs.v, *bias, *inputs.score_parameters, *mask_data)])
 
 
-def is_predicted_faster(call: AttentionInputs) -> bool:
+def is_predicted_faster(inputs: AttentionInputs) -> bool:
     """Return whether the plan of a call is predicted to be faster than SDPA."""
     heads = 1
-    for n in call.q.shape[:-2]:
+    for n in inputs.q.shape[:-2]:
         heads = heads * n
-    width = max(call.q.shape[-1], call.v.shape[-1])
-    backward = torch.is_grad_enabled() and any([x.requires_grad for x in (call.q, call.k, call.v)])
-    sdpa_dtype = call.acc_dtype if sdpa.needs_fp32_upcast(call) else call.q.dtype
+    width = max(inputs.q.shape[-1], inputs.v.shape[-1])
+    backward = torch.is_grad_enabled() and any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v)])
+    sdpa_dtype = inputs.acc_dtype if sdpa.needs_fp32_upcast(inputs) else inputs.q.dtype
     if not torch.compiler.is_compiling():
         # Plans of tensors without a modification count cannot be cached: every call would build one.
-        if as_mask(call.mask).versions is None:
+        if as_mask(inputs.mask).versions is None:
             return False
-        sparse_rates, sdpa_rates = (rates_for(call.q.device, dtype) for dtype in (call.q.dtype, sdpa_dtype))
-        return beats_sdpa(plan_for(call), heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
-    key = plan_key(call)
+        sparse_rates, sdpa_rates = (rates_for(inputs.q.device, dtype) for dtype in (inputs.q.dtype, sdpa_dtype))
+        return beats_sdpa(plan_for(inputs), heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
+    key = plan_key(inputs)
     if key is None or not is_static(heads) or not is_static(width):
         return False
-    return constant_beats_sdpa(key, (call.q.dtype, sdpa_dtype), (heads, width, backward))
+    return constant_beats_sdpa(key, (inputs.q.dtype, sdpa_dtype), (heads, width, backward))
 
 
 def beats_sdpa(
@@ -167,16 +172,23 @@ def beats_sdpa(
     return sparse_ms < sdpa_rates.milliseconds(**sparse_plan.fused_work(heads, device), width=width, backward=backward)
 
 
-def plan_for(call: AttentionInputs) -> Plan:
+def plan_for(inputs: AttentionInputs) -> Plan:
     """Return the plan that `run` follows."""
     return plan(
-        call.mask, call.T, call.S, query_offset=call.query_offset, device=call.q.device, blocking=blocking_for(call)
+        inputs.mask,
+        inputs.T,
+        inputs.S,
+        query_offset=inputs.query_offset,
+        device=inputs.q.device,
+        blocking=blocking_for(inputs),
     )
 
 
-def blocking_for(call: AttentionInputs) -> Blocking:
+def blocking_for(inputs: AttentionInputs) -> Blocking:
     """Return the blocking for a call: the tile sizes of its kernels, and dense calls if there is a dense kernel."""
-    return blocking_on(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1], dense=call.bias is None)
+    return blocking_on(
+        inputs.q.device, inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1], dense=inputs.bias is None
+    )
 
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:
@@ -200,6 +212,8 @@ def _has_dense_kernel(device: torch.device, dtype: torch.dtype, D: int, E: int) 
     return dtype in (torch.float16, torch.bfloat16) and D % 8 == 0 and E % 8 == 0 and max(D, E) <= 128
 
 
-def _fold_batch(mask: Mask, call: AttentionInputs, lead: torch.Size) -> Mask:
+def _fold_batch(mask: Mask, inputs: AttentionInputs, lead: torch.Size) -> Mask:
     """Return the mask with its batch dimensions folded into one, like the tensors."""
-    return allow(mask_to_bhts(mask.dense(call.T, call.S, query_offset=call.query_offset, device=call.q.device), lead))
+    return allow(
+        mask_to_bhts(mask.dense(inputs.T, inputs.S, query_offset=inputs.query_offset, device=inputs.q.device), lead)
+    )
