@@ -29,15 +29,13 @@ def exam(
 ) -> None:
     """Write an exam: a question paper and a solution booklet for each variant.
 
-    An exam file has a title and a question table per exercise, with the keys sheet (a bundled exercise or a problem
-    file), points and, unless all steps are asked, steps. Answers are graded by clearhead exercise grade."""
+    An exam file contains a title and one question table per exercise. Keys of a question: sheet (a bundled exercise or
+    a problem file), points, and steps to ask only some of them. Grade answers with `clearhead exercise grade`."""
     from clearhead.course.exercises.exam import exam_from_document, read_exam, write_exam
 
     with writing(out):
         selected_exam = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
         paths = write_exam(selected_exam, out, seed=seed, variants=variants)
-    sheets, files = (
-        [{"sheet": task.sheet, "points": task.points} for task in selected_exam.tasks],
-        list(map(str, paths)),
-    )
+    sheets = [{"sheet": task.sheet, "points": task.points} for task in selected_exam.tasks]
+    files = [str(path) for path in paths]
     emit(json, {"title": selected_exam.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")

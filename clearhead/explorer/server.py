@@ -283,11 +283,11 @@ class GuardedProtocol(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._wait_for_head()
         host = _client_key(self)
-        same_client = [other for other in self._others() if _client_key(other) == host]
+        same_client = [other for other in self._other_connections() if _client_key(other) == host]
         if len(same_client) >= self.limits.per_client:
             self._close_one_of(same_client)
         elif len(self.connections) > self.limits.total:
-            self._close_one_of(self._others())
+            self._close_one_of(self._other_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers."""
@@ -337,7 +337,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
             self._head_timer = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
 
-    def _others(self) -> list[GuardedProtocol]:
+    def _other_connections(self) -> list[GuardedProtocol]:
         """Return the other connections that are not being closed."""
         return [
             other
