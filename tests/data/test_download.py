@@ -37,15 +37,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.server
-        asked = self.headers.get("Range")
-        server.log.append(asked)
+        requests = self.headers.get("Range")
+        server.log.append(requests)
         if server.statuses:
             self.send_error(server.statuses.pop(0))
             return
         start = 0
         unchanged = self.headers.get("If-Range", server.etag) == server.etag
-        if asked and server.ranges and unchanged:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
+        if requests and server.ranges and unchanged:
+            start = int(re.fullmatch(r"bytes=(\d+)-", requests)[1])
             if start >= len(server.content):
                 self.send_error(416)
                 return
@@ -86,12 +86,14 @@ def _names(folder):
 
 
 def test_fetch_file_existing_file_is_not_downloaded_again(server, tmp_path):
-    seen = []
-    path = fetch_file(_remote(server), tmp_path / "new", progress=lambda have, total: seen.append((have, total)))
+    progress_calls = []
+    path = fetch_file(
+        _remote(server), tmp_path / "new", progress=lambda have, total: progress_calls.append((have, total))
+    )
     assert path.read_bytes() == CONTENT
     assert _names(tmp_path / "new") == ["data.bin"]
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert [have for have, _ in seen] == sorted(have for have, _ in seen)
+    assert progress_calls[-1] == (len(CONTENT), len(CONTENT))
+    assert [have for have, _ in progress_calls] == sorted(have for have, _ in progress_calls)
     assert fetch_file(_remote(server), tmp_path / "new") == path
     assert server.log == [None]
 
@@ -216,10 +218,10 @@ def test_identify_recognizes_files_by_content(server, tmp_path):
     path = tmp_path / "whatever"
     path.write_bytes(CONTENT)
     copy = DatasetFile(name="data.bin", size=len(CONTENT), sha256=DIGEST)
-    known = [_pairs(server), _pairs(server, name="mine", copies=(copy,))]
-    assert identify(path, known) == (known[1], "data.bin")
+    dataset = [_pairs(server), _pairs(server, name="mine", copies=(copy,))]
+    assert identify(path, dataset) == (dataset[1], "data.bin")
     path.write_bytes(b"other")
-    assert identify(path, known) is None
+    assert identify(path, dataset) is None
     assert identify(path) is None
 
 

@@ -49,8 +49,8 @@ def test_read_lines_does_not_depend_on_compression(tmp_path, kind):
 def test_read_lines_line_over_the_limit_is_none(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"12345\n123456\n" + b"x" * (3 << 20) + b"\n12345\r\n1234567")
-    found = list(files.read_lines(path, max_bytes=5))
-    assert found == [(1, b"12345"), (2, None), (3, None), (4, b"12345"), (5, None)]
+    numbered = list(files.read_lines(path, max_bytes=5))
+    assert numbered == [(1, b"12345"), (2, None), (3, None), (4, b"12345"), (5, None)]
 
 
 def test_read_lines_invalid_file_raises(tmp_path):

@@ -58,10 +58,10 @@ def test_tokenize_separators_and_json_lines_divide_documents(tmp_path, bpe, at_o
     texts = ["one\ntwo\n", "three words here\n", "four\n"]
     (tmp_path / "a.txt").write_text("<doc>\n" + "<doc>\n".join(texts) + "<doc>\n")
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts) + 'no json\n{"n": 1}\n')
-    wanted = [number for text in texts for number in (*bpe.encode(text), bpe.eos_id)]
+    expected = [number for text in texts for number in (*bpe.encode(text), bpe.eos_id)]
     by_line = tokenize([tmp_path / "a.txt"], bpe, tmp_path / "1", separator="<doc>", bytes_per_shard=at_once)
     by_json = tokenize([tmp_path / "b.jsonl"], bpe, tmp_path / "2", bytes_per_shard=at_once)
-    assert ids_of(by_line) == ids_of(by_json) == wanted
+    assert ids_of(by_line) == ids_of(by_json) == expected
     assert by_line.n_documents == by_json.n_documents == 3
     assert json.loads((tmp_path / "2/index.json").read_text())["skipped_lines"] == 2
 
@@ -69,14 +69,14 @@ def test_tokenize_separators_and_json_lines_divide_documents(tmp_path, bpe, at_o
 def test_tokenize_interrupted_resumes_and_rewrites_only_changed_shards(tmp_path, bpe, monkeypatch):
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(BOOK)
-    whole = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_per_shard=1009))
-    made = []
+    uninterrupted = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_per_shard=1009))
+    written_shards = []
     real = room._texts
 
     def counted(piece, separator):
-        if len(made) == 4:
+        if len(written_shards) == 4:
             raise KeyboardInterrupt
-        made.append(piece.number)
+        written_shards.append(piece.number)
         return real(piece, separator)
 
     monkeypatch.setattr(room, "_texts", counted)
@@ -84,18 +84,20 @@ def test_tokenize_interrupted_resumes_and_rewrites_only_changed_shards(tmp_path,
         tokenize([source], bpe, out, bytes_per_shard=1009)
     with pytest.raises(StorageError, match=r"there is no .*index\.json"):
         Shards.open(out)
-    before = made.copy()
-    monkeypatch.setattr(room, "_texts", lambda piece, separator: (made.append(piece.number), real(piece, separator))[1])
-    assert ids_of(tokenize([source], bpe, out, bytes_per_shard=1009)) == whole
-    assert made == list(range(len(made)))
-    assert made[:4] == before
-    n = len(made)
+    before = written_shards.copy()
+    monkeypatch.setattr(
+        room, "_texts", lambda piece, separator: (written_shards.append(piece.number), real(piece, separator))[1]
+    )
+    assert ids_of(tokenize([source], bpe, out, bytes_per_shard=1009)) == uninterrupted
+    assert written_shards == list(range(len(written_shards)))
+    assert written_shards[:4] == before
+    n = len(written_shards)
     tokenize([source], bpe, out, bytes_per_shard=1009)
-    assert len(made) == n
+    assert len(written_shards) == n
     source.write_text(BOOK + "and more\n")
     longer = ids_of(tokenize([source], bpe, out, bytes_per_shard=1009))
     assert longer == [*bpe.encode(BOOK + "and more\n"), bpe.eos_id]
-    assert made[n:] == [made[n - 1]]
+    assert written_shards[n:] == [written_shards[n - 1]]
 
 
 def test_tokenize_large_vocabulary_uses_four_bytes(tmp_path):

@@ -71,10 +71,10 @@ def test_chunked_loss_error_is_at_most_twice_that_of_all_logits(
     objective = Objective(smoothing=smoothing, r_drop_alpha=r_drop_alpha, at_once=at_once, multiple=multiple)
     x, matrix, offset = tensors
     actual = gradients(chunked_loss(x, matrix, labels, weights, objective, offset), tensors)
-    for got, by_reference, wanted in zip(actual, reference, truth, strict=True):
-        error, allowed = (got - wanted).norm(), (by_reference - wanted).norm()
+    for got, by_reference, expected in zip(actual, reference, truth, strict=True):
+        error, allowed = (got - expected).norm(), (by_reference - expected).norm()
         # A reference that happens to hit the truth leaves one unit in the last place of what is stored.
-        assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()
+        assert error <= 2 * allowed + torch.finfo(dtype).eps * expected.norm()
 
 
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 0.6])
@@ -95,8 +95,8 @@ def test_chunked_loss_ignores_rows_of_weight_zero():
     total = chunked_loss(x, matrix, labels, weights)
     total.backward()
     assert not x.grad[weights == 0].any()
-    kept = weights > 0
-    assert torch.allclose(chunked_loss(x[kept], matrix, labels[kept], weights[kept]), total)
+    selected = weights > 0
+    assert torch.allclose(chunked_loss(x[selected], matrix, labels[selected], weights[selected]), total)
 
 
 def test_chunked_loss_under_autocast_uses_bfloat16_products_and_float32_sums():
@@ -124,13 +124,13 @@ def test_loss_sum_uses_hidden_states_with_equal_loss(model, task):
     batch = task.train.batch(torch.arange(13))
     plain = loss_of_logits(batch.logits(model), batch.labels, batch.weights, 0.1)
     plain.backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     actual = loss_sum(model, batch, Objective(smoothing=0.1))
     actual.backward()
     assert actual.item() == pytest.approx(plain.item(), rel=1e-6)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, wanted[name], rtol=1e-4, atol=1e-5), name
+        assert torch.allclose(parameter.grad, expected[name], rtol=1e-4, atol=1e-5), name
     logits = batch.logits(model)
     right = ((logits.argmax(-1) == batch.labels) * batch.weights).sum()
     found = scores(model, batch)
@@ -148,18 +148,18 @@ def test_encoder_decoder_hidden_states_times_lm_head_are_the_logits():
 
 def test_chunkable_model_respects_custom_forward_and_hooks():
     class Louder(Decoder):
-        def forward(self, ids, **told):
-            return 2 * super().forward(ids, **told)
+        def forward(self, ids, **calls):
+            return 2 * super().forward(ids, **calls)
 
     config = DecoderConfig(vocab_size=8, max_len=32, d_model=12, n_heads=3, n_layers=1)
     batch = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11).train.batch(torch.arange(13))
     loud = Louder(config)
-    wanted = loss_of_logits(batch.logits(loud), batch.labels, batch.weights)
-    assert loss_sum(loud, batch).item() == pytest.approx(wanted.item(), rel=1e-6)
+    expected = loss_of_logits(batch.logits(loud), batch.labels, batch.weights)
+    assert loss_sum(loud, batch).item() == pytest.approx(expected.item(), rel=1e-6)
     model = config.build()
     assert chunkable_model(model) is model
     heard = []
-    model.register_forward_hook(lambda *told: heard.append(1))
+    model.register_forward_hook(lambda *calls: heard.append(1))
     ModelWithLoss(model, Objective())(batch)
     assert heard == [1]
 
@@ -170,9 +170,9 @@ def test_chunked_loss_compiled_equals_eager(r_drop_alpha):
     tensors, labels, weights = random_inputs(torch.float32, bias=False, n_copies=2 if r_drop_alpha else 1)
     x, matrix, _ = tensors
     plain = Objective(smoothing=0.1, r_drop_alpha=r_drop_alpha, at_once=8 * 64, multiple=64)
-    wanted = gradients(chunked_loss(x, matrix, labels, weights, plain), tensors)
+    expected = gradients(chunked_loss(x, matrix, labels, weights, plain), tensors)
     got = gradients(chunked_loss(x, matrix, labels, weights, plain.compiled(one_shape=False)), tensors)
-    for a, b in zip(got, wanted, strict=True):
+    for a, b in zip(got, expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -227,6 +227,6 @@ def test_cross_entropy_kernel_error_is_at_most_twice_that_of_all_logits():
             gradients(loss_of_logits(x @ matrix.T + offset, labels, weights, smoothing), (x, matrix, offset))
             for x, matrix, offset in (exact, tensors)
         )
-        for got, by_reference, wanted in zip(actual, reference, truth, strict=True):
-            error, allowed = (torch.tensor(got) - wanted).norm(), (by_reference - wanted).norm()
-            assert error <= 2 * allowed + torch.finfo(dtype).eps * wanted.norm()
+        for got, by_reference, expected in zip(actual, reference, truth, strict=True):
+            error, allowed = (torch.tensor(got) - expected).norm(), (by_reference - expected).norm()
+            assert error <= 2 * allowed + torch.finfo(dtype).eps * expected.norm()

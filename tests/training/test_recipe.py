@@ -26,16 +26,16 @@ from clearhead.training.presets import recipe
 from clearhead.training.recipe import parse_setting
 from clearhead.training.tasks import DataConfig
 
-ALL = [(task, name) for task, known in PRESETS.items() for name in known]
+ALL = [(task, name) for task, names in PRESETS.items() for name in names]
 
 
 @pytest.mark.parametrize(("task", "name"), ALL)
 def test_presets_round_trip_through_toml(task, name):
-    made = PRESETS[task][name]()
-    assert (made.task, made.preset) == (task, name)
-    again = Recipe.from_toml(made.to_toml())
-    assert dataclasses.replace(again, description=made.description) == made
-    assert again.fingerprint() == made.fingerprint()
+    restored = PRESETS[task][name]()
+    assert (restored.task, restored.preset) == (task, name)
+    again = Recipe.from_toml(restored.to_toml())
+    assert dataclasses.replace(again, description=restored.description) == restored
+    assert again.fingerprint() == restored.fingerprint()
 
 
 def test_train_config_fields_round_trip():

@@ -234,10 +234,10 @@ def test_augmentation_depends_on_epoch_and_image_but_not_on_the_batch(task):
     assert torch.equal(alone, among)
     assert not torch.equal(alone, task.train.batch(torch.tensor([7]), epoch=5).images[0])
     # Two processes together see what one sees, changes included.
-    whole = next(iter(Batches(task.train, FixedSize(11), seed=1)))
+    together = next(iter(Batches(task.train, FixedSize(11), seed=1)))
     parts = [next(iter(Batches(task.train, FixedSize(11), seed=1, rank=rank, world=2))) for rank in range(2)]
-    assert torch.equal(whole.images[0::2], parts[0].images)
-    assert torch.equal(whole.images[1::2], parts[1].images)
+    assert torch.equal(together.images[0::2], parts[0].images)
+    assert torch.equal(together.images[1::2], parts[1].images)
 
 
 def test_random_shift_moves_by_pixels_and_repeats_the_border():
@@ -259,8 +259,8 @@ def test_random_affine_neutral_draws_are_identity_and_scale_about_the_center():
     half = RandomAffine(shift=0.0, scale=0.5)(ramp, torch.tensor([[0.5, 0.5, 0.0, 0.5]]))
     torch.testing.assert_close(half[0, 0, 4], (ramp[0, 0, 4] * 2).clamp(-4, 4), rtol=1e-4, atol=1e-4)
     # A quarter turn is torch's own rot90, one way or the other.
-    turned = RandomAffine(shift=0.0, scale=0.0, degrees=90.0)(x, torch.tensor([[0.5, 0.5, 0.5, 1.0]] * 3))
-    torch.testing.assert_close(turned, torch.rot90(x, 1, (-2, -1)), rtol=1e-3, atol=1e-4)
+    rotated = RandomAffine(shift=0.0, scale=0.0, degrees=90.0)(x, torch.tensor([[0.5, 0.5, 0.5, 1.0]] * 3))
+    torch.testing.assert_close(rotated, torch.rot90(x, 1, (-2, -1)), rtol=1e-3, atol=1e-4)
 
 
 def test_random_contrast_preserves_the_mean():

@@ -48,10 +48,10 @@ def test_batch_labels_equal_sorted_set(rows, multiple):
     for i, row in enumerate(rows):
         answer = sorted(set(row))
         assert output[i, : int(n_out[i])].tolist() == answer
-        whole = [*row, tokenizer.bos_id, *answer, tokenizer.eos_id]
-        pad = [tokenizer.pad_id] * (batch.ids.shape[1] + 1 - len(whole))
-        assert batch.ids[i].tolist() == [*whole[:-1], *pad]
-        assert batch.labels[i].tolist() == [*whole[1:], *pad]
+        tokens = [*row, tokenizer.bos_id, *answer, tokenizer.eos_id]
+        pad = [tokenizer.pad_id] * (batch.ids.shape[1] + 1 - len(tokens))
+        assert batch.ids[i].tolist() == [*tokens[:-1], *pad]
+        assert batch.labels[i].tolist() == [*tokens[1:], *pad]
         assert batch.weights[i].tolist() == [0.0] * len(row) + [1.0] * (len(answer) + 1) + [0.0] * len(pad)
     assert batch.n_labels == int(batch.weights.sum())
     assert batch.n_tokens == int(batch.lengths.sum()) == sum(len(row) + 1 + len(set(row)) for row in rows)

@@ -94,12 +94,12 @@ def test_epoch_contains_every_pair_once_within_the_budget(tmp_path):
     pairs = _write(tmp_path / "p.tsv", _sentences(301))
     task = TranslationTask.load(pairs, vocab_size=300, hold_out=0.1)
     assert isinstance(task, Task)
-    seen = []
+    rows_seen = []
     for batch in Batches(task.train, TokenBudget(499), seed=2):
         assert batch.n_padded <= 499
         rows = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
-        seen += [task.tokenizer.decode(row[:n]) for row, n in rows]
-    assert sorted(seen) == sorted(task.train.sources)
+        rows_seen += [task.tokenizer.decode(row[:n]) for row, n in rows]
+    assert sorted(rows_seen) == sorted(task.train.sources)
 
 
 def test_divide_depends_on_the_source_sentence_only(tmp_path):
@@ -133,8 +133,8 @@ def test_load_folder_and_separate_validation_file(tmp_path, tokenizer):
 
 def test_pair_split_to_device_makes_batches_there(tmp_path, tokenizer):
     split = PairSplit(read_pairs(_write(tmp_path / "p.tsv", GOOD)), tokenizer, max_tokens=97)
-    there = split.to("meta")
-    batch = there.batch(torch.tensor([0, 2]))
+    on_device = split.to("meta")
+    batch = on_device.batch(torch.tensor([0, 2]))
     assert batch.device.type == batch.source.device.type == batch.weights.device.type == "meta"
     assert batch.labels.shape == split.batch(torch.tensor([0, 2])).labels.shape
     assert split.batch(torch.tensor([0])).device.type == "cpu"
