@@ -60,7 +60,7 @@ FILE_READERS: dict[str, Callable[[Path], Any]] = {
     "gguf/model.gguf": _command("cost", "{}"),
     "sound/sound.wav": _command("listen", "{}"),
     "sound/sound.flac": _command("listen", "{}"),
-    "picture/picture.png": _command("look", "digits-vit", "{}"),
+    "picture/picture.png": _command("inspect", "digits-vit", "{}"),
     "digits/digits.npz": _command("evaluate", "digits-vit", "--data", "{}"),
     "pairs/pairs.tsv": _command("evaluate", "en-es", "--data", "{}", "--beam", "1"),
     "sheet/sheet.toml": _command("exercise", "solve", "{}"),

@@ -134,7 +134,7 @@ def _png(folder: Path, counts: list[int], variant: int) -> list[str]:
     rows = zlib.compress(bytes((width + 1) * height if width * height < 1 << 26 else 100), 9)
     content = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
     (folder / "picture.png").write_bytes(content)
-    return ["look", "digits-vit", str(folder / "picture.png")]
+    return ["inspect", "digits-vit", str(folder / "picture.png")]
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:
