@@ -6,6 +6,7 @@ from clearhead.analysis.checks import Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import causal
 from clearhead.models import tiny_decoder
 
+
 report = checks.check(ch.Decoder(tiny_decoder()), only="causality")  # a CheckReport, of each property a Finding with its Verdict
 report.ok  # → True
 
