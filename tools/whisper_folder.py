@@ -1,8 +1,8 @@
 """OpenAI's Whisper as a Hugging Face folder: `python tools/whisper_folder.py tiny.en.pt gpt2.tiktoken FOLDER`.
 
-The weights come as a pickle, which torch reads here as data alone (`weights_only`), and the pieces of text as ranks;
-both are written as what `clearhead` and transformers read. It is run once, and is no part of the package, which never
-opens a pickle. Of the models of English alone, whose ids are not those of the others.
+The parameters are a pickle, which torch reads as data only (`weights_only`), and the tokenizer is a list of ranks. The
+output can be loaded by clearhead and transformers. This tool is not part of the package, which never opens a pickle. It
+supports the English-only models, whose ids differ from those of the multilingual ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clearhead.data.tokenizers.library import byte_of_letter
 from clearhead.hub.families.encoder_decoders import WHISPER
 from clearhead.hub.family import ConfigReader
 
-# Of languages in the order of their ids, and of what is written and never said.
+# Languages in the order of their ids, and symbols that are written but not spoken.
 LANGUAGES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi "
     "ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu "
@@ -27,7 +27,7 @@ LANGUAGES = (
 )
 SIGNS, GROUPS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』', "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
 NOTES = "♩♪♫♬♭♮♯"
-# OpenAI's names and transformers', in the order in which they are replaced.
+# OpenAI's names and those of transformers, in the order of replacement.
 NAMES = {
     "blocks": "layers",
     "cross_attn_ln": "encoder_attn_layer_norm",
@@ -57,8 +57,8 @@ def convert(weights: Path, ranks: Path, folder: Path) -> None:
     if sizes["n_vocab"] != 51864:
         raise SystemExit(f"{weights} has a vocabulary of {sizes['n_vocab']}; expected 51864, as models of English have")
     config = _config(sizes)
-    tensors = {f"model.{_renamed(name)}": tensor.float() for name, tensor in stored["model_state_dict"].items()}
-    # The waves were stored in half precision; they are what they always are.
+    tensors = {f"model.{_rename(name)}": tensor.float() for name, tensor in stored["model_state_dict"].items()}
+    # The sinusoids were stored in half precision; compute them again.
     tensors |= WHISPER.constants(WHISPER.config(ConfigReader(config, {})), torch.float32)
     inner, specials = tokenizer(ranks)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +74,7 @@ def convert(weights: Path, ranks: Path, folder: Path) -> None:
 
 
 def _config(sizes: dict[str, int]) -> dict[str, Any]:
+    """Return config.json."""
     width, heads = sizes["n_audio_state"], sizes["n_audio_head"]
     return {
         "model_type": "whisper",
@@ -85,8 +86,8 @@ def _config(sizes: dict[str, int]) -> dict[str, Any]:
         "d_model": width,
         "encoder_layers": sizes["n_audio_layer"],
         "decoder_layers": sizes["n_text_layer"],
-        **{f"{half}_attention_heads": heads for half in ("encoder", "decoder")},
-        **{f"{half}_ffn_dim": 4 * width for half in ("encoder", "decoder")},
+        **{f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")},
+        **{f"{stack}_ffn_dim": 4 * width for stack in ("encoder", "decoder")},
         "activation_function": "gelu",
         "is_encoder_decoder": True,
         "decoder_start_token_id": 50257,
@@ -94,26 +95,27 @@ def _config(sizes: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
+    """Return the name of a tensor in transformers."""
     for old, new in NAMES.items():
         name = name.replace(old, new)
     return name
 
 
 def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
-    """Byte-level BPE from ranks, and the ids of its special tokens."""
+    """Return a byte-level BPE tokenizer from a file of ranks, and the ids of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     lines = file.read_text().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     letters = {byte: letter for letter, byte in byte_of_letter().items()}
-    normalize_names = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    spellings = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges: Any = [
-        tuple(normalize_names[part] for part in _parts(token, ranks))
+        tuple(spellings[part] for part in _parts(token, ranks))
         for token in sorted(ranks, key=ranks.__getitem__)
         if len(token) > 1
     ]
-    inner: Any = Tokenizer(models.BPE({normalize_names[token]: rank for token, rank in ranks.items()}, merges))
+    inner: Any = Tokenizer(models.BPE({spellings[token]: rank for token, rank in ranks.items()}, merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     names = [
@@ -127,7 +129,7 @@ def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two pieces that a token is merged from: what is left of its bytes once all earlier merges are made."""
+    """Return the two parts that a token is merged from, by applying all earlier merges to its bytes."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         pairs = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
@@ -137,7 +139,8 @@ def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def _generation(inner: Any, specials: dict[str, int]) -> dict[str, Any]:
-    silent = (
+    """Return generation_config.json."""
+    control_tokens = (
         "<|startoftranscript|>",
         "<|startoflm|>",
         "<|startofprev|>",
@@ -150,19 +153,19 @@ def _generation(inner: Any, specials: dict[str, int]) -> dict[str, Any]:
         "is_multilingual": False,
         "max_initial_timestamp_index": 50,
         "begin_suppress_tokens": [inner.encode(" ", add_special_tokens=False).ids[0], specials["<|endoftext|>"]],
-        "suppress_tokens": sorted({*unspoken(inner), *(specials[name] for name in silent)}),
+        "suppress_tokens": sorted({*non_speech_ids(inner), *(specials[name] for name in control_tokens)}),
     }
 
 
-def unspoken(inner: Any) -> set[int]:
-    """Pieces that are no speech: brackets, notes and the like, by OpenAI's rule."""
-    found = {inner.encode(text, add_special_tokens=False).ids[0] for text in (" -", " '")}
+def non_speech_ids(inner: Any) -> set[int]:
+    """Return the ids of tokens that are not speech (brackets, notes, …), by OpenAI's rule."""
+    non_speech = {inner.encode(text, add_special_tokens=False).ids[0] for text in (" -", " '")}
     for symbol in (*SIGNS, *GROUPS.split(), *NOTES):
         for text in (symbol, f" {symbol}"):
             ids = inner.encode(text, add_special_tokens=False).ids
             if len(ids) == 1 or symbol in NOTES:
-                found.add(ids[0])
-    return found
+                non_speech.add(ids[0])
+    return non_speech
 
 
 if __name__ == "__main__":

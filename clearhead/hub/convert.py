@@ -50,14 +50,14 @@ def load_from_reader(
     stored = [dtype for dtype in source.dtypes.values() if isinstance(dtype, torch.dtype)]
     dtype = dtype or max(stored, key=lambda candidate: torch.finfo(candidate).bits)
     tensors_by_name: dict[str, Tensor] = {}
-    kept = set(stored) == {dtype} and torch.device(device).type == "cpu"
-    with source.reading(device, kept=kept) as get:
+    mapped = set(stored) == {dtype} and torch.device(device).type == "cpu"
+    with source.reading(device, mapped=mapped) as get:
         # The largest first, while little else is in memory.
         for weight_map, shapes in sorted(weight_maps, key=lambda pair: -max(map(math.prod, pair[1]))):
             tensors = weight_map.load([get(name) for name in weight_map.source], shapes)
             for name, tensor in zip(weight_map.target, tensors, strict=True):
                 tensor = tensor.to(dtype=dtype).contiguous()
-                tensors_by_name[name] = tensor if kept else storage.aligned_copy(tensor)
+                tensors_by_name[name] = tensor if mapped else storage.aligned_copy(tensor)
         _check_constants(family, config, source, get)
     return storage.assign_parameters(model, tensors_by_name)
 
@@ -177,7 +177,7 @@ def export_third_party(
 def choose(config: Config, family: str | None = None) -> Family:
     """Return the named family, or the first that can express the model; raise `StorageError` if none can."""
     if family is not None and family not in FAMILIES:
-        raise StorageError(f"there is no family {family!r}; known are: {', '.join(sorted(FAMILIES))}")
+        raise StorageError(f"{family!r} is not a family; expected one of: {', '.join(sorted(FAMILIES))}")
     candidates = FAMILIES.values() if family is None else [FAMILIES[family]]
     reasons = []
     for candidate in candidates:

@@ -57,11 +57,11 @@ class ConfigReader:
             raise StorageError(f"the configuration has no {name!r}, which this family needs")
         return default
 
-    def only(self, name: str, *known: Any, default: Any = _REQUIRED) -> Any:
-        """Return the value of a key that must be one of `known`; if missing, `default` or the first."""
-        value = self(name, known[0] if default is _REQUIRED else default)
-        if value not in known:
-            expected = " or ".join(repr(item) for item in known)
+    def only(self, name: str, *choices: Any, default: Any = _REQUIRED) -> Any:
+        """Return the value of a key that must be one of `choices`; if missing, `default` or the first."""
+        value = self(name, choices[0] if default is _REQUIRED else default)
+        if value not in choices:
+            expected = " or ".join(repr(item) for item in choices)
             raise StorageError(f"{name} is {short_repr(value)}, which clearhead cannot express; expected {expected}")
         return value
 
@@ -219,8 +219,8 @@ class Family:
             name = stored
             for old, new in self.aliases:
                 name = name.replace(old, new)
-            known = fits(name, self.ignored_tensors) or any(row.match(name, is_source=True) for row in rows)
-            stored_names[name if known else self.prefix + name] = stored
+            is_in_table = fits(name, self.ignored_tensors) or any(row.match(name, is_source=True) for row in rows)
+            stored_names[name if is_in_table else self.prefix + name] = stored
         return stored_names
 
     def resolve(self, config: Config, names: Iterable[str]) -> list[WeightMap]:

@@ -73,11 +73,11 @@ class CheckpointReader(ABC):
 
     @abstractmethod
     def reading(
-        self, device: str | torch.device, *, kept: bool = False
+        self, device: str | torch.device, *, mapped: bool = False
     ) -> AbstractContextManager[Callable[[str], Tensor]]:
         """Return a context with a function that reads a tensor by name.
 
-        With `kept=True` tensors stay memory-mapped; otherwise mappings are closed as tensors are converted.
+        With `mapped=True` tensors stay memory-mapped; otherwise mappings are closed as tensors are converted.
         """
 
 
@@ -151,7 +151,7 @@ class HFFolder(CheckpointReader):
         return template if isinstance(template, str) else None
 
     @contextmanager
-    def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
+    def reading(self, device: str | torch.device, *, mapped: bool = False) -> Iterator[Callable[[str], Tensor]]:
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         maps: dict[Path, Any] = {}
         n_read = 0  # values read since the mappings were opened
@@ -160,7 +160,7 @@ class HFFolder(CheckpointReader):
         def get(name: str) -> Tensor:
             nonlocal n_read
             n_read += sizes[name]
-            if n_read > limit and not kept:
+            if n_read > limit and not mapped:
                 stack.close()  # pages that were read stay in memory until the mapping is closed
                 maps.clear()
                 n_read = sizes[name]
@@ -280,7 +280,7 @@ class GGUF(CheckpointReader):
         return template if isinstance(template, str) else None
 
     @contextmanager
-    def reading(self, device: str | torch.device, *, kept: bool = False) -> Iterator[Callable[[str], Tensor]]:
+    def reading(self, device: str | torch.device, *, mapped: bool = False) -> Iterator[Callable[[str], Tensor]]:
         yield lambda name: self._read(name).to(device)
 
     def _read(self, name: str) -> Tensor:

@@ -157,7 +157,7 @@ def pipeline(
         The pipeline, with methods such as `generate`, `translate`, `embed` and `transcribe`.
 
     Raises:
-        StorageError: If there is no such model, or it cannot be read.
+        StorageError: If the model does not exist or it cannot be read.
 
     Example:
         pipeline("en-es").translate("Hello world")
@@ -188,7 +188,7 @@ def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtyp
         The model. Its type depends on the name, so it is annotated as Any.
 
     Raises:
-        StorageError: If there is no such model, or it cannot be read.
+        StorageError: If the model does not exist or it cannot be read.
     """
     if not is_clearhead_model(name) and checkpoint.is_third_party(name):
         return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)

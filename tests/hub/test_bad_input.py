@@ -210,7 +210,7 @@ def test_export_to_invalid_target_raises(llama, tmp_path):
     model = ch.load(llama)
     with pytest.raises(StorageError, match="new folder"):
         convert.export_third_party(model, llama)
-    with pytest.raises(StorageError, match="no family 'lama'"):
+    with pytest.raises(StorageError, match="'lama' is not a family"):
         convert.export_third_party(model, tmp_path / "x", family="lama")
     with pytest.raises(StorageError, match="gpt2: "):
         convert.export_third_party(model, tmp_path / "x", family="gpt2")

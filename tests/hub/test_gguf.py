@@ -14,7 +14,7 @@ from tests.support.third_party_models import B, D, F, H, L, T, V
 
 gguf = pytest.importorskip("gguf", reason="gguf, which reads such files, is not installed")
 
-M = 32  # a multiple of 32, the size of a quantised block
+M = 32  # a multiple of 32, the size of a quantized block
 SIZES = {"num_key_value_heads": 2, "hidden_size": M, "intermediate_size": 64}
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -79,36 +79,36 @@ def peer():
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
-def test_a_file_is_the_model_it_was_made_from(peer, tmp_path, kind):
+def test_load_gguf_matches_transformers(peer, tmp_path, kind):
     path = tmp_path / "m.gguf"
-    quantised = None if kind == "F32" else gguf.GGMLQuantizationType[kind]
-    write(path, peer, peer.config, quantised)
-    ours = ch.load(path, dtype=torch.float32)
-    # The peer gets the numbers that the package makes of its own blocks.
+    quantized = None if kind == "F32" else gguf.GGMLQuantizationType[kind]
+    write(path, peer, peer.config, quantized)
+    model = ch.load(path, dtype=torch.float32)
+    # The reference model gets the dequantized values.
     with torch.no_grad():
         for weight in peer.parameters():
-            if weight.dim() == 2 and quantised is not None:
-                blocks = gguf.quants.quantize(weight.numpy(), quantised)
-                made = torch.from_numpy(gguf.quants.dequantize(blocks, quantised))
-                moved = (weight - made).abs().max()
-                assert 0 < moved <= {"F16": 1e-4, "Q8_0": 1e-3, "Q4_0": 2e-2}[kind]
-                weight.copy_(made)
+            if weight.dim() == 2 and quantized is not None:
+                blocks = gguf.quants.quantize(weight.numpy(), quantized)
+                dequantized = torch.from_numpy(gguf.quants.dequantize(blocks, quantized))
+                error = (weight - dequantized).abs().max()
+                assert 0 < error <= {"F16": 1e-4, "Q8_0": 1e-3, "Q4_0": 2e-2}[kind]
+                weight.copy_(dequantized)
     ids = torch.randint(0, V, (B, T))
     with torch.no_grad():
-        wanted = peer(ids).logits
-        # Blocks are made of rows in the file's order; q and k were quantised row by row, so their order is no matter.
-        assert (ours(ids) - wanted).abs().max() <= 1e-5 * wanted.abs().max() + 1e-5
-    assert (ours.config.n_layers, ours.config.d_ff, ours.config.n_kv_heads) == (L, 64, 2)
+        expected = peer(ids).logits
+        # q and k are stored in another row order; blocks are quantized row by row, so the order does not matter.
+        assert (model(ids) - expected).abs().max() <= 1e-5 * expected.abs().max() + 1e-5
+    assert (model.config.n_layers, model.config.d_ff, model.config.n_kv_heads) == (L, 64, 2)
     assert D != F
 
 
 @pytest.mark.bad_input
-def test_a_file_that_is_cut_short(peer, tmp_path):
+def test_load_truncated_gguf_raises(peer, tmp_path):
     path = tmp_path / "m.gguf"
     write(path, peer, peer.config, None)
-    whole = path.read_bytes()
-    for size in (0, 3, 100, len(whole) // 2, len(whole) - 40):
-        path.write_bytes(whole[:size])
+    data = path.read_bytes()
+    for size in (0, 3, 100, len(data) // 2, len(data) - 40):
+        path.write_bytes(data[:size])
         with pytest.raises(StorageError, match="not a complete GGUF file"):
             ch.load(path)
 
