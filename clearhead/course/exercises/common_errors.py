@@ -2,7 +2,7 @@
 
 A mistake changes the problem (another mask or temperature) or the numbers of one step (a variance over d − 1); the
 bundled list is `mistakes.toml`. The problem is solved again with the mistake, so that it is also recognized in all
-later steps. A problem file may define its own mistakes as [[mistake]] with step, says and why."""
+later steps. A problem file may define further mistakes as [[mistake]] with step, says and why."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _shift_targets(loss: Values, by: int, length: int) -> Values:
 
 def _changed_steps(mistake: Values, worksheet: Worksheet) -> dict[str, Matrix]:
     """Evaluate the expressions of a mistake in the steps and values of the problem."""
-    if "own" not in mistake:
+    if "steps" not in mistake:
         return {}
     variables = {step.key: _cells(step) for step in worksheet.steps if step.key.isidentifier()}
     for name, value in worksheet.problem.items():
@@ -154,7 +154,7 @@ def _changed_steps(mistake: Values, worksheet: Worksheet) -> dict[str, Matrix]:
     placeholders = [{"h": suffix, "loss": loss} for suffix in suffixes for loss in losses]
     run = Evaluator({}, variables, EXACT)
     expressions = {
-        key.format(**fields): text.format(**fields) for fields in placeholders for key, text in mistake["own"].items()
+        key.format(**fields): text.format(**fields) for fields in placeholders for key, text in mistake["steps"].items()
     }
     return {key: run.evaluate(parse_expression(text, set(variables))) for key, text in expressions.items()}
 

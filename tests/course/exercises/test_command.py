@@ -34,8 +34,8 @@ def test_list_names_every_exercise(run):
 
 def test_solve_writes_each_format(run):
     openings = {
-        "terminal": "The length",
-        "markdown": "# The length",
+        "terminal": "The norm",
+        "markdown": "# The norm",
         "latex": "\\documentclass",
         "html": "<!doctype html>",
     }

@@ -91,14 +91,14 @@ def test_exam_variants_differ_and_repeat_with_seed(tmp_path):
 
 def test_write_exam_writes_every_format(tmp_path):
     pytest.importorskip("typst")
-    begins = {".pdf": b"%PDF", ".typ": b"// A question", ".tex": b"\\documentclass", ".md": b"# Two questions"}
+    begins = {".pdf": b"%PDF", ".typ": b"// Layout", ".tex": b"\\documentclass", ".md": b"# Two questions"}
     assert set(begins) == set(FORMATS)
     for ending, begin in begins.items():
         paper, booklet = (path.read_bytes() for path in write_exam(SMALL, tmp_path / f"exam{ending}"))
         assert paper.startswith(begin)
         assert paper != booklet
     text, solved = ((tmp_path / name).read_text() for name in ("exam.md", "exam-solutions.md"))
-    assert "## 1. The length of a layer-normalised vector (7 points)" in text
+    assert "## 1. The norm of a layer-normalized vector (7 points)" in text
     assert "5.2500" in solved
     assert "5.2500" not in text
     tex = (tmp_path / "exam-solutions.tex").read_text()
