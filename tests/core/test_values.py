@@ -111,13 +111,13 @@ def test_what_does_not_fit_is_refused_in_one_sentence(value, hint, sentence):
     st.sampled_from([DropoutRate, OpenUnit, Probability]),
 )
 def test_a_number_fits_exactly_where_it_lies_inside(value, hint):
-    inside = {
+    contains = {
         DropoutRate: lambda x: 0 <= x < 1,
         OpenUnit: lambda x: 0 < x < 1,
         Probability: lambda x: 0 <= x <= 1,
     }[hint]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and inside(value):
+    if is_number and contains(value):
         assert validate(value, "it", hint) == value
     else:
         with pytest.raises(ConfigError, match="it is "):
@@ -142,11 +142,11 @@ def test_whole_numbers_are_checked_inside_a_compiled_graph():
 
 def test_a_value_can_be_made_inside_a_compiled_graph():
     @torch.compile(fullgraph=True, backend="eager")
-    def turned(x, positions):
+    def rotated(x, positions):
         return Rotary(base=500.0).rotate(x, positions)
 
     x, positions = torch.randn(2, 5, 6), torch.arange(5)
-    torch.testing.assert_close(turned(x, positions), Rotary(base=500.0).rotate(x, positions))
+    torch.testing.assert_close(rotated(x, positions), Rotary(base=500.0).rotate(x, positions))
 
 
 # ---------------------------------------------------------------------- one mistake, one sentence

@@ -26,31 +26,35 @@ def copy_into(model: nn.Module, tensors: Tensors) -> None:
     model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, strict=False)
 
 
-def linear(theirs: Tensors, ours: str, name: str) -> Tensors:
+def linear(reference: Tensors, module: str, name: str) -> Tensors:
     """One linear map or norm, weight and (if there is one) bias."""
-    return {f"{ours}.{part}": theirs[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in theirs}
+    return {
+        f"{module}.{part}": reference[f"{name}.{part}"] for part in ("weight", "bias") if f"{name}.{part}" in reference
+    }
 
 
-def split(tensors: tuple[Tensor, ...], ours: str) -> Tensors:
+def split(tensors: tuple[Tensor, ...], module: str) -> Tensors:
     """A fused (q, k, v) weight and bias, rows stacked, as three linear maps."""
-    found: Tensors = {}
+    result: Tensors = {}
     for part, tensor in zip(("weight", "bias"), tensors, strict=False):
         for name, piece in zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True):
-            found[f"{ours}.{name}.{part}"] = piece
-    return found
+            result[f"{module}.{name}.{part}"] = piece
+    return result
 
 
 def from_torch(t: Tensors, n_layers: int, stack: str) -> Tensors:
     """One half, "encoder" or "decoder", of nn.Transformer."""
-    ours = linear(t, f"{stack}.norm", f"{stack}.norm")
+    module = linear(t, f"{stack}.norm", f"{stack}.norm")
     for i in range(n_layers):
         a, b = f"{stack}.blocks.{i}", f"{stack}.layers.{i}"
         parts = [("attention", "self_attn")] + [("cross_attention", "multihead_attn")] * (stack == "decoder")
-        for mine, theirs in parts:
-            ours |= split((t[f"{b}.{theirs}.in_proj_weight"], t[f"{b}.{theirs}.in_proj_bias"]), f"{a}.{mine}")
-            ours |= linear(t, f"{a}.{mine}.o_proj", f"{b}.{theirs}.out_proj")
+        for mine, reference in parts:
+            module |= split((t[f"{b}.{reference}.in_proj_weight"], t[f"{b}.{reference}.in_proj_bias"]), f"{a}.{mine}")
+            module |= linear(t, f"{a}.{mine}.o_proj", f"{b}.{reference}.out_proj")
         names = ["norm1", "norm_cross", "norm2"] if stack == "decoder" else ["norm1", "norm2"]
         for place, name in enumerate(names, start=1):
-            ours |= linear(t, f"{a}.{name}", f"{b}.norm{place}")
-        ours |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(t, f"{a}.feed_forward.down", f"{b}.linear2")
-    return ours
+            module |= linear(t, f"{a}.{name}", f"{b}.norm{place}")
+        module |= linear(t, f"{a}.feed_forward.up", f"{b}.linear1") | linear(
+            t, f"{a}.feed_forward.down", f"{b}.linear2"
+        )
+    return module

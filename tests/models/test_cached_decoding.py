@@ -87,12 +87,12 @@ def test_after_reordering(decoder, assert_close, rows):
 def test_encoder_decoder_one_by_one(encoder_decoder, assert_close):
     source, target = random_ids(3, 7), random_ids(3, 5, seed=1)
     hidden = padding(torch.tensor([7, 2, 5]))
-    wanted = encoder_decoder(source, target, source_mask=hidden)
+    expected = encoder_decoder(source, target, source_mask=hidden)
     memory = encoder_decoder.encode(source, mask=hidden)
     for sizes in ([1] * 5, [2, 2], [4]):
         cache = KVCache(capacity=2)
         call = lambda ids, cache: encoder_decoder.decode(ids, memory, memory_mask=hidden, cache=cache)  # noqa: E731
-        assert_close(stepwise(call, target, sizes, cache), wanted)
+        assert_close(stepwise(call, target, sizes, cache), expected)
         assert cache.length == 5
 
 
@@ -108,8 +108,8 @@ def test_encoder_decoder_reordered_and_truncated(encoder_decoder, assert_close):
         cache.crop(3)
         hidden = padding(lengths[order])
         got = encoder_decoder.decode(new, memory[order], memory_mask=hidden, cache=cache)
-        whole = torch.cat((target[order, :3], new), 1)
-        assert_close(got, encoder_decoder(source[order], whole, source_mask=hidden)[:, 3:])
+        full_output = torch.cat((target[order, :3], new), 1)
+        assert_close(got, encoder_decoder(source[order], full_output, source_mask=hidden)[:, 3:])
 
 
 def test_a_memory_is_projected_once(encoder_decoder):
@@ -134,8 +134,8 @@ def test_gradients_through_a_cache(build, assert_close):
         model.zero_grad()
         stepwise(decode(model), ids, sizes, KVCache()).square().sum().backward()
         gradients.append([weight.grad.clone() for weight in model.parameters()])
-    for whole, chunked in zip(*gradients, strict=True):
-        assert_close(chunked, whole)
+    for full_output, chunked in zip(*gradients, strict=True):
+        assert_close(chunked, full_output)
 
 
 def test_a_window_with_a_cache(build, assert_close):
@@ -165,7 +165,7 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
 def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_close):
     """Ctrl-C between two blocks, or no memory left: the cache is as it was before the call."""
     source, target = random_ids(3, 7), random_ids(3, 5, seed=1)
-    wanted = encoder_decoder(source, target)
+    expected = encoder_decoder(source, target)
     memory = encoder_decoder.encode(source)
 
     def interrupt(*_):
@@ -183,15 +183,15 @@ def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_clo
             hook.remove()
             assert cache.length == start
             got = encoder_decoder.decode(target[:, start:], memory, cache=cache)
-        assert_close(got, wanted[:, start:])
+        assert_close(got, expected[:, start:])
 
 
 def test_modes_may_change_from_call_to_call(decoder, assert_close):
     ids = random_ids(2, 11)
-    wanted = decoder(ids)
+    expected = decoder(ids)
     modes = (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad)
     cache, parts = KVCache(capacity=4), []
     for mode, chunk in zip(modes, ids.split([3, 1, 2, 1, 4], 1), strict=True):
         with mode():
             parts.append(decoder(chunk, cache=cache))
-    assert_close(torch.cat([part.detach().clone() for part in parts], 1), wanted)
+    assert_close(torch.cat([part.detach().clone() for part in parts], 1), expected)

@@ -29,8 +29,8 @@ def model():
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    ours, theirs = a.state_dict(), b.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    module, reference = a.state_dict(), b.state_dict()
+    return module.keys() == reference.keys() and all(torch.equal(module[name], reference[name]) for name in module)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, fol
         crash_at(patch, name, turn, hard)
         with pytest.raises(KeyboardInterrupt):
             save_checkpoint(new, folder)
-    found = load_checkpoint(folder)
+    result = load_checkpoint(folder)
     committed = (name, turn) in [("replace", 1), ("fsync", 3)]
-    assert same(found, new if committed else model)
+    assert same(result, new if committed else model)
     if not hard and not committed:
         assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
     # The next save clears up and wins.
@@ -382,14 +382,14 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
     save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
-    made = []
+    value = []
     build = nn.LayerNorm.__init__
-    monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (made.append(1), build(self, *a, **kw))[1])
+    monkeypatch.setattr(nn.LayerNorm, "__init__", lambda self, *a, **kw: (value.append(1), build(self, *a, **kw))[1])
     n_stored = len(load_file(folder / "model.safetensors"))
     words = rf"config.toml describes a model with more than \d+ parameter tensors, and {n_stored} are stored;"
     with pytest.raises(StorageError, match=words):
         load_checkpoint(folder)
-    assert len(made) < 3 * n_stored + 100
+    assert len(value) < 3 * n_stored + 100
     tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
 
 

@@ -28,7 +28,7 @@ ROTARY = EncoderConfig(vocab_size=31, d_model=16, n_heads=2, n_layers=2, max_len
 IDS = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
-def built(config=CONFIG, **words):
+def build(config=CONFIG, **words):
     """A model in float64 whose weights are all away from their start."""
     torch.manual_seed(5)
     model = config.replace(**words).build().double().eval()
@@ -51,14 +51,14 @@ LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_softcap": 1.7}
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_logits_are_scaled_then_moved_then_capped(tie_embeddings):
-    model = built(tie_embeddings=tie_embeddings, **LOGITS)
+    model = build(tie_embeddings=tie_embeddings, **LOGITS)
     plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_softcap=None)(IDS)
     torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
 
 
 @pytest.mark.parametrize("words", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
 def test_training_has_the_loss_of_these_logits(words):
-    model = built(**words)
+    model = build(**words)
     counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
     weights = torch.ones(IDS.shape, dtype=torch.float64)
     batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
@@ -67,19 +67,19 @@ def test_training_has_the_loss_of_these_logits(words):
     got, n = loss_sum(model, batch), batch.n_labels
     assert n == IDS.numel()
     torch.testing.assert_close(got, wanted)
-    for mine, theirs in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for mine, reference in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(mine, reference)
 
 
 def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
-    attribution = attribute(built(logit_bias=True, logit_scale=0.3, residual=SandwichNorm(), layer_scale=0.3), IDS[:1])
+    attribution = attribute(build(logit_bias=True, logit_scale=0.3, residual=SandwichNorm(), layer_scale=0.3), IDS[:1])
     assert abs(attribution.residual) <= attribution.tolerance
     with pytest.raises(ConfigError, match="tanh"):
-        attribute(built(logit_softcap=1.7), IDS[:1])
+        attribute(build(logit_softcap=1.7), IDS[:1])
 
 
 def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
-    model = built(positions=LearnedPositions(max_len=13, skipped=2))
+    model = build(positions=LearnedPositions(max_len=13, skipped=2))
     assert generate(model, IDS[:1], max_new_tokens=7).ids.shape[-1] == 7
     with pytest.raises(ShapeError, match="has 13 rows"):
         generate(model, IDS[:1], max_new_tokens=8)
@@ -88,24 +88,24 @@ def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
 
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5), SoftCapped(1.5, scale=0.7)])
 def test_attention_scores_are_those_of_the_configuration(scores):
-    model = built(scores=scores)
+    model = build(scores=scores)
     q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (5, 11, 11))
     s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, SoftCapped(1.5): 7**-0.5}.get(scores, 0.7)
     s = 1.5 * torch.tanh(s / 1.5) if isinstance(scores, SoftCapped) else s
     torch.testing.assert_close(attend(q, k, v, scores=scores), s.softmax(-1) @ v)
-    with trace(model) as seen:
+    with trace(model) as visible:
         model(IDS)
     part = model.blocks[0].attention
     h = model.blocks[0].norm1(model.add_positions(model.embedding(IDS)))
     heads = [x.unflatten(-1, (2, 7)).transpose(1, 2) for x in (part.q_proj(h), part.k_proj(h))]
     wanted = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
-    torch.testing.assert_close(seen.weights("blocks.0.attention"), wanted)
+    torch.testing.assert_close(visible.weights("blocks.0.attention"), wanted)
     assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5)])
 def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
-    model = built(scores=scores)
+    model = build(scores=scores)
     assert (unsupported_reason(model) is None) == (not isinstance(scores, SoftCapped))
     fast, plain = (generate(model, IDS, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert fast.ids.tolist() == plain.ids.tolist()
@@ -113,7 +113,7 @@ def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
 
 
 def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
-    block = built(residual=SandwichNorm(), layer_scale=0.1).blocks[0]
+    block = build(residual=SandwichNorm(), layer_scale=0.1).blocks[0]
     (norm1, scale1), (norm2, scale2) = block.post_attention, block.post_feed_forward
     assert torch.equal(
         CONFIG.replace(layer_scale=0.1).build().blocks[1].post_feed_forward.weight, torch.full((14,), 0.1)
@@ -124,15 +124,15 @@ def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
 
 
 def test_layer_masks_are_taken_in_turn():
-    model = built(n_layers=3, layer_masks=(window(2, 0), full()))
-    with trace(model) as seen:
+    model = build(n_layers=3, layer_masks=(window(2, 0), full()))
+    with trace(model) as visible:
         logits = model(IDS)
     for i, mask in enumerate((causal() & window(2, 0), causal(), causal() & window(2, 0))):
-        assert torch.equal(seen.weights(f"blocks.{i}.attention")[0, 0] > 0, mask.dense(7, 7))
+        assert torch.equal(visible.weights(f"blocks.{i}.attention")[0, 0] > 0, mask.dense(7, 7))
     cache = KVCache()
     steps = [model(IDS[:, i : i + 1], cache=cache) for i in range(7)]
     torch.testing.assert_close(torch.cat(steps, dim=1), logits)
-    short = built(n_layers=3, layer_masks=(window(1, 0), window(2, 0)))
+    short = build(n_layers=3, layer_masks=(window(1, 0), window(2, 0)))
     assert short.config.union_mask(causal()).dense(7, 7).equal((causal() & window(2, 0)).dense(7, 7))
     assert check(short).ok
 
@@ -148,7 +148,7 @@ def test_layer_masks_are_taken_in_turn():
     ],
 )
 def test_generation_goes_on_as_the_model_does(words):
-    model = built(**words)
+    model = build(**words)
     assert unsupported_reason(model) is not None
     fast, plain = (
         generate(model, [IDS[0], IDS[1, :4]], max_new_tokens=5, use_cache=cached) for cached in (True, False)
@@ -163,7 +163,7 @@ ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_le
 
 
 def test_narrow_embeddings_are_widened_before_the_blocks():
-    model = built(ENCODER, embedding_dim=6, positions=LearnedPositions(max_len=13))
+    model = build(ENCODER, embedding_dim=6, positions=LearnedPositions(max_len=13))
     x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
     x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
     torch.testing.assert_close(
@@ -173,7 +173,7 @@ def test_narrow_embeddings_are_widened_before_the_blocks():
 
 
 def test_shared_layers_are_one_block_again_and_again(tmp_path):
-    model = built(ENCODER, share_layers=True)
+    model = build(ENCODER, share_layers=True)
     x = model.add_positions(model.embedding(IDS) + model.segments.weight[0])
     for _ in range(3):
         x = model.blocks[0](x)
@@ -232,7 +232,7 @@ def test_what_they_cannot_be_is_refused(words):
 def test_layers_turn_in_turn():
     """Layer i turns as the one of its number in the cycle: the same as a model of such layers with their weights."""
     slow, fast = Rotary(base=500.0), Rotary(base=20.0)
-    model = built(ROTARY, n_layers=3, positions=slow, layer_rotary=(slow, fast))
+    model = build(ROTARY, n_layers=3, positions=slow, layer_rotary=(slow, fast))
     assert [block.attention.rotary for block in model.blocks] == [slow, fast, slow]
     x = model.embedding(IDS)
     for i, turn in enumerate((slow, fast, slow)):
@@ -241,13 +241,13 @@ def test_layers_turn_in_turn():
         x = one(x)
     torch.testing.assert_close(model(IDS), model.norm(x))
     assert check(model).ok
-    decoder = built(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))
+    decoder = build(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))
     assert unsupported_reason(decoder) == "its layers have different masks or positions"
     assert Config.from_toml(decoder.config.to_toml()) == decoder.config
 
 
 def test_a_first_block_without_its_norm():
-    model = built(ROTARY, embedding_norm=True, first_norm=False)
+    model = build(ROTARY, embedding_norm=True, first_norm=False)
     first, x = model.blocks[0], model.embedding_norm(model.embedding(IDS))
     x = x + first.attention(x)
     x = model.blocks[1](x + first.feed_forward(first.norm2(x)))
@@ -257,10 +257,10 @@ def test_a_first_block_without_its_norm():
 
 @pytest.mark.bad_input
 def test_what_these_words_refuse():
-    for words, said in (
+    for words, outputs in (
         ({"layer_rotary": (Rotary(base=7.0),)}, "expected the first of layer_rotary"),
         ({"layer_rotary": (ROTARY.positions,), "share_layers": True}, "are one block"),
         ({"first_norm": False, "residual": PostNorm()}, "leave first_norm out"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=outputs):
             ROTARY.replace(**words)

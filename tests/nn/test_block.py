@@ -53,38 +53,38 @@ def x_and_memory() -> tuple[torch.Tensor, torch.Tensor]:
 
 def pairs(block: Block, layer: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
     """(ours, torch's, the rows of torch's that are ours)."""
-    found = []
+    result = []
     attentions = [(block.attention, layer.self_attn)]
     norms = [(block.norm1, layer.norm1), (block.norm2, layer.norm2)]
     if block.cross_attention is not None:
         attentions.append((block.cross_attention, layer.multihead_attn))
         norms = [(block.norm1, layer.norm1), (block.norm_cross, layer.norm2), (block.norm2, layer.norm3)]
-    for ours, theirs in attentions:
+    for ours, reference in attentions:
         for n, part in enumerate((ours.q_proj, ours.k_proj, ours.v_proj)):
             rows = slice(n * M, (n + 1) * M)
-            found += [(part.weight, theirs.in_proj_weight, rows), (part.bias, theirs.in_proj_bias, rows)]
-        found += whole_pairs(ours.o_proj, theirs.out_proj)
-    found += whole_pairs(block.feed_forward.up, layer.linear1)
-    found += whole_pairs(block.feed_forward.down, layer.linear2)
-    for ours, theirs in norms:
-        found += whole_pairs(ours, theirs)
-    assert len(found) == len(list(block.parameters()))
-    return found
+            result += [(part.weight, reference.in_proj_weight, rows), (part.bias, reference.in_proj_bias, rows)]
+        result += whole_pairs(ours.o_proj, reference.out_proj)
+    result += whole_pairs(block.feed_forward.up, layer.linear1)
+    result += whole_pairs(block.feed_forward.down, layer.linear2)
+    for ours, reference in norms:
+        result += whole_pairs(ours, reference)
+    assert len(result) == len(list(block.parameters()))
+    return result
 
 
-def whole_pairs(ours: nn.Module, theirs: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
-    return [(ours.weight, theirs.weight, slice(None)), (ours.bias, theirs.bias, slice(None))]
+def whole_pairs(ours: nn.Module, reference: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
+    return [(ours.weight, reference.weight, slice(None)), (ours.bias, reference.bias, slice(None))]
 
 
 def copy(block: Block, layer: nn.Module) -> None:
     with torch.no_grad():
-        for ours, theirs, rows in pairs(block, layer):
-            ours.copy_(theirs[rows])
+        for ours, reference, rows in pairs(block, layer):
+            ours.copy_(reference[rows])
 
 
 def assert_same_gradients(block: Block, layer: nn.Module) -> None:
-    for ours, theirs, rows in pairs(block, layer):
-        torch.testing.assert_close(ours.grad, theirs.grad[rows], rtol=1e-10, atol=1e-10)
+    for ours, reference, rows in pairs(block, layer):
+        torch.testing.assert_close(ours.grad, reference.grad[rows], rtol=1e-10, atol=1e-10)
 
 
 def torch_layer(kind: type[nn.Module], norm_first: bool, activation: str, dropout: float = 0.0) -> nn.Module:
@@ -147,8 +147,8 @@ def test_equals_torchs_decoder_layer(norm_first, activation):
     direction = torch.randn_like(out)
     (out * direction).sum().backward()
     (expected * direction).sum().backward()
-    for ours, theirs in zip((x, memory), twins, strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+    for ours, reference in zip((x, memory), twins, strict=True):
+        torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-10, atol=1e-10)
     assert_same_gradients(block, layer)
 
 
@@ -242,8 +242,8 @@ def test_equals_transformers_llama_layer():
         **{f"attention.{p}_proj": f"self_attn.{p}_proj" for p in "qkvo"},
         **{f"feed_forward.{p}": f"mlp.{p}_proj" for p in ("up", "gate", "down")},
     }
-    theirs = layer.state_dict()
-    block.load_state_dict({f"{ours}.weight": theirs[f"{name}.weight"] for ours, name in names.items()})
+    reference = layer.state_dict()
+    block.load_state_dict({f"{ours}.weight": reference[f"{name}.weight"] for ours, name in names.items()})
 
     x = torch.randn(B, T, width, dtype=F64)
     angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, d_head, 2, dtype=F64) / d_head)
@@ -276,10 +276,10 @@ def test_decoding_with_a_cache_equals_decoding_at_once(cross, rotary):
     x, memory = x_and_memory()
     given = {"memory": memory, "memory_mask": padding([7, 3])} if cross else {}
     block = shaken(Block(config(rotary=rotary), cross=cross)).eval()
-    whole = block(x, mask=causal(), **given)
+    full_output = block(x, mask=causal(), **given)
     cache = KVCache()
     parts = [block(x[:, a:b], mask=causal(), cache=cache, **given) for a, b in ((0, 2), (2, 3), (3, 5))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(parts, 1), full_output, rtol=1e-12, atol=1e-12)
     assert cache.length == T
 
 

@@ -26,22 +26,22 @@ def by_hand(layer: ExpertsFeedForward, x: torch.Tensor) -> torch.Tensor:
     rows = []
     for token in x.reshape(-1, M):
         scores = (layer.router.weight @ token).tolist()
-        kept = sorted(range(N), key=lambda i: -scores[i])[: layer.top_k]
-        powers = torch.stack([(layer.router.weight[i] @ token).exp() for i in kept])
-        said = torch.stack([layer.experts[i](token) for i in kept])
-        rows.append((powers / powers.sum()) @ said)
+        stored = sorted(range(N), key=lambda i: -scores[i])[: layer.top_k]
+        powers = torch.stack([(layer.router.weight[i] @ token).exp() for i in stored])
+        outputs = torch.stack([layer.experts[i](token) for i in stored])
+        rows.append((powers / powers.sum()) @ outputs)
     return torch.stack(rows).reshape(x.shape)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, N])
 def test_it_is_its_formula_and_so_are_its_gradients(top_k):
     layer, x = mixture(top_k), torch.randn(2, 11, M, dtype=torch.float64, requires_grad=True)
-    got, wanted = layer(x), by_hand(layer, x)
-    torch.testing.assert_close(got, wanted)
+    got, expected = layer(x), by_hand(layer, x)
+    torch.testing.assert_close(got, expected)
     direction, weights = torch.randn_like(got), [x, *layer.parameters()]
     mine = torch.autograd.grad(got, weights, direction, materialize_grads=True)
-    theirs = torch.autograd.grad(wanted, weights, direction, materialize_grads=True)
-    torch.testing.assert_close(mine, theirs)
+    reference = torch.autograd.grad(expected, weights, direction, materialize_grads=True)
+    torch.testing.assert_close(mine, reference)
     assert (mine[1].abs().sum() > 1e-9) == (top_k > 1), "a single expert's share is 1, whatever its score"
 
 
@@ -85,10 +85,10 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
 
 
 def test_a_walk_stops_at_what_the_experts_say_together():
-    found = build_walkthrough(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
-    said = [step for step in found.steps if step.branch == "feed-forward"]
-    assert [(s.role, s.module) for s in said] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
-    assert said[0].formula == "feed_forward(h) = Σ share · expert(h)"
+    result = build_walkthrough(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
+    outputs = [step for step in result.steps if step.branch == "feed-forward"]
+    assert [(s.role, s.module) for s in outputs] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
+    assert outputs[0].formula == "feed_forward(h) = Σ share · expert(h)"
 
 
 def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():

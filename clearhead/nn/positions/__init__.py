@@ -1,9 +1,8 @@
-"""Where a token stands. Attention alone sees a set; each choice here tells it the order in another way.
+"""Position encodings: frozen values that are stored in a configuration.
 
-A choice is a small frozen value that lives in a config. Its `kind`, and its file, say where it goes: "added" to the
-embeddings (`Sinusoidal`, `LearnedPositions`), "rotary" on queries and keys (`Rotary`), "bias" on the scores
-(`RelativeBias`, `ALiBi`), or "none" (`NoPE`). `build` makes the module of those that are added or are a bias; `Rotary`
-turns vectors itself."""
+The `kind` of a value states where it is applied: "added" to the embeddings (`Sinusoidal`, `LearnedPositions`), "rotary"
+to queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`, `ALiBi`), or "none" (`NoPE`). `build` returns the
+module of added positions and biases; `Rotary` rotates vectors itself."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from clearhead.nn.positions.rotary import LinearScaling, Llama3Scaling, RopeScal
 
 @dataclass(frozen=True)
 class NoPE:
-    """No encoding. Without a causal mask the model cannot tell one order of its tokens from another.
+    """No position encoding; without a causal mask, the model does not depend on the order of its tokens.
 
-    Beyond the trained length: nothing ends, since nothing is encoded."""
+    Beyond the trained length: defined for every length."""
 
     kind: ClassVar[Literal["none"]] = "none"
 

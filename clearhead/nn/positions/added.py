@@ -1,9 +1,7 @@
-"""Positions that are added to the embeddings: fixed waves of geometrically growing length (`Sinusoidal`, Vaswani et
-al., 2017), or a table with one trained row for each place, in a line of tokens or on a grid of patches
-(`LearnedPositions`).
+"""Positions that are added to the embeddings: sinusoidal (Vaswani et al., 2017) or a learned table.
 
-Waves are neither learned nor stored, so any position can be asked for, also one that training never saw. The table ends
-where it ends; `resized` makes a longer, shorter or differently shaped one by interpolation."""
+Sinusoidal positions have no parameters and are defined for every position. `LearnedPositions` have one parameter row
+per position, in a sequence or on a grid of patches; `resized` interpolates them to another length or grid."""
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ from clearhead.nn.positions.rotary import beside, frequencies
 
 
 def _even_width(width: int) -> int:
+    """Return the width, or raise ShapeError if it is odd."""
     if width < 2 or width % 2:
         raise ShapeError(
             f"Sinusoidal positions of width {width}; expected an even width of at least 2, a sine and a "
@@ -95,7 +94,7 @@ class SinusoidalPositions(nn.Module):
     def forward(
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
-        """x plus the waves at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
+        """Add sinusoidal positions to x; `positions`, (T,) or (B, T), defaults to 0 … T − 1."""
         if x.ndim < 2 or x.shape[-1] != self.d_model:
             expected = f"(…, T, {self.d_model}), the dim of this module"
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
@@ -111,14 +110,12 @@ class SinusoidalPositions(nn.Module):
 
 @dataclass(frozen=True)
 class LearnedPositions(Validated):
-    """`LearnedPositions(max_len=512)`: places in a line. `LearnedPositions(grid=(14, 14), n_extra=1)`: a grid, row by
-    row.
+    """`LearnedPositions(max_len=512)` for sequences, `LearnedPositions(grid=(14, 14), n_extra=1)` for grids of patches.
 
-    The first `n_extra` rows belong to tokens that stand nowhere, such as [CLS]; `max_len` or `grid` counts the others.
-    `LearnedPositions()` is a line of 512. Rows before them that no token ever gets, as RoBERTa and BART have two, are
-    `skipped`.
+    The first `n_extra` rows are for tokens without a position, such as [CLS]; `max_len` or `grid` counts the others.
+    `LearnedPositions()` has 512 positions. `skipped` is the number of unused rows before these, two in RoBERTa, BART.
 
-    Beyond the trained length: refused with a `ShapeError`, since no row exists; the module's `resized` makes one."""
+    Beyond the trained length: raises ShapeError; use `resized` of the module."""
 
     kind: ClassVar[Literal["added"]] = "added"
     max_len: PositiveInt | None = None
@@ -136,7 +133,7 @@ class LearnedPositions(Validated):
 
     @property
     def n_places(self) -> int:
-        """Rows of the line or the grid, without the extra ones."""
+        """Number of positions in the sequence or grid, without extra rows."""
         if self.grid is not None:
             return self.grid[0] * self.grid[1]
         assert self.max_len is not None  # validate filled it
@@ -144,33 +141,33 @@ class LearnedPositions(Validated):
 
     @property
     def length(self) -> int:
-        """The longest sequence it takes: all rows but the skipped ones."""
+        """Maximum sequence length: all rows except the skipped ones."""
         return self.n_extra + self.n_places
 
     def build(self, d_model: int) -> LearnedPositionEmbedding:
-        """The module that holds the table for embeddings of width `d_model`."""
+        """Return the module for embeddings of `d_model` features."""
         return LearnedPositionEmbedding(self, d_model)
 
 
 class LearnedPositionEmbedding(nn.Module):
-    """Adds rows of its table: `weight` (skipped + n_extra + places, M) is its one parameter."""
+    """Learned position table; its parameter is `weight` (skipped + n_extra + positions, M)."""
 
     def __init__(self, choice: LearnedPositions, d_model: int) -> None:
         super().__init__()
         self.choice = choice
         d_model = check_int(d_model, "LearnedPositions: d_model", minimum=1)
         self.weight = nn.Parameter(torch.empty(choice.skipped + choice.length, d_model))
-        nn.init.normal_(self.weight, std=0.02)  # as GPT-2, BERT and ViT begin
+        nn.init.normal_(self.weight, std=0.02)  # as in GPT-2, BERT and ViT
 
     @property
     def length(self) -> int:
-        """The longest sequence it takes."""
+        """Maximum sequence length."""
         return self.choice.length
 
     def forward(
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
-        """x plus the rows at `positions`, (T,) or (B, T); None stands for 0 … T − 1."""
+        """Add the rows at `positions`, (T,) or (B, T), to x; the default is 0 … T − 1."""
         rows = self.weight[self.choice.skipped :] if self.choice.skipped else self.weight
         length, width = rows.shape
         if x.ndim < 2 or x.shape[-1] != width:
@@ -182,15 +179,15 @@ class LearnedPositionEmbedding(nn.Module):
             return x + rows[: x.shape[-2]].to(x.dtype)
         if positions.is_floating_point() or positions.dtype == torch.bool:
             raise DtypeError(f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T).")
-        wrong = find_out_of_range(positions, length)
-        if wrong is not None:
-            raise self._too_far(f"position {wrong}")
+        invalid = find_out_of_range(positions, length)
+        if invalid is not None:
+            raise self._too_far(f"position {invalid}")
         return x + F.embedding(beside(positions, x), rows).to(x.dtype)
 
     def resized(self, size: int | tuple[int, int]) -> LearnedPositionEmbedding:
-        """A new table for another length (a whole number) or grid (rows, columns); the extra rows are kept as they are.
+        """Return a module for another length (int) or grid (rows, columns), with unchanged extra rows.
 
-        A line is interpolated linearly, a grid bicubically, both on cell centres; the same size gives equal weights."""
+        Sequences are interpolated linearly and grids bicubically, at cell centers; the same size gives a copy."""
         if self.choice.grid is None:
             if not isinstance(size, int):
                 raise ShapeError(f"resized({size!r}): these positions are a line; expected one whole number.")
@@ -205,11 +202,12 @@ class LearnedPositionEmbedding(nn.Module):
         result.weight.requires_grad_(self.weight.requires_grad)
         return result.train(self.training)
 
-    def _too_far(self, what: str) -> ShapeError:
+    def _too_far(self, label: str) -> ShapeError:
+        """Return the error for a position outside the table."""
         choice, length = self.choice, self.choice.length
         size = "(rows, columns)" if choice.grid is not None else "new_length"
         return ShapeError(
-            f"Got {what}, but the table of learned positions has {length} rows (0 … {length - 1}); expected "
+            f"Got {label}, but the table of learned positions has {length} rows (0 … {length - 1}); expected "
             f"no more. Shorten the input, or make another table with `.resized({size})`."
         )
 
@@ -218,11 +216,12 @@ class LearnedPositionEmbedding(nn.Module):
 
 
 def _interpolated(weight: Tensor, old: LearnedPositions, new: LearnedPositions) -> Tensor:
+    """Return the table interpolated to another length or grid."""
     if new == old:
         return weight
     first = old.skipped + old.n_extra
     extra, places = weight[:first], weight[first:]
-    # Interpolation takes (batch, channels, *places), and has no half precision on every device.
+    # F.interpolate expects (batch, channels, *positions); some devices do not support half precision.
     wide = places.to(torch.promote_types(weight.dtype, torch.float32)).T.unsqueeze(0)  # (1, M, places)
     if old.grid is not None and new.grid is not None:
         field = F.interpolate(wide.unflatten(-1, old.grid), new.grid, mode="bicubic", align_corners=False)

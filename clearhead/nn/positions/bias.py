@@ -1,5 +1,6 @@
-"""Positions as a bias on the scores, by the distance from query to key: learned numbers (`RelativeBias`, Raffel et al.,
-2020), or a fixed penalty that grows with it (`ALiBi`, Press et al., 2022). Nothing is added to the embeddings."""
+"""Positions as a bias on the attention scores that depends on the distance between query and key.
+
+`RelativeBias` is learned (Raffel et al., 2020), `ALiBi` is a fixed linear penalty (Press et al., 2022)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from clearhead.config import Validated
 
 @dataclass(frozen=True)
 class RelativeBias(Validated):
-    """A table of `n_buckets` learned biases a head, looked up by the distance from query p to key j. Near distances
-    have a bucket each; farther ones share buckets that widen geometrically up to `max_distance`.
+    """Learned biases, `n_buckets` per head, indexed by the distance from query p to key j. Small distances have a
+    bucket each; larger ones share buckets whose width grows geometrically up to `max_distance`.
 
-    `bidirectional=True` gives half of the buckets to keys at or before the query and half to keys after it (encoders).
-    `bidirectional=False` gives all to the keys before it; later ones, which a causal mask hides, count as distance 0.
+    With `bidirectional=True` (encoders), half of the buckets are for keys up to the query and half for keys after
+    it. Otherwise all are for keys before it; later keys, which a causal mask hides, count as distance 0.
 
-    Beyond the trained length: every distance of `max_distance` or more shares the last bucket, so any length is
-    defined, and far keys are told apart from near ones but not from each other."""
+    Beyond the trained length: distances of at least `max_distance` share the last bucket, so every length is defined,
+    but distant keys have the same bias."""
 
     kind: ClassVar[Literal["bias"]] = "bias"
     n_buckets: PositiveInt = 32
@@ -40,12 +41,12 @@ class RelativeBias(Validated):
         require(
             self.max_distance > self.n_exact,
             f"RelativeBias: max_distance is {self.max_distance}; expected more than {self.n_exact}, the number of "
-            "distances that have a bucket of their own: use fewer buckets or a larger max_distance",
+            "distances with separate buckets: use fewer buckets or a larger max_distance",
         )
 
     @property
     def n_each_way(self) -> int:
-        """Buckets of one direction."""
+        """Number of buckets per direction."""
         return self.n_buckets // 2 if self.bidirectional else self.n_buckets
 
     @property
@@ -54,15 +55,15 @@ class RelativeBias(Validated):
         return self.n_each_way // 2
 
     def edges(self) -> tuple[int, ...]:
-        """The distances at which the second, third, … shared bucket begins, in exact integer arithmetic.
+        """Return the first distances of the second, third, … shared bucket, in exact integer arithmetic.
 
         Shared bucket b of m begins at the least d with d ≥ e · (max_distance / e)^(b/m), e = n_exact. Logarithms in
-        floating point would put a distance that lies on an edge on either side of it, depending on the device."""
+        floating point would assign a distance at an edge to either bucket, depending on the device."""
         e, far = self.n_exact, self.max_distance
         m = self.n_each_way - e
         edges = []
         for b in range(1, m):
-            low, high = e, far  # the answer is above one and at most the other
+            low, high = e, far  # low < edge ≤ high
             while high - low > 1:
                 d = (low + high) // 2
                 low, high = (low, d) if d**m * e**b >= far**b * e**m else (d, high)
@@ -70,15 +71,16 @@ class RelativeBias(Validated):
         return tuple(edges)
 
     def buckets(self, relative: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """The bucket of each key-minus-query distance j − p."""
+        """Return the bucket of each key-minus-query distance j − p."""
         return _buckets(relative, self, self.edges())
 
     def build(self, n_heads: int) -> T5Bias:
-        """The module that learns the table of `n_heads` heads."""
+        """Return the module for `n_heads` heads."""
         return T5Bias(self, n_heads)
 
 
 def _buckets(relative: Tensor, choice: RelativeBias, edges: tuple[int, ...]) -> Tensor:
+    """Return the bucket of each distance."""
     distance = relative.abs() if choice.bidirectional else (-relative).clamp(min=0)
     bucket = distance.clamp(max=choice.n_exact)
     for edge in edges:
@@ -87,7 +89,7 @@ def _buckets(relative: Tensor, choice: RelativeBias, edges: tuple[int, ...]) -> 
 
 
 class T5Bias(nn.Module):
-    """The bias of `RelativeBias`: `weight` (n_buckets, H) is its one parameter."""
+    """Module of `RelativeBias`; its parameter is `weight` (n_buckets, H)."""
 
     def __init__(self, choice: RelativeBias, n_heads: int) -> None:
         super().__init__()
@@ -101,8 +103,8 @@ class T5Bias(nn.Module):
     def forward(
         self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
     ) -> Float[Tensor, "H T S"]:
-        """The bias (H, T, S) of queries at offset … offset + T − 1 on keys 0 … S − 1."""
-        # Entry (i, j) depends on j − i alone, so T + S distances are sorted into buckets, not T · S.
+        """Return the bias (H, T, S) of T queries from `query_offset` on and keys 0 … S − 1."""
+        # Entry (i, j) depends only on j − i, so buckets are computed for T + S distances instead of T · S.
         relative = torch.arange(T + S, device=self.weight.device) - (T - 1) - query_offset
         values = self.weight[_buckets(relative, self.choice, self._edges)].T  # (H, T + S)
         i, j = torch.arange(T, device=values.device), torch.arange(S, device=values.device)
@@ -115,40 +117,40 @@ class T5Bias(nn.Module):
 
 @dataclass(frozen=True)
 class ALiBi:
-    """bias(h, p, j) = −slope(h) · |p − j|: a head with a steep slope looks near, a flat one far.
+    """bias(h, p, j) = −slope(h) · |p − j|: heads with steep slopes attend to near keys.
 
     For H a power of two the slopes are 2^(−8/H), 2^(−16/H), …, 2^(−8). For another H they are those of the largest
     power of two n below it, then every second slope of 2n heads, from the steepest. The absolute value makes the bias
-    symmetric, so that it serves encoders too; under a causal mask it is the paper's.
+    symmetric, for encoders; with a causal mask it is that of the paper.
 
-    Beyond the trained length: defined for every distance and made for it; far keys simply fade."""
+    Beyond the trained length: defined for every distance."""
 
     kind: ClassVar[Literal["bias"]] = "bias"
 
     def build(self, n_heads: int) -> ALiBiBias:
-        """The module that gives the bias of `n_heads` heads."""
+        """Return the module for `n_heads` heads."""
         return ALiBiBias(n_heads)
 
 
 class ALiBiBias(nn.Module):
-    """The bias of `ALiBi`. Slopes are powers of two computed at need, so casting the module cannot round them."""
+    """Module of `ALiBi`. Slopes are computed in each call, so casting the module does not round them."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.n_heads = check_int(n_heads, "ALiBi: n_heads", minimum=1)
 
     def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
-        """One slope a head, float32."""
+        """Return one float32 slope per head."""
         n = 1 << (self.n_heads.bit_length() - 1)  # the largest power of two that is at most H
         head = torch.arange(self.n_heads, device=device, dtype=torch.float32)
         regular = (head + 1) * (8 / n)
-        between = (2 * (head - n) + 1) * (4 / n)  # the odd slopes of 2n heads lie between the regular ones
+        between = (2 * (head - n) + 1) * (4 / n)  # the odd slopes of 2n heads are between the regular ones
         return torch.exp2(-torch.where(head < n, regular, between))
 
     def forward(
         self, T: int, S: int, query_offset: int = 0, device: torch.device | str | None = None
     ) -> Float[Tensor, "H T S"]:
-        """The bias (H, T, S), float32, of queries at offset … offset + T − 1 on keys 0 … S − 1."""
+        """Return the float32 bias (H, T, S) of T queries from `query_offset` on and keys 0 … S − 1."""
         query = torch.arange(T, device=device) + query_offset
         key = torch.arange(S, device=device)
         distance = (query[:, None] - key[None, :]).abs().to(torch.float32)  # (T, S)

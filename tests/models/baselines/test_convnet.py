@@ -116,16 +116,16 @@ def test_shapes_of_the_exam_network():
 def test_shapes_are_those_of_a_real_forward(head, size, sizes):
     config = ConvNetConfig(**sizes, head=head)
     model = ConvNet(config)
-    seen = {}
+    visible = {}
     for name, layer in model.features.named_children():
-        layer.register_forward_hook(lambda _, __, out, name=name: seen.update({name: tuple(out.shape[1:])}))
-    model.head.register_forward_pre_hook(lambda _, given: seen.update({"flatten": tuple(given[0].shape[1:])}))
-    model.head.register_forward_hook(lambda _, __, out: seen.update({"conv": tuple(out.shape[1:])}))
+        layer.register_forward_hook(lambda _, __, out, name=name: visible.update({name: tuple(out.shape[1:])}))
+    model.head.register_forward_pre_hook(lambda _, given: visible.update({"flatten": tuple(given[0].shape[1:])}))
+    model.head.register_forward_hook(lambda _, __, out: visible.update({"conv": tuple(out.shape[1:])}))
     out = model(torch.randn(2, config.n_channels, *(size or config.image_size)))
-    seen["linear"] = seen["average"] = tuple(out.shape[1:])
+    visible["linear"] = visible["average"] = tuple(out.shape[1:])
     table = shapes(config, size)
     assert len(table) == 2 * len(config.filters) + 2
-    assert table == {name: seen[name] for name in table}
+    assert table == {name: visible[name] for name in table}
 
 
 # ---------------------------------------------------------------------- the network
@@ -143,10 +143,10 @@ def test_weights_are_counted_as_in_the_exam():
 
 
 def test_it_is_the_network_of_the_exam():
-    theirs, ours = the_exam_network(), ConvNet(ConvNetConfig())
-    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+    reference, ours = the_exam_network(), ConvNet(ConvNetConfig())
+    ours.load_state_dict(dict(zip(ours.state_dict(), reference.state_dict().values(), strict=True)))
     images = torch.randn(7, 1, 32, 32)
-    assert_equal_up_to_rounding(ours(images), theirs(images))
+    assert_equal_up_to_rounding(ours(images), reference(images))
 
 
 def test_the_pointwise_head_is_the_exam_second_answer():
@@ -168,16 +168,16 @@ def test_all_convolution_is_the_same_function():
     images = torch.randn(2, 3, 29, 37, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(convolution(images), linear(images))
     upstream = torch.randn(2, 11, dtype=torch.float64)
-    ours, theirs = (torch.autograd.grad(m(images), images, upstream)[0] for m in (convolution, linear))
-    torch.testing.assert_close(ours, theirs)
+    ours, reference = (torch.autograd.grad(m(images), images, upstream)[0] for m in (convolution, linear))
+    torch.testing.assert_close(ours, reference)
 
 
 @pytest.mark.fixed_memory
 def test_all_convolution_shares_memory_with_its_own_gradients():
     linear = ConvNet(ConvNetConfig())
     convolution = linear.all_convolution()
-    for ours, theirs in zip(linear.parameters(), convolution.parameters(), strict=True):
-        assert ours.data_ptr() == theirs.data_ptr()
+    for ours, reference in zip(linear.parameters(), convolution.parameters(), strict=True):
+        assert ours.data_ptr() == reference.data_ptr()
     images, labels = torch.randn(3, 1, 32, 32), torch.tensor([2, 3, 5])
     optimiser = torch.optim.SGD(convolution.parameters(), lr=0.1)
     before = linear(images)

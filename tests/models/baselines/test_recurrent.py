@@ -68,10 +68,12 @@ def test_a_stack_is_the_module_of_torch(cell, bidirectional, n_layers):
     stack = RecurrentStack(cell, 5, 7, n_layers, bidirectional=bidirectional).double()
     peer = peer_of(stack, cell, 5, 7, n_layers, bidirectional)
     x = torch.randn(3, 11, 5, dtype=torch.float64, requires_grad=True)
-    ours, theirs = stack(x), peer(x)[0]
-    torch.testing.assert_close(ours, theirs)
-    upstream = torch.randn_like(ours)
-    torch.testing.assert_close(torch.autograd.grad(ours, x, upstream)[0], torch.autograd.grad(theirs, x, upstream)[0])
+    module, reference = stack(x), peer(x)[0]
+    torch.testing.assert_close(module, reference)
+    upstream = torch.randn_like(module)
+    torch.testing.assert_close(
+        torch.autograd.grad(module, x, upstream)[0], torch.autograd.grad(reference, x, upstream)[0]
+    )
 
 
 @cells
@@ -83,13 +85,13 @@ def test_padding_is_as_if_packed(cell, bidirectional):
     x = torch.randn(3, 11, 5, dtype=torch.float64)
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     out, final = peer(packed)
-    theirs, _ = pad_packed_sequence(out, batch_first=True, total_length=11)  # zero at padding, as ours
+    reference, _ = pad_packed_sequence(out, batch_first=True, total_length=11)  # zero at padding, as ours
     real = torch.arange(11) < lengths[:, None]
-    ours = stack(x, real=real)
-    torch.testing.assert_close(ours, theirs)
+    module = stack(x, real=real)
+    torch.testing.assert_close(module, reference)
     h = final[0] if isinstance(cell, LSTM) else final
     last = h[-2:].transpose(0, 1).flatten(1) if bidirectional else h[-1]
-    torch.testing.assert_close(stack.summary(ours, real), last)
+    torch.testing.assert_close(stack.summary(module, real), last)
 
 
 @cells
@@ -100,9 +102,9 @@ def test_padding_may_stand_anywhere(cell, bidirectional):
     real = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0], [1] * 11, [0] * 11]).bool()
     out = stack(x, real=real)
     for row in range(2):
-        kept = real[row]
-        torch.testing.assert_close(out[row : row + 1, kept], stack(x[row : row + 1, kept]))
-        torch.testing.assert_close(stack.summary(out, real)[row], stack.summary(stack(x[row : row + 1, kept]))[0])
+        stored = real[row]
+        torch.testing.assert_close(out[row : row + 1, stored], stack(x[row : row + 1, stored]))
+        torch.testing.assert_close(stack.summary(out, real)[row], stack.summary(stack(x[row : row + 1, stored]))[0])
     assert (out[~real] == 0).all()
     assert (stack.summary(out, real)[2] == 0).all()
 
@@ -132,8 +134,8 @@ def test_states_in_a_cache_pass_over_padding(cell):
     for row in range(2):
         alone = RecurrentCache()
         stack(x[row : row + 1, real[row]], cache=alone)
-        for ours, theirs in zip(ragged.states, alone.states, strict=True):
-            for a, b in zip(ours, theirs, strict=True):
+        for module, reference in zip(ragged.states, alone.states, strict=True):
+            for a, b in zip(module, reference, strict=True):
                 torch.testing.assert_close(a[row : row + 1], b)
 
 
@@ -242,9 +244,9 @@ def test_a_cache_continues_where_it_stopped(cell, cut):
     cache = RecurrentCache()
     first = model(tokens[:, :cut], cache=cache)
     assert cache.length == cut
-    rest = [model(tokens[:, t : t + 1], cache=cache) for t in range(cut, 11)]
+    remainder = [model(tokens[:, t : t + 1], cache=cache) for t in range(cut, 11)]
     assert cache.length == 11
-    torch.testing.assert_close(torch.cat([first, *rest], 1), model(tokens))
+    torch.testing.assert_close(torch.cat([first, *remainder], 1), model(tokens))
 
 
 @cells
