@@ -28,7 +28,7 @@ def _copy(app: Sphinx, error: Exception | None) -> None:
         return
     folder = Path(app.outdir) / FOLDER
     folder.mkdir(exist_ok=True)
-    shutil.copy(Path(app.srcdir) / "show.py", folder)
+    shutil.copy(Path(app.srcdir) / "plotting.py", folder)
     shutil.copytree(Path(app.srcdir) / "results", folder / "results", dirs_exist_ok=True)
     for page in app.env.found_docs:
         if (made := _executed(app, page)).exists():

@@ -99,7 +99,7 @@ def test_chapter_ends_in_exercises_and_claims(page):
 
 def test_plotting_helpers_return_html(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
-    show = importlib.import_module("show")
+    show = importlib.import_module("plotting")
     from xml.etree import ElementTree
 
     grid = ElementTree.fromstring(show.heat([[1.0, -0.5], [0.0, float("-inf")]], title="a < b")._repr_html_())

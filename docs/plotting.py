@@ -1,6 +1,6 @@
 """Helpers of the documentation pages: plots in the color of the page, matrices, tables and command lines.
 
-    from show import bars, heat, lines, matrices, run, print_wrapped, table
+    from plotting import bars, heat, lines, matrices, run, print_wrapped, table
 
 Nothing here computes what a page explains. Plots use `currentColor` for ink, so that they are readable on a light page,
 a dark page and paper.
