@@ -38,21 +38,21 @@ def positions(request):
 
 @pytest.fixture
 def encoder(positions):
-    return made(EncoderConfig(**SIZES, n_layers=3, positions=positions))
+    return build_model(EncoderConfig(**SIZES, n_layers=3, positions=positions))
 
 
 @pytest.fixture
 def decoder(positions):
-    return made(DecoderConfig(**SIZES, n_layers=3, positions=positions))
+    return build_model(DecoderConfig(**SIZES, n_layers=3, positions=positions))
 
 
 @pytest.fixture
 def encoder_decoder(positions):
     sizes = SIZES | {"vocab_size": 29, "source_vocab_size": 37}
-    return made(EncoderDecoderConfig(**sizes, n_encoder_layers=2, n_decoder_layers=3, positions=positions))
+    return build_model(EncoderDecoderConfig(**sizes, n_encoder_layers=2, n_decoder_layers=3, positions=positions))
 
 
-def made(config, dtype=torch.float64):
+def build_model(config, dtype=torch.float64):
     """A model with weights large enough for every part to matter (the usual start is close to the identity)."""
     torch.manual_seed(11)
     model = config.build().to(dtype)
@@ -64,7 +64,7 @@ def made(config, dtype=torch.float64):
 
 @pytest.fixture
 def build():
-    return made
+    return build_model
 
 
 @pytest.fixture
