@@ -14,7 +14,7 @@ from typing import Any
 from clearhead._core.atomic_io import write_atomically
 from clearhead.hub.bundled import CARD, read_card
 from clearhead.hub.evaluate import Evaluation, evaluate
-from clearhead.hub.pipeline import Pipeline, pipeline
+from clearhead.hub.pipelines import Pipeline, pipeline
 from clearhead.hub.translate import DEFAULT_STRATEGY
 
 # In the order they are written; those after `measured` come from the model itself.

@@ -17,7 +17,7 @@ from clearhead._core.lazy import lazy
 if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
     from clearhead.hub.evaluate import Evaluation, evaluate
-    from clearhead.hub.pipeline import Pipeline, export, load, pipeline
+    from clearhead.hub.pipelines import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
     from clearhead.hub.text_generation import encode_chat, nearest_pairs
     from clearhead.hub.translate import Translation, translate, translations

@@ -23,7 +23,7 @@ from clearhead.data.tasks.speech_ctc import align, greedy_decode
 from clearhead.data.tasks.translation import PairSplit, TranslationTask, read_pairs
 from clearhead.errors import ConfigError, DataError, optional_dependency
 from clearhead.generation import Strategy, generate
-from clearhead.hub.pipeline import Pipeline
+from clearhead.hub.pipelines import Pipeline
 from clearhead.hub.text_generation import GREEDY
 from clearhead.hub.translate import translate
 from clearhead.models import CTCEncoder

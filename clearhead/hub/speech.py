@@ -38,7 +38,7 @@ from clearhead.nn import KVCache
 from clearhead.nn.mel import Mel
 
 if TYPE_CHECKING:
-    from clearhead.hub.pipeline import Pipeline
+    from clearhead.hub.pipelines import Pipeline
 
 _BATCH_SIZE = 8  # windows per batch
 _CHUNK_SECONDS = 4.0  # longer input is processed in chunks, so that memory does not depend on the caller's chunks

@@ -19,7 +19,7 @@ from clearhead.models import Encoder
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 if TYPE_CHECKING:
-    from clearhead.hub.pipeline import Pipeline
+    from clearhead.hub.pipelines import Pipeline
 
 Messages = Sequence[Mapping[str, str]]  # each with a role and a content
 

@@ -16,7 +16,7 @@ from clearhead.hub.text_generation import accepts_single
 from clearhead.nn.positions import LearnedPositions
 
 if TYPE_CHECKING:
-    from clearhead.hub.pipeline import Pipeline
+    from clearhead.hub.pipelines import Pipeline
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the validation sentences of en-es
 DEFAULT_STRATEGY = BeamSearch(5, length_penalty=LENGTH_PENALTY)
