@@ -297,10 +297,10 @@ def open_safetensors(path: Path, device: str | torch.device) -> Iterator[safe_op
 
 def _stored_names(file: safe_open) -> dict[str, str]:
     """Return the name of each tensor in the file by its current name; version 0.2 named some modules differently."""
-    return {_current_name(name): name for name in file.keys()}  # noqa: SIM118
+    return {current_name(name): name for name in file.keys()}  # noqa: SIM118
 
 
-def _current_name(name: str) -> str:
+def current_name(name: str) -> str:
     """Return the current name of a tensor in a file of version 0.2."""
     return ".".join(_RENAMED_MODULES.get(part, part) for part in name.split("."))
 

@@ -47,12 +47,14 @@ class Checkpoint:
         step: Optimizer step.
         state: Plain values.
         tensors: Shape of each tensor, by name.
+        stored_names: Name of each tensor in the files, which version 0.2 may have written with other names.
     """
 
     folder: Path
     step: int
     state: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
+    stored_names: Mapping[str, str]
 
 
 # ---------------------------------------------------------------------- writing
@@ -209,7 +211,18 @@ def _open(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
             f"{folder} was written by a run with a different recipe or different data; choose another --out or resume "
             "that run"
         )
-    return Checkpoint(folder, step, state, _shapes(state.get("tensors"), folder))
+    shapes = _shapes(state.get("tensors"), folder)
+    stored_names = {_current_name(name): name for name in shapes}
+    tensors = {name: shapes[stored_name] for name, stored_name in stored_names.items()}
+    return Checkpoint(folder, step, state, tensors, stored_names)
+
+
+def _current_name(stored_name: str) -> str:
+    """Return the current name of a tensor of a checkpoint, also if version 0.2 wrote it."""
+    prefix, slash, name = stored_name.rpartition("/")
+    if prefix == "optimiser" or prefix.startswith("optimiser/"):
+        prefix = "optimizer" + prefix.removeprefix("optimiser")
+    return prefix + slash + storage.current_name(name)
 
 
 def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
@@ -240,11 +253,12 @@ def read(checkpoint: Checkpoint, into: Mapping[str, Tensor]) -> None:
     if faults := [f"{name} is {stored.get(name, 'missing')}, expected {shapes[name]}" for name in mismatched]:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise StorageError(f"checkpoint {checkpoint.folder} does not fit: {'; '.join(faults[:3])}{more}")
+    targets = {checkpoint.stored_names[name]: tensor for name, tensor in into.items()}
     shards = checkpoint.folder / _SHARDS
     if shards.is_dir() or any(map(is_sharded, into.values())):
-        _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, into)
+        _read_through_dcp(shards if shards.is_dir() else checkpoint.folder, targets)
     else:
-        _read_files(checkpoint.folder, into)
+        _read_files(checkpoint.folder, targets)
 
 
 def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
@@ -327,17 +341,15 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, checkpoint: Checkpoint) -> None:
     """Restore AdamW's state from a checkpoint. A parameter without stored state gets none."""
-    # Version 0.2 used another spelling.
-    prefix = "optimiser" if any(name.startswith("optimiser/") for name in checkpoint.tensors) else "optimizer"
     targets: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if f"{prefix}/step/{name}" not in checkpoint.tensors:
+        if f"optimizer/step/{name}" not in checkpoint.tensors:
             optimizer.state.pop(parameter, None)
             continue
         step = torch.zeros((), device=parameter.device if optimizer.defaults.get("fused") else "cpu")
         state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
         optimizer.state[parameter] = state
-        targets |= {f"{prefix}/{part}/{name}": tensor.detach() for part, tensor in state.items()}
+        targets |= {f"optimizer/{part}/{name}": tensor.detach() for part, tensor in state.items()}
     read(checkpoint, targets)
 
 

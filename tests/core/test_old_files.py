@@ -274,3 +274,16 @@ def test_renamed_choices_and_fields_of_version_0_2_are_read():
     assert (type(config).__name__, config.frame_stacking, config.left_frames) == ("CTCEncoderConfig", 3, 1)
     config = TrainConfig.from_toml('steps = 3\nbatch = {type = "Packed", rows = 2, width = 7}\nrecompute = true\n')
     assert (config.batch, config.activation_checkpointing) == (SequencePacking(2, 7), True)
+
+
+def test_read_of_tensors_that_version_0_2_named_differently_fills_current_names(tmp_path):
+    old_names = ["blocks.0.after1.weight", "widen.weight", "optimiser/exp_avg/blocks.0.after_cross.weight"]
+    stored = {name: torch.randn(3, 5) for name in old_names}
+    checkpoint.write(tmp_path, 7, stored, {})
+    (restored,) = checkpoint.valid_checkpoints(tmp_path)
+    names = ["blocks.0.post_attention.weight", "embedding_proj.weight"]
+    names.append("optimizer/exp_avg/blocks.0.post_cross_attention.weight")
+    targets = {name: torch.zeros(3, 5) for name in names}
+    checkpoint.read(restored, targets)
+    for name, old_name in zip(names, old_names, strict=True):
+        assert torch.equal(targets[name], stored[old_name])
