@@ -14,7 +14,6 @@ from clearhead._core.tensor_state import HAS_TRITON, is_concrete
 from clearhead.attention import sdpa
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.sparse.compile import constant_beats_sdpa, constant_handle, is_static, plan_key
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
 from clearhead.masks import Causal, Mask, allow, as_mask, leaves
@@ -40,8 +39,11 @@ class SparseImplementation(Implementation):
             return "torch.func transforms and FakeTensorMode are not supported"
         if _is_exporting():
             return "a plan exists in this process only, and exported programs run in others"
-        if torch.compiler.is_compiling() and plan_key(inputs) is None:
-            return "torch.compile needs static shapes and a mask without tensors"
+        if torch.compiler.is_compiling():
+            from clearhead.attention.sparse.compile import plan_key
+
+            if plan_key(inputs) is None:
+                return "torch.compile needs static shapes and a mask without tensors"
         if inputs.q.is_cuda:
             return _triton_unsupported_reason(inputs)
         if inputs.q.device.type != "cpu":
@@ -59,6 +61,8 @@ class SparseImplementation(Implementation):
         mask = as_mask(inputs.mask)
         mask = mask if len(lead) == 1 or not mask.batch_shape else _fold_batch(mask, inputs, lead)
         if torch.compiler.is_compiling():
+            from clearhead.attention.sparse.compile import constant_handle, plan_key
+
             key = plan_key(inputs)
             assert key is not None  # checked by unsupported_reason
             handle = constant_handle(key)
@@ -138,6 +142,9 @@ def is_predicted_faster(inputs: AttentionInputs) -> bool:
             return False
         sparse_rates, sdpa_rates = (rates_for(inputs.q.device, dtype) for dtype in (inputs.q.dtype, sdpa_dtype))
         return beats_sdpa(plan_for(inputs), heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
+    # Not imported above, because its decorators import torch's compiler.
+    from clearhead.attention.sparse.compile import constant_beats_sdpa, is_static, plan_key
+
     key = plan_key(inputs)
     if key is None or not is_static(heads) or not is_static(width):
         return False
