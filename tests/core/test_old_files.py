@@ -1,6 +1,6 @@
 """Files that version 0.1.0 wrote are read to what they meant, and written again as files are today.
 
-The texts below, and those of the models in the box, were written by that version.
+That version wrote the texts below and the files of the bundled models.
 """
 
 from __future__ import annotations
@@ -142,14 +142,14 @@ def test_channels_had_two_names():
 
 @pytest.mark.parametrize("name", names())
 def test_the_box_is_read_as_it_was_written(name):
-    made = Recipe.load(BUNDLED_FOLDER / name)
-    assert made.preset == name
-    assert isinstance(made.train.schedule, WarmupCosine)
-    assert made.train.schedule.warmup_steps >= 200
-    again = Recipe.from_toml(made.to_toml())
-    assert again == made
+    recipe = Recipe.load(BUNDLED_FOLDER / name)
+    assert recipe.preset == name
+    assert isinstance(recipe.train.schedule, WarmupCosine)
+    assert recipe.train.schedule.warmup_steps >= 200
+    again = Recipe.from_toml(recipe.to_toml())
+    assert again == recipe
     config = Config.from_toml((BUNDLED_FOLDER / name / "config.toml").read_text())
-    assert config == made.model
+    assert config == recipe.model
     assert Config.from_toml(config.to_toml()) == config
 
 

@@ -24,9 +24,9 @@ def test_html_has_the_same_cells_on_the_same_sides():
 
 
 def test_markup_alone_is_left_as_it_is():
-    shown = html_table([("x",), (RawHTML("<svg/>"),), ("<svg/>",)])
-    assert shown.count("<svg/>") == 1
-    assert shown.count("&lt;svg/&gt;") == 1
+    page = html_table([("x",), (RawHTML("<svg/>"),), ("<svg/>",)])
+    assert page.count("<svg/>") == 1
+    assert page.count("&lt;svg/&gt;") == 1
 
 
 def test_a_notebook_shows_lines_and_not_one_line():

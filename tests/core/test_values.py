@@ -32,7 +32,7 @@ from clearhead.models import DecoderConfig
 from clearhead.nn import GELU, BlockConfig, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from clearhead.nn.positions import Rotary
 
-pytestmark = pytest.mark.bad_input  # it says what is no number to functions that want one
+pytestmark = pytest.mark.bad_input  # passes values of other types to functions that expect a number
 
 FITS: list[tuple[Any, Any, Any]] = [
     (3, int, 3),
@@ -58,9 +58,9 @@ FITS: list[tuple[Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "hint", "result"), FITS, ids=str)
 def test_what_fits_comes_back_as_the_annotation_wants_it(value, hint, result):
-    found = validate(value, "it", hint)
-    assert found == result
-    assert type(found) is type(result)
+    actual = validate(value, "it", hint)
+    assert actual == result
+    assert type(actual) is type(result)
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
@@ -194,27 +194,27 @@ def test_other_sizes_of_a_layer_are_checked_too():
         FeedForward(12, None, GELU())
 
 
-# ---------------------------------------------------------------------- values of one's own
+# ---------------------------------------------------------------------- custom values
 
 
 @dataclass(frozen=True)
-class Halves(Validated):
-    left: Probability = 0.5
+class SplitConfig(Validated):
+    fraction: Probability = 0.5
     sizes: tuple[PositiveInt, ...] = ()
 
     def validate(self) -> None:
-        if self.left == 0.25:
+        if self.fraction == 0.25:
             raise ConfigError("no quarters")
 
 
 def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
-    made = Halves(1, [2, 3])
-    assert made == Halves(1.0, (2, 3))
-    assert (type(made.left), hash(made)) == (float, hash(Halves(1.0, (2, 3))))
-    with pytest.raises(ConfigError, match="Halves: left is 2; expected a number of at least 0 and at most 1"):
-        Halves(2)
+    split = SplitConfig(1, [2, 3])
+    assert split == SplitConfig(1.0, (2, 3))
+    assert (type(split.fraction), hash(split)) == (float, hash(SplitConfig(1.0, (2, 3))))
+    with pytest.raises(ConfigError, match="SplitConfig: fraction is 2; expected a number of at least 0 and at most 1"):
+        SplitConfig(2)
     with pytest.raises(ConfigError, match="no quarters"):
-        Halves(0.25)
+        SplitConfig(0.25)
 
 
 # ---------------------------------------------------------------------- did you mean
@@ -228,11 +228,12 @@ def test_the_nearest_name_is_asked_for():
 
 
 @given(st.one_of(st.text(), st.none(), st.integers()), st.lists(st.text()))
-def test_nothing_is_never_meant(name, known):
-    answer = did_you_mean(name, known)
+def test_nothing_is_never_meant(name, candidates):
+    answer = did_you_mean(name, candidates)
     assert "mean ''" not in answer
     if answer.startswith("did you mean"):
-        assert answer == f"did you mean {difflib.get_close_matches(str(name)[:80], list(filter(None, known)), 1)[0]!r}?"
+        nonempty = list(filter(None, candidates))
+        assert answer == f"did you mean {difflib.get_close_matches(str(name)[:80], nonempty, 1)[0]!r}?"
 
 
 def test_there_is_one_did_you_mean():

@@ -54,8 +54,8 @@ def test_read_lines_line_over_the_limit_is_none(tmp_path):
 
 
 def test_read_lines_invalid_file_raises(tmp_path):
-    whole = lzma.compress(b"line\n" * 9973)
-    (tmp_path / "truncated.xz").write_bytes(whole[: len(whole) // 2])
+    payload = lzma.compress(b"line\n" * 9973)
+    (tmp_path / "truncated.xz").write_bytes(payload[: len(payload) // 2])
     with pytest.raises(StorageError, match=r"truncated\.xz is corrupted or incomplete .* download it again"):
         list(files.read_lines(tmp_path / "truncated.xz"))
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04rest")
@@ -86,9 +86,9 @@ def test_read_lines_corrupted_in_the_middle_raises_storage_error(tmp_path, kind,
             archive.addfile(member, io.BytesIO(content))
     else:
         path.write_bytes((lzma if kind == "xz" else gzip).compress(content))
-    whole = path.read_bytes()
-    start = len(whole) // 2
-    path.write_bytes(whole[:start] + b"\xff" * length + whole[start + length :])
+    payload = path.read_bytes()
+    start = len(payload) // 2
+    path.write_bytes(payload[:start] + b"\xff" * length + payload[start + length :])
     with pytest.raises(StorageError, match=r"is corrupted or incomplete .* download it again"):
         list(files.read_lines(path))
 

@@ -88,14 +88,14 @@ def test_packed_rows_contain_the_ids_of_their_examples():
 def test_packed_counts_equal_those_of_the_pairs(split):
     batches = Batches(split, SequencePacking(rows=5, width=53), seed=7)
     counted = batches.statistics()
-    made = list(batches)
-    assert {tuple(batch.source.shape) for batch in made} == {(5, 53)}
-    assert counted.n_batches == len(made)
+    batch_list = list(batches)
+    assert {tuple(batch.source.shape) for batch in batch_list} == {(5, 53)}
+    assert counted.n_batches == len(batch_list)
     assert counted.n_examples == len(split) == 151
-    assert counted.n_tokens == sum(batch.n_tokens for batch in made) == int(split.lengths().sum())
-    assert counted.n_padded == sum(batch.n_padded for batch in made) == len(made) * 2 * 5 * 53
-    assert sum(batch.n_labels for batch in made) == int(split.lengths()[:, 1].sum())
-    assert all(batch.n_labels == int(batch.weights.sum()) for batch in made)
+    assert counted.n_tokens == sum(batch.n_tokens for batch in batch_list) == int(split.lengths().sum())
+    assert counted.n_padded == sum(batch.n_padded for batch in batch_list) == len(batch_list) * 2 * 5 * 53
+    assert sum(batch.n_labels for batch in batch_list) == int(split.lengths()[:, 1].sum())
+    assert all(batch.n_labels == int(batch.weights.sum()) for batch in batch_list)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_packed_loss_and_gradients_equal_padded_batches(split, positions):
     (group, *_), packed = batches.groups(), next(iter(batches))
     assert isinstance(packed, PackedPairBatch)
     padded = split.batch(group[group >= 0])
-    found = []
+    results = []
     for batch in (packed, padded):
         model.zero_grad()
         each = F.cross_entropy(batch.logits(model).flatten(0, 1), batch.labels.flatten(), reduction="none")
         total = each @ batch.weights.flatten().double()
         total.backward()
-        found.append([total.detach(), *(p.grad for p in model.parameters())])
-    for a, b in zip(*found, strict=True):
+        results.append([total.detach(), *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -147,11 +147,11 @@ def test_packed_pairs_are_independent(split):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 5, 17])
-def test_batches_resumed_continue_with_the_next_batch(split, taken):
+@pytest.mark.parametrize("n_batches", [0, 1, 5, 17])
+def test_batches_resumed_continue_with_the_next_batch(split, n_batches):
     unbroken = Batches(split, SequencePacking(rows=4, width=53), seed=5)
     stream = unbroken.forever()
-    for _ in range(taken):
+    for _ in range(n_batches):
         next(stream)
     resumed = Batches(split, SequencePacking(rows=4, width=53), seed=5)
     resumed.load_state_dict(unbroken.state_dict())
@@ -163,10 +163,10 @@ def test_batches_resumed_continue_with_the_next_batch(split, taken):
 @given(world=st.integers(1, 5), rows=st.integers(1, 4))
 def test_batches_of_all_processes_equal_one_process(split, world, rows):
     size = SequencePacking(rows=rows, width=53)
-    whole = list(Batches(split, size, seed=3))
+    single_process = list(Batches(split, size, seed=3))
     parts = [list(Batches(split, size, seed=3, rank=rank, world=world)) for rank in range(world)]
-    assert {len(part) for part in parts} == {len(whole)}
-    for i, batch in enumerate(whole):
+    assert {len(part) for part in parts} == {len(single_process)}
+    for i, batch in enumerate(single_process):
         shares = [part[i] for part in parts]
         assert sum(share.n_labels for share in shares) == batch.n_labels
         assert sum(float(share.weights.sum()) for share in shares) == float(batch.weights.sum())

@@ -98,10 +98,10 @@ def test_statistics_padding_is_small():
 def test_statistics_equal_sums_over_batches():
     batches = Batches(Rows([[n] for n in range(1, 60)]), TokenBudget(101, multiple=4), seed=7)
     counted = batches.statistics()
-    made = list(batches)
-    assert counted.n_batches == len(made)
-    assert counted.n_tokens == sum(batch.n_tokens for batch in made)
-    assert counted.n_padded == sum(batch.n_padded for batch in made)
+    batch_list = list(batches)
+    assert counted.n_batches == len(batch_list)
+    assert counted.n_tokens == sum(batch.n_tokens for batch in batch_list)
+    assert counted.n_padded == sum(batch.n_padded for batch in batch_list)
     assert counted.padding == pytest.approx(1 - counted.n_tokens / counted.n_padded)
 
 
@@ -136,17 +136,17 @@ def test_batches_order_is_equal_in_another_process():
         "print([r.tolist() for r in g])"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = TokenBudget(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3))
-    assert other.stdout == f"{[rows.tolist() for rows in here]}\n"
+    groups = TokenBudget(61).groups(torch.arange(211)[:, None] % 13 + 1, permutation(211, 101, 5, 3))
+    assert other.stdout == f"{[rows.tolist() for rows in groups]}\n"
 
 
 @pytest.mark.parametrize("size", [TokenBudget(61), FixedSize(7)])
-@pytest.mark.parametrize("taken", [0, 1, 17, 31, 45])
-def test_batches_resumed_continue_with_the_next_batch(size, taken):
+@pytest.mark.parametrize("n_batches", [0, 1, 17, 31, 45])
+def test_batches_resumed_continue_with_the_next_batch(size, n_batches):
     split = Rows([[1 + r % 13] for r in range(211)])
     unbroken = Batches(split, size, seed=5)
     stream = unbroken.forever()
-    for _ in range(taken):
+    for _ in range(n_batches):
         next(stream)
     state = unbroken.state_dict()
     expected = [next(stream).ids[:, 0].tolist() for _ in range(50)]
@@ -159,9 +159,9 @@ def test_batches_resumed_continue_with_the_next_batch(size, taken):
 def test_batches_interrupted_iteration_continues():
     batches = Batches(Rows([[1]] * 23), FixedSize(5))
     first = next(iter(batches)).ids[:, 0].tolist()
-    rest = _numbers(batches)
-    assert len(rest) == 4
-    assert sorted(first + _flat(rest)) == list(range(23))
+    remainder = _numbers(batches)
+    assert len(remainder) == 4
+    assert sorted(first + _flat(remainder)) == list(range(23))
     assert (batches.epoch, batches.position) == (1, 0)
 
 
@@ -184,15 +184,15 @@ def test_load_state_dict_of_another_run_raises_config_error():
 @given(st.integers(1, 5), st.integers(1, 60), st.integers(1, 9))
 def test_batches_of_all_processes_equal_one_process(world, n, count):
     split = Rows([[1 + r % 13] for r in range(n)])
-    whole = list(Batches(split, FixedSize(count), seed=3))
+    single_process = list(Batches(split, FixedSize(count), seed=3))
     parts = [list(Batches(split, FixedSize(count), seed=3, rank=rank, world=world)) for rank in range(world)]
-    assert {len(part) for part in parts} == {len(whole)}
-    for i, batch in enumerate(whole):
+    assert {len(part) for part in parts} == {len(single_process)}
+    for i, batch in enumerate(single_process):
         shares = [part[i] for part in parts]
         rows = [row for share in shares if share.n_labels for row in share.ids[:, 0].tolist()]
         assert sorted(rows) == sorted(batch.ids[:, 0].tolist())
         assert sum(share.n_labels for share in shares) == batch.n_labels
-        # The weights say the same as the counts: a process without a row of its own adds nothing.
+        # The weights agree with the counts: a process without rows contributes zero.
         assert sum(float(share.weights.sum()) for share in shares) == float(batch.weights.sum())
 
 
@@ -203,9 +203,9 @@ def test_batches_of_two_processes_resume_in_one():
     for _ in range(3):
         for stream in streams:
             next(stream)
-    one = Batches(split, FixedSize(6), seed=3)
-    one.load_state_dict(two[0].state_dict())
-    following = next(iter(one)).ids[:, 0].tolist()
+    resumed = Batches(split, FixedSize(6), seed=3)
+    resumed.load_state_dict(two[0].state_dict())
+    following = next(iter(resumed)).ids[:, 0].tolist()
     shares = [next(stream).ids[:, 0].tolist() for stream in streams]
     assert [following[0::2], following[1::2]] == shares
 
@@ -276,15 +276,15 @@ def test_batch_to_moves_all_tensors_and_batch_is_frozen():
 
 
 def test_pair_batch_logits_passes_a_padding_mask():
-    seen = {}
+    arguments = {}
 
     def model(source, target, *, source_mask):
-        seen.update(source=source, target=target, mask=source_mask.dense(2, 3, query_offset=0))
+        arguments.update(source=source, target=target, mask=source_mask.dense(2, 3, query_offset=0))
         return torch.zeros(1, 2, 11)
 
     batch = _pair_batch()
     short = PairBatch(**{**batch.__dict__, "source_lengths": torch.tensor([2])})
     assert short.logits(model).shape == (1, 2, 11)
-    assert seen["source"] is batch.source
-    assert seen["target"] is batch.target
-    assert seen["mask"].reshape(2, 3).tolist() == [[True, True, False]] * 2
+    assert arguments["source"] is batch.source
+    assert arguments["target"] is batch.target
+    assert arguments["mask"].reshape(2, 3).tolist() == [[True, True, False]] * 2

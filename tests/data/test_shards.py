@@ -48,9 +48,9 @@ def test_tokenize_files_do_not_depend_on_the_number_of_processes(tmp_path, bpe):
     (tmp_path / "a.txt").write_text(BOOK)
     for n in (1, 2):
         tokenize([tmp_path / "a.txt"], bpe, tmp_path / str(n), processes=n, bytes_per_shard=3001)
-    one, two = (sorted((tmp_path / str(n)).iterdir()) for n in (1, 2))
-    assert [path.name for path in one] == [path.name for path in two]
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    serial, parallel = (sorted((tmp_path / str(n)).iterdir()) for n in (1, 2))
+    assert [path.name for path in serial] == [path.name for path in parallel]
+    assert [path.read_bytes() for path in serial] == [path.read_bytes() for path in parallel]
 
 
 @pytest.mark.parametrize("at_once", [23, 71, 1 << 20])
@@ -189,8 +189,8 @@ def test_shard_batches_do_not_depend_on_processes_and_can_be_resumed(shards):
 
     (alone,) = walk(1)
     both = walk(2)
-    for one, first, second in zip(alone, *both, strict=True):
-        assert sorted(one.tolist()) == sorted(first.tolist() + second.tolist())
+    for expected, first, second in zip(alone, *both, strict=True):
+        assert sorted(expected.tolist()) == sorted(first.tolist() + second.tolist())
     (later,) = walk(1, skip=4)
     assert all(torch.equal(a, b) for a, b in zip(alone[4:], later, strict=True))
     assert np.unique(np.concatenate([ids.numpy() for ids in alone]), axis=0).shape[0] == sum(map(len, alone))

@@ -242,7 +242,7 @@ def test_augmentation_depends_on_epoch_and_image_but_not_on_the_batch(task):
 
 def test_random_shift_moves_by_pixels_and_repeats_the_border():
     x = torch.arange(2 * 5 * 7.0).view(2, 1, 5, 7)
-    # 0, 0.99 are the first and last of five steps −2 … 2; 0.5 is none.
+    # Draws of 0, 0.5 and 0.99 are the shifts −2, 0 and 2 of the five shifts −2 … 2.
     y = RandomShift(2)(x, torch.tensor([[0.5, 0.5], [0.0, 0.99]]))
     assert torch.equal(y[0], x[0])
     for row in range(5):

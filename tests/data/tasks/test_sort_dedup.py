@@ -39,7 +39,7 @@ def test_alphabet_continues_after_z():
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=11), min_size=1, max_size=7), st.integers(1, 5))
 def test_batch_labels_equal_sorted_set(rows, multiple):
     width = max(map(len, rows))
-    # What lies beyond a row's length is noise on purpose: it must not matter.
+    # Letters beyond a row's length are noise, which must not change the result.
     letters = torch.tensor([row + [(len(row) * 5) % 13] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
     output, n_out = sorted_without_repeats(letters, lengths)

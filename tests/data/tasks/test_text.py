@@ -79,7 +79,7 @@ def test_random_windows_differ_by_epoch_and_cover_the_text():
     ],
 )
 def test_window_starts_of_a_seed_are_stable_across_versions(windows, starts):
-    # As version 0.1.0 drew them, when windows held the seed: a run that it began goes on with the same ones.
+    # The starts that version 0.1.0 drew, so that a run of that version resumes with the same windows.
     split = _split(103, 11, windows, seed=7)
     assert (split.batch(torch.arange(len(split)), epoch=3).ids[:, 0] - 10).tolist() == starts
     assert split.to("cpu").batch(torch.arange(2), epoch=3).ids[1, 0] - 10 == starts[1]

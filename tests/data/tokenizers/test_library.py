@@ -49,15 +49,15 @@ def byte_pairs():
 
 
 @pytest.fixture(params=[word_piece, unigram, byte_pairs], ids=lambda make: make.__name__)
-def made(request, tmp_path):
+def saved_tokenizer(request, tmp_path):
     inner, specials = request.param()
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
     return inner, specials, tmp_path
 
 
-def test_encode_and_decode_equal_the_library(made):
-    inner, _, folder = made
+def test_encode_and_decode_equal_the_library(saved_tokenizer):
+    inner, _, folder = saved_tokenizer
     pieces = load_hf_tokenizer(folder)
     assert pieces.vocab_size == inner.get_vocab_size()
     for text in TEXTS:
@@ -70,8 +70,8 @@ def test_encode_and_decode_equal_the_library(made):
     assert again.specials == pieces.specials
 
 
-def test_special_tokens_are_read_from_the_folder(made):
-    inner, specials, folder = made
+def test_special_tokens_are_read_from_the_folder(saved_tokenizer):
+    inner, specials, folder = saved_tokenizer
     pieces = load_hf_tokenizer(folder)
     for role, name in (("bos_token", "bos_id"), ("eos_token", "eos_id"), ("pad_token", "pad_id")):
         if role in specials:
@@ -83,14 +83,14 @@ def test_special_tokens_are_read_from_the_folder(made):
                 getattr(pieces, name)
 
 
-def test_prompt_truncates_inside_special_tokens(made):
-    pieces = load_hf_tokenizer(made[2])
-    whole, plain = pieces.prompt(TEXTS[1]), pieces.encode(TEXTS[1])
-    around = len(whole) - len(plain)
+def test_prompt_truncates_inside_special_tokens(saved_tokenizer):
+    pieces = load_hf_tokenizer(saved_tokenizer[2])
+    prompt, plain = pieces.prompt(TEXTS[1]), pieces.encode(TEXTS[1])
+    around = len(prompt) - len(plain)
     cut = pieces.prompt(TEXTS[1], around + 3)
-    before = whole.index(plain[0])
-    assert cut == [*whole[:before], *plain[:3], *whole[before + len(plain) :]]
-    assert pieces.prompt(TEXTS[1]) == whole  # the next one is whole again
+    before = prompt.index(plain[0])
+    assert cut == [*prompt[:before], *plain[:3], *prompt[before + len(plain) :]]
+    assert pieces.prompt(TEXTS[1]) == prompt  # truncation is not kept for later calls
 
 
 def test_tokens_are_readable():
@@ -113,8 +113,8 @@ def test_load_hf_tokenizer_invalid_file_raises_storage_error(tmp_path, text):
 
 
 @pytest.mark.bad_input
-def test_load_hf_tokenizer_invalid_settings_raise_storage_error(made):
-    folder = made[2]
+def test_load_hf_tokenizer_invalid_settings_raise_storage_error(saved_tokenizer):
+    folder = saved_tokenizer[2]
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(StorageError, match=r"tokenizer_config\.json is not an object"):
         load_hf_tokenizer(folder)

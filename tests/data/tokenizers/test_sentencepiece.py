@@ -31,11 +31,11 @@ READ = [
 
 @pytest.fixture(params=KINDS)
 def reference_and_folder(request, tmp_path):
-    """SentencePiece's own, and the folder with its model."""
-    library = pytest.importorskip("sentencepiece", reason="sentencepiece, the peer to compare with, is missing")
+    """Return SentencePiece's processor and the folder with its model."""
+    library = pytest.importorskip("sentencepiece", reason="sentencepiece, the reference implementation, is missing")
     model = io.BytesIO()
-    how = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, **KINDS[request.param]}
-    library.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **how)
+    options = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, **KINDS[request.param]}
+    library.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **options)
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     return library.SentencePieceProcessor(model_proto=model.getvalue()), tmp_path
@@ -79,8 +79,9 @@ def test_t5_extra_ids_follow_the_vocabulary(reference_and_folder):
 @pytest.mark.bad_input
 def test_read_sentence_pieces_invalid_model_raises(reference_and_folder):
     _, folder = reference_and_folder
-    whole = (folder / "tokenizer.model").read_bytes()
-    for broken in (whole[: len(whole) // 3], b"", b"not a model", whole[: len(whole) // 2] + b"\xff" * 9):
+    model_bytes = (folder / "tokenizer.model").read_bytes()
+    size = len(model_bytes)
+    for broken in (model_bytes[: size // 3], b"", b"not a model", model_bytes[: size // 2] + b"\xff" * 9):
         (folder / "tokenizer.model").write_bytes(broken)
         with pytest.raises(StorageError, match="not a complete SentencePiece model"):
             load_hf_tokenizer(folder)
