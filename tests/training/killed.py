@@ -37,7 +37,7 @@ LONG = SETTINGS | {
 
 
 class Doomed(Progress):
-    """Kills its process: so many calls after so many steps."""
+    """Kill the process after `steps` steps and then `calls` function calls."""
 
     def __init__(self, steps: int, calls: int) -> None:
         self.steps, self.calls = steps, calls
@@ -54,7 +54,7 @@ class Doomed(Progress):
 
 
 def start(folder: Path, progress: Progress | None) -> int:
-    """Train or resume in a child, and wait for it; how it ended, as a shell would say it."""
+    """Train or resume in a child process and return its exit code, negative after a signal."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -73,9 +73,9 @@ def start(folder: Path, progress: Progress | None) -> int:
 
 
 def main() -> None:
-    folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
-    warnings.simplefilter("error")  # a kill must not even leave a torn checkpoint behind
-    fates = [Doomed(chance.randint(1, MOST_STEPS), chance.randint(1, MOST_CALLS)) for _ in range(KILLS)]
+    folder, rng = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+    warnings.simplefilter("error")  # a kill must not leave an incomplete checkpoint
+    fates = [Doomed(rng.randint(1, MOST_STEPS), rng.randint(1, MOST_CALLS)) for _ in range(KILLS)]
     kills = sum(start(folder, fate) == -signal.SIGKILL for fate in fates)
     print(f"kills {kills} status {start(folder, None)}")
 

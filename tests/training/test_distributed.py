@@ -25,7 +25,7 @@ WAYS = ["ddp", "fsdp"]
 
 
 def half(source: Path, target: Path) -> Path:
-    """The run as it stood at step 5 of 10."""
+    """Copy the run as of step 5 of 10."""
     shutil.copytree(source, target)
     shutil.rmtree(target / "step-00000010")
     return target
@@ -48,19 +48,21 @@ def folder(tmp_path_factory):
     return folder
 
 
-def assert_same(run: Path, one: Path) -> None:
+def assert_same(run: Path, reference: Path) -> None:
     """The same rows and the same exported weights, to what float32 sums in another order allow."""
-    for here, there in zip(rows(run), rows(one), strict=True):
-        assert {name: here[name] for name in ("kind", "step")} == {name: there[name] for name in ("kind", "step")}
-        for name in set(here) - {"kind", "step"}:
-            assert here[name] == pytest.approx(there[name], rel=2e-5), (name, here, there)
-    mine, theirs = (load_file(path / "model/model.safetensors") for path in (run, one))
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
+    for row, reference_row in zip(rows(run), rows(reference), strict=True):
+        assert {name: row[name] for name in ("kind", "step")} == {
+            name: reference_row[name] for name in ("kind", "step")
+        }
+        for name in set(row) - {"kind", "step"}:
+            assert row[name] == pytest.approx(reference_row[name], rel=2e-5), (name, row, reference_row)
+    parameters, reference_parameters = (load_file(path / "model/model.safetensors") for path in (run, reference))
+    assert parameters.keys() == reference_parameters.keys()
+    for name, tensor in parameters.items():
         # A key's bias adds the same to all scores of a query, so its gradient is zero but for rounding; Adam divides
         # that by its own size and walks on noise.
         if not name.endswith("k_proj.bias"):
-            torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(tensor, reference_parameters[name], rtol=1e-4, atol=1e-5)
 
 
 def test_batches_some_batch_has_no_row_for_a_process(folder):
@@ -105,9 +107,9 @@ def test_fsdp_checkpoint_has_a_shard_per_process(folder):
 
 
 def test_full_disk_raises_storage_error_in_every_process(folder):
-    said = [(folder / f"full-{rank}.txt").read_text() for rank in range(2)]
-    assert said[0] == said[1]
-    assert said[0].startswith(f"cannot save a checkpoint to {folder}/full/step-00000005: File too large; ")
+    messages = [(folder / f"full-{rank}.txt").read_text() for rank in range(2)]
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"cannot save a checkpoint to {folder}/full/step-00000005: File too large; ")
     assert not list((folder / "full").glob(".step-*"))
 
 

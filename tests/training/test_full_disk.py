@@ -17,11 +17,11 @@ from clearhead.training.checkpoint import valid_checkpoints
 from tests.training.tiny import SETTINGS, rows
 
 ROOT = Path(__file__).parents[2]
-ROOM = 4_000  # bytes a file: enough for the log, the recipe and the tokenizer, not for the weights
+MAX_FILE_BYTES = 4_000  # enough for the log, the recipe and the tokenizer, not for the parameters
 
 
 class _FullAfter(Progress):
-    """The disk is full once the checkpoint of a step is there."""
+    """Fill the disk after the checkpoint of a step is saved."""
 
     def __init__(self, step: int, limit) -> None:
         self.step, self.limit = step, limit
@@ -31,14 +31,14 @@ class _FullAfter(Progress):
             self.limit.__enter__()
 
 
-def whole(folder: Path) -> list[int]:
+def checkpoint_steps(folder: Path) -> list[int]:
     return sorted(checkpoint.step for checkpoint in valid_checkpoints(folder))
 
 
 def test_run_on_full_disk_resumes_to_equal_results(tmp_path, small_disk):
     settings = SETTINGS | {"log_every": 5}
     train("sort-dedup", out=tmp_path / "easy", overrides=settings)
-    limit, run = small_disk(ROOM), tmp_path / "full"
+    limit, run = small_disk(MAX_FILE_BYTES), tmp_path / "full"
     try:
         with pytest.raises(
             StorageError, match=r"cannot save a checkpoint to .*step-00000009: File too large; .*resume$"
@@ -46,23 +46,23 @@ def test_run_on_full_disk_resumes_to_equal_results(tmp_path, small_disk):
             train("sort-dedup", out=run, overrides=settings, progress=_FullAfter(6, limit))
     finally:
         limit.__exit__(None, None, None)
-    assert whole(run) == [3, 6]
+    assert checkpoint_steps(run) == [3, 6]
     assert not list(run.glob(".step-*"))
 
     command = [sys.executable, "-m", "clearhead.cli", "train", "--resume", str(run)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with small_disk(ROOM):  # a child has the limits of its parent
+    with small_disk(MAX_FILE_BYTES):  # a child has the limits of its parent
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("clearhead: cannot save a checkpoint to ")
-    assert whole(run) == [3, 6]
+    assert checkpoint_steps(run) == [3, 6]
     assert not list(run.glob(".step-*"))
 
     train(resume=run)
     assert rows(run) == rows(tmp_path / "easy")
-    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (run, tmp_path / "easy"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    actual, expected = (load_file(folder / "model" / "model.safetensors") for folder in (run, tmp_path / "easy"))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def test_log_on_full_disk_raises_storage_error(tmp_path, small_disk):

@@ -30,6 +30,6 @@ def test_run_killed_ten_times_equals_uninterrupted(tmp_path):
         names = sorted(path.name for path in (tmp_path / "whole" / part).glob("*.safetensors"))
         assert names == sorted(path.name for path in (tmp_path / "killed" / part).glob("*.safetensors"))
         for name in names:
-            whole, killed = (load_file(tmp_path / run / part / name) for run in ("whole", "killed"))
-            assert whole.keys() == killed.keys()
-            assert all(torch.equal(whole[key], killed[key]) for key in whole)
+            expected, actual = (load_file(tmp_path / run / part / name) for run in ("whole", "killed"))
+            assert expected.keys() == actual.keys()
+            assert all(torch.equal(expected[key], actual[key]) for key in expected)

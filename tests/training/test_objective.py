@@ -133,9 +133,9 @@ def test_loss_sum_uses_hidden_states_with_equal_loss(model, task):
         assert torch.allclose(parameter.grad, expected[name], rtol=1e-4, atol=1e-5), name
     logits = batch.logits(model)
     right = ((logits.argmax(-1) == batch.labels) * batch.weights).sum()
-    found = scores(model, batch)
-    assert found[1] == right
-    assert found[0].item() == pytest.approx(loss_of_logits(logits, batch.labels, batch.weights).item(), rel=1e-6)
+    totals = scores(model, batch)
+    assert totals[1] == right
+    assert totals[0].item() == pytest.approx(loss_of_logits(logits, batch.labels, batch.weights).item(), rel=1e-6)
 
 
 def test_encoder_decoder_hidden_states_times_lm_head_are_the_logits():

@@ -15,9 +15,7 @@ from clearhead.training.step_runner import GraphedStep
 from tests.training.test_trainer import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA GPU here, and only there a pass is recorded"
-)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU to capture graphs")
 SETTINGS = PACKED | {
     "dropout": 0.1,
     "steps": 11,
@@ -60,9 +58,9 @@ def test_packed_run_compiled_equals_eager_and_compiles_each_block_class_once(dat
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     run(data, tmp_path / "compiled", compile=True, dropout=0.0)
-    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    n_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     run(data, tmp_path / "plain", dropout=0.0)
-    assert made == 3  # a block that reads, one that writes, and the loss
+    assert n_graphs == 3  # an encoder block, a decoder block and the loss
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
 
 
@@ -79,13 +77,13 @@ def test_packed_run_captured_equals_eager(data, tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class _Numbers(TokenBatch):
-    """A batch of which only the ids are looked at."""
+    """A batch of which only the ids are used."""
 
 
 def _numbers(rows: torch.Tensor) -> Batch:
-    there = torch.ones(rows.shape, device=rows.device)
+    weights = torch.ones(rows.shape, device=rows.device)
     lengths = torch.full((len(rows),), rows.shape[1], device=rows.device)
-    return _Numbers(ids=rows, lengths=lengths, labels=rows, weights=there, n_tokens=1, n_padded=1, n_labels=1)
+    return _Numbers(ids=rows, lengths=lengths, labels=rows, weights=weights, n_tokens=1, n_padded=1, n_labels=1)
 
 
 @needs_gpu
@@ -112,9 +110,9 @@ def test_graphed_step_replay_reads_the_batch_redraws_dropout_and_keeps_gradients
         assert table.grad is not None
         assert torch.equal(table.grad, expected * (0.5 + number))
         table.grad = None
-    assert len(plain_calls) == 4  # three to warm up, and the one that was recorded
+    assert len(plain_calls) == 4  # three warm-up calls and the captured call
     assert len(drawn) == 9
-    # Another shape is no reason to fail: it runs as it would have without a recording.
+    # A batch of another shape runs without the captured graph.
     loss = recorded(_numbers(torch.tensor([[3]], device="cuda")), 1.0).item()
     assert int(loss) == 3
     assert len(plain_calls) == 5

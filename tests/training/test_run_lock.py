@@ -114,7 +114,7 @@ def test_run_lock_only_the_first_process_locks(tmp_path):
 
 
 class _Second(World):
-    """The second of two processes, which is told by the first that it has the lock."""
+    """The second of two processes, which receives the result of the lock from the first."""
 
     is_first = False
 

@@ -31,8 +31,8 @@ SETTINGS = {
 
 def test_speech_run_overfits_a_tiny_set(tmp_path):
     data = recorded(tmp_path / "data", ("ann",), (9, 10))
-    made = train("speech", data=data, out=tmp_path / "run", overrides=SETTINGS)
-    assert made.train_loss < 0.3
+    summary = train("speech", data=data, out=tmp_path / "run", overrides=SETTINGS)
+    assert summary.train_loss < 0.3
     trained = pipeline(tmp_path / "run")
     assert trained.task == "speech"
     assert trained.model.config.mel.n_mels == 20
@@ -41,7 +41,7 @@ def test_speech_run_overfits_a_tiny_set(tmp_path):
     assert single.examples == 10
     assert single.accuracy >= 0.9
     for path in data.glob("*_9.wav"):
-        path.unlink()  # recordings that a run would train on are heard all the same where there are no others
+        path.unlink()  # without validation recordings, training recordings are evaluated
     assert evaluate(trained, data, limit=4).examples == 4
     streams = evaluate(trained, data, streams=True)
     assert streams.digit_error_rate < 0.5

@@ -55,11 +55,11 @@ SMALL = {
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("task", list(SMALL))
 def test_train_every_task_exports_a_model_with_the_reported_loss(tmp_path, data, task):
-    seen = []
+    infos = []
 
     class Watch(Progress):
         def on_train_begin(self, info):
-            seen.append(info)
+            infos.append(info)
 
     summary = train(task, data=data[task], out=tmp_path / "run", overrides=FEW | SMALL[task], progress=Watch())
     assert (summary.ending, summary.steps, summary.task, summary.preset) == ("finished", 7, task, "small")
@@ -83,7 +83,7 @@ def test_train_every_task_exports_a_model_with_the_reported_loss(tmp_path, data,
             labels += batch.n_labels
     assert summary.valid_loss == pytest.approx(total[0].item() / labels, rel=1e-5)
     assert summary.valid_accuracy == pytest.approx(total[1].item() / labels, abs=1e-6)
-    (info,) = seen
+    (info,) = infos
     assert info.n_parameters == summary.n_parameters == sum(p.numel() for p in model.parameters())
     if task == "translation":
         assert re.search(r"train.tsv: 101 of 102 rows are good; skipped: no tab 1 \(line 102\)", " ".join(info.notes))
@@ -91,10 +91,10 @@ def test_train_every_task_exports_a_model_with_the_reported_loss(tmp_path, data,
 
 def test_train_digits_exports_the_measured_normalization(tmp_path):
     summary = train("digits", out=tmp_path / "run", overrides=FEW | SMALL["digits"])
-    chosen = Recipe.load(summary.model).data.normalize
-    assert isinstance(chosen, DatasetNormalize)
+    normalize = Recipe.load(summary.model).data.normalize
+    assert isinstance(normalize, DatasetNormalize)
     pixels = Recipe.load(summary.model).data.load().train.pixels.double() / 255
-    assert (chosen.mean, chosen.std) == pytest.approx((pixels.mean().item(), pixels.std(correction=0).item()))
+    assert (normalize.mean, normalize.std) == pytest.approx((pixels.mean().item(), pixels.std(correction=0).item()))
 
 
 def test_train_lowers_the_loss(tmp_path):
@@ -150,9 +150,9 @@ def test_train_resume_with_moved_data(tmp_path, data):
 
 def test_train_under_no_grad_of_the_caller(tmp_path):
     with torch.no_grad():
-        inside = train("sort-dedup", out=tmp_path / "inside", overrides=SETTINGS)
-    outside = train("sort-dedup", out=tmp_path / "outside", overrides=SETTINGS)
-    assert inside.best_loss == outside.best_loss
+        no_grad_summary = train("sort-dedup", out=tmp_path / "inside", overrides=SETTINGS)
+    summary = train("sort-dedup", out=tmp_path / "outside", overrides=SETTINGS)
+    assert no_grad_summary.best_loss == summary.best_loss
     with torch.inference_mode(), pytest.raises(ConfigError, match="call it outside"):
         train("sort-dedup", out=tmp_path / "never", overrides=SETTINGS)
     assert not (tmp_path / "never").exists()
@@ -209,12 +209,12 @@ def test_progress_bar_shows_the_metrics(tmp_path):
     out = io.StringIO()
     with ProgressBar(Console(file=out, force_terminal=True, width=150)) as bar:
         summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=bar)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert f"sort-dedup (small): {summary.n_parameters:,} parameters, 97 examples, 11 steps on cpu" in shown
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert f"sort-dedup (small): {summary.n_parameters:,} parameters, 97 examples, 11 steps on cpu" in output
     last = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"][-1]
-    assert f"loss {last['loss']:.3f}  lr {last['lr']:.2e}  |g| {last['grad_norm']:.2f}" in shown
-    assert "11/11" in shown
-    assert f"valid {summary.valid_loss:.3f}" in shown
+    assert f"loss {last['loss']:.3f}  lr {last['lr']:.2e}  |g| {last['grad_norm']:.2f}" in output
+    assert "11/11" in output
+    assert f"valid {summary.valid_loss:.3f}" in output
 
 
 def test_progress_bar_fits_eighty_columns(tmp_path):
@@ -223,8 +223,8 @@ def test_progress_bar_fits_eighty_columns(tmp_path):
     out = io.StringIO()
     with ProgressBar(Console(file=out, force_terminal=True, width=80)) as bar:
         summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=bar)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    last = [line for line in shown.splitlines() if "tok/s" in line][-1]
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    last = [line for line in output.splitlines() if "tok/s" in line][-1]
     assert "…" not in last
     assert "11/11" in last
     assert f"valid {summary.valid_loss:.3f}" in last
@@ -263,12 +263,12 @@ def test_train_init_starts_with_parameters_and_tokenizer(tmp_path, data):
     still = settings | {"steps": 3, "warmup_steps": 3, "lr_max": 1e-30, "weight_decay": 0.0, "eval_every": 1}
     more = tmp_path / "more"
     more.mkdir()
-    (more / "train.tsv").write_text(pairs(67, start=900))  # other words: a tokenizer of its own would differ
+    (more / "train.tsv").write_text(pairs(67, start=900))  # other words: a newly trained tokenizer would differ
     (more / "dev.tsv").write_text(pairs(13, start=500))
     second = train("translation", data=more, out=tmp_path / "second", init=first.model, overrides=still)
     assert second.valid_loss == pytest.approx(first.valid_loss, rel=1e-6)
-    kept = [base.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
-    assert kept[0] == kept[1]
+    ids = [base.load_tokenizer(folder).encode("to 7 a") for folder in (first.model, second.model)]
+    assert ids[0] == ids[1]
 
 
 def test_train_init_run_resumes_from_initial_parameters(tmp_path, data, monkeypatch):
@@ -276,12 +276,14 @@ def test_train_init_run_resumes_from_initial_parameters(tmp_path, data, monkeypa
 
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
     first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
-    whole = train("translation", data=data["translation"], out=tmp_path / "whole", init=first.model, overrides=settings)
+    expected = train(
+        "translation", data=data["translation"], out=tmp_path / "whole", init=first.model, overrides=settings
+    )
     update = Trainer._update
 
     def killed(trainer, step):
         if step == 3:
-            raise KeyboardInterrupt  # nothing is saved on the way out, as with kill -9
+            raise KeyboardInterrupt  # nothing is saved on exit, as with kill -9
         update(trainer, step)
 
     monkeypatch.setattr(Trainer, "_update", killed)
@@ -289,7 +291,7 @@ def test_train_init_run_resumes_from_initial_parameters(tmp_path, data, monkeypa
         train("translation", data=data["translation"], out=tmp_path / "broken", init=first.model, overrides=settings)
     monkeypatch.setattr(Trainer, "_update", update)
     again = train(resume=tmp_path / "broken")
-    assert again.valid_loss == whole.valid_loss
+    assert again.valid_loss == expected.valid_loss
 
 
 @pytest.mark.bad_input
@@ -321,17 +323,17 @@ def test_translation_data_empty_phrase_raises_config_error():
 
 
 def test_kernels_for_token_budget_excludes_cudnn(tmp_path, data, monkeypatch):
-    """cuDNN prepares itself for every new shape; what was allowed before is allowed again after the run."""
+    """cuDNN initializes itself for every new shape, so it is disabled during the run and enabled again afterwards."""
     from clearhead.training.trainer import Trainer
 
-    seen = []
+    cudnn_states = []
     update = Trainer._update
     monkeypatch.setattr(
         Trainer,
         "_update",
-        lambda trainer, step: (seen.append(torch.backends.cuda.cudnn_sdp_enabled()), update(trainer, step)),
+        lambda trainer, step: (cudnn_states.append(torch.backends.cuda.cudnn_sdp_enabled()), update(trainer, step)),
     )
     assert torch.backends.cuda.cudnn_sdp_enabled()
     train("translation", data=data["translation"], out=tmp_path / "run", overrides=FEW | SMALL["translation"])
-    assert seen == [False] * FEW["steps"]
+    assert cudnn_states == [False] * FEW["steps"]
     assert torch.backends.cuda.cudnn_sdp_enabled()

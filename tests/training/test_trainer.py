@@ -70,9 +70,9 @@ def test_loss_sum_equals_definition(smoothing):
     expected, n = 0.0, 0
     for b, t in batch.weights.nonzero().tolist():
         logs = logits[b, t] - logits[b, t].exp().sum().log()
-        wanted = torch.full((V,), smoothing / V, dtype=torch.float64)
-        wanted[batch.labels[b, t]] += 1 - smoothing
-        expected -= float((wanted * logs).sum())
+        target = torch.full((V,), smoothing / V, dtype=torch.float64)
+        target[batch.labels[b, t]] += 1 - smoothing
+        expected -= float((target * logs).sum())
         n += 1
     assert count == n
     assert total.item() == pytest.approx(expected, rel=1e-5)
@@ -116,8 +116,8 @@ def test_trainer_equals_a_plain_loop(tmp_path, accumulation):
     task = recipe.data.load(seed=recipe.train.seed)
     model = recipe.model.build()
     matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "embedding" not in name]
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-    groups = [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
+    no_decay = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    groups = [{"params": matrices, "weight_decay": 0.2}, {"params": no_decay, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=False, foreach=False)
     batches = Batches(task.train, TokenBudget(131), seed=0).forever()
     written = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"]
@@ -341,8 +341,8 @@ def test_signal_before_the_first_log_row_saves(tmp_path):
 
 
 def test_prune_does_not_count_corrupted_checkpoints(tmp_path):
-    def stopped(step, **how):
-        return train(**how, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    def stopped(step, **options):
+        return train(**options, progress=At(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
 
     run(tmp_path / "whole")
     stopped(9, task="sort-dedup", out=tmp_path / "part", overrides=SETTINGS)
@@ -376,27 +376,27 @@ def test_non_finite_loss_raises_diverged_error(tmp_path, monkeypatch):
 
     real, calls = losses.loss_sum, []
 
-    def spoilt(model, batch, *settings, **how):
+    def diverging_loss(model, batch, *settings, **options):
         calls.append(batch)
-        total = real(model, batch, *settings, **how)
+        total = real(model, batch, *settings, **options)
         return total * math.nan if len(calls) == 8 else total
 
-    monkeypatch.setattr(losses, "loss_sum", spoilt)
+    monkeypatch.setattr(losses, "loss_sum", diverging_loss)
     with pytest.raises(DivergedError) as caught:
         run(tmp_path / "run")
     error = caught.value
     assert error.step == 8
     assert error.checkpoint == tmp_path / "run/step-00000006"
-    (taken,) = error.batches
+    (batch_info,) = error.batches
     split = Recipe.load(tmp_path / "run").data.load(seed=0).train
-    assert torch.equal(split.batch(taken.examples, epoch=taken.epoch).ids, calls[7].ids)
+    assert torch.equal(split.batch(batch_info.examples, epoch=batch_info.epoch).ids, calls[7].ids)
     assert (
-        f"at step 8 (epoch {taken.epoch}, batch {taken.index} of {taken.n_batches}, examples {taken.examples[0]}"
-        in str(error)
+        f"at step 8 (epoch {batch_info.epoch}, batch {batch_info.index} of {batch_info.n_batches}, "
+        f"examples {batch_info.examples[0]}" in str(error)
     )
     assert "the last good checkpoint is" in str(error)
-    kept = load_file(tmp_path / "run/step-00000006/model.safetensors")
-    assert all(tensor.isfinite().all() for tensor in kept.values())
+    parameters = load_file(tmp_path / "run/step-00000006/model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in parameters.values())
     assert not (tmp_path / "run/step-00000008").exists()
     monkeypatch.setattr(losses, "loss_sum", real)
     assert train(resume=tmp_path / "run").ending == "finished"

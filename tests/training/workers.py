@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m tests.training.workers FOLDER
 
-Trains with DDP and with FSDP2, and goes on with runs that one process has begun.
+Trains with DDP and with FSDP2, and resumes runs that a single process started.
 """
 
 from __future__ import annotations
