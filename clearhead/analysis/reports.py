@@ -191,9 +191,8 @@ def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: s
         raise DataError(
             f"{name} is too short: {len(samples)} samples, which is shorter than one encoder frame of {trained.name}"
         )
-    frames = mel(
-        torch.nn.functional.pad(samples, (0, round(TAIL_SECONDS * mel.sample_rate)))[None]
-    )  # with the tail padding of the streaming recognizer
+    # With the tail padding of the streaming recognizer.
+    frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL_SECONDS * mel.sample_rate)))[None])
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
     symbols = {symbol.start: str(symbol.id) for symbol in decode(logits.log_softmax(-1), blank=model.config.blank)}

@@ -139,9 +139,8 @@ def _resume_download(remote: Download, part: Path, *, timeout: float, progress: 
         raise
     with response:
         if response.status == 206:
-            content_range, _, size = (
-                response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-            )  # 5-9/10
+            # For example 5-9/10.
+            content_range, _, size = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
             start, total = _parse_int(content_range.partition("-")[0]), _parse_int(size)
             if start != n_bytes:
                 _discard(part)

@@ -81,8 +81,8 @@ def _largest_text(path: Path, sizes: dict[str, int]) -> str:
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """Yield the number (from 1) and the content of each line, without the line end (LF or CR LF).
 
-    A line longer than `max_bytes` is yielded as None and never fully in memory. A byte order mark at the start is
-    dropped."""
+    A line longer than `max_bytes` is yielded as None and never fully in memory. A byte order mark at the start
+    is dropped."""
     limit = -1 if max_bytes is None else max_bytes + len(b"\r\n")
     with open_bytes(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(limit), b""), 1):

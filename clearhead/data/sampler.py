@@ -2,8 +2,8 @@
 
 `Batches(split, TokenBudget(8192), seed=1)` iterates over one epoch at a time. The order depends on the seed and the
 epoch only: `state_dict()` in the middle of an epoch and `load_state_dict()` in another process continue with the next
-batch. Several processes divide the rows of every batch, so batches, budget and position do not depend on the number of
-processes."""
+batch. Several processes divide the rows of every batch, so batches, budget and position do not depend on the number
+of processes."""
 
 from __future__ import annotations
 
@@ -93,9 +93,8 @@ class TokenBudget(Validated):
         while start < len(order):
             # The first row is a lower bound of the width, and so limits the number of rows.
             max_rows = max(1, self.budget // max(1, int(widths[start].sum())))
-            batch_widths = (
-                widths[start : start + max_rows].cummax(0).values.sum(1)
-            )  # (m,) padded width of a batch of the first m rows
+            # (m,) padded width of a batch of the first m rows.
+            batch_widths = widths[start : start + max_rows].cummax(0).values.sum(1)
             n_fits = int((batch_widths * torch.arange(1, len(batch_widths) + 1) <= self.budget).sum())
             groups.append(order[start : start + n_fits])
             start += n_fits

@@ -125,8 +125,8 @@ def probabilities(logits: Float[Tensor, "R V"], strategy: Sample) -> Float[Tenso
 def sample_inverse_cdf(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
     """Sample one id per row by inverting its cumulative distribution at `uniform` in [0, 1).
 
-    The result is the first id whose cumulative probability exceeds uniform · total, so an id of probability 0 is never
-    sampled.
+    The result is the first id whose cumulative probability exceeds uniform · total, so an id of probability 0 is
+    never sampled.
     """
     cumulative = probs.cumsum(-1)
     height = uniform[:, None] * cumulative[:, -1:]

@@ -35,6 +35,7 @@ from clearhead.models import storage
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 HUB = "hf:"
+# Files to download from the hub.
 _HUB_PATTERNS = [
     "*.json",
     "*.safetensors",
@@ -43,7 +44,7 @@ _HUB_PATTERNS = [
     "tokenizer.model",
     "spiece.model",
     "*.spm",
-]  # of the hub
+]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = (
     'python -c "import torch; from safetensors.torch import save_file; '

@@ -163,8 +163,8 @@ class Mask(ABC):
     # -- display ------------------------------------------------------------------------------------------------------
 
     def draw(self, T: int, S: int | None = None, *, query_offset: int | None = None, cells: int = 32) -> Drawing:
-        """Return a picture for the terminal (`str`), a notebook or a file (`.svg()`); shaded beyond `cells` per
-        side."""
+        """Return a picture for the terminal (`str`), a notebook or a file (`.svg()`); shaded beyond `cells`
+        per side."""
         from clearhead.masks.drawing import draw
 
         return draw(self, T, S, query_offset=query_offset, cells=cells)
@@ -265,8 +265,8 @@ class Mask(ABC):
 class Leaf(Mask):
     """A mask that is not composed of other masks.
 
-    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
-    only."""
+    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p −
+    j only."""
 
     uses_query: ClassVar[bool] = True
     uses_key: ClassVar[bool] = True

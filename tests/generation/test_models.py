@@ -232,11 +232,12 @@ def test_cached_step_embeds_one_id():
 
 
 def test_finished_rows_leave_the_batch():
+    # At this temperature rows differ soon.
     model, rows, strategy = (
         decoder(),
         prompts(VOCAB),
         Sample(temperature=3.0, seed=5),
-    )  # rows differ soon
+    )
     free = generate(model, rows, strategy=strategy, max_new_tokens=29).ids[:, 0]
     # Stop at the second ids of four of the six rows.
     stops = {int(free[row, 1]) for row in range(4)}

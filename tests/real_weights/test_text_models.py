@@ -119,9 +119,8 @@ def test_minilm_embeddings_match_sentence_transformers(minilm):
     with torch.no_grad():
         x = reference(**inputs).last_hidden_state
     is_token = inputs["attention_mask"][..., None]
-    expected = torch.nn.functional.normalize(
-        (x * is_token).sum(1) / is_token.sum(1), dim=1
-    )  # as sentence-transformers does it
+    # As sentence-transformers does it.
+    expected = torch.nn.functional.normalize((x * is_token).sum(1) / is_token.sum(1), dim=1)
     actual = hub.pipeline(minilm).embed(SENTENCES)
     worst = (actual @ actual.T - expected @ expected.T).abs().max().item()
     kitten, stocks = (actual[0] @ actual[1]).item(), (actual[0] @ actual[2]).item()

@@ -6,8 +6,8 @@ def test_model():
     assert_causal(model)
 
 Each raises an `AssertionError` with the finding: location, difference, usual cause and a minimal example. A property
-that cannot be tested on the module fails too, because a test without effect is misleading. The options are those of
-`check`."""
+that cannot be tested on the module fails too, because a test without effect is misleading. The options are those
+of `check`."""
 
 from __future__ import annotations
 

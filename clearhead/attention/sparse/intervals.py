@@ -7,8 +7,8 @@ over rows.
 Between the columns at which an interval starts or stops for some row of a block, visibility depends on the residue of
 the column only. So the columns of a block form a small partition of intervals. In each, the expression is evaluated
 once per residue class, with a lower bound (seen by all rows: full) and an upper bound (seen by any row): & | ~ act on
-such pairs as they do on masks. The bounds can be loose, but columns marked full are full, and columns marked empty are
-empty."""
+such pairs as they do on masks. The bounds can be loose, but columns marked full are full, and columns marked empty
+are empty."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Gradients of the sparse kernel: queries by the query index, keys and values by the key index.
 
 Both recompute the weights p = exp(s − lse) from the stored log-sum-exp of all pieces together, so the gradient of each
-piece is exact. `prepare_kernel` derives the `shift` from it. The loop over tiles and the letters are those of
-`triton_forward`."""
+piece is exact. `prepare_kernel` derives the `shift` from it. The loop over tiles and the letters are those
+of `triton_forward`."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202

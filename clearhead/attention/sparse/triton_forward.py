@@ -142,8 +142,8 @@ def _matmul_transposed(a, b, PRECISION: tl.constexpr):
 def _add_bias(s, at, scale):
     """Return scores s (M, N) times their scale, plus the bias at these pointers, added in float32.
 
-    Some libraries hide keys by the smallest finite number, which is clamped to stay finite in base-2 units; −inf is
-    kept."""
+    Some libraries hide keys by the smallest finite number, which is clamped to stay finite in base-2 units; −inf
+    is kept."""
     bias = tl.load(at).to(tl.float32)
     return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
 
@@ -295,8 +295,8 @@ def prepare_kernel(
     """Compute what both gradients need per query.
 
     shift is the log-sum-exp in base-2 units, so that p = 2^(s − shift), or in natural units if there is a bias; +inf
-    for an empty row, whose weights are 0. delta = Σ out · grad_out is the term of the softmax gradient that all columns
-    share.
+    for an empty row, whose weights are 0. delta = Σ out · grad_out is the term of the softmax gradient that all
+    columns share.
     """
     bh = tl.program_id(1)
     b = (bh // H).to(tl.int64)

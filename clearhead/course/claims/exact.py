@@ -1,8 +1,8 @@
 """Attention in exact arithmetic.
 
 With β = ln 2 the softmax is 2^s over a sum of 2^s, which is a fraction for integer scores. Integer inputs therefore
-give exact outputs, and an equality between two outputs is a proof for that input, independent of rounding. Rows are
-queries.
+give exact outputs, and an equality between two outputs is a proof for that input, independent of rounding. Rows
+are queries.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ def swap_changes_nothing(t: Experiment) -> None:
     """Swapping positions i and j does not change the final representations.
 
     Three tokens in fractions, the first two swapped: compared token by token, then position by position.
-    Holds when a token's representation is compared at its new position; position by position, i and j are
-    swapped."""
+    Holds when a token's representation is compared at its new position; position by position, i and j
+    are swapped."""
     x = exact.matrix(list(WORDS.values()))
     order = (1, 0, 2)
     y, swapped = self_attention(x), self_attention(rearranged(x, order))

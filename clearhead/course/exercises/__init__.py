@@ -1,8 +1,8 @@
 """Exercises with exact solutions: `print(work.solve("sort-dedup"))`.
 
 A problem is a short TOML file. It is solved step by step with exact fractions, roots and exponentials, and checked in
-float64 against the code that models use. The package also writes variants with new numbers and grades answers. It needs
-sympy.
+float64 against the code that models use. The package also writes variants with new numbers and grades answers. It
+needs sympy.
 """
 
 from clearhead.course.exercises.grading import ClassGrades, Grades, answer_files, grade_class, grade_file, grade_text

@@ -146,9 +146,8 @@ class Worksheet:
     question: str = ""
     remarks: tuple[str, ...] = ()
     comparisons: tuple[DocumentComparison, ...] = ()
-    problem: dict[str, Any] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # the values of the file, to solve it again
+    # The values of the file, to solve it again.
+    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:

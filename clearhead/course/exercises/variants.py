@@ -1,8 +1,8 @@
 """New numbers for any problem: `variant("sort-dedup", 7)` is the same exercise with other values.
 
 Each problem type defines how it varies (`vary`). Draws that cannot be solved, or that are more trivial or harder than
-the original, are repeated. Blocks of seeds share one sequence of distinct draws, so that no two seeds give the same
-worksheet."""
+the original, are repeated. Blocks of seeds share one sequence of distinct draws, so that no two seeds give the
+same worksheet."""
 
 from __future__ import annotations
 

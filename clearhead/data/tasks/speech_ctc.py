@@ -72,9 +72,8 @@ class SpeechBatch(Batch):
         end_seconds = (last_frame * mel.hop - mel.margin + mel.window) / mel.sample_rate
         begin, end = self.spans.unbind(-1)
         begin = begin + (end - begin) * _MIN_SPOKEN
-        is_in_time = (end_seconds >= begin[..., None]) & (
-            end_seconds <= end[..., None] + (self.delay or 0.0)
-        )  # (B, S, N)
+        # (B, S, N)
+        is_in_time = (end_seconds >= begin[..., None]) & (end_seconds <= end[..., None] + (self.delay or 0.0))
         symbols = F.one_hot(self.labels, V) * self.weights[..., None].long()
         is_allowed = torch.einsum("bsn,bsv->bnv", is_in_time.to(logits.dtype), symbols.to(logits.dtype)) > 0
         is_allowed[..., -1] = True

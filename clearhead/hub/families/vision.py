@@ -378,10 +378,11 @@ CLIP = Family(
     converters=(Converter(_read_clip, _write_clip),),
     rows=_rows_clip,
     ignored_keys=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # initial values of training
+    # Indices 0, 1, 2, …
     ignored_tensors=(
         "text_model.embeddings.position_ids",
         "vision_model.embeddings.position_ids",
-    ),  # indices 0, 1, 2, …
+    ),
 )
 
 VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS, CLIP)

@@ -60,9 +60,8 @@ class Compiled:
         arguments = dict(zip(names, args, strict=False)) | constants
         assert list(arguments) == names, "a launch gives every argument, in order"
         constant = {name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr}
-        fixed = constant | {
-            name for name in names if type(arguments[name]) is int and arguments[name] == 1
-        }  # as Triton does
+        # Triton specializes arguments that are 1.
+        fixed = constant | {name for name in names if type(arguments[name]) is int and arguments[name] == 1}
         source = ASTSource(
             fn=self.kernel,
             signature={n: "constexpr" if n in fixed else triton_type(arguments[n]) for n in names},
