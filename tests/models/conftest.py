@@ -1,4 +1,4 @@
-"""What the models' tests share: small models of every kind of positions, a comparison whose tolerance is derived."""
+"""Fixtures of the model tests: small models with each kind of positions, and a comparison with a derived tolerance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITIONS = {
     "none": NoPE(),
 }
 
-# H = 6 query heads on K = 2 key/value heads, 4 wide: heads · width is not the model's width.
+# H = 6 query heads on K = 2 key/value heads, of width 4: heads · width differs from d_model.
 SIZES = {
     "vocab_size": 31,
     "max_len": MAX_LEN,
@@ -53,7 +53,7 @@ def encoder_decoder(positions):
 
 
 def build_model(config, dtype=torch.float64):
-    """A model with weights large enough for every part to matter (the usual start is close to the identity)."""
+    """Build a model with parameters large enough for every part to matter; a new model is near the identity."""
     torch.manual_seed(11)
     model = config.build().to(dtype)
     with torch.no_grad():
@@ -69,13 +69,13 @@ def build():
 
 @pytest.fixture
 def assert_close():
-    """Equal up to rounding: an error of at most `factor` units in the last place of the largest number."""
+    """Compare up to rounding: an error of at most `factor` units in the last place of the largest value."""
 
-    def check(got, wanted, factor=2000):
-        assert got.shape == wanted.shape
-        assert got.dtype == wanted.dtype
-        limit = factor * torch.finfo(wanted.dtype).eps * max(1.0, wanted.abs().max().item())
-        worst = (got - wanted).abs().max().item()
+    def check(got, expected, factor=2000):
+        assert got.shape == expected.shape
+        assert got.dtype == expected.dtype
+        limit = factor * torch.finfo(expected.dtype).eps * max(1.0, expected.abs().max().item())
+        worst = (got - expected).abs().max().item()
         assert worst <= limit, f"differs by {worst:.3g}, allowed {limit:.3g}"
 
     return check

@@ -1,4 +1,4 @@
-"""Configurations: they refuse nonsense in words, and what is written is read back equal."""
+"""Tests of configurations: error messages, and round trips through dictionaries and TOML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, 
 
 
 @dataclass(frozen=True)
-class Left:
+class Scale:
     amount: float = 0.5
 
 
 @dataclass(frozen=True)
-class Right:
+class Offset:
     amount: int
     note: str = ""
 
@@ -41,7 +41,7 @@ class EverythingConfig(Config):
     rate: float = 0.25
     yes: bool = True
     text: str = "plain"
-    way: Left | Right = Left()
+    variant: Scale | Offset = Scale()
     maybe: int | None = None
     maybe_not: float | None = 1.0
     sizes: tuple[int, ...] = (2, 3)
@@ -85,7 +85,7 @@ VARIANTS = [
     ),
     EverythingConfig(count=3),
     EverythingConfig(
-        count=-3, rate=1e-30, way=Right(5, 'a "quoted" \\ note\n'), maybe=0, maybe_not=None, pair=(2, 0.5)
+        count=-3, rate=1e-30, variant=Offset(5, 'a "quoted" \\ note\n'), maybe=0, maybe_not=None, pair=(2, 0.5)
     ),
     EverythingConfig(count=10**18, rate=math.inf, yes=False, sizes=(), mode="fast", mask=~window(1, 2).T),
 ]
@@ -127,7 +127,7 @@ def test_the_file_reads_like_the_call():
     sizes=st.lists(st.integers(-(2**40), 2**40)).map(tuple),
 )
 def test_any_value_round_trips(text, rate, count, sizes):
-    config = EverythingConfig(count=count, rate=rate, text=text, way=Right(count, text), sizes=sizes)
+    config = EverythingConfig(count=count, rate=rate, text=text, variant=Offset(count, text), sizes=sizes)
     assert EverythingConfig.from_toml(config.to_toml()) == config
 
 
@@ -185,13 +185,13 @@ READING_FAULTS = {
     "float for int": (EverythingConfig, "count = 3.0", "count is 3.0; expected a whole number"),
     "unknown choice": (
         EverythingConfig,
-        'count = 3\nway = {type = "Rigth"}',
-        "EverythingConfig.way: there is no variant 'Rigth'; did you mean 'Right'",
+        'count = 3\nvariant = {type = "Offste"}',
+        "EverythingConfig.variant: there is no variant 'Offste'; did you mean 'Offset'",
     ),
     "choice of no word": (
         EverythingConfig,
-        'count = 3\nway = {type = ["Left"]}',
-        r"no variant \['Left'\]",
+        'count = 3\nvariant = {type = ["Scale"]}',
+        r"no variant \['Scale'\]",
     ),
     "number beyond floats": (
         EverythingConfig,
@@ -199,32 +199,32 @@ READING_FAULTS = {
         "rate is 1000.*…; expected a number",
     ),
     "number without end": (EverythingConfig, "count = " + 9999 * "3", "this is not TOML: .*digits"),
-    "choice without type": (EverythingConfig, "count = 3\nway = {amount = 1}", "no variant None"),
+    "choice without type": (EverythingConfig, "count = 3\nvariant = {amount = 1}", "no variant None"),
     "field of a choice": (
         EverythingConfig,
-        'count = 3\nway = {type = "Right", amont = 1}',
-        "EverythingConfig.way: Right has no field 'amont'; did you mean 'amount'",
+        'count = 3\nvariant = {type = "Offset", amont = 1}',
+        "EverythingConfig.variant: Offset has no field 'amont'; did you mean 'amount'",
     ),
     "value of a choice": (
         EverythingConfig,
-        'count = 3\nway = {type = "Right", amount = 1.5}',
-        "EverythingConfig.way: Right: amount is 1.5; expected a whole number",
+        'count = 3\nvariant = {type = "Offset", amount = 1.5}',
+        "EverythingConfig.variant: Offset: amount is 1.5; expected a whole number",
     ),
     "table for a value": (EverythingConfig, "count = {a = 1}", "count is a table; expected a plain value"),
     "plain value for a choice": (
         EverythingConfig,
-        "count = 3\nway = 2",
-        r"EverythingConfig: way is 2; expected Left\(…\) or Right\(…\)",
+        "count = 3\nvariant = 2",
+        r"EverythingConfig: variant is 2; expected Scale\(…\) or Offset\(…\)",
     ),
     "word for a choice": (
         EverythingConfig,
-        'count = 3\nway = "rigth"',
-        "no variant 'rigth'; did you mean 'Right'",
+        'count = 3\nvariant = "offste"',
+        "no variant 'offste'; did you mean 'Offset'",
     ),
     "word for a choice that needs more": (
         EverythingConfig,
-        'count = 3\nway = "right"',
-        "Right lacks the field 'amount'",
+        'count = 3\nvariant = "offset"',
+        "Offset lacks the field 'amount'",
     ),
     "wrong mode": (EverythingConfig, 'count = 3\nmode = "medium"', "mode is 'medium'; expected 'fast' or 'slow'"),
     "wrong length": (

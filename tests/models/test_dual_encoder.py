@@ -1,4 +1,4 @@
-"""The dual encoder against its equation, and what it refuses."""
+"""Tests of the dual encoder against its equation, and of its errors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_logits_are_cosines_times_a_learned_scale():
     model = CONFIG.build().double()
     x = model.text(IDS)
     ends = torch.stack((x[0, 1], x[1, 4]))  # the first end of each
-    texts, pictures = ends @ model.text_proj.weight.T, model.image(IMAGES) @ model.image_proj.weight.T
-    wanted = torch.nn.functional.cosine_similarity(pictures[:, None], texts[None], dim=-1) / 0.07
-    torch.testing.assert_close(model(IDS, IMAGES), wanted)
+    texts, images = ends @ model.text_proj.weight.T, model.image(IMAGES) @ model.image_proj.weight.T
+    expected = torch.nn.functional.cosine_similarity(images[:, None], texts[None], dim=-1) / 0.07
+    torch.testing.assert_close(model(IDS, IMAGES), expected)
 
 
 def test_without_an_eos_a_text_is_summed_up_at_its_largest_id():

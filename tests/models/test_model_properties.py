@@ -140,10 +140,10 @@ def test_short_texts(decoder, encoder, length):
 def test_float32_is_close_to_float64(decoder):
     """Rounding stays rounding: errors are some thousand units in float32's last place, not more."""
     ids = random_ids(2, 11)
-    wanted = decoder(ids)
+    expected = decoder(ids)
     got = decoder.float()(ids)
     assert got.dtype == torch.float32
-    assert (got - wanted).abs().max() < 4000 * torch.finfo(torch.float32).eps * wanted.abs().max()
+    assert (got - expected).abs().max() < 4000 * torch.finfo(torch.float32).eps * expected.abs().max()
 
 
 # ---------------------------------------------------------------------- vision

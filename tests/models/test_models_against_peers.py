@@ -32,18 +32,18 @@ def shaken(model: nn.Module) -> nn.Module:
     return model
 
 
-def assert_agree(ours: nn.Module, got, wanted, gradients, assert_close, factor=3000):
+def assert_agree(model: nn.Module, got, expected, gradients, assert_close, factor=3000):
     """Outputs, then the gradients of one random linear function of them; `gradients` maps the peer's to our names."""
-    assert_close(got, wanted, factor)
-    direction = torch.randn_like(wanted)
+    assert_close(got, expected, factor)
+    direction = torch.randn_like(expected)
     (got * direction).sum().backward()
-    (wanted * direction).sum().backward()
-    expected = gradients()
-    names = {name for name, _ in ours.named_parameters()}
-    assert names == set(expected), "a parameter is compared with nothing"
-    for name, weight in ours.named_parameters():
+    (expected * direction).sum().backward()
+    expected_gradients = gradients()
+    names = {name for name, _ in model.named_parameters()}
+    assert names == set(expected_gradients), "a parameter is compared with nothing"
+    for name, weight in model.named_parameters():
         assert weight.grad is not None, name
-        assert_close(weight.grad, expected[name], factor)
+        assert_close(weight.grad, expected_gradients[name], factor)
 
 
 def random_ids(*shape, low=1):
@@ -82,14 +82,14 @@ class TorchTransformer(nn.Module):
 
     def mapped(self, tensors):
         inner = {name.removeprefix("stacks."): x for name, x in tensors.items()}
-        ours = {"encoder.embedding.weight": tensors["shared.weight"]}
-        return ours | peers.from_torch(inner, L, "encoder") | peers.from_torch(inner, L + 1, "decoder")
+        embedding = {"encoder.embedding.weight": tensors["shared.weight"]}
+        return embedding | peers.from_torch(inner, L, "encoder") | peers.from_torch(inner, L + 1, "decoder")
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 def test_torch_transformer(norm_first, assert_close):
     # In training mode torch takes its plain path; the fused one of evaluation has other edge cases under padding.
-    peer = shaken(TorchTransformer(norm_first=norm_first)).train()
+    reference = shaken(TorchTransformer(norm_first=norm_first)).train()
     config = EncoderDecoderConfig(
         vocab_size=V,
         d_model=M,
@@ -103,13 +103,13 @@ def test_torch_transformer(norm_first, assert_close):
         scaled_embedding=True,
         share_embeddings=True,
     )
-    ours = config.build().double()
-    peers.copy_into(ours, peer.mapped(peers.weights(peer)))
+    model = config.build().double()
+    peers.copy_into(model, reference.mapped(peers.weights(reference)))
     source, target, lengths = random_ids(B, S), random_ids(B, T), torch.tensor([S, 3])
     assert_agree(
-        ours,
-        ours(source, target, source_mask=padding(lengths)),
-        peer(source, target, lengths),
-        lambda: peer.mapped(peers.gradients(peer)),
+        model,
+        model(source, target, source_mask=padding(lengths)),
+        reference(source, target, lengths),
+        lambda: reference.mapped(peers.gradients(reference)),
         assert_close,
     )

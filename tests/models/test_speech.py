@@ -35,30 +35,30 @@ def tiny(mask=MASKS[1], **changes):
     mask=st.sampled_from(MASKS),
     positions=st.sampled_from((ALiBi(), RelativeBias(n_buckets=8, max_distance=9), NoPE())),
     sizes=st.lists(st.integers(0, 4), max_size=9),
-    rest=st.integers(0, 9),
-    earlier=st.sampled_from((0, 1, 5)),
+    n_remaining=st.integers(0, 9),
+    context=st.sampled_from((0, 1, 5)),
 )
-def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, rest, earlier):
-    model = tiny(mask, positions=positions, left_frames=earlier).build().double().eval()
+def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, n_remaining, context):
+    model = tiny(mask, positions=positions, left_frames=context).build().double().eval()
     step = 2 * model.streaming.chunk
-    pieces = [size * step for size in sizes] + [rest]
+    pieces = [size * step for size in sizes] + [n_remaining]
     frames = torch.randn(2, sum(pieces), 5, dtype=torch.float64)
     with torch.no_grad():
-        whole, cache = model(frames), KVCache()
+        expected, cache = model(frames), KVCache()
         parts = [model(piece, cache=cache) for piece in frames.split(pieces, dim=1)]
-    heard = torch.cat(parts, 1)
-    assert heard.shape == whole.shape == (2, sum(pieces) // 2, 5)
-    assert torch.allclose(heard, whole, rtol=0, atol=1e-12)
+    streamed = torch.cat(parts, 1)
+    assert streamed.shape == expected.shape == (2, sum(pieces) // 2, 5)
+    assert torch.allclose(streamed, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("mask", [MASKS[1], MASKS[3]])
 def test_a_window_keeps_the_size_of_the_window(mask):
-    model, cache, held = tiny(mask).build().eval(), KVCache(), []
+    model, cache, cache_sizes = tiny(mask).build().eval(), KVCache(), []
     with torch.no_grad():
         for _ in range(25):
             model(torch.randn(1, 2 * model.streaming.chunk, 5), cache=cache)
-            held.append((cache.length, cache.n_bytes))
-    assert held[-1] == held[10]
+            cache_sizes.append((cache.length, cache.n_bytes))
+    assert cache_sizes[-1] == cache_sizes[10]
     assert cache.length <= model.streaming.left_context + model.streaming.chunk
     assert cache[0].length + cache[0].n_evicted == 25 * model.streaming.chunk
 
@@ -83,7 +83,7 @@ def test_a_model_comes_back_from_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mask", "pace"),
+    ("mask", "spec"),
     [
         (causal(), StreamingSpec(1, None)),
         (causal() & window(64, 0), StreamingSpec(1, 64)),
@@ -92,8 +92,8 @@ def test_a_model_comes_back_from_its_folder(tmp_path):
         (blocks(4) | blocks(6), StreamingSpec(12, None)),
     ],
 )
-def test_how_a_mask_runs_on_a_stream(mask, pace):
-    assert StreamingSpec.of(mask) == pace
+def test_how_a_mask_runs_on_a_stream(mask, spec):
+    assert StreamingSpec.of(mask) == spec
 
 
 @pytest.mark.bad_input
@@ -137,8 +137,8 @@ def test_what_is_forgotten_turns_nothing_else():
     layer = MultiHeadAttention(12, 3, rotary=Rotary()).double().eval()
     x, mask = torch.randn(1, 11, 12, dtype=torch.float64), causal() & window(3, 0)
     with torch.no_grad():
-        whole, cache, parts = layer(x, mask=mask), KVCache(), []
+        expected, cache, parts = layer(x, mask=mask), KVCache(), []
         for piece in x.split(2, dim=1):
             parts.append(layer(piece, mask=mask, cache=cache))
             cache.evict_oldest(max(0, cache.length - 3))
-    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
+    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-12)

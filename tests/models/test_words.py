@@ -62,13 +62,13 @@ def test_training_has_the_loss_of_these_logits(words):
     counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
     weights = torch.ones(IDS.shape, dtype=torch.float64)
     batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
-    wanted = F.cross_entropy(model(IDS).flatten(0, 1), batch.labels.flatten(), reduction="sum")
-    expected = torch.autograd.grad(wanted, list(model.parameters()))
+    expected = F.cross_entropy(model(IDS).flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
     got, n = loss_sum(model, batch), batch.n_labels
     assert n == IDS.numel()
-    torch.testing.assert_close(got, wanted)
-    for mine, reference in zip(torch.autograd.grad(got, list(model.parameters())), expected, strict=True):
-        torch.testing.assert_close(mine, reference)
+    torch.testing.assert_close(got, expected)
+    for gradient, reference in zip(torch.autograd.grad(got, list(model.parameters())), gradients, strict=True):
+        torch.testing.assert_close(gradient, reference)
 
 
 def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
@@ -98,8 +98,8 @@ def test_attention_scores_are_those_of_the_configuration(scores):
     part = model.blocks[0].attention
     h = model.blocks[0].norm1(model.add_positions(model.embedding(IDS)))
     heads = [x.unflatten(-1, (2, 7)).transpose(1, 2) for x in (part.q_proj(h), part.k_proj(h))]
-    wanted = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
-    torch.testing.assert_close(visible.weights("blocks.0.attention"), wanted)
+    expected = scores(*heads).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(visible.weights("blocks.0.attention"), expected)
     assert cost(model.config, tokens=7).parameters.value == sum(p.numel() for p in model.parameters())
 
 
@@ -235,10 +235,10 @@ def test_layers_turn_in_turn():
     model = build(ROTARY, n_layers=3, positions=slow, layer_rotary=(slow, fast))
     assert [block.attention.rotary for block in model.blocks] == [slow, fast, slow]
     x = model.embedding(IDS)
-    for i, turn in enumerate((slow, fast, slow)):
-        one = BlockConfig(d_model=16, n_heads=2, rotary=turn).build().double().eval()
-        one.load_state_dict(model.blocks[i].state_dict())
-        x = one(x)
+    for i, layer_positions in enumerate((slow, fast, slow)):
+        layer = BlockConfig(d_model=16, n_heads=2, rotary=layer_positions).build().double().eval()
+        layer.load_state_dict(model.blocks[i].state_dict())
+        x = layer(x)
     torch.testing.assert_close(model(IDS), model.norm(x))
     assert check(model).ok
     decoder = build(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))

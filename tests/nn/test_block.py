@@ -52,39 +52,39 @@ def x_and_memory() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pairs(block: Block, layer: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
-    """(ours, torch's, the rows of torch's that are ours)."""
+    """Return triples: clearhead parameter, torch parameter, and the rows of the torch parameter that it equals."""
     result = []
     attentions = [(block.attention, layer.self_attn)]
     norms = [(block.norm1, layer.norm1), (block.norm2, layer.norm2)]
     if block.cross_attention is not None:
         attentions.append((block.cross_attention, layer.multihead_attn))
         norms = [(block.norm1, layer.norm1), (block.norm_cross, layer.norm2), (block.norm2, layer.norm3)]
-    for ours, reference in attentions:
-        for n, part in enumerate((ours.q_proj, ours.k_proj, ours.v_proj)):
+    for module, reference in attentions:
+        for n, part in enumerate((module.q_proj, module.k_proj, module.v_proj)):
             rows = slice(n * M, (n + 1) * M)
             result += [(part.weight, reference.in_proj_weight, rows), (part.bias, reference.in_proj_bias, rows)]
-        result += whole_pairs(ours.o_proj, reference.out_proj)
-    result += whole_pairs(block.feed_forward.up, layer.linear1)
-    result += whole_pairs(block.feed_forward.down, layer.linear2)
-    for ours, reference in norms:
-        result += whole_pairs(ours, reference)
+        result += module_pairs(module.o_proj, reference.out_proj)
+    result += module_pairs(block.feed_forward.up, layer.linear1)
+    result += module_pairs(block.feed_forward.down, layer.linear2)
+    for module, reference in norms:
+        result += module_pairs(module, reference)
     assert len(result) == len(list(block.parameters()))
     return result
 
 
-def whole_pairs(ours: nn.Module, reference: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
-    return [(ours.weight, reference.weight, slice(None)), (ours.bias, reference.bias, slice(None))]
+def module_pairs(module: nn.Module, reference: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
+    return [(module.weight, reference.weight, slice(None)), (module.bias, reference.bias, slice(None))]
 
 
 def copy(block: Block, layer: nn.Module) -> None:
     with torch.no_grad():
-        for ours, reference, rows in pairs(block, layer):
-            ours.copy_(reference[rows])
+        for parameter, reference, rows in pairs(block, layer):
+            parameter.copy_(reference[rows])
 
 
 def assert_same_gradients(block: Block, layer: nn.Module) -> None:
-    for ours, reference, rows in pairs(block, layer):
-        torch.testing.assert_close(ours.grad, reference.grad[rows], rtol=1e-10, atol=1e-10)
+    for parameter, reference, rows in pairs(block, layer):
+        torch.testing.assert_close(parameter.grad, reference.grad[rows], rtol=1e-10, atol=1e-10)
 
 
 def torch_layer(kind: type[nn.Module], norm_first: bool, activation: str, dropout: float = 0.0) -> nn.Module:
@@ -147,8 +147,8 @@ def test_equals_torchs_decoder_layer(norm_first, activation):
     direction = torch.randn_like(out)
     (out * direction).sum().backward()
     (expected * direction).sum().backward()
-    for ours, reference in zip((x, memory), twins, strict=True):
-        torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-10, atol=1e-10)
+    for leaf, reference in zip((x, memory), twins, strict=True):
+        torch.testing.assert_close(leaf.grad, reference.grad, rtol=1e-10, atol=1e-10)
     assert_same_gradients(block, layer)
 
 
@@ -190,7 +190,7 @@ def test_dropout_is_for_training_only(where):
 @pytest.mark.parametrize("cross", [True, False])
 def test_pre_and_post_norm_are_their_equations(norm, cross):
     x, memory = x_and_memory()
-    given = {"memory": memory} if cross else {}
+    memory_kwargs = {"memory": memory} if cross else {}
     pre = shaken(Block(config(norm=norm), cross=cross))
     post = Block(config(norm=norm, residual=PostNorm()), cross=cross).to(F64)
     post.load_state_dict(pre.state_dict())
@@ -199,12 +199,12 @@ def test_pre_and_post_norm_are_their_equations(norm, cross):
     y = x + pre.attention(pre.norm1(x), mask=causal())
     y = y + read(pre.norm_cross(y), memory) if cross else y
     y = y + pre.feed_forward(pre.norm2(y))
-    assert_equal_up_to_rounding(pre(x, mask=causal(), **given), y)
+    assert_equal_up_to_rounding(pre(x, mask=causal(), **memory_kwargs), y)
 
     y = pre.norm1(x + pre.attention(x, mask=causal()))
     y = pre.norm_cross(y + read(y, memory)) if cross else y
     y = pre.norm2(y + pre.feed_forward(y))
-    assert_equal_up_to_rounding(post(x, mask=causal(), **given), y)
+    assert_equal_up_to_rounding(post(x, mask=causal(), **memory_kwargs), y)
 
 
 def test_equals_transformers_llama_layer():
@@ -243,7 +243,7 @@ def test_equals_transformers_llama_layer():
         **{f"feed_forward.{p}": f"mlp.{p}_proj" for p in ("up", "gate", "down")},
     }
     reference = layer.state_dict()
-    block.load_state_dict({f"{ours}.weight": reference[f"{name}.weight"] for ours, name in names.items()})
+    block.load_state_dict({f"{target}.weight": reference[f"{name}.weight"] for target, name in names.items()})
 
     x = torch.randn(B, T, width, dtype=F64)
     angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, d_head, 2, dtype=F64) / d_head)
@@ -251,7 +251,7 @@ def test_equals_transformers_llama_layer():
     hidden = torch.full((T, T), -torch.inf, dtype=F64).triu(1).expand(B, 1, T, T)
     expected = layer(x, attention_mask=hidden, position_embeddings=(turn.cos(), turn.sin()))
     expected = expected[0] if isinstance(expected, tuple) else expected
-    # Llama's norm computes in float32 whatever it is given.
+    # Llama's norm computes in float32 for every input dtype.
     torch.testing.assert_close(block(x, mask=causal()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -274,17 +274,17 @@ def test_bias_reaches_the_scores_of_self_attention_alone():
 @pytest.mark.parametrize("rotary", [None, Rotary(partial_rotary_factor=6 / 7)])
 def test_decoding_with_a_cache_equals_decoding_at_once(cross, rotary):
     x, memory = x_and_memory()
-    given = {"memory": memory, "memory_mask": padding([7, 3])} if cross else {}
+    memory_kwargs = {"memory": memory, "memory_mask": padding([7, 3])} if cross else {}
     block = shaken(Block(config(rotary=rotary), cross=cross)).eval()
-    full_output = block(x, mask=causal(), **given)
+    full_output = block(x, mask=causal(), **memory_kwargs)
     cache = KVCache()
-    parts = [block(x[:, a:b], mask=causal(), cache=cache, **given) for a, b in ((0, 2), (2, 3), (3, 5))]
+    parts = [block(x[:, a:b], mask=causal(), cache=cache, **memory_kwargs) for a, b in ((0, 2), (2, 3), (3, 5))]
     torch.testing.assert_close(torch.cat(parts, 1), full_output, rtol=1e-12, atol=1e-12)
     assert cache.length == T
 
 
 def test_rotary_leaves_cross_attention_alone():
-    """A memory has positions of its own: the order of its tokens must not matter to an unmasked reader."""
+    """Permuting the tokens of an unmasked memory must not change the output, because rotary skips cross-attention."""
     x, memory = x_and_memory()
     block = shaken(Block(config(n_heads=1, d_head=8, rotary=Rotary()), cross=True))
     order = torch.randperm(S)
@@ -308,10 +308,10 @@ def test_parameter_counts():
 
 @pytest.mark.parametrize("cross", [True, False])
 def test_short_inputs(cross):
-    given = {"memory": torch.randn(B, S, M)} if cross else {}
+    memory_kwargs = {"memory": torch.randn(B, S, M)} if cross else {}
     block = Block(config(), cross=cross)
-    assert block(torch.zeros(B, 0, M), **given).shape == (B, 0, M)
-    assert block(torch.zeros(B, 1, M), **given).isfinite().all()
+    assert block(torch.zeros(B, 0, M), **memory_kwargs).shape == (B, 0, M)
+    assert block(torch.zeros(B, 1, M), **memory_kwargs).isfinite().all()
 
 
 def test_memory_must_fit_the_block():
@@ -348,11 +348,11 @@ def test_bad_configurations_are_refused(unchecked, changes, message):
 
 
 def test_a_configuration_is_a_frozen_value(unchecked):
-    one = config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0)
-    assert one == config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0.0)
-    assert len({one, dataclasses.replace(one), config()}) == 2
+    block_config = config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0)
+    assert block_config == config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0.0)
+    assert len({block_config, dataclasses.replace(block_config), config()}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        one.d_model = 3
+        block_config.d_model = 3
 
 
 @pytest.mark.compiled

@@ -49,10 +49,10 @@ def test_tokens_start_with_unit_rows():
     assert abs(weight.var().item() * 101 - 1) < 5 * math.sqrt(2 / weight.numel())
 
 
-@pytest.mark.parametrize(("wrong", "shown"), [(11, "11"), (-1, "-1"), (10**12, "1000000000000")])
-def test_ids_outside_the_vocabulary_are_refused(wrong, shown):
-    with pytest.raises(ShapeError, match=rf"ids contain {shown}, but the vocabulary has 11 tokens; expected 0 … 10"):
-        TokenEmbedding(11, 5)(torch.tensor([[3, wrong, 0]]))
+@pytest.mark.parametrize(("token_id", "value"), [(11, "11"), (-1, "-1"), (10**12, "1000000000000")])
+def test_ids_outside_the_vocabulary_are_refused(token_id, value):
+    with pytest.raises(ShapeError, match=rf"ids contain {value}, but the vocabulary has 11 tokens; expected 0 … 10"):
+        TokenEmbedding(11, 5)(torch.tensor([[3, token_id, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])

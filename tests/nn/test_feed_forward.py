@@ -98,10 +98,10 @@ def test_dropout_falls_on_hidden_features_in_training_only():
     x = torch.randn(7, 5, dtype=torch.float64)
     hidden = relu(layer.up(x))
     torch.manual_seed(3)
-    kept = torch.nn.functional.dropout(hidden, 0.5)
+    dropped = torch.nn.functional.dropout(hidden, 0.5)
     torch.manual_seed(3)
-    torch.testing.assert_close(layer(x), layer.down(kept))
-    assert not torch.equal(kept, hidden)
+    torch.testing.assert_close(layer(x), layer.down(dropped))
+    assert not torch.equal(dropped, hidden)
     layer.eval()
     torch.testing.assert_close(layer(x), layer.down(hidden))
 

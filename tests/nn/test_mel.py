@@ -34,8 +34,8 @@ def reference_features(mel, samples):
     def to_hertz(m):
         low, high = 0.0, 50_000.0
         for _ in range(80):  # bisection, independent of the inverse formula
-            middle = (low + high) / 2
-            low, high = (middle, high) if to_mel(middle) < m else (low, middle)
+            center = (low + high) / 2
+            low, high = (center, high) if to_mel(center) < m else (low, center)
         return low
 
     ends = to_mel(mel.low), to_mel(mel.top)
@@ -46,13 +46,13 @@ def reference_features(mel, samples):
         n = np.arange(mel.window)
         power = [abs(np.sum(frame * np.exp(-2j * math.pi * k * n / mel.n_fft))) ** 2 for k in range(mel.n_fft // 2 + 1)]
         row = []
-        for left, middle, right in zip(corners, corners[1:], corners[2:], strict=False):
+        for lower, center, upper in zip(corners, corners[1:], corners[2:], strict=False):
             total = 0.0
             for k, p in enumerate(power):
                 f = k * mel.sample_rate / mel.n_fft
-                height = (f - left) / (middle - left) if f <= middle else (right - f) / (right - middle)
+                height = (f - lower) / (center - lower) if f <= center else (upper - f) / (upper - center)
                 total += p * max(0.0, height)
-            row.append(total * (2 / (right - left) if mel.scale == "slaney" else 1))
+            row.append(total * (2 / (upper - lower) if mel.scale == "slaney" else 1))
         rows.append(row)
     return torch.tensor(rows)
 

@@ -26,9 +26,9 @@ def by_hand(layer: ExpertsFeedForward, x: torch.Tensor) -> torch.Tensor:
     rows = []
     for token in x.reshape(-1, M):
         scores = (layer.router.weight @ token).tolist()
-        stored = sorted(range(N), key=lambda i: -scores[i])[: layer.top_k]
-        powers = torch.stack([(layer.router.weight[i] @ token).exp() for i in stored])
-        outputs = torch.stack([layer.experts[i](token) for i in stored])
+        selected = sorted(range(N), key=lambda i: -scores[i])[: layer.top_k]
+        powers = torch.stack([(layer.router.weight[i] @ token).exp() for i in selected])
+        outputs = torch.stack([layer.experts[i](token) for i in selected])
         rows.append((powers / powers.sum()) @ outputs)
     return torch.stack(rows).reshape(x.shape)
 
@@ -69,11 +69,11 @@ def config(experts: Experts | None, **more) -> DecoderConfig:
 def test_cost_prices_what_a_token_takes():
     """3 matrices of M × F for each of the experts that a token takes, and a router; all of them are parameters."""
     tokens, plain, mixed = 10, config(None), config(Experts(N, 2))  # 10 · 2 tokens divide among 5 experts
-    one, many = (cost(c, tokens=tokens) for c in (plain, mixed))
+    dense_cost, mixture_cost = (cost(c, tokens=tokens) for c in (plain, mixed))
     layer = 2 * tokens * M * F * 3
-    assert many.total.forward.value - one.total.forward.value == 2 * (layer + 2 * tokens * M * N)
-    assert many.parameters.value == sum(w.numel() for w in mixed.build().parameters())
-    assert many.parameters.value - one.parameters.value == 2 * ((N - 1) * 3 * M * F + N * M)
+    assert mixture_cost.total.forward.value - dense_cost.total.forward.value == 2 * (layer + 2 * tokens * M * N)
+    assert mixture_cost.parameters.value == sum(w.numel() for w in mixed.build().parameters())
+    assert mixture_cost.parameters.value - dense_cost.parameters.value == 2 * ((N - 1) * 3 * M * F + N * M)
 
 
 def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():

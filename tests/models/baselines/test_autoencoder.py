@@ -54,8 +54,8 @@ def test_its_latent_spans_the_principal_directions():
     model = Autoencoder(AutoencoderConfig(n_features=7, d_latent=2)).double()
     train(model, x, 300)
     principal = torch.linalg.svd(x - x.mean(0))[2][:2]  # (2, 7)
-    ours = torch.linalg.qr(model.decoder[0].weight.detach())[0]  # (7, 2)
-    cosines = torch.linalg.svdvals(principal @ ours)  # of the angles between the two planes
+    basis = torch.linalg.qr(model.decoder[0].weight.detach())[0]  # (7, 2)
+    cosines = torch.linalg.svdvals(principal @ basis)  # of the angles between the two planes
     torch.testing.assert_close(cosines, torch.ones(2, dtype=torch.float64), atol=1e-4, rtol=0)
 
 

@@ -22,7 +22,7 @@ from clearhead.models.baselines.convnet import (
 )
 from tests.support.rounding import assert_equal_up_to_rounding
 
-# No two sizes alike, not even height and width, so that no transpose hides.
+# All sizes differ, height and width too, so that a transposition changes the result.
 ODD = {
     "image_size": (29, 37),
     "n_channels": 3,
@@ -119,7 +119,7 @@ def test_shapes_are_those_of_a_real_forward(head, size, sizes):
     visible = {}
     for name, layer in model.features.named_children():
         layer.register_forward_hook(lambda _, __, out, name=name: visible.update({name: tuple(out.shape[1:])}))
-    model.head.register_forward_pre_hook(lambda _, given: visible.update({"flatten": tuple(given[0].shape[1:])}))
+    model.head.register_forward_pre_hook(lambda _, inputs: visible.update({"flatten": tuple(inputs[0].shape[1:])}))
     model.head.register_forward_hook(lambda _, __, out: visible.update({"conv": tuple(out.shape[1:])}))
     out = model(torch.randn(2, config.n_channels, *(size or config.image_size)))
     visible["linear"] = visible["average"] = tuple(out.shape[1:])
@@ -143,10 +143,10 @@ def test_weights_are_counted_as_in_the_exam():
 
 
 def test_it_is_the_network_of_the_exam():
-    reference, ours = the_exam_network(), ConvNet(ConvNetConfig())
-    ours.load_state_dict(dict(zip(ours.state_dict(), reference.state_dict().values(), strict=True)))
+    reference, model = the_exam_network(), ConvNet(ConvNetConfig())
+    model.load_state_dict(dict(zip(model.state_dict(), reference.state_dict().values(), strict=True)))
     images = torch.randn(7, 1, 32, 32)
-    assert_equal_up_to_rounding(ours(images), reference(images))
+    assert_equal_up_to_rounding(model(images), reference(images))
 
 
 def test_the_pointwise_head_is_the_exam_second_answer():
@@ -168,16 +168,16 @@ def test_all_convolution_is_the_same_function():
     images = torch.randn(2, 3, 29, 37, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(convolution(images), linear(images))
     upstream = torch.randn(2, 11, dtype=torch.float64)
-    ours, reference = (torch.autograd.grad(m(images), images, upstream)[0] for m in (convolution, linear))
-    torch.testing.assert_close(ours, reference)
+    gradient, reference = (torch.autograd.grad(m(images), images, upstream)[0] for m in (convolution, linear))
+    torch.testing.assert_close(gradient, reference)
 
 
 @pytest.mark.fixed_memory
 def test_all_convolution_shares_memory_with_its_own_gradients():
     linear = ConvNet(ConvNetConfig())
     convolution = linear.all_convolution()
-    for ours, reference in zip(linear.parameters(), convolution.parameters(), strict=True):
-        assert ours.data_ptr() == reference.data_ptr()
+    for parameter, reference in zip(linear.parameters(), convolution.parameters(), strict=True):
+        assert parameter.data_ptr() == reference.data_ptr()
     images, labels = torch.randn(3, 1, 32, 32), torch.tensor([2, 3, 5])
     optimiser = torch.optim.SGD(convolution.parameters(), lr=0.1)
     before = linear(images)

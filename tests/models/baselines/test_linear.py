@@ -69,7 +69,7 @@ def test_subgradient_descent_finds_the_squared_infinity_optimum():
     best = scipy.optimize.minimize(smooth, np.ones(6), method="SLSQP", constraints=limits, tol=1e-12)
     assert best.success
     at_limit = np.abs(best.x[:-1]) > 0.999 * best.x[-1]
-    assert at_limit.sum() >= 2  # the optimum lies at a tie, where it is hard to find
+    assert at_limit.sum() >= 2  # several weights share the maximum at the optimum, which makes it hard to find
     model = LogisticRegression(LogisticRegressionConfig(n_features=5, bias=False)).double()
     weight, lowest = model.linear.weight, torch.inf
     for step in range(1000):

@@ -141,11 +141,11 @@ def test_states_in_a_cache_pass_over_padding(cell):
 
 def test_dropout_falls_between_layers_only():
     x = torch.randn(2, 5, 3, dtype=torch.float64)
-    one = RecurrentStack(GRU(), 3, 7, 1, dropout=0.5).double()
-    assert torch.equal(one(x), one.eval()(x))
-    two = RecurrentStack(GRU(), 3, 7, 2, dropout=0.5).double()
-    assert not torch.allclose(two(x), two(x))
-    assert torch.equal(two.eval()(x), two(x))
+    single_layer = RecurrentStack(GRU(), 3, 7, 1, dropout=0.5).double()
+    assert torch.equal(single_layer(x), single_layer.eval()(x))
+    two_layers = RecurrentStack(GRU(), 3, 7, 2, dropout=0.5).double()
+    assert not torch.allclose(two_layers(x), two_layers(x))
+    assert torch.equal(two_layers.eval()(x), two_layers(x))
 
 
 # ---------------------------------------------------------------------- the exam's scalar network
@@ -218,9 +218,9 @@ def test_weights(cell):
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 def test_a_language_model_never_looks_ahead(cell, tie_embeddings):
     model = build(cell=cell, n_layers=2, task=NextToken(tie_embeddings=tie_embeddings))
-    one, other = ids(3, 11), ids(3, 11)
-    other[:, :5] = one[:, :5]
-    a, b = model(one), model(other)
+    inputs, changed = ids(3, 11), ids(3, 11)
+    changed[:, :5] = inputs[:, :5]
+    a, b = model(inputs), model(changed)
     assert a.shape == (3, 11, VOCAB)
     torch.testing.assert_close(a[:, :5], b[:, :5], rtol=0, atol=0)
     assert not torch.allclose(a[:, 5:], b[:, 5:])
@@ -263,7 +263,7 @@ def test_a_ragged_batch_of_prompts_continues_as_each_does_alone():
     model = build(n_layers=2)
     lengths = torch.tensor([7, 3])
     prompts, more = ids(2, 7), ids(2, 1)
-    prompts = torch.stack((prompts[0], prompts[1].roll(4)))  # the second stands at the right end
+    prompts = torch.stack((prompts[0], prompts[1].roll(4)))  # the second is left-padded
     mask = padding(lengths, left_pad=7 - lengths)
     cache = RecurrentCache()
     model(prompts, mask=mask, cache=cache)

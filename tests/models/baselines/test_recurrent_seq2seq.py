@@ -20,7 +20,7 @@ from clearhead.models.baselines.recurrent_seq2seq import (
 
 cells = pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()], ids=["rnn", "gru", "lstm"])
 orders = pytest.mark.parametrize("order", [AfterStep(), BeforeStep(), FixedVector()], ids=["after", "before", "fixed"])
-# What compiles or trains takes seconds, and a fixed vector is a part of what the others compile.
+# Compiling and training take seconds, and the other orders compile the fixed vector too.
 attending = pytest.mark.parametrize("order", [AfterStep(), BeforeStep()], ids=["after", "before"])
 ways = pytest.mark.parametrize("bidirectional", [True, False], ids=["both", "one"])
 
@@ -183,7 +183,7 @@ def test_gradients(order):
 @cells
 @orders
 def test_it_runs_under_autocast(cell, order):
-    """Cells give their states in half precision or not, as torch sees fit; what looks at them takes both."""
+    """Under autocast torch chooses the dtype of the states per cell, so attention must accept both dtypes."""
     model = build(cell=cell, attention=order).float()
     source, target = pair()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -73,13 +73,13 @@ def test_t5_module_gives_the_same_bias():
     from transformers.models.t5.modeling_t5 import T5Attention
 
     config = T5Config(d_model=15, num_heads=3, d_kv=5, relative_attention_num_buckets=32, is_decoder=False)
-    theirs = T5Attention(config, has_relative_attention_bias=True)
-    ours = RelativeBias().build(n_heads=3)
+    t5_attention = T5Attention(config, has_relative_attention_bias=True)
+    bias = RelativeBias().build(n_heads=3)
     with torch.no_grad():
-        ours.weight.copy_(theirs.relative_attention_bias.weight)
-    assert torch.equal(ours(7, 11, 0), theirs.compute_bias(7, 11)[0])
+        bias.weight.copy_(t5_attention.relative_attention_bias.weight)
+    assert torch.equal(bias(7, 11, 0), t5_attention.compute_bias(7, 11)[0])
     # Decoding the last of 301 tokens with a cache: the last row of the square.
-    assert torch.equal(ours(1, 301, 300), ours(301, 301, 0)[:, -1:])
+    assert torch.equal(bias(1, 301, 300), bias(301, 301, 0)[:, -1:])
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -169,7 +169,7 @@ def test_a_grid_is_resized_as_timm_does():
     from timm.layers import resample_abs_pos_embed
 
     module = LearnedPositions(grid=(5, 5), n_extra=1).build(d_model=7)
-    theirs = resample_abs_pos_embed(
+    expected = resample_abs_pos_embed(
         module.weight.detach()[None],
         [3, 11],
         [5, 5],
@@ -177,7 +177,7 @@ def test_a_grid_is_resized_as_timm_does():
         interpolation="bicubic",
         antialias=False,
     )
-    torch.testing.assert_close(module.resized((3, 11)).weight, theirs[0], rtol=0, atol=1e-7)
+    torch.testing.assert_close(module.resized((3, 11)).weight, expected[0], rtol=0, atol=1e-7)
 
 
 def test_the_same_size_gives_equal_weights_of_its_own():

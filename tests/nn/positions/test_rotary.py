@@ -21,8 +21,8 @@ def by_complex_numbers(x: torch.Tensor, positions: list[int], base: float) -> to
     for index in torch.cartesian_prod(*(torch.arange(n) for n in (*x.shape[:-1], D // 2))).tolist():
         *head, t, i = index
         at = (*head, t)
-        turned = complex(x[at][i], x[at][i + D // 2]) * cmath.exp(1j * positions[t] * base ** (-2 * i / D))
-        out[at][i], out[at][i + D // 2] = turned.real, turned.imag
+        rotated_pair = complex(x[at][i], x[at][i + D // 2]) * cmath.exp(1j * positions[t] * base ** (-2 * i / D))
+        out[at][i], out[at][i + D // 2] = rotated_pair.real, rotated_pair.imag
     return out
 
 

@@ -58,8 +58,8 @@ def test_short_wavelengths_stay_and_long_ones_are_slowed():
 
 def test_yarn_lengthens_what_it_turns():
     x = torch.randn(3, 8, dtype=torch.float64)
-    turned = Rotary(scaling=YarnScaling(4.0)).rotate(x, torch.arange(3))
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1) * (0.1 * math.log(4.0) + 1))
+    rotated = Rotary(scaling=YarnScaling(4.0)).rotate(x, torch.arange(3))
+    torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1) * (0.1 * math.log(4.0) + 1))
     assert YarnScaling(4.0, attention_factor=1.0).length == 1
 
 
