@@ -24,12 +24,12 @@ class Row(results.Row):
     """One comparison.
 
     Attributes:
-        benchmark: What is measured, with its sizes.
+        benchmark: Name of the benchmark, with its sizes.
         unit: Unit of both values.
         value: Result of clearhead.
         baseline: Name of the baseline.
         baseline_value: Its result.
-        speedup: How many times better clearhead is.
+        speedup: Ratio by which clearhead is better.
         target: Smallest acceptable speedup.
     """
 

@@ -30,7 +30,7 @@ MASKS: tuple[Mask, ...] = (causal(), causal() & (window(256, 0) | every(64)))
 
 @dataclass(frozen=True)
 class TracingOverhead(Row):
-    """Overhead under one mask. Times in ms, memory in bytes; memory is None on a CPU, where it is not counted."""
+    """Overhead under one mask. Times in ms, memory in bytes; memory is None on a CPU."""
 
     mask: str
     length: int

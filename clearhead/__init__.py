@@ -1,12 +1,11 @@
-"""Transformers with nothing hidden: one code base that is at once the textbook, the laboratory and the engine.
+"""Transformers with nothing hidden: a textbook, a laboratory and an engine in one code base.
 
     import clearhead as ch
     from clearhead import masks
 
     y = ch.attend(q, k, v, masks.causal() & masks.window(256, 0))
 
-Importing this needs torch alone, and not even that until something is used: each room is loaded when it is asked for,
-so that `clearhead --help` answers at once."""
+Subpackages and torch are imported on first use, so that `clearhead --help` is fast."""
 
 from typing import TYPE_CHECKING
 

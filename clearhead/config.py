@@ -166,11 +166,11 @@ def _field_types(cls: type) -> dict[str, Any]:
     return _HINTS[cls]
 
 
-def _reject_unknown(keys: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Raise ConfigError if a key is not known."""
-    known = tuple(known)
+def _reject_unknown(keys: Iterable[str], field_names: Iterable[str], owner: str) -> None:
+    """Raise ConfigError if a key is not the name of a field."""
+    field_names = tuple(field_names)
     for key in keys:
-        require(key in known, f"{owner} has no field {short_repr(key)}; {did_you_mean(key, known)}")
+        require(key in field_names, f"{owner} has no field {short_repr(key)}; {did_you_mean(key, field_names)}")
 
 
 # ---------------------------------------------------------------------- values to plain data and back
@@ -202,12 +202,13 @@ def _config_class(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"got {type(data).__name__}, expected a dict of fields")
     name = data.get("type", None if cls is Config else cls.__name__)
-    known = sorted(Config._classes)
+    class_names = sorted(Config._classes)
     if isinstance(name, str):
         name = RENAMED_TYPES.get(name, name)
     missing = "this configuration has no 'type'; add type = \"…\", one of: "
-    require(name is not None, missing + ", ".join(known))
-    require(name in known, f"there is no configuration called {short_repr(name)}; {did_you_mean(name, known)}")
+    require(name is not None, missing + ", ".join(class_names))
+    hint = did_you_mean(name, class_names)
+    require(name in class_names, f"there is no configuration called {short_repr(name)}; {hint}")
     config_class = Config._classes[typing.cast(str, name)]
     message = f"got a {name}, expected a {cls.__name__}; read it with {name}.from_dict or Config.from_dict"
     require(issubclass(config_class, cls), message)

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 if typing.TYPE_CHECKING:
-    from sphinx.application import Sphinx  # needed by the build alone, not by the tests
+    from sphinx.application import Sphinx  # only for the build; the tests run without Sphinx
 
-HERE = Path(__file__).parent
-OUT = HERE / "reference"
+DOCS = Path(__file__).parent
+OUT = DOCS / "reference"
 EXAMPLES = OUT / "examples"
 
 PACKAGES = (
@@ -99,15 +99,15 @@ def _module_of(value: Any) -> str | None:
     return getattr(value, "__module__", None)
 
 
-def members(kind: type, elsewhere: dict[str, Any]) -> dict[str, Any]:
-    """Return the public methods and properties of a class and of its bases, except bases in `elsewhere`."""
+def members(kind: type, documented: dict[str, Any]) -> dict[str, Any]:
+    """Return the public methods and properties of a class and of its bases, except bases in `documented`."""
     members_by_name: dict[str, Any] = {}
     bases = [base_class for base_class in kind.__mro__ if (_module_of(base_class) or "").startswith("clearhead")]
     for base in reversed(
         [
             base_class
             for base_class in bases
-            if base_class is kind or elsewhere.get(base_class.__name__) is not base_class
+            if base_class is kind or documented.get(base_class.__name__) is not base_class
         ]
     ):
         for name, value in vars(base).items():
@@ -138,7 +138,7 @@ def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Return the description of each field: the comment behind it or the string below it."""
+    """Return the description of each field: the comment after it or the string below it."""
     descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         try:
@@ -179,7 +179,7 @@ class _Raw:
 
 
 def signature(name: str, value: Any) -> str:
-    """Return a signature with shapes; long signatures have part line per argument."""
+    """Return a signature with shapes; long signatures have one line per argument."""
     if isinstance(value, property | cached_property):
         value = value.fget if isinstance(value, property) else value.func
         returned = inspect.signature(value).return_annotation
@@ -192,8 +192,8 @@ def signature(name: str, value: Any) -> str:
     parts = [p if p.annotation is empty else p.replace(annotation=_Raw(p.annotation)) for p in call.parameters.values()]
     call = call.replace(parameters=[p for p in parts if p.name not in ("self", "cls")])
     returned = call.return_annotation
-    silent = returned in (empty, None, "None")
-    call = call.replace(return_annotation=empty if silent else _Raw(returned))
+    returns_none = returned in (empty, None, "None")
+    call = call.replace(return_annotation=empty if returns_none else _Raw(returned))
     line = f"{name}{call}"
     if len(line) <= 100:
         return line
@@ -208,8 +208,8 @@ def signature(name: str, value: Any) -> str:
 def examples(package: str) -> tuple[str, list[str]]:
     """Return the imports of a package's examples, and the examples, which are separated by empty lines."""
     path = EXAMPLES / f"{package.replace('.', '_')}.py"
-    opening, _, rest = path.read_text(encoding="utf-8").strip().partition("\n\n\n")
-    return opening, rest.split("\n\n")
+    imports, _, body = path.read_text(encoding="utf-8").strip().partition("\n\n\n")
+    return imports, body.split("\n\n")
 
 
 def example_of(package: str, name: str) -> str:
@@ -320,14 +320,16 @@ def commands() -> tuple[str, str]:
     ]
     helps = {" ".join(words): run(*words, "--help") for words in every_command()}
     outputs = {}
-    with tempfile.TemporaryDirectory() as people, tempfile.TemporaryDirectory() as programs:
-        for folder in (people, programs):
+    with tempfile.TemporaryDirectory() as text_folder, tempfile.TemporaryDirectory() as json_folder:
+        for folder in (text_folder, json_folder):
             Path(folder, "book.txt").write_text("To be, or not to be, that is the question.\n" * 40, encoding="utf-8")
             Path(folder, "answers.toml").write_text('mean = 3.5\nvariance = "21/4"\n', encoding="utf-8")
         for name, line in COMMANDS.items():
-            document = run(*shlex.split(line.format(folder=programs)), "--json") if "--json" in helps[name] else "null"
-            output = run(*shlex.split(line.format(folder=people))).replace(f"{people}/", "")
-            outputs[name] = _cut(output), shape(json.loads(document))
+            document = "null"
+            if "--json" in helps[name]:
+                document = run(*shlex.split(line.format(folder=json_folder)), "--json")
+            output = run(*shlex.split(line.format(folder=text_folder))).replace(f"{text_folder}/", "")
+            outputs[name] = _truncate(output), shape(json.loads(document))
     for name, output in helps.items():
         parts += [f"## `clearhead {name}`", fence(output, "text")]
         if name in COMMANDS:
@@ -356,7 +358,7 @@ def run(*words: str) -> str:
 
 
 def shape(value: Any, depth: int = 0) -> str:
-    """Return the shape of a JSON document: its keys and their types; of a list its first item."""
+    """Return the keys and types of a JSON document; a list is described by its first item."""
     pad = "  " * (depth + 1)
     if isinstance(value, dict) and value:
         inner = [f"{pad}{key}: {shape(item, depth + 1)}" for key, item in value.items()]
@@ -369,13 +371,15 @@ def shape(value: Any, depth: int = 0) -> str:
         return "{\n" + "\n".join(inner) + "\n" + "  " * depth + "}"
     if isinstance(value, list) and value:
         return f"[{shape(value[0], depth)}, …]" if len(value) > 1 else f"[{shape(value[0], depth)}]"
-    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
-    return plain.get(type(value), "[]" if value == [] else "{}")
+    type_names = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+    return type_names.get(type(value), "[]" if value == [] else "{}")
 
 
-def _cut(text: str, most: int = 40) -> str:
+def _truncate(text: str, max_lines: int = 40) -> str:
     lines = text.splitlines()
-    return text if len(lines) <= most else "\n".join([*lines[:most], f"… and {len(lines) - most} more lines"])
+    if len(lines) <= max_lines:
+        return text
+    return "\n".join([*lines[:max_lines], f"… and {len(lines) - max_lines} more lines"])
 
 
 # ---------------------------------------------------------------------- Markdown
@@ -436,6 +440,6 @@ def write(app: Sphinx | None = None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Sphinx calls this."""
+    """Register the generator with Sphinx."""
     app.connect("builder-inited", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""How the site is built: `make docs`. Every cell of every page is run by the build, and a warning stops it."""
+"""Sphinx configuration (`make docs`). The build runs every cell of every page and treats warnings as errors."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
-from clearhead._version import __version__  # noqa: E402 (the tree that is documented, not one that is installed)
+from clearhead._version import __version__  # noqa: E402 (from this checkout, not an installed package)
 
-# The cells run in kernels of their own, which see this tree and the helpers beside this file.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
+# Cells run in separate kernels, which import this checkout and the helpers in this folder.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), str(DOCS)])
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "PYTHONWARNINGS": "ignore::UserWarning:torch"}
 
-# A profile of their own: nobody's start-up files run in them, and that they speak over loopback is no news.
-profile = HERE / "_build" / "ipython" / "profile_default"
+# A separate profile keeps out the user's start-up files and silences the notice about loopback connections.
+profile = DOCS / "_build" / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text('get_config().IPKernelApp.log_level = "ERROR"\n', encoding="utf-8")
 os.environ["IPYTHONDIR"] = str(profile.parent)
@@ -34,7 +34,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "force"
 nb_execution_timeout = 300
-nb_execution_show_tb = True  # a cell that fails is a warning, which stops the build once all pages have been tried
+nb_execution_show_tb = True  # a failing cell is a warning; the build fails after all pages have run
 nb_merge_streams = True
 
 html_theme = "furo"

@@ -1,8 +1,10 @@
-"""OpenAI's Whisper as a Hugging Face folder: `python tools/whisper_folder.py tiny.en.pt gpt2.tiktoken FOLDER`.
+"""Convert a checkpoint of OpenAI's Whisper to a Hugging Face folder.
 
-The parameters are a pickle, which torch reads as data only (`weights_only`), and the tokenizer is a list of ranks. The
-output can be loaded by clearhead and transformers. This tool is not part of the package, which never opens a pickle. It
-supports the English-only models, whose ids differ from those of the multilingual ones.
+    python tools/whisper_folder.py tiny.en.pt gpt2.tiktoken FOLDER
+
+The parameters are read from a pickle with `weights_only=True`, and the tokenizer from a list of ranks. clearhead and
+transformers can load the output. This tool is not part of the package, because the package never opens a pickle. Only
+English-only models are supported; the token ids of multilingual models differ.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ LANGUAGES = (
     "ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu "
     "am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su"
 )
-SIGNS, GROUPS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』', "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
+SYMBOLS, SYMBOL_GROUPS = (
+    '"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪",
+)
 NOTES = "♩♪♫♬♭♮♯"
-# OpenAI's names and those of transformers, in the order of replacement.
+# Parameter names of OpenAI and of transformers, in the order of replacement.
 NAMES = {
     "blocks": "layers",
     "cross_attn_ln": "encoder_attn_layer_norm",
@@ -48,34 +53,38 @@ NAMES = {
 }
 
 
-def convert(weights: Path, ranks: Path, folder: Path) -> None:
+def convert(checkpoint_file: Path, ranks_file: Path, folder: Path) -> None:
     """Write config.json, model.safetensors, tokenizer.json and generation_config.json."""
     from safetensors.torch import save_file
 
-    stored = torch.load(weights, map_location="cpu", weights_only=True)
-    sizes = stored["dims"]
+    checkpoint = torch.load(checkpoint_file, map_location="cpu", weights_only=True)
+    sizes = checkpoint["dims"]
     if sizes["n_vocab"] != 51864:
-        raise SystemExit(f"{weights} has a vocabulary of {sizes['n_vocab']}; expected 51864, as models of English have")
+        raise SystemExit(
+            f"{checkpoint_file} has {sizes['n_vocab']} token ids; expected an English-only model with 51864"
+        )
     config = _config(sizes)
-    tensors = {f"model.{_rename(name)}": tensor.float() for name, tensor in stored["model_state_dict"].items()}
+    tensors = {f"model.{_rename(name)}": tensor.float() for name, tensor in checkpoint["model_state_dict"].items()}
     # The sinusoids were stored in half precision; compute them again.
     tensors |= WHISPER.constants(WHISPER.config(ConfigReader(config, {})), torch.float32)
-    inner, specials = tokenizer(ranks)
+    tokenizer, special_ids = build_tokenizer(ranks_file)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    settings = _generation(inner, specials) | {"max_length": sizes["n_text_ctx"]}
-    (folder / "generation_config.json").write_text(json.dumps(settings, indent=1))
-    (folder / "tokenizer.json").write_text(inner.to_str())
-    end = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}, indent=1))
+    generation_config = _generation_config(tokenizer, special_ids) | {"max_length": sizes["n_text_ctx"]}
+    (folder / "generation_config.json").write_text(json.dumps(generation_config, indent=1))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    special_tokens = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "WhisperTokenizer", **special_tokens}, indent=1)
+    )
 
 
 def _config(sizes: dict[str, int]) -> dict[str, Any]:
     """Return config.json."""
-    width, heads = sizes["n_audio_state"], sizes["n_audio_head"]
+    d_model, n_heads = sizes["n_audio_state"], sizes["n_audio_head"]
     return {
         "model_type": "whisper",
         "architectures": ["WhisperForConditionalGeneration"],
@@ -83,11 +92,11 @@ def _config(sizes: dict[str, int]) -> dict[str, Any]:
         "num_mel_bins": sizes["n_mels"],
         "max_source_positions": sizes["n_audio_ctx"],
         "max_target_positions": sizes["n_text_ctx"],
-        "d_model": width,
+        "d_model": d_model,
         "encoder_layers": sizes["n_audio_layer"],
         "decoder_layers": sizes["n_text_layer"],
-        **{f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")},
-        **{f"{stack}_ffn_dim": 4 * width for stack in ("encoder", "decoder")},
+        **{f"{stack}_attention_heads": n_heads for stack in ("encoder", "decoder")},
+        **{f"{stack}_ffn_dim": 4 * d_model for stack in ("encoder", "decoder")},
         "activation_function": "gelu",
         "is_encoder_decoder": True,
         "decoder_start_token_id": 50257,
@@ -102,11 +111,11 @@ def _rename(name: str) -> str:
     return name
 
 
-def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
+def build_tokenizer(ranks_file: Path) -> tuple[Any, dict[str, int]]:
     """Return a byte-level BPE tokenizer from a file of ranks, and the ids of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    lines = file.read_text().splitlines()
+    lines = ranks_file.read_text().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     letters = {byte: letter for letter, byte in byte_of_letter().items()}
     spellings = {token: "".join(letters[byte] for byte in token) for token in ranks}
@@ -115,17 +124,17 @@ def tokenizer(file: Path) -> tuple[Any, dict[str, int]]:
         for token in sorted(ranks, key=ranks.__getitem__)
         if len(token) > 1
     ]
-    inner: Any = Tokenizer(models.BPE({spellings[token]: rank for token, rank in ranks.items()}, merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
+    tokenizer: Any = Tokenizer(models.BPE({spellings[token]: rank for token, rank in ranks.items()}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     names = [
         *("<|endoftext|>", "<|startoftranscript|>"),
         *(f"<|{language}|>" for language in LANGUAGES.split()),
         *("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nocaptions|>", "<|notimestamps|>"),
     ]
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    inner.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(1501)])
-    return inner, {name: inner.token_to_id(name) for name in names}
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(1501)])
+    return tokenizer, {name: tokenizer.token_to_id(name) for name in names}
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
@@ -138,7 +147,7 @@ def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     return parts
 
 
-def _generation(inner: Any, specials: dict[str, int]) -> dict[str, Any]:
+def _generation_config(tokenizer: Any, special_ids: dict[str, int]) -> dict[str, Any]:
     """Return generation_config.json."""
     control_tokens = (
         "<|startoftranscript|>",
@@ -147,22 +156,22 @@ def _generation(inner: Any, specials: dict[str, int]) -> dict[str, Any]:
         "<|nocaptions|>",
     )
     return {
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), specials["<|endoftext|>"]),
-        "decoder_start_token_id": specials["<|startoftranscript|>"],
-        "no_timestamps_token_id": specials["<|notimestamps|>"],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), special_ids["<|endoftext|>"]),
+        "decoder_start_token_id": special_ids["<|startoftranscript|>"],
+        "no_timestamps_token_id": special_ids["<|notimestamps|>"],
         "is_multilingual": False,
         "max_initial_timestamp_index": 50,
-        "begin_suppress_tokens": [inner.encode(" ", add_special_tokens=False).ids[0], specials["<|endoftext|>"]],
-        "suppress_tokens": sorted({*non_speech_ids(inner), *(specials[name] for name in control_tokens)}),
+        "begin_suppress_tokens": [tokenizer.encode(" ", add_special_tokens=False).ids[0], special_ids["<|endoftext|>"]],
+        "suppress_tokens": sorted({*non_speech_ids(tokenizer), *(special_ids[name] for name in control_tokens)}),
     }
 
 
-def non_speech_ids(inner: Any) -> set[int]:
+def non_speech_ids(tokenizer: Any) -> set[int]:
     """Return the ids of tokens that are not speech (brackets, notes, …), by OpenAI's rule."""
-    non_speech = {inner.encode(text, add_special_tokens=False).ids[0] for text in (" -", " '")}
-    for symbol in (*SIGNS, *GROUPS.split(), *NOTES):
+    non_speech = {tokenizer.encode(text, add_special_tokens=False).ids[0] for text in (" -", " '")}
+    for symbol in (*SYMBOLS, *SYMBOL_GROUPS.split(), *NOTES):
         for text in (symbol, f" {symbol}"):
-            ids = inner.encode(text, add_special_tokens=False).ids
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
             if len(ids) == 1 or symbol in NOTES:
                 non_speech.add(ids[0])
     return non_speech

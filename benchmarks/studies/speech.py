@@ -25,7 +25,7 @@ MASKS = {
     "1.3 s of the past": "causal() & window(64, 0)",
     "1.3 s of the past, 0.3 s ahead": "(causal() | blocks(16)) & window(64, 15)",
 }
-KNOWN = "known speakers"
+KNOWN_SPEAKERS = "known speakers"
 SINGLE, STREAMS, LATENCY = "error rate, single digits", "error rate, streams", "latency in s (95 %)"
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 
@@ -71,7 +71,8 @@ def _summary(results: StudyResults, speakers: str, mask: str) -> str:
 
 def conclude(sizes: Sizes, results: StudyResults) -> str:
     """Return the conclusion from all rows."""
-    return f"Results by context of a frame. {'. '.join(_summary(results, KNOWN, mask) for mask in results.series)}."
+    summaries = [_summary(results, KNOWN_SPEAKERS, mask) for mask in results.series]
+    return f"Results by context of a frame. {'. '.join(summaries)}."
 
 
 def conclude_unseen(sizes: Sizes, results: StudyResults) -> str:
@@ -99,7 +100,7 @@ _SHARED: dict[str, Any] = {
 STUDY = Study(
     name="speech",
     question="How much accuracy does streaming speech recognition lose if attention is restricted to the past?",
-    facet=("speakers", (KNOWN,)),
+    facet=("speakers", (KNOWN_SPEAKERS,)),
     series=("context", tuple(MASKS)),
     sizes=_SIZES,
     measure=measure,

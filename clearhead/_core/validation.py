@@ -1,7 +1,7 @@
 """Validate plain values against type annotations, with the same error messages everywhere.
 
 `validate(1.5, "FeedForward: dropout", DropoutRate)` raises "FeedForward: dropout is 1.5; expected a number of at least
-0 and below 1". Fields of configurations are validated in the same way (`clearhead/config.py`).
+0 and below 1". Configuration fields are validated by the same rules (`clearhead/config.py`).
 """
 
 from __future__ import annotations
@@ -203,17 +203,22 @@ T = TypeVar("T")
 
 
 def require_known(
-    name: str, known: Collection[str], message: str, error: type[ClearheadError] = ConfigError, *, fallback: Any = None
+    name: str,
+    candidates: Collection[str],
+    message: str,
+    error: type[ClearheadError] = ConfigError,
+    *,
+    fallback: Any = None,
 ) -> None:
-    """Raise unless `name` is known; the error is `message`, such as "there is no task", with the closest known name."""
-    if name not in known:
-        raise error(f"{message} {short_repr(name)}; {did_you_mean(name, known, fallback)}")
+    """Raise unless `name` is a candidate; `message` (for example "there is no task") is followed by the closest one."""
+    if name not in candidates:
+        raise error(f"{message} {short_repr(name)}; {did_you_mean(name, candidates, fallback)}")
 
 
-def lookup(name: str, known: Mapping[str, T], message: str) -> T:
+def lookup(name: str, candidates: Mapping[str, T], message: str) -> T:
     """Return the value of a name, or raise ConfigError with the closest known name."""
-    require_known(name, known, message)
-    return known[name]
+    require_known(name, candidates, message)
+    return candidates[name]
 
 
 # ---------------------------------------------------------------------- formatting for messages
@@ -233,9 +238,9 @@ def short_repr(value: Any, max_chars: int = 60) -> str:
     return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
-def did_you_mean(name: Any, known: Iterable[str], fallback: str | None = None) -> str:
-    """Return "did you mean …?" with the closest known name; without a close one, `fallback` or all known names."""
-    names = [word for word in known if word]
+def did_you_mean(name: Any, candidates: Iterable[str], fallback: str | None = None) -> str:
+    """Return "did you mean …?" with the closest candidate; if none is close, `fallback` or all candidates."""
+    names = [word for word in candidates if word]
     close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"

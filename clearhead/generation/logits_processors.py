@@ -31,7 +31,7 @@ Ids = tuple[NonNegativeInt, ...]
 class WhisperTimestampRules(Validated):
     """Whisper's rules for timestamp ids.
 
-    Timestamps come in pairs (an end and the next start), never decrease, and the text begins with one. If all of them
+    Timestamps form pairs (an end and the next start) and never decrease, and the text begins with one. If all of them
     together are more likely than any text id, a timestamp is chosen.
 
     Args:

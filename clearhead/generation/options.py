@@ -25,7 +25,7 @@ class Greedy:
 class Sample(Validated):
     """Sample each id from the model's distribution after these filters, in this order.
 
-    Each filter treats equally likely ids alike, so `top_k` may keep more than k ids if there are ties, and every filter
+    No filter separates equally likely ids, so `top_k` may keep more than k ids if there are ties, and every filter
     keeps at least one id. A sample depends only on the seed, the step and the index of the prompt: not on the number of
     other rows, on when they end, on `max_new_tokens`, on the cache or on the state of the device's RNG.
 

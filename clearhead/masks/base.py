@@ -34,7 +34,7 @@ class Mask(ABC):
     """An immutable, hashable expression for which queries may attend to which keys (True = may attend).
 
     Compose masks with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal if
-    they are built the same way; masks of tensors are equal if they contain the same tensor objects."""
+    their expressions are equal; masks of tensors are equal if they contain the same tensor objects."""
 
     depth: int = 1
     nodes: int = 1

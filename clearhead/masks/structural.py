@@ -305,7 +305,7 @@ def prefix(n: int) -> Mask:
 
 
 def blocks(size: int) -> Mask:
-    """A query sees the keys of its own block of `size` positions: p // size = j // size.
+    """A query sees the keys of its block of `size` positions: p // size = j // size.
 
         blocks(3)
         ■ ■ ■ · · · · ·

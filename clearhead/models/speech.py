@@ -184,20 +184,20 @@ class CTCEncoder(Stack):
         elif lengths is not None:
             mask = and_masks(padding(lengths // self.config.frame_stacking), mask)
         frames = (frames - self.config.mean) / self.config.std
-        left = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
+        left_frames = frames.new_zeros(len(frames), self.config.left_frames, self.config.mel.n_mels)
         if cache is not None and cache[_FRAMES].is_cross:
-            left = cache[_FRAMES].get()[0][:, 0]
+            left_frames = cache[_FRAMES].get()[0][:, 0]
         x = self.run_blocks(
-            self.add_positions(self.embedding(frames, left)), mask=and_masks(self.config.mask, mask), cache=cache
+            self.add_positions(self.embedding(frames, left_frames)), mask=and_masks(self.config.mask, mask), cache=cache
         )
         if cache is not None:
-            self._update_cache(frames, left, cache)
+            self._update_cache(frames, left_frames, cache)
         return self.head(x)
 
-    def _update_cache(self, frames: Tensor, left: Tensor, cache: KVCache) -> None:
+    def _update_cache(self, frames: Tensor, left_frames: Tensor, cache: KVCache) -> None:
         """Store the last input frames, which the next encoder frame includes, and evict old keys and values."""
         used = frames.shape[1] - frames.shape[1] % self.config.frame_stacking
-        last = torch.cat((left, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, left, F)
+        last = torch.cat((left_frames, frames[:, :used]), 1)[:, used:, None].transpose(1, 2).clone()  # (B, 1, left, F)
         cache[_FRAMES].set_cross(last, last)
         if self.streaming.left_context is not None:
             extra = cache.length - self.streaming.left_context

@@ -39,8 +39,8 @@ _RENAMED_MODULES = {
 
 # Dtypes by their names in safetensors. Stored and expected dtypes may differ only among floating-point dtypes.
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OTHERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
-_DTYPES = FLOAT_DTYPES | _OTHERS | {"BOOL": torch.bool}
+_INT_DTYPES = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES = FLOAT_DTYPES | _INT_DTYPES | {"BOOL": torch.bool}
 
 
 def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
@@ -234,7 +234,7 @@ def build_empty(config: Config, where: Path, n_stored: int) -> nn.Module:
     """Build the model on the meta device; raise StorageError if its sizes are invalid.
 
     A corrupted configuration could describe a huge number of layers, and even meta layers take time. Building stops
-    when there are more than about twice as many parameters as stored tensors (tied parameters are stored once)."""
+    when the number of parameters exceeds about twice the number of stored tensors (tied parameters are stored once)."""
     limit = 2 * n_stored + 100
     n_parameters = 0
     builder = threading.get_ident()

@@ -120,14 +120,14 @@ class StackedFrames(nn.Module):
         self.projection = nn.Linear(n_features * (n_stacked + left_frames), d_model)
 
     def forward(
-        self, frames: Float[Tensor, "B T F"], left: Float[Tensor, "B left F"] | None = None
+        self, frames: Float[Tensor, "B T F"], left_frames: Float[Tensor, "B left F"] | None = None
     ) -> Float[Tensor, "B N M"]:
-        """Return the embeddings (B, T // n_stacked, M) of frames (B, T, F); `left` precedes them, by default zeros."""
+        """Return the embeddings (B, T // n_stacked, M) of frames (B, T, F) after `left_frames` (default zeros)."""
         validate_frames(frames, self.n_features)
         N = frames.shape[1] // self.n_stacked
-        if left is None:
-            left = frames.new_zeros(len(frames), self.left_frames, self.n_features)
-        x = torch.cat((left, frames[:, : N * self.n_stacked]), 1)
+        if left_frames is None:
+            left_frames = frames.new_zeros(len(frames), self.left_frames, self.n_features)
+        x = torch.cat((left_frames, frames[:, : N * self.n_stacked]), 1)
         if not N:
             return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
         return self.projection(x.unfold(1, self.left_frames + self.n_stacked, self.n_stacked).flatten(2))

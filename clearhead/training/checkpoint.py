@@ -391,7 +391,7 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _empty_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return empty tensors for names that are those of parameters, possibly after another prefix; sharded alike."""
+    """Return empty tensors, sharded like the parameters, for parameter names with or without a prefix."""
     parameter_names = {name: name if name in weights else name.partition("/")[2] for name in names}
     return {name: torch.empty_like(weights[parameter_name]) for name, parameter_name in parameter_names.items()}
 

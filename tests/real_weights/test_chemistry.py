@@ -17,21 +17,21 @@ REACTIONS = ["CC(=O)O.OCC>>CC(=O)OCC", "CC(=O)Cl.NCc1ccccc1>>CC(=O)NCc1ccccc1"]
 _PIECE = re.compile(r"\[[^]]+]|Br|Cl|>>|%\d\d|.")
 
 
-def ids_of(folder):
+def encode_reactions(folder):
     """Return the ids of the reactions and their lengths, with the vocabulary of the folder."""
-    number = {piece: i for i, piece in enumerate((folder / "vocab.txt").read_text().split("\n"))}
+    id_by_piece = {piece: i for i, piece in enumerate((folder / "vocab.txt").read_text().split("\n"))}
     rows = [["[CLS]", *_PIECE.findall(text), "[SEP]"] for text in REACTIONS]
-    rows = [torch.tensor([number[piece] for piece in row]) for row in rows]
+    rows = [torch.tensor([id_by_piece[piece] for piece in row]) for row in rows]
     lengths = torch.tensor([len(row) for row in rows])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
 
-def compare_with_transformers(folder, kind, output, comparable):
+def compare_with_transformers(folder, class_name, output, comparable):
     """Compare an output and the attention weights with transformers; return the output."""
     transformers = pytest.importorskip("transformers")
-    reference = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager").eval()
+    reference = getattr(transformers, class_name).from_pretrained(folder, attn_implementation="eager").eval()
     model = checkpoint.load_third_party(folder)
-    ids, lengths = ids_of(folder)
+    ids, lengths = encode_reactions(folder)
     is_token = torch.arange(ids.shape[1]) < lengths[:, None]
     with torch.no_grad(), trace(model) as t:
         x = model(ids, mask=padding(lengths))
@@ -39,43 +39,47 @@ def compare_with_transformers(folder, kind, output, comparable):
         actual, expected = comparable(model, x), outputs[output]
     if actual.dim() == 3:
         actual, expected = actual[is_token], expected[is_token]
-    worst, largest = (actual - expected).abs().max().item(), expected.abs().max().item()
+    error, largest = (actual - expected).abs().max().item(), expected.abs().max().item()
     shared = len(outputs.attentions) > len(model.blocks)
     weights = [
         t.weights("blocks.0.attention", run=i) if shared else t.weights(f"blocks.{i}.attention")
         for i in range(len(outputs.attentions))
     ]
-    heads = is_token[:, None, :, None] & is_token[:, None, None, :]
-    weights_error = max(((a - b).abs() * heads).max().item() for a, b in zip(weights, outputs.attentions, strict=True))
-    n = len(weights)
-    print(f"\n{kind}: {output} differs by {worst:.1e}, largest {largest:.1f}; attention weights by {weights_error:.1e}")
-    assert worst <= n * 100 * torch.finfo(torch.float32).eps * max(1.0, largest)
+    is_pair = is_token[:, None, :, None] & is_token[:, None, None, :]
+    weights_error = max(
+        ((a - b).abs() * is_pair).max().item() for a, b in zip(weights, outputs.attentions, strict=True)
+    )
+    print(f"\n{class_name}: {output} differs by {error:.1e}, largest {largest:.1f}; weights by {weights_error:.1e}")
+    assert error <= len(weights) * 100 * torch.finfo(torch.float32).eps * max(1.0, largest)
     assert weights_error <= 1e-4
     return actual
 
 
-def test_rxnfp_matches_transformers(fingerprints):
-    compare_with_transformers(fingerprints, "BertModel", "last_hidden_state", lambda model, x: x)
-    compare_with_transformers(fingerprints, "BertModel", "pooler_output", lambda model, x: model.pool(x))
+def test_rxnfp_matches_transformers(rxnfp):
+    compare_with_transformers(rxnfp, "BertModel", "last_hidden_state", lambda model, x: x)
+    compare_with_transformers(rxnfp, "BertModel", "pooler_output", lambda model, x: model.pool(x))
 
 
-def test_rxnfp_classes_match_transformers(classes):
+def test_rxnfp_classes_match_transformers(rxnfp_classifier):
     logits = compare_with_transformers(
-        classes, "BertForSequenceClassification", "logits", lambda model, x: model.classify(x)
+        rxnfp_classifier, "BertForSequenceClassification", "logits", lambda model, x: model.classify(x)
     )
-    best = logits.softmax(-1).max(-1)
-    print(f"classes {best.indices.tolist()} of 50 with probabilities {[round(p, 3) for p in best.values.tolist()]}")
-    assert hub.pipeline(classes).model.config.n_classes == 50
+    predictions = logits.softmax(-1).max(-1)
+    print(
+        f"classes {predictions.indices.tolist()} of 50 with probabilities "
+        f"{[round(p, 3) for p in predictions.values.tolist()]}"
+    )
+    assert hub.pipeline(rxnfp_classifier).model.config.n_classes == 50
 
 
-def test_rxnmapper_matches_transformers(mapper):
-    compare_with_transformers(mapper, "AlbertModel", "last_hidden_state", lambda model, x: x)
+def test_rxnmapper_matches_transformers(rxnmapper):
+    compare_with_transformers(rxnmapper, "AlbertModel", "last_hidden_state", lambda model, x: x)
 
 
-def test_export_is_bit_equal(fingerprints, mapper, tmp_path):
+def test_export_third_party_returns_bit_equal_tensors(rxnfp, rxnmapper, tmp_path):
     from safetensors.torch import load_file
 
-    for folder, ignored in ((fingerprints, ()), (mapper, ("predictions.",))):
+    for folder, ignored in ((rxnfp, ()), (rxnmapper, ("predictions.",))):
         convert.export_third_party(checkpoint.load_third_party(folder), tmp_path / folder.name)
         before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / folder.name))
         before = {

@@ -41,7 +41,7 @@ def reference(smollm):
     return model
 
 
-def test_smollm_completes_the_capital_of_italy(model):
+def test_smollm_generates_known_completion(model):
     text = model.generate(PROMPT, max_new_tokens=8)
     print(f"\n{PROMPT}{text}")
     assert text.startswith(" Rome")
@@ -54,11 +54,11 @@ def test_smollm_logits_match_transformers(model, reference):
     with torch.no_grad(), trace(model.model) as t:
         actual = model.model(ids)
         expected = reference(ids, output_attentions=True)
-    worst = (actual - expected.logits).abs().max().item()
+    error = (actual - expected.logits).abs().max().item()
     largest = expected.logits.abs().max().item()
-    print(f"\nlogits differ by {worst:.1e} at most; the largest is {largest:.1f}")
+    print(f"\nlogits differ by {error:.1e} at most; the largest is {largest:.1f}")
     # Two summation orders in float32 over 30 layers.
-    assert worst <= 30 * 100 * torch.finfo(torch.float32).eps * largest
+    assert error <= 30 * 100 * torch.finfo(torch.float32).eps * largest
     errors = [
         (t.weights(f"blocks.{i}.attention") - weights).abs().max().item()
         for i, weights in enumerate(expected.attentions)
@@ -119,17 +119,17 @@ def test_minilm_embeddings_match_sentence_transformers(minilm):
     with torch.no_grad():
         x = reference(**inputs).last_hidden_state
     is_token = inputs["attention_mask"][..., None]
-    # As sentence-transformers does it.
+    # Mean pooling and normalization, as in sentence-transformers.
     expected = torch.nn.functional.normalize((x * is_token).sum(1) / is_token.sum(1), dim=1)
     actual = hub.pipeline(minilm).embed(SENTENCES)
-    worst = (actual @ actual.T - expected @ expected.T).abs().max().item()
+    error = (actual @ actual.T - expected @ expected.T).abs().max().item()
     kitten, stocks = (actual[0] @ actual[1]).item(), (actual[0] @ actual[2]).item()
-    print(f"\nsimilarities differ by {worst:.1e} at most; cat and kitten {kitten:.3f}, cat and stocks {stocks:.3f}")
-    assert worst <= 1e-6
+    print(f"\nsimilarities differ by {error:.1e} at most; cat and kitten {kitten:.3f}, cat and stocks {stocks:.3f}")
+    assert error <= 1e-6
     assert kitten > 0.6 > 0.2 > stocks
 
 
-def test_minilm_truncates_long_texts(minilm):
+def test_embed_long_text_equals_truncated_text(minilm):
     trained = hub.pipeline(minilm)
     long = "word " * 1000
     assert len(trained.tokenizer.prompt(long, 256)) == 256
@@ -137,7 +137,7 @@ def test_minilm_truncates_long_texts(minilm):
     torch.testing.assert_close(trained.embed(long), trained.embed("word " * 254))
 
 
-def test_exported_minilm_is_bit_equal(minilm, tmp_path):
+def test_export_third_party_minilm_returns_bit_equal_tensors(minilm, tmp_path):
     from safetensors.torch import load_file
 
     trained = hub.pipeline(minilm, dtype=None)

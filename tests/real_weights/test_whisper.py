@@ -28,13 +28,13 @@ def model(whisper):
 @pytest.fixture(scope="module")
 def reference(whisper):
     transformers = pytest.importorskip("transformers")
-    kind = transformers.WhisperForConditionalGeneration
-    reference, report = kind.from_pretrained(whisper, attn_implementation="eager", output_loading_info=True)
+    model_class = transformers.WhisperForConditionalGeneration
+    reference, report = model_class.from_pretrained(whisper, attn_implementation="eager", output_loading_info=True)
     assert not any(report.values()), report
     return reference.eval()
 
 
-def features(path):
+def compute_reference_features(path):
     """Return the samples of a file, and the features that transformers computes."""
     transformers = pytest.importorskip("transformers")
     samples = read_audio(path, 16_000).samples
@@ -45,35 +45,38 @@ def features(path):
     return samples, extractor(samples.numpy(), **options)
 
 
-def test_features_logits_and_attention_match_transformers(model, reference, speak):
-    samples, inputs = features(speak(SENTENCE))
+def test_features_logits_and_attention_match_transformers(model, reference, synthesize_speech):
+    samples, inputs = compute_reference_features(synthesize_speech(SENTENCE))
     frames = Mel.whisper()(torch.nn.functional.pad(samples, (0, 480_000 - len(samples)))[None])
     features_error = (frames.transpose(1, 2) - inputs["input_features"]).abs().max().item()
     target = torch.tensor([[50257, 50362, 2011, 1438, 318]])
     with torch.no_grad(), trace(model.model) as t:
         actual = model.model(frames, target)
         expected = reference(inputs["input_features"], decoder_input_ids=target, output_attentions=True)
-    worst, largest = (actual - expected.logits).abs().max().item(), expected.logits.abs().max().item()
+    error, largest = (actual - expected.logits).abs().max().item(), expected.logits.abs().max().item()
     cross = [t.weights(f"decoder.blocks.{i}.cross_attention") for i in range(4)]
-    heads = max((a - b).abs().max().item() for a, b in zip(cross, expected.cross_attentions, strict=True))
-    print(f"\nfeatures differ by {features_error:.1e}, logits by {worst:.1e} of {largest:.1f}, weights by {heads:.1e}")
+    weights_error = max((a - b).abs().max().item() for a, b in zip(cross, expected.cross_attentions, strict=True))
+    print(
+        f"\nfeatures differ by {features_error:.1e}, logits by {error:.1e} of {largest:.1f}, "
+        f"weights by {weights_error:.1e}"
+    )
     assert features_error <= 1e-3
-    assert worst <= 1e-3 * largest
-    assert heads <= 1e-3
+    assert error <= 1e-3 * largest
+    assert weights_error <= 1e-3
 
 
 @pytest.mark.parametrize("voice", ["en-us", "en-gb"])
-def test_transcribe_synthesized_speech_matches_transformers(model, reference, speak, voice):
-    path = speak(SENTENCE, voice)
+def test_transcribe_synthesized_speech_matches_transformers(model, reference, synthesize_speech, voice):
+    path = synthesize_speech(SENTENCE, voice)
     transcript = model.transcribe(path)
-    print(f"\nsaid:  {SENTENCE}\nheard: {transcript.text}")
-    for part in transcript.segments:
-        print(f"  {part.start:5.2f} – {part.end:5.2f}  {part.text}")
-    _, inputs = features(path)
+    print(f"\nspoken:     {SENTENCE}\ntranscript: {transcript.text}")
+    for segment in transcript.segments:
+        print(f"  {segment.start:5.2f} – {segment.end:5.2f}  {segment.text}")
+    _, inputs = compute_reference_features(path)
     reference_segments = reference.generate(**inputs, return_timestamps=True, return_segments=True, do_sample=False)[
         "segments"
     ][0]
-    assert [(part.start, part.end) for part in transcript.segments] == [
+    assert [(segment.start, segment.end) for segment in transcript.segments] == [
         (round(float(segment["start"]), 2), round(float(segment["end"]), 2)) for segment in reference_segments
     ]
     ids = [id_ for segment in reference_segments for id_ in segment["tokens"].tolist() if id_ < 50256]
@@ -82,19 +85,19 @@ def test_transcribe_synthesized_speech_matches_transformers(model, reference, sp
     assert {"my", "name", "is", "alice", "london", "morning", "sun"} <= words
 
 
-def test_transcribe_several_windows_matches_transformers(model, reference, speak):
-    path = speak(STORY)
+def test_transcribe_several_windows_matches_transformers(model, reference, synthesize_speech):
+    path = synthesize_speech(STORY)
     transcript = model.transcribe(path)
     print(f"\n{transcript.seconds:.1f} s, {len(transcript.segments)} segments: {transcript.text}")
     assert transcript.seconds > 30
-    ends = [part.end for part in transcript.segments]
+    ends = [segment.end for segment in transcript.segments]
     assert ends == sorted(ends)
     assert transcript.seconds - 2 < ends[-1] <= transcript.seconds + 1
     spoken, recognized = STORY.lower().split(), set(transcript.text.lower().split())
     share = sum(word in recognized for word in spoken) / len(spoken)
     print(f"{share:.0%} of the spoken words were recognized")
     assert share > 0.6
-    _, inputs = features(path)
+    _, inputs = compute_reference_features(path)
     options = {
         "return_timestamps": True,
         "return_segments": True,
@@ -104,23 +107,23 @@ def test_transcribe_several_windows_matches_transformers(model, reference, speak
     reference_segments = reference.generate(**inputs, **options)["segments"][0]
     # transformers pads the last window with a constant, clearhead with silence; earlier windows are equal.
     expected_starts = [round(float(segment["start"]), 2) for segment in reference_segments]
-    starts = [part.start for part in transcript.segments]
+    starts = [segment.start for segment in transcript.segments]
     n = sum(start < 30 for start in expected_starts)
     print(f"transformers finds {len(reference_segments)} segments; the first {n} of both start at {starts[:n]}")
     assert expected_starts[:n] == starts[:n]
-    together = model.transcribe([path, path])
-    assert together[0] == together[1] == transcript
+    batch = model.transcribe([path, path])
+    assert batch[0] == batch[1] == transcript
 
 
 @pytest.mark.parametrize("speaker", ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"])
-def test_transcribe_recorded_digits(model, digits, speaker):
+def test_transcribe_recorded_digits_recognizes_most(model, digits, speaker):
     """Digits of six speakers, concatenated with pauses."""
     digits_spoken = "31415926"
     parts = []
     for number, digit in enumerate(digits_spoken, start=10):
         parts += [read_audio(digits / f"{digit}_{speaker}_{number}.wav", 16_000).samples, torch.zeros(6_400)]
     text = model.transcribe(torch.cat(parts)).text
-    print(f"\n{speaker} says {' '.join(digits_spoken)}; transcript: {text}")
+    print(f"\n{speaker}: spoken {' '.join(digits_spoken)}; transcript: {text}")
     names = dict(
         zip("0123456789", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], strict=True)
     )

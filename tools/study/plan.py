@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clearhead.course.claims.study import MOVED, WHOLE
+from clearhead.course.claims.study import ORIGINAL, PERMUTED
 from clearhead.errors import ConfigError
 from tools.study.training import Optimisation
 
@@ -51,13 +51,15 @@ class Job:
     network: str
     n_train: int
     seed: int
-    pictures: str = WHOLE
+    pictures: str = ORIGINAL
 
 
 def jobs(settings: Settings, n_available: int) -> list[Job]:
     """Return all trainings: the two compared networks once at every size, then repetitions and controls."""
 
-    def cross(networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = WHOLE) -> list[Job]:
+    def cross(
+        networks: Sequence[str], sizes: Iterable[int], seeds: Iterable[int], pictures: str = ORIGINAL
+    ) -> list[Job]:
         counts = sorted({min(n, n_available) for n in sizes})
         return [Job(name, n, seed, pictures) for seed in seeds for n in counts for name in networks]
 
@@ -67,12 +69,12 @@ def jobs(settings: Settings, n_available: int) -> list[Job]:
     candidates = [
         *cross(pair, settings.sizes, [0]),
         *cross(pair, small, later),
-        *cross(pair, settings.moved_sizes[:1], seeds, MOVED),
+        *cross(pair, settings.moved_sizes[:1], seeds, PERMUTED),
         *cross(("exam-cnn",), settings.sizes, seeds),
-        *cross(("exam-cnn",), settings.moved_sizes, seeds, MOVED),
+        *cross(("exam-cnn",), settings.moved_sizes, seeds, PERMUTED),
         *cross(("vit-large",), settings.large_sizes, [0]),
         *cross(pair, settings.sizes[-1:], later),
-        *cross(pair, settings.moved_sizes, seeds, MOVED),
+        *cross(pair, settings.moved_sizes, seeds, PERMUTED),
         *cross(("vit-large",), settings.large_sizes, later),
         *cross(pair, settings.sizes, later),
         *cross(pair, small, more),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead._version import __version__
-from clearhead.course.claims.study import MOVED, WHOLE, Study, Training
+from clearhead.course.claims.study import ORIGINAL, PERMUTED, Study, Training
 from clearhead.data.tasks.digits import ImageNormalize, Images, load_images, prepare
 from clearhead.errors import DataError
 from tools.study.networks import NETWORKS, PATCH, Size, describe
@@ -56,8 +56,8 @@ class Bench:
         self.held_out = pictures.part(split[: settings.held_out])
         training = pictures.part(split[settings.held_out :])
         check = self._load(validation)
-        self.train = {WHOLE: training, MOVED: Pictures(moved(training.images), training.labels)}
-        self.validation = {WHOLE: check, MOVED: Pictures(moved(check.images), check.labels)}
+        self.train = {ORIGINAL: training, PERMUTED: Pictures(moved(training.images), training.labels)}
+        self.validation = {ORIGINAL: check, PERMUTED: Pictures(moved(check.images), check.labels)}
 
     @property
     def size(self) -> Size:
@@ -83,8 +83,8 @@ class Bench:
     def tune(self, name: str) -> tuple[list[dict[str, float]], float]:
         """Return the held-out accuracy of each learning rate, and the seconds per update."""
         settings, trainer = self.settings, self.trainer(name)
-        n = min(settings.tuning_size, len(self.train[WHOLE]))
-        data = self.subset(n, _TUNING_SEED, WHOLE)
+        n = min(settings.tuning_size, len(self.train[ORIGINAL]))
+        data = self.subset(n, _TUNING_SEED, ORIGINAL)
         tried, fastest = [], float("inf")
         for lr in settings.rates:
             seconds = trainer.run(data, steps=settings.tuning_steps, lr=lr, seed=_TUNING_SEED)
@@ -132,7 +132,7 @@ def run(
         torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it by default
     train, validation = load_images(data)
     bench = Bench(settings, train, validation, device, captured)
-    planned = [j for j in jobs(settings, len(bench.train[WHOLE])) if not only or j.network in only]
+    planned = [j for j in jobs(settings, len(bench.train[ORIGINAL])) if not only or j.network in only]
     if begun is None:
         study = Study(_about(settings, bench))
         _tune(study, bench, planned, out, say)
@@ -187,9 +187,9 @@ def _about(settings: Settings, bench: Bench) -> dict[str, object]:
         "command": "python -m tools.study --data svhn --out vit-against-cnn.json",
         **_where(bench.device),
         "data": {
-            "training": len(bench.train[WHOLE]),
+            "training": len(bench.train[ORIGINAL]),
             "held_out": len(bench.held_out),
-            "validation": len(bench.validation[WHOLE]),
+            "validation": len(bench.validation[ORIGINAL]),
             "picture": list(bench.size),
         },
         "recipe": {

@@ -122,7 +122,7 @@ class OverTime(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        alone = isinstance(self.norm, nn.InstanceNorm1d) and x.shape[1] == 1  # torch refuses it
+        alone = isinstance(self.norm, nn.InstanceNorm1d) and x.shape[1] == 1  # InstanceNorm1d raises for it
         return x if alone else self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 

@@ -174,7 +174,7 @@ def _live(log: ExecutionLog, time: int, kind: str | None = None) -> PathTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A predicted cost: what was executed, and every number that follows from it.
+    """A predicted cost: the executed operators, and all quantities derived from them.
 
     FLOPs, bytes and parameters are `SymbolicCount`: read `.value`, `.formula` or `.latex`.
 

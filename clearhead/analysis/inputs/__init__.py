@@ -1,1 +1,1 @@
-"""How to call a module: what inputs it takes, found automatically or given as a specification."""
+"""Inputs of a module: their kinds and shapes, detected automatically or specified by the caller."""

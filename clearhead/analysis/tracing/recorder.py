@@ -8,8 +8,8 @@ assigned, and the length of its cache. `nn.MultiheadAttention` has several code 
 so it is recorded as one call. (Because of a rule of torch, a hook inside `nn.TransformerEncoderLayer` makes it call its
 submodules one by one.)
 
-Wrappers are installed for the whole process. Calls of other threads pass through them and are told apart by a
-thread-local stack of modules. Recorders may stop in any order; a stopped one passes calls through.
+Wrappers are installed for the whole process. A thread-local stack of modules distinguishes calls of other
+threads, which pass through. Recorders may stop in any order; a stopped one passes calls through.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class AttentionRecorder:
         def reorder(cache: KVCache, rows: Tensor) -> None:
             original(cache, rows)
             if self.on:
-                self._store.reorder(cache, rows)  # sub-caches are reordered as well; they have no record of their own
+                self._store.reorder(cache, rows)  # sub-caches are reordered too, but have no separate record
 
         return reorder
 

@@ -73,7 +73,7 @@ class Chart:
         return values / (float(values.nan_to_num().abs().max()) or 1.0)
 
     def text(self, *, width: int = 80, color: bool = False) -> str:
-        """Return the chart for a terminal: as many columns as fit, the other columns below."""
+        """Return the chart for a terminal: columns that do not fit follow below."""
         margin = max(map(display_width, self.rows), default=0)
         words = (plain(self.columns), *self.cells())
         heads, *cells = [[cell if display_width(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]

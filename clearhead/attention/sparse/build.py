@@ -128,7 +128,7 @@ def _runs(edges: Tensor, on: Tensor, residue: tuple[ResidueClasses, int] | None)
 
 
 class _Group(NamedTuple):
-    """Representative blocks with lists of similar length, per list position or per run that all rows treat alike.
+    """Representative blocks with lists of similar length, per list position or per run with equal visibility.
 
     `members` (R,) are indices of representatives. For run X of a list: `columns` (R, X) its first column, `position`
     (R, X) int32 its first list position, `width` (R, X) int32 its number of positions (0 beyond the list), and

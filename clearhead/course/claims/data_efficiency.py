@@ -15,14 +15,14 @@ from statistics import stdev
 
 from clearhead.course.claims.figure import Lines
 from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, join_numbers
-from clearhead.course.claims.study import WHOLE, Study, Training
+from clearhead.course.claims.study import ORIGINAL, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
 LEARNED = 0.25  # right answers: naming the commonest digit every time gives 0.18
 REDRAWN = (
     "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
     "smallest network in part on a CPU); "
-    "`python -m tools.study` makes it again, in a checkout. 95 % intervals: Student's t over seeds where there are "
+    "`python -m tools.study` reproduces it in a checkout. 95 % intervals: Student's t over seeds if there are "
     "three or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "
 )
 _NAMES = {
@@ -92,12 +92,12 @@ def contrast(terms: Sequence[tuple[int, Cell]], measure: Measure = accuracy) -> 
     return Interval.of(values, math.sqrt(sum(p * (1 - p) / n for p in shares)))
 
 
-def lead(first: str, second: str, n: int, *, pictures: str = WHOLE, measure: Measure = accuracy) -> Interval:
+def lead(first: str, second: str, n: int, *, pictures: str = ORIGINAL, measure: Measure = accuracy) -> Interval:
     """Return how much higher `first` is than `second`."""
     return contrast([(1, (first, n, pictures)), (-1, (second, n, pictures))], measure)
 
 
-def mean(network: str, n: int, pictures: str = WHOLE) -> float:
+def mean(network: str, n: int, pictures: str = ORIGINAL) -> float:
     rows = study().of(network, n, pictures).values()
     return sum(row.validation for row in rows) / len(rows)
 
@@ -114,7 +114,7 @@ def beyond_chance(t: Experiment, case_name: str, results: Interval, otherwise: s
         t.correction(f"{otherwise}: {results}.", not results.above)
 
 
-def drawn(title: str, *networks: str, pictures: str = WHOLE) -> Lines:
+def drawn(title: str, *networks: str, pictures: str = ORIGINAL) -> Lines:
     """Return a figure of accuracy against the number of training images: mean, minimum and maximum over seeds."""
     trained = [name for name in networks if study().sizes([name], pictures)]
     sizes = sorted({n for name in trained for n in study().sizes([name], pictures)})
@@ -153,7 +153,7 @@ def gap_narrows(t: Experiment) -> None:
     last = sizes[-1]
     for n in little():
         pair = ((1, "cnn", last), (-1, "vit", last), (-1, "cnn", n), (1, "vit", n))
-        change = contrast([(sign, (name, m, WHOLE)) for sign, name, m in pair])
+        change = contrast([(sign, (name, m, ORIGINAL)) for sign, name, m in pair])
         first, second = (100 * lead("cnn", "vit", m).mean for m in (n, last))
         got = f"{first:.1f} → {second:.1f} points, a change of {change}"
         learned = mean("vit", n) > LEARNED

@@ -217,5 +217,5 @@ def softmax_fixes(t: Experiment) -> None:
         sizes = {name: g.norm().item() for name, g in gradients(Softmax(), first).items()}
         case_name = f"gradients (rows {first}-{first + 2})"
         t.record_case(case_name, ", ".join(f"{k} {v:.4f}" for k, v in sizes.items()), min(sizes.values()) > 1e-6)
-    alike = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
-    t.note(f"{alike}: the task itself stays out of reach")
+    limit = "<START> and <STOP> share a zero embedding, so with E fixed P(<STOP>) = P(<START>) ≤ ½"
+    t.note(f"{limit}, and the task cannot be solved")

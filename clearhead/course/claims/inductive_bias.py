@@ -5,7 +5,7 @@ from __future__ import annotations
 from clearhead.course.claims.data_efficiency import REDRAWN as REDRAWN  # of the claim's text
 from clearhead.course.claims.data_efficiency import beyond_chance, contrast, mean, study
 from clearhead.course.claims.registry import HOMEWORK, Experiment, claim
-from clearhead.course.claims.study import MOVED, WHOLE
+from clearhead.course.claims.study import ORIGINAL, PERMUTED
 
 _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 
@@ -18,9 +18,9 @@ def locality_helps(t: Experiment) -> None:
     are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions
     both are the same task: see `no-spatial-bias`.)"""
     for network, name in _CONVOLUTIONS.items():
-        for n in study().sizes([network], MOVED):
-            drop = contrast([(1, (network, n, WHOLE)), (-1, (network, n, MOVED))])
+        for n in study().sizes([network], PERMUTED):
+            drop = contrast([(1, (network, n, ORIGINAL)), (-1, (network, n, PERMUTED))])
             otherwise = f"With {n:,} pictures {name} does not need neighbouring patches"
             beyond_chance(t, f"{name}, {n:,} pictures: whole − patches moved", drop, otherwise)
-            before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (WHOLE, MOVED))
+            before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (ORIGINAL, PERMUTED))
             t.note(f"{name}, {n:,} pictures: lead over the Transformer {before:.1f} → {after:.1f} points")

@@ -63,7 +63,7 @@ def infinity_norm_update(t: Experiment) -> None:
     """The update is w − η((P − y) x + λ w ⊙ e_k) with k the place of the largest |w|.
 
     Autograd on the exam's loss at two points, against the formula and against the three options that are not marked; at
-    a tie, where there is no gradient, is it a subgradient (2,000 random points)?"""
+    a tie, which has no gradient, is it a subgradient (2,000 random points)?"""
     x, y, lam = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 1.0, 0.7
 
     def loss(w: torch.Tensor) -> torch.Tensor:

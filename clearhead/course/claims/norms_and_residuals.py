@@ -67,7 +67,7 @@ def layer_norm_elementwise(t: Experiment) -> None:
     alone = torch.stack([norm(row) for row in batch])
     t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
     a, b = normalized((0, 0, 3)), normalized((0, 3, 3))
-    within = "'elementwise' is said of the vectors; within one every entry counts"
+    within = "'elementwise' refers to the vectors; within a vector, each output depends on every entry"
     t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
 
 

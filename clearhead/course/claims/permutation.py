@@ -246,4 +246,4 @@ def same_word_other_context(t: Experiment) -> None:
 
     'dog' after two contexts, in fractions."""
     a, b = (self_attention(exact.matrix([WORDS[other], WORDS["dog"]]))[-1] for other in ("cat", "chased"))
-    t.record_case("'dog' beside 'cat' and beside 'chased'", exact.pair(a, b), a != b)
+    t.record_case("'dog' after 'cat' and after 'chased'", exact.pair(a, b), a != b)

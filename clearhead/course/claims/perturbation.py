@@ -216,7 +216,7 @@ def scale_key_alpha(t: Experiment) -> None:
         t.record_case(
             f"query {q}: change of the weight for α = 2, 3", f"{results[0]}, {results[1]}", is_increasing(results)
         )
-    t.note(f"where the score is 0 there is no effect that could grow: {gained(0, 2)}, {gained(0, 5)}")
+    t.note(f"a score of 0 stays 0, so the effect cannot grow: {gained(0, 2)}, {gained(0, 5)}")
 
 
 @claim(HOMEWORK, "1.1g, 'more pronounced when'")

@@ -163,7 +163,7 @@ def relative_longer(t: Experiment) -> None:
     {TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative one against
     the best of the absolute one. {EXAMPLE}
     Holds when the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias,
-    thinned out among so many keys, is not."""
+    whose weights spread over more keys, is not."""
     results = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
         worst, best = min(row[place] for row in results[kind]), max(row[place] for row in results["sinusoidal"])

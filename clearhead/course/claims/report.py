@@ -114,7 +114,7 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
 
 
 def _key(o: Outcome) -> str:
-    """Return a box with the deciding cases."""
+    """Return an HTML element with the deciding cases."""
     if o.verdict == HOLDS_CONDITIONALLY:
         rows = [("Holds when", f"{o.claim.condition}."), ("With it", o.example_for), ("Without it", o.example_against)]
     elif o.correction:

@@ -111,11 +111,11 @@ def weights_interpretable(t: Experiment) -> None:
     the output that each is responsible for.
     Holds when the values are of like size; a large weight on a value of zero adds nothing."""
     a = exact.weights([3, 0])
-    for values, alike in (((1, 1), True), ((0, 1), False)):
+    for values, is_equal in (((1, 1), True), ((0, 1), False)):
         parts = [w * v for w, v in zip(a, values, strict=True)]
         shares = [part / sum(parts) for part in parts]
         case_name = f"values {exact.show(values)}, weights {exact.show(a)}: shares of the output"
-        t.record_case(case_name, exact.show(shares), (shares[0] > shares[1]) == (a[0] > a[1]), in_scope=alike)
+        t.record_case(case_name, exact.show(shares), (shares[0] > shares[1]) == (a[0] > a[1]), in_scope=is_equal)
 
 
 @claim(HOMEWORK, "1.1d, implementation")
@@ -131,9 +131,9 @@ def dropout_diffuses(t: Experiment) -> None:
         parts = [w * v for w, v in zip(a, values, strict=True)]
         return (sum(parts) - 1) ** 2 + p / (1 - p) * sum(x * x for x in parts)
 
-    alike = min(points, key=lambda a: error(a, (1, 1, 1, 1)))
-    t.assert_equal("four equal values: best weights", alike, (Fraction(1, 4),) * 4, exact.show)
-    t.note(f"expected error there {error(alike, (1, 1, 1, 1))}, with one key alone {error(hard, (1, 1, 1, 1))}")
+    best_weights = min(points, key=lambda a: error(a, (1, 1, 1, 1)))
+    t.assert_equal("four equal values: best weights", best_weights, (Fraction(1, 4),) * 4, exact.show)
+    t.note(f"expected error there {error(best_weights, (1, 1, 1, 1))}, with one key alone {error(hard, (1, 1, 1, 1))}")
     cats_output, alone = (min(points, key=lambda a: error(a, (1, 0, 0, 0), p)) for p in (p, Fraction(0)))
     t.record_case(
         "only the first carries the answer, the others 0: best weights", exact.show(cats_output), cats_output[0] < 1
@@ -152,4 +152,4 @@ def combination_of_others(t: Experiment) -> None:
         rows = exact.attention(x, x, exact.eye(len(x)))
         is_convex = all(min(row) > 0 and sum(row) == 1 for row in rows)
         t.record_case(f"tokens {exact.show(x)}: weights", exact.show(rows), is_convex)
-    t.note("a token that is alone sees itself: there are no others")
+    t.note("a single token attends only to itself")

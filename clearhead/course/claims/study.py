@@ -13,8 +13,8 @@ from clearhead._core.atomic_io import write_atomically
 from clearhead.errors import StorageError
 
 NAME = "vit-against-cnn.json"
-WHOLE = "whole"
-MOVED = "patches moved"  # patches permuted, in the same way for all images
+ORIGINAL = "whole"
+PERMUTED = "patches moved"  # one permutation of the patches for all images
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Study:
     about: dict[str, Any] = field(default_factory=dict)
     rows: list[Training] = field(default_factory=list)
 
-    def of(self, network: str, n_train: int, pictures: str = WHOLE) -> dict[int, Training]:
+    def of(self, network: str, n_train: int, pictures: str = ORIGINAL) -> dict[int, Training]:
         """Return the rows of one network at one size, by seed."""
         expected = (network, n_train, pictures)
         return {row.seed: row for row in self.rows if (row.network, row.n_train, row.pictures) == expected}
 
-    def sizes(self, networks: Sequence[str], pictures: str = WHOLE) -> list[int]:
+    def sizes(self, networks: Sequence[str], pictures: str = ORIGINAL) -> list[int]:
         """Return the numbers of training images at which all of these networks were trained."""
         sizes = sorted({row.n_train for row in self.rows})
         return [n for n in sizes if all(self.of(name, n, pictures) for name in networks)]

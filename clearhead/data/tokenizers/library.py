@@ -58,7 +58,8 @@ def _encoding_error(texts: Sequence[str]) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return f"text {i} holds half a surrogate pair at character {error.start}, which is no text: remove it"
+            position = error.start
+            return f"text {i} contains half a surrogate pair at character {position}, which is not valid; remove it"
     return "the texts could not be encoded: expected a sequence of str"
 
 

@@ -140,7 +140,7 @@ class StaticKVCache:
         x, length = self.program.embed_newest(ids, self.position_table, self.length, self.left_pad)
         rotary = None
         if self.cos is not None and self.sin is not None:
-            # Left padding shifts all positions of a row alike, and rotary attention depends on distances only.
+            # Left padding shifts all positions of a row equally, and rotary attention depends on distances only.
             index = self.length.reshape(1)
             rotary = RotaryCosSin(F.embedding(index, self.cos), F.embedding(index, self.sin))
         slot = self.length % self.n_slots if self.is_ring else self.length

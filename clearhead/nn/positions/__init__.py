@@ -1,8 +1,8 @@
 """Position encodings: frozen values that are stored in a configuration.
 
-The `kind` of a value states where it is applied: "added" to the embeddings (`Sinusoidal`, `LearnedPositions`), "rotary"
-to queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`, `ALiBi`), or "none" (`NoPE`). `build` returns the
-module of added positions and biases; `Rotary` rotates vectors itself."""
+The `kind` of a value names the tensor to which it applies: "added" to the embeddings (`Sinusoidal`,
+`LearnedPositions`), "rotary" to queries and keys (`Rotary`), "bias" on the scores (`RelativeBias`, `ALiBi`), or "none"
+(`NoPE`). `build` returns the module of added positions and biases; `Rotary` rotates vectors itself."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from clearhead._core.tensor_state import find_out_of_range
 from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, check_int, require
 from clearhead.config import Validated
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.nn.positions.rotary import beside, frequencies
+from clearhead.nn.positions.rotary import broadcast_positions, frequencies
 
 
 def _even_width(width: int) -> int:
@@ -100,7 +100,7 @@ class SinusoidalPositions(nn.Module):
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
-        return x + _waves(beside(positions, x), self.d_model, self.choice).to(x.dtype)
+        return x + _waves(broadcast_positions(positions, x), self.d_model, self.choice).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, base={self.choice.base:g}" + (
@@ -182,7 +182,7 @@ class LearnedPositionEmbedding(nn.Module):
         invalid = find_out_of_range(positions, length)
         if invalid is not None:
             raise self._too_far(f"position {invalid}")
-        return x + F.embedding(beside(positions, x), rows).to(x.dtype)
+        return x + F.embedding(broadcast_positions(positions, x), rows).to(x.dtype)
 
     def resized(self, size: int | tuple[int, int]) -> LearnedPositionEmbedding:
         """Return a module for another length (int) or grid (rows, columns), with unchanged extra rows.

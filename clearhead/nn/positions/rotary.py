@@ -148,7 +148,7 @@ class Rotary(Validated):
         wide = torch.promote_types(x.dtype, torch.float32)
         turns = frequencies(width, self.base, x.device)
         turns = turns if self.scaling is None else self.scaling.scale_frequencies(turns, self.base)
-        angle = beside(positions, x).to(turns).unsqueeze(-1) * turns  # (…, T, R/2)
+        angle = broadcast_positions(positions, x).to(turns).unsqueeze(-1) * turns  # (…, T, R/2)
         cos, sin = angle.cos().to(wide), angle.sin().to(wide)
         if self.scaling is not None and self.scaling.length != 1:
             cos, sin = cos * self.scaling.length, sin * self.scaling.length
@@ -170,7 +170,7 @@ def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     return base ** (-torch.arange(0, width, 2, device=device, dtype=wide) / width)
 
 
-def beside(positions: Tensor, x: Tensor) -> Tensor:
+def broadcast_positions(positions: Tensor, x: Tensor) -> Tensor:
     """Reshape `positions`, (T,) or (B, T), to broadcast against the leading axes of x (B, …, T, width)."""
     if x.ndim < 2:
         raise ShapeError(f"x has shape {tuple(x.shape)}; expected (…, T, width), at least two axes.")

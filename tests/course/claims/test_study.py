@@ -13,7 +13,7 @@ import torch
 from clearhead.course.claims import DOES_NOT_HOLD, HOLDS, HOLDS_CONDITIONALLY, data_efficiency, inductive_bias
 from clearhead.course.claims.data_efficiency import Interval
 from clearhead.course.claims.registry import _REGISTRY
-from clearhead.course.claims.study import MOVED, WHOLE, Study, Training
+from clearhead.course.claims.study import ORIGINAL, PERMUTED, Study, Training
 from clearhead.errors import ConfigError, DataError, StorageError
 from tools.study.__main__ import main
 from tools.study.networks import NETWORKS, describe
@@ -58,16 +58,16 @@ def test_tiny_study_writes_rows(pictures, tmp_path):
     read = Study.read(out)
     assert read.rows == study.rows
     assert [(r.network, r.n_train, r.pictures) for r in study.rows] == [
-        ("vit", 17, WHOLE),
-        ("cnn", 17, WHOLE),
-        ("vit", 30, WHOLE),
-        ("cnn", 30, WHOLE),
-        ("vit", 17, MOVED),
-        ("cnn", 17, MOVED),
-        ("exam-cnn", 17, WHOLE),
-        ("exam-cnn", 30, WHOLE),
-        ("exam-cnn", 17, MOVED),
-        ("vit-large", 17, WHOLE),
+        ("vit", 17, ORIGINAL),
+        ("cnn", 17, ORIGINAL),
+        ("vit", 30, ORIGINAL),
+        ("cnn", 30, ORIGINAL),
+        ("vit", 17, PERMUTED),
+        ("cnn", 17, PERMUTED),
+        ("exam-cnn", 17, ORIGINAL),
+        ("exam-cnn", 30, ORIGINAL),
+        ("exam-cnn", 17, PERMUTED),
+        ("vit-large", 17, ORIGINAL),
     ]
     assert len({(r.network, r.lr) for r in study.rows}) == 4  # one learning rate per network
     assert all(0 <= r.validation <= 1 and 0 <= r.training <= 1 and r.seconds > 0 for r in study.rows)
@@ -95,7 +95,7 @@ def test_study_resumes_from_file(pictures, tmp_path):
 
 def test_study_of_one_network_writes_its_rows(pictures, tmp_path):
     study = run(pictures, tmp_path / "s.json", TINY, only=["exam-cnn"], device="cpu", say=lambda _: None)
-    assert {(row.network, row.pictures) for row in study.rows} == {("exam-cnn", WHOLE), ("exam-cnn", MOVED)}
+    assert {(row.network, row.pictures) for row in study.rows} == {("exam-cnn", ORIGINAL), ("exam-cnn", PERMUTED)}
 
 
 def test_study_with_time_limit_reports_omitted_trainings(pictures, tmp_path):
@@ -199,7 +199,7 @@ def synthetic_study(**changed: tuple[float, ...]) -> Study:
                     network=network,
                     n_train=n,
                     seed=seed,
-                    pictures=MOVED if moved_too else WHOLE,
+                    pictures=PERMUTED if moved_too else ORIGINAL,
                     steps=1,
                     lr=1e-3,
                     validation=value + 0.001 * seed * (1 if network == "cnn" else -1),

@@ -43,10 +43,10 @@ def test_documents_contain_every_question_with_answers():
 
 # Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make test-course`).
 KIND_OF_COMMAND = {a.command: a.kind for d in DOCUMENTS_BY_SLUG.values() for q in d.questions for a in q.answers}
-WHOLE = "WHOLE" in os.environ
+RUN_ALL = "WHOLE" in os.environ
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if WHOLE or KIND_OF_COMMAND[c] not in ("claim", "exercise")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if RUN_ALL or KIND_OF_COMMAND[c] not in ("claim", "exercise")])
 def test_command_of_answer_runs(command, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = cli(*shlex.split(command.format(folder=tmp_path)))

@@ -108,7 +108,7 @@ def test_bpe_invalid_arguments_raise(bpe):
         train_bpe(TEXTS, 300, ["<pad>"])
     with pytest.raises(DataError, match="id 307 is outside the vocabulary: expected 0 to 306"):
         bpe.decode([307])
-    with pytest.raises(DataError, match="text 0 holds half a surrogate pair at character 1"):
+    with pytest.raises(DataError, match="text 0 contains half a surrogate pair at character 1"):
         bpe.encode("a\ud800")
 
 
