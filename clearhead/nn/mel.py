@@ -1,8 +1,8 @@
 """Log-mel features: the log power in each mel band, per frame.
 
 A frame is `window` samples under a Hann window. Its power spectrum is summed in overlapping triangular bands that are
-spaced on the mel scale, and the logarithm of each sum is a feature. A frame depends on its own samples only, so frames
-can be computed while audio arrives: `mel.stream()` returns the frames of the whole recording for any chunk sizes.
+spaced on the mel scale, and the logarithm of each sum is a feature. A frame depends only on samples in its window, so
+`mel.stream()` computes frames while audio arrives, and returns the frames of the whole recording for any chunk sizes.
 
     B recordings   N samples   T frames   F bands"""
 
@@ -26,7 +26,7 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalLog(Validated):
-    """NonNegativeInt logarithm of the power, which is clamped to at least `floor`."""
+    """Natural logarithm of the power, which is clamped to at least `floor`."""
 
     floor: PositiveFloat = 1e-5
 
@@ -73,14 +73,14 @@ class Mel(Validated):
     def validate(self) -> None:
         window, n_fft, half = self.window, self.n_fft, self.sample_rate / 2
         require(window >= 2, f"Mel: window is {window}; expected 2 samples or more")
-        require(n_fft >= window, f"Mel: n_fft is {n_fft}, less than the window of {window}; make it at least as long")
-        require(self.hop <= window, f"Mel: a hop of {self.hop} skips samples; expected at most {window}")
+        require(n_fft >= window, f"Mel: n_fft is {n_fft}; expected at least the window of {window} samples")
+        require(self.hop <= window, f"Mel: a hop of {self.hop} skips samples; expected at most the window of {window}")
         bands = f"bands from {self.low} to {self.top} Hz"
         require(self.low < self.top <= half, f"Mel: {bands}; expected low < high ≤ {half}")
 
     @classmethod
     def whisper(cls, n_mels: int = 80) -> Mel:
-        """The features of Whisper (Radford et al., 2022)."""
+        """Return the features of Whisper (Radford et al., 2022)."""
         sizes: dict[str, Any] = {"sample_rate": 16_000, "window": 400, "hop": 160, "n_fft": 400, "n_mels": n_mels}
         return cls(**sizes, low=0.0, scale="slaney", log=WhisperLog(), centered=True, drop_last=True)
 
@@ -100,7 +100,7 @@ class Mel(Validated):
         return max(0, 1 + n_extra // self.hop - self.drop_last) if n_samples > self.margin else 0
 
     def end(self, frame: int) -> int:
-        """Return the number of samples after which a frame is final and known not to be the dropped last one."""
+        """Return the number of samples after which a frame is final and cannot be the dropped last frame."""
         lookahead = max(0, self.hop - self.margin) if self.drop_last else 0
         return frame * self.hop - self.margin + self.window + lookahead
 
@@ -212,12 +212,14 @@ _LOG_STEP = math.log(6.4) / 27
 
 
 def _mels(hertz: float, scale: str) -> float:
+    """Convert a frequency in Hz to mels."""
     if scale == "htk":
         return 2595 * math.log10(1 + hertz / 700)
     return hertz / _HERTZ_PER_MEL if hertz < _KNEE else _KNEE / _HERTZ_PER_MEL + math.log(hertz / _KNEE) / _LOG_STEP
 
 
 def _hertz(mels: float, scale: str) -> float:
+    """Convert mels to a frequency in Hz."""
     if scale == "htk":
         return 700 * (10 ** (mels / 2595) - 1)
     knee = _KNEE / _HERTZ_PER_MEL

@@ -126,7 +126,7 @@ def test_mel_of_silence_is_the_floor():
     ("call", "error", "message"),
     [
         (lambda: Mel.whisper().stream(), ConfigError, "maximum of the whole recording"),
-        (lambda: Mel(n_fft=100), ConfigError, "n_fft is 100, less than the window of 200"),
+        (lambda: Mel(n_fft=100), ConfigError, "n_fft is 100; expected at least the window of 200"),
         (lambda: Mel(hop=201), ConfigError, "skips samples"),
         (lambda: Mel(high=5000.0), ConfigError, "expected low < high ≤ 4000"),
         (lambda: Mel(window=1, hop=1), ConfigError, "2 samples or more"),

@@ -20,20 +20,20 @@ from clearhead.errors import DtypeError, ShapeError
 from clearhead.nn.positions.rotary import broadcast_positions, frequencies
 
 
-def _even_width(width: int) -> int:
-    """Return the width, or raise ShapeError if it is odd."""
+def _require_even_width(width: int) -> int:
+    """Return the width; raise ShapeError if it is odd or below 2."""
     if width < 2 or width % 2:
         raise ShapeError(
-            f"Sinusoidal positions of width {width}; expected an even width of at least 2, a sine and a "
-            "cosine for each frequency. Use an even d_model."
+            f"Sinusoidal positions of width {width}; expected an even width of at least 2, because "
+            "each frequency has a sine and a cosine; use an even d_model."
         )
     return width
 
 
-def _waves(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
-    """(…, T) to (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or all sines first."""
-    turns = frequencies(width, choice.base, positions.device)
-    angle = positions.to(turns.dtype).unsqueeze(-1) * turns
+def _sinusoids(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
+    """Encode positions (…, T) as (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or sines first."""
+    rates = frequencies(width, choice.base, positions.device)
+    angle = positions.to(rates.dtype).unsqueeze(-1) * rates
     if choice.layout == "split":
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
@@ -45,8 +45,12 @@ class Sinusoidal(Validated):
     token p. With `layout="split"` the sines are the first half of the features and the cosines the second, as in
     Marian.
 
-    Beyond the trained length: defined for every position, exact to the dtype (the angles are float64), but
-    the model has not seen the slow waves there, and in practice its quality falls quickly.
+    Beyond the trained length: defined for every position and exact to the dtype, because angles are float64, but the
+    quality of a model usually drops quickly, because training covers a fraction of the longest periods.
+
+    Args:
+        base: Base of the frequencies base^(−2i/M).
+        layout: "interleaved" alternates sines and cosines; "split" puts all sines first.
 
     >>> Sinusoidal().table(1, 4).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
@@ -73,34 +77,34 @@ class Sinusoidal(Validated):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Float[Tensor, "length width"]:
-        """The rows of positions start … start + length − 1; `dtype` is torch's default unless given."""
-        _even_width(width)
+        """Return the encodings of positions start … start + length − 1; `dtype` is torch's default dtype if None."""
+        _require_even_width(width)
         positions = torch.arange(start, start + length, device=device)
-        return _waves(positions, width, self).to(dtype or torch.get_default_dtype())
+        return _sinusoids(positions, width, self).to(dtype or torch.get_default_dtype())
 
     def build(self, d_model: int) -> SinusoidalPositions:
-        """The module that adds the waves to embeddings of width `d_model`."""
+        """Return the module that adds these positions to embeddings of width `d_model`."""
         return SinusoidalPositions(self, d_model)
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds `Sinusoidal` waves; it has no parameters and no buffers, so it adds nothing to a state dict."""
+    """Add `Sinusoidal` positions; the module has no parameters or buffers, so its state dict is empty."""
 
     def __init__(self, choice: Sinusoidal, d_model: int) -> None:
         super().__init__()
         self.choice = choice
-        self.d_model = _even_width(d_model)
+        self.d_model = _require_even_width(d_model)
 
     def forward(
         self, x: Float[Tensor, "... T M"], positions: Int[Tensor, "... T"] | None = None
     ) -> Float[Tensor, "... T M"]:
         """Add sinusoidal positions to x; `positions`, (T,) or (B, T), defaults to 0 … T − 1."""
         if x.ndim < 2 or x.shape[-1] != self.d_model:
-            expected = f"(…, T, {self.d_model}), the dim of this module"
+            expected = f"(…, T, {self.d_model}), the d_model of this module"
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
-        return x + _waves(broadcast_positions(positions, x), self.d_model, self.choice).to(x.dtype)
+        return x + _sinusoids(broadcast_positions(positions, x), self.d_model, self.choice).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, base={self.choice.base:g}" + (
@@ -112,10 +116,13 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(Validated):
     """`LearnedPositions(max_len=512)` for sequences, `LearnedPositions(grid=(14, 14), n_extra=1)` for grids of patches.
 
-    The first `n_extra` rows are for tokens without a position, such as [CLS]; `max_len` or `grid` counts the others.
-    `LearnedPositions()` has 512 positions. `skipped` is the number of unused rows before these, two in RoBERTa, BART.
+    Beyond the trained length: raises ShapeError; use `resized` of the module.
 
-    Beyond the trained length: raises ShapeError; use `resized` of the module."""
+    Args:
+        max_len: Number of positions of a sequence; 512 if neither `max_len` nor `grid` is given.
+        grid: Rows and columns of a grid of patches.
+        n_extra: Number of rows for tokens without a position, such as [CLS]; they precede the positions.
+        skipped: Number of unused rows before all others; two in RoBERTa and BART."""
 
     kind: ClassVar[Literal["added"]] = "added"
     max_len: PositiveInt | None = None
@@ -132,17 +139,17 @@ class LearnedPositions(Validated):
         )
 
     @property
-    def n_places(self) -> int:
+    def n_positions(self) -> int:
         """Number of positions in the sequence or grid, without extra rows."""
         if self.grid is not None:
             return self.grid[0] * self.grid[1]
-        assert self.max_len is not None  # validate filled it
+        assert self.max_len is not None  # set by validate
         return self.max_len
 
     @property
     def length(self) -> int:
         """Maximum sequence length: all rows except the skipped ones."""
-        return self.n_extra + self.n_places
+        return self.n_extra + self.n_positions
 
     def build(self, d_model: int) -> LearnedPositionEmbedding:
         """Return the module for embeddings of `d_model` features."""
@@ -175,13 +182,13 @@ class LearnedPositionEmbedding(nn.Module):
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected {expected}.")
         if positions is None:
             if x.shape[-2] > length:
-                raise self._too_far(f"a sequence of {x.shape[-2]} tokens")
+                raise self._out_of_range_error(f"a sequence of {x.shape[-2]} tokens")
             return x + rows[: x.shape[-2]].to(x.dtype)
         if positions.is_floating_point() or positions.dtype == torch.bool:
             raise DtypeError(f"positions are {positions.dtype}; expected whole numbers, such as torch.arange(T).")
         invalid = find_out_of_range(positions, length)
         if invalid is not None:
-            raise self._too_far(f"position {invalid}")
+            raise self._out_of_range_error(f"position {invalid}")
         return x + F.embedding(broadcast_positions(positions, x), rows).to(x.dtype)
 
     def resized(self, size: int | tuple[int, int]) -> LearnedPositionEmbedding:
@@ -190,7 +197,7 @@ class LearnedPositionEmbedding(nn.Module):
         Sequences are interpolated linearly and grids bicubically, at cell centers; the same size gives a copy."""
         if self.choice.grid is None:
             if not isinstance(size, int):
-                raise ShapeError(f"resized({size!r}): these positions are a line; expected one whole number.")
+                raise ShapeError(f"resized({size!r}): these positions are a sequence; expected one whole number.")
             choice = replace(self.choice, max_len=size)
         else:
             if not isinstance(size, (tuple, list)):
@@ -202,13 +209,13 @@ class LearnedPositionEmbedding(nn.Module):
         result.weight.requires_grad_(self.weight.requires_grad)
         return result.train(self.training)
 
-    def _too_far(self, label: str) -> ShapeError:
+    def _out_of_range_error(self, label: str) -> ShapeError:
         """Return the error for a position outside the table."""
         choice, length = self.choice, self.choice.length
         size = "(rows, columns)" if choice.grid is not None else "new_length"
         return ShapeError(
-            f"Got {label}, but the table of learned positions has {length} rows (0 … {length - 1}); expected "
-            f"no more. Shorten the input, or make another table with `.resized({size})`."
+            f"Got {label}, but the table of learned positions has {length} rows (0 … {length - 1}); "
+            f"shorten the input, or create a larger table with `.resized({size})`."
         )
 
     def extra_repr(self) -> str:
@@ -220,12 +227,12 @@ def _interpolated(weight: Tensor, old: LearnedPositions, new: LearnedPositions) 
     if new == old:
         return weight
     first = old.skipped + old.n_extra
-    extra, places = weight[:first], weight[first:]
+    extra, positions = weight[:first], weight[first:]
     # F.interpolate expects (batch, channels, *positions); some devices do not support half precision.
-    wide = places.to(torch.promote_types(weight.dtype, torch.float32)).T.unsqueeze(0)  # (1, M, places)
+    table = positions.to(torch.promote_types(weight.dtype, torch.float32)).T.unsqueeze(0)  # (1, M, positions)
     if old.grid is not None and new.grid is not None:
-        field = F.interpolate(wide.unflatten(-1, old.grid), new.grid, mode="bicubic", align_corners=False)
-        wide = field.flatten(-2)
+        resized = F.interpolate(table.unflatten(-1, old.grid), new.grid, mode="bicubic", align_corners=False)
+        table = resized.flatten(-2)
     else:
-        wide = F.interpolate(wide, new.n_places, mode="linear", align_corners=False)
-    return torch.cat((extra, wide.squeeze(0).T.to(weight.dtype)))
+        table = F.interpolate(table, new.n_positions, mode="linear", align_corners=False)
+    return torch.cat((extra, table.squeeze(0).T.to(weight.dtype)))

@@ -29,7 +29,7 @@ Factor: TypeAlias = Annotated[float, Range(ge=1)]
 class LinearScaling(Validated):
     """Divide every frequency by `factor`: position p is encoded as position p / factor (Chen et al., 2023)."""
 
-    length: ClassVar[float] = 1.0  # scale of the rotated vectors
+    attention_scaling: ClassVar[float] = 1.0  # scale of the rotated vectors
     factor: Factor = 1.0
 
     def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
@@ -45,7 +45,7 @@ class Llama3Scaling(Validated):
     `high` are kept, and wavelengths between are interpolated."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len"}
-    length: ClassVar[float] = 1.0
+    attention_scaling: ClassVar[float] = 1.0
     factor: Factor = 8.0
     low: PositiveFloat = 1.0
     high: PositiveFloat = 4.0
@@ -56,9 +56,9 @@ class Llama3Scaling(Validated):
             raise ConfigError(f"Llama3Scaling: low is {self.low} and high is {self.high}; expected low below high")
 
     def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
-        """Divide low frequencies (D/2,) by the factor, keep high ones, and interpolate between."""
-        turns = self.original_max_len * frequencies / (2 * math.pi)  # rotations within the original length
-        keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        """Divide low frequencies (D/2,) by the factor, keep high frequencies, and interpolate in between."""
+        rotations = self.original_max_len * frequencies / (2 * math.pi)  # within the original length
+        keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies * (keep + (1 - keep) / self.factor)
 
 
@@ -80,18 +80,18 @@ class YarnScaling(Validated):
     def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Interpolate between divided and kept frequencies (D/2,), by rotations within the original length."""
         pairs = frequencies.shape[0]
-        first = max(math.floor(self._pair_with(self.fast, pairs, base)), 0)
-        last = min(math.ceil(self._pair_with(self.slow, pairs, base)), 2 * pairs - 1)
+        first = max(math.floor(self._pair_index(self.fast, pairs, base)), 0)
+        last = min(math.ceil(self._pair_index(self.slow, pairs, base)), 2 * pairs - 1)
         index = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
         slow = ((index - first) / (last - first or 0.001)).clamp(0, 1)
         return frequencies * (1 - slow + slow / self.factor)
 
-    def _pair_with(self, turns: float, pairs: int, base: float) -> float:
-        """Return the pair i with this many turns in the original length: base^(−i/pairs) · length = 2π · turns."""
-        return pairs * math.log(self.original_max_len / (turns * 2 * math.pi)) / math.log(base)
+    def _pair_index(self, rotations: float, pairs: int, base: float) -> float:
+        """Solve base^(−i / pairs) · original_max_len = 2π · rotations for the pair index i."""
+        return pairs * math.log(self.original_max_len / (rotations * 2 * math.pi)) / math.log(base)
 
     @property
-    def length(self) -> float:
+    def attention_scaling(self) -> float:
         """Scale of the rotated vectors, which preserves the sharpness of the softmax."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
@@ -101,7 +101,7 @@ RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True)
 class Rotary(Validated):
-    """Rotate the first `partial_rotary_factor` of every head's features; the others carry no position.
+    """Rotate the first `partial_rotary_factor` of every head's features; the remaining features encode no position.
 
     Pairs are half-split, as in Llama and GPT-NeoX: feature i is paired with feature i + R/2, where R is the rotary
     dimension. The paper pairs 2i with 2i + 1, which is the same function after reordering the columns of the query and
@@ -126,7 +126,7 @@ class Rotary(Validated):
         """Return the number of rotated features of a head, an even number; raise ShapeError if it is not."""
         exact = d_head * self.partial_rotary_factor
         width = round(exact)
-        # A fraction such as 0.3 is not exact in binary; 10 · 0.3 still means 3.
+        # Fractions such as 0.3 are not exact in binary, so 10 · 0.3 is rounded to 3.
         if abs(exact - width) > 1e-6 or width < 2 or width % 2:
             raise ShapeError(
                 f"Rotary(partial_rotary_factor={self.partial_rotary_factor:g}) rotates {exact:g} of {d_head} "
@@ -145,15 +145,15 @@ class Rotary(Validated):
             The rotated tensor, in the shape and dtype of x."""
         width = self.rotary_dim(x.shape[-1])
         # Computed in float32 and rounded once at the end: half precision would round the rotation itself.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        turns = frequencies(width, self.base, x.device)
-        turns = turns if self.scaling is None else self.scaling.scale_frequencies(turns, self.base)
-        angle = broadcast_positions(positions, x).to(turns).unsqueeze(-1) * turns  # (…, T, R/2)
-        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        if self.scaling is not None and self.scaling.length != 1:
-            cos, sin = cos * self.scaling.length, sin * self.scaling.length
-        first, second = x[..., :width].to(wide).chunk(2, dim=-1)
-        pairs = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+        acc_dtype = torch.promote_types(x.dtype, torch.float32)
+        rates = frequencies(width, self.base, x.device)
+        rates = rates if self.scaling is None else self.scaling.scale_frequencies(rates, self.base)
+        angle = broadcast_positions(positions, x).to(rates).unsqueeze(-1) * rates  # (…, T, R/2)
+        cos, sin = angle.cos().to(acc_dtype), angle.sin().to(acc_dtype)
+        if self.scaling is not None and self.scaling.attention_scaling != 1:
+            cos, sin = cos * self.scaling.attention_scaling, sin * self.scaling.attention_scaling
+        a, b = x[..., :width].to(acc_dtype).chunk(2, dim=-1)
+        pairs = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
         return pairs if width == x.shape[-1] else torch.cat((pairs, x[..., width:]), dim=-1)
 
 
@@ -165,9 +165,9 @@ def frequencies(width: int, base: float, device: torch.device) -> Tensor:
 
     Frequencies and angles are float64 and cast after the sine: in float32 the rounding error of a frequency, times
     position 100,000, affects the third decimal."""
-    # Apple GPUs have no float64, so angles are float32 there.
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    return base ** (-torch.arange(0, width, 2, device=device, dtype=wide) / width)
+    # Apple GPUs do not support float64.
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def broadcast_positions(positions: Tensor, x: Tensor) -> Tensor:
@@ -183,5 +183,5 @@ def broadcast_positions(positions: Tensor, x: Tensor) -> Tensor:
             return positions.reshape(rows, *[1] * (x.ndim - 3), T)
     raise ShapeError(
         f"positions have shape {tuple(positions.shape)} and x has shape {tuple(x.shape)}; expected one "
-        f"position a token, ({T},), or one row of them for each of the batch, (B, {T})."
+        f"position per token, ({T},), or one row per batch element, (B, {T})."
     )

@@ -29,7 +29,7 @@ def test_gradient_reaches_the_rows_used_and_no_others():
 
 def test_grid_with_extra_rows():
     choice = LearnedPositions(grid=(3, 5), n_extra=2)
-    assert (choice.length, choice.n_places) == (17, 15)
+    assert (choice.length, choice.n_positions) == (17, 15)
     module = choice.build(d_model=7)
     x = torch.randn(2, 17, 7)
     assert torch.equal(module(x), x + module.weight)
@@ -95,7 +95,7 @@ def test_bad_fields_are_refused(unchecked, fields, message):
 
 
 def test_resized_wants_the_right_kind_of_size(unchecked):
-    with pytest.raises(ShapeError, match=r"resized\(\(2, 3\)\): these positions are a line; expected one whole number"):
+    with pytest.raises(ShapeError, match=r"resized\(\(2, 3\)\): these positions are a sequence; expected one whole"):
         LearnedPositions(max_len=5).build(3).resized((2, 3))
     with pytest.raises(ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"):
         LearnedPositions(grid=(2, 3)).build(3).resized(5)

@@ -108,7 +108,7 @@ def test_wrong_shapes_are_refused(unchecked):
     with pytest.raises(ShapeError, match=r"x has shape \(2, 5, 7\); expected \(…, T, 6\)"):
         module(torch.zeros(2, 5, 7))
     for wrong in (torch.arange(4), torch.zeros(3, 5, dtype=torch.long), torch.tensor(0)):
-        with pytest.raises(ShapeError, match=r"positions have shape .* expected one position a token, \(5,\)"):
+        with pytest.raises(ShapeError, match=r"positions have shape .* expected one position per token, \(5,\)"):
             module(torch.zeros(2, 5, 6), wrong)
     with pytest.raises(ShapeError, match=r"x has shape \(6,\); expected \(…, T, 6\)"):
         module(torch.zeros(6))

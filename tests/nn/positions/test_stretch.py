@@ -38,7 +38,7 @@ def test_frequencies_are_those_of_transformers(name):
     plain = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     got = scaling.scale_frequencies(plain, base)
     torch.testing.assert_close(got, expected.double(), rtol=4 * 2**-23, atol=0)
-    assert scaling.length == pytest.approx(length, rel=1e-12)
+    assert scaling.attention_scaling == pytest.approx(length, rel=1e-12)
     assert not torch.allclose(got, plain)
 
 
@@ -60,7 +60,7 @@ def test_yarn_lengthens_what_it_turns():
     x = torch.randn(3, 8, dtype=torch.float64)
     rotated = Rotary(scaling=YarnScaling(4.0)).rotate(x, torch.arange(3))
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1) * (0.1 * math.log(4.0) + 1))
-    assert YarnScaling(4.0, attention_factor=1.0).length == 1
+    assert YarnScaling(4.0, attention_factor=1.0).attention_scaling == 1
 
 
 @pytest.mark.parametrize("name", STRETCHES)
