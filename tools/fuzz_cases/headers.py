@@ -131,7 +131,8 @@ def _png(folder: Path, counts: list[int], variant: int) -> list[str]:
     """Write a picture of absurd size, with all of its rows if they compress to little."""
     width, height = (max(1, count % 20_000) if variant < 3 else count & 0xFFFFFFFF for count in counts[:2])
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(bytes((width + 1) * height if width * height < 1 << 26 else 100), 9)
+    size = (width + 1) * height
+    rows = zlib.compress(bytes(size if size < 1 << 26 else 100), 9)
     content = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
     (folder / "picture.png").write_bytes(content)
     return ["inspect", "digits-vit", str(folder / "picture.png")]
