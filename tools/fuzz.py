@@ -4,7 +4,7 @@
     python tools/fuzz.py --draws 20000 --seed 1 --json
 
 Draw n of a seed is the same on every machine and in every run. The report lists the cases tried, by kind, and each
-distinct failure: the smallest case that fails in the same way, and the Python line that repeats it. The exit status is
+distinct failure: the smallest case with the same failure, and the Python line that repeats it. The exit status is
 1 if there was a failure. `--only attend` draws a single kind. On a CPU each case runs in a child process with a budget
 of CPU time and memory. `make test` does not run this tool.
 """
@@ -120,7 +120,7 @@ def _outcome(module: ModuleType, case: Case) -> dict[str, Any]:
 
 
 def shrink(kind: str, case: Case, failure: tuple[str, str]) -> tuple[Case, str]:
-    """Return a case that fails in the same way and is as small as could be found, and its message."""
+    """Return the smallest case found with the same failure, and its message."""
     signature, message = failure
     end = time.monotonic() + MAX_SHRINK_SECONDS
     checks, improved = 0, True

@@ -57,17 +57,17 @@ def content(worksheet: Worksheet) -> str:
 def faults(name: str, seeds: range) -> list[str]:
     """Return the faults of these variants of an exercise, one sentence each."""
     messages: list[str] = []
-    seen = {content(solve(name)): "the original"}
+    source_by_content = {content(solve(name)): "the original"}
     for seed in seeds:
         worksheet = solve(variant(name, seed))
         if not worksheet.agrees:
             messages.append(f"seed {seed}: " + "; ".join(check.sentence for check in worksheet.checks))
         grades = grade_text(worksheet, answers(worksheet))
         if not grades.is_right or grades.unanswered:
-            messages.append(f"seed {seed}: its own answers are not all right: {grades}")
-        is_equal = seen.setdefault(content(worksheet), f"seed {seed}")
-        if is_equal != f"seed {seed}":
-            messages.append(f"seed {seed}: the same sheet as {is_equal}")
+            messages.append(f"seed {seed}: not all of its answers are right: {grades}")
+        first_source = source_by_content.setdefault(content(worksheet), f"seed {seed}")
+        if first_source != f"seed {seed}":
+            messages.append(f"seed {seed}: the same sheet as {first_source}")
     return messages
 
 

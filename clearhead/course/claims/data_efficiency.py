@@ -69,7 +69,7 @@ class Interval:
         return f"{100 * self.mean:+.1f} ± {100 * self.half:.1f} points ({seeds})".replace("-", "−")
 
 
-Cell = tuple[str, int, str]  # network, training pictures, whole or moved
+Cell = tuple[str, int, str]  # network, number of training pictures, original or permuted
 Measure = Callable[[Training], float]
 
 
