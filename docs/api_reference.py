@@ -158,7 +158,7 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def doc_of(kind: type, name: str) -> str:
-    """Return the docstring of a method or property, or that of a base class of clearhead; empty if there is none."""
+    """Return the docstring of a method or property, or that of a base class of clearhead; empty if undocumented."""
     for base in kind.__mro__:
         if (_module_of(base) or "").startswith("clearhead") and name in vars(base):
             value = vars(base)[name]
@@ -213,7 +213,7 @@ def examples(package: str) -> tuple[str, list[str]]:
 
 
 def example_of(package: str, name: str) -> str:
-    """Return the shortest example that uses a name; empty if there is none."""
+    """Return the shortest example that uses a name, or an empty string."""
     using = [block for block in examples(package)[1] if re.search(rf"\b{name}\b", block)]
     return min(using, key=len, default="")
 

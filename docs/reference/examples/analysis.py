@@ -26,7 +26,7 @@ file = analysis.save_page(report, "page.html")
 with analysis.trace(model) as t:
     model(ids)
 report = analysis.build_report(t, [str(i) for i in range(7)], title="seven tokens")
-shown = analysis.attention_maps(t)  # one AttentionMap per layer
+maps = analysis.attention_maps(t)  # one AttentionMap per layer
 
 weights = torch.full((2, 3, 3), 1 / 3)  # (H, T, S)
 analysis.entropy(weights)[0, 0].exp().round().item()  # → 3.0
@@ -43,7 +43,7 @@ analysis.value_weighted_norms(torch.rand(2, 5), torch.rand(2, 5), top=3)  # a li
 
 analysis.logit_lens(model, ids).logits.shape[0]  # of a LogitLens: one row per layer
 
-found = analysis.attribute(model, ids, analysis.LogitMetric(token=3))  # an Attribution, a list of LogitContribution
+contributions = analysis.attribute(model, ids, analysis.LogitMetric(token=3))  # an Attribution, a list of LogitContribution
 
 grid = analysis.ablate(model, ids, granularity="head")  # a PatchingResult
 

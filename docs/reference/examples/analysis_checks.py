@@ -20,7 +20,7 @@ checks.check(nn.Linear(3, 2), inputs=Values((3,)), only="determinism").ok  # →
 
 checks.spec_for(ch.Decoder(tiny_decoder())).is_sequence  # → True
 
-# How padding and a cache are told to somebody's module.
+# How padding and a cache are passed to a third-party module.
 (checks.KeepMask("attention_mask"), checks.IgnoreMask("key_padding_mask"), checks.Caching(new=dict))
 
 Ids(50).draw(2, 3, torch.Generator().manual_seed(0)).shape  # → torch.Size([2, 3])

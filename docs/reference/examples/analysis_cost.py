@@ -2,8 +2,8 @@ import clearhead as ch
 from clearhead.analysis import cost
 
 
-found = cost.cost("tiny-decoder", tokens=7)  # a Cost
-found.parameters.value == sum(p.numel() for p in ch.Decoder(cost.preset("tiny-decoder")).parameters())  # → True
+total = cost.cost("tiny-decoder", tokens=7)  # a Cost
+total.parameters.value == sum(p.numel() for p in ch.Decoder(cost.preset("tiny-decoder")).parameters())  # → True
 
 cost.cost(cost.AttentionSizes(512, 8), tokens=1000).forward.value  # → 4145152000
 

@@ -31,7 +31,7 @@ ids = torch.tensor(CharTokenizer(set(text)).encode(text))
 windows = data.WindowSplit(ids, context=16, windows=data.ConsecutiveWindows())
 (data.RandomWindows(), data.LanguageModeling, data.ShardSplit)
 
-found = data.read_pairs(pairs)
+corpus = data.read_pairs(pairs)
 ragged = data.encode_sources(data.train_bpe(book, 300), ["To be"])  # a Ragged
 targets = data.encode_targets(data.train_bpe(book, 300), ["or not"])
 

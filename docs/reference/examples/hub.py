@@ -12,8 +12,8 @@ hub.names()  # → ['digits-conv', 'digits-vit', 'en-es', 'shakespeare', 'sort-d
 
 hub.cards()["sort-dedup"]["task"]  # → 'sort-dedup'
 
-found = hub.evaluate(hub.pipeline("sort-dedup"), limit=20)  # an Evaluation
-found.exact_match  # → 1.0
+evaluation = hub.evaluate(hub.pipeline("sort-dedup"), limit=20)  # an Evaluation
+evaluation.exact_match  # → 1.0
 
 model = hub.load("sort-dedup")
 

@@ -28,11 +28,11 @@ type(load_checkpoint("run")).__name__  # → 'Decoder'
 
 models.gpt2().replace(n_layers=2).n_layers  # → 2
 
-sizes = [one().d_model for one in (models.gpt2_medium, models.gpt2_large, models.gpt2_xl, models.bert_base)]
+sizes = [config().d_model for config in (models.gpt2_medium, models.gpt2_large, models.gpt2_xl, models.bert_base)]
 
-sizes = [one().d_model for one in (models.transformer_base, models.transformer_big)]
+sizes = [config().d_model for config in (models.transformer_base, models.transformer_big)]
 
-sizes = [one().n_heads for one in (models.vit_tiny, models.vit_small, models.vit_base)]
+sizes = [config().n_heads for config in (models.vit_tiny, models.vit_small, models.vit_base)]
 
 models.Config.from_dict(tiny_decoder().to_dict()) == tiny_decoder()  # → True
 

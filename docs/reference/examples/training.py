@@ -22,7 +22,7 @@ class Quiet(training.Progress):
 
 bar = training.ProgressBar()
 
-# A Trainer is what `train` makes of a recipe; it raises DivergedError where a loss is no number.
+# `train` builds a Trainer from a recipe; it raises DivergedError if a loss is not finite.
 (training.Trainer, training.DivergedError)
 
 summary = train("sort-dedup", preset="small", out="another", overrides={"steps": 2, "warmup_steps": 0, "n_train": 64, "n_validation": 16})
