@@ -38,7 +38,7 @@ def decode(decoder, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["with gradients", "without"])
-def test_one_by_one(decoder, gradients, assert_close):
+def test_cached_decoding_by_token_equals_full_forward(decoder, gradients, assert_close):
     ids = random_ids(3, 11)
     with torch.set_grad_enabled(gradients):
         cache = KVCache(capacity=3)  # grows while it runs
@@ -46,7 +46,7 @@ def test_one_by_one(decoder, gradients, assert_close):
     assert cache.length == 11
 
 
-def test_one_by_one_in_float32(decoder, assert_close):
+def test_cached_decoding_in_float32_equals_full_forward(decoder, assert_close):
     ids = random_ids(3, 11)
     decoder = decoder.float()
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_one_by_one_in_float32(decoder, assert_close):
     keep=st.integers(0, 13),
     seed=st.integers(0, 99),
 )
-def test_in_chunks_then_truncated_then_on(decoder, assert_close, sizes, keep, seed):
+def test_cached_decoding_in_chunks_and_after_crop_equals_full_forward(decoder, assert_close, sizes, keep, seed):
     ids, other = random_ids(2, 13, seed=seed), random_ids(2, 5, seed=seed + 1)
     with torch.no_grad():
         cache = KVCache(capacity=2)
@@ -72,8 +72,8 @@ def test_in_chunks_then_truncated_then_on(decoder, assert_close, sizes, keep, se
 
 @FEW
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=5))
-def test_after_reordering(decoder, assert_close, rows):
-    """Beams: rows are dropped, repeated and swapped; each goes on with its own history."""
+def test_cached_decoding_after_reorder_equals_full_forward(decoder, assert_close, rows):
+    """Beams: rows are dropped, repeated and swapped; each row continues with its own history."""
     ids, order = random_ids(3, 7), torch.tensor(rows)
     new = random_ids(len(rows), 2, seed=2)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_after_reordering(decoder, assert_close, rows):
         assert_close(got, decoder(torch.cat((ids[order], new), 1))[:, 7:])
 
 
-def test_encoder_decoder_one_by_one(encoder_decoder, assert_close):
+def test_encoder_decoder_cached_decoding_equals_full_forward(encoder_decoder, assert_close):
     source, target = random_ids(3, 7), random_ids(3, 5, seed=1)
     hidden = padding(torch.tensor([7, 2, 5]))
     expected = encoder_decoder(source, target, source_mask=hidden)
@@ -96,7 +96,7 @@ def test_encoder_decoder_one_by_one(encoder_decoder, assert_close):
         assert cache.length == 5
 
 
-def test_encoder_decoder_reordered_and_truncated(encoder_decoder, assert_close):
+def test_encoder_decoder_decoding_after_reorder_and_crop_equals_full_forward(encoder_decoder, assert_close):
     source, target, new = random_ids(3, 7), random_ids(3, 5, seed=1), random_ids(4, 2, seed=2)
     order = torch.tensor([2, 0, 0, 1])
     lengths = torch.tensor([7, 2, 5])
@@ -112,7 +112,7 @@ def test_encoder_decoder_reordered_and_truncated(encoder_decoder, assert_close):
         assert_close(got, encoder_decoder(source[order], full_output, source_mask=hidden)[:, 3:])
 
 
-def test_a_memory_is_projected_once(encoder_decoder):
+def test_cached_decoding_projects_memory_once(encoder_decoder):
     source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
     calls = []
     for layer in encoder_decoder.decoder.blocks:
@@ -125,7 +125,7 @@ def test_a_memory_is_projected_once(encoder_decoder):
     assert len(calls) == len(encoder_decoder.decoder.blocks)
 
 
-def test_gradients_through_a_cache(build, assert_close):
+def test_gradients_with_cache_equal_gradients_of_full_forward(build, assert_close):
     """Training in chunks (a long text, a piece at a time) has the gradients of the whole."""
     model = build(DecoderConfig(**SIZES, n_layers=2, positions=LearnedPositions(max_len=23)))
     ids = random_ids(2, 11)
@@ -138,14 +138,14 @@ def test_gradients_through_a_cache(build, assert_close):
         assert_close(chunked, full_output)
 
 
-def test_a_window_with_a_cache(build, assert_close):
+def test_cached_decoding_with_window_equals_full_forward(build, assert_close):
     model = build(DecoderConfig(**SIZES, n_layers=2, mask=causal() & window(3, 0)))
     ids = random_ids(2, 13)
     with torch.no_grad():
         assert_close(stepwise(decode(model), ids, [5, 1, 1], KVCache()), model(ids))
 
 
-def test_left_padded_prompts_with_a_cache(build, assert_close):
+def test_cached_decoding_of_left_padded_prompts_equals_single_prompts(build, assert_close):
     """Prompts of different lengths in one batch, padded on the left, go on side by side as each does alone."""
     model = build(DecoderConfig(**SIZES, n_layers=2, positions=LearnedPositions(max_len=23)))
     ids, skip = random_ids(2, 11), torch.tensor([4, 0])
@@ -162,7 +162,7 @@ def test_left_padded_prompts_with_a_cache(build, assert_close):
         assert_close(out[1:], model(ids[1:]))
 
 
-def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_close):
+def test_interrupted_call_leaves_cache_unchanged(encoder_decoder, assert_close):
     """Ctrl-C between two blocks, or no memory left: the cache is as it was before the call."""
     source, target = random_ids(3, 7), random_ids(3, 5, seed=1)
     expected = encoder_decoder(source, target)
@@ -186,7 +186,7 @@ def test_a_call_that_fails_halfway_can_be_made_again(encoder_decoder, assert_clo
         assert_close(got, expected[:, start:])
 
 
-def test_modes_may_change_from_call_to_call(decoder, assert_close):
+def test_cached_decoding_supports_changing_grad_modes(decoder, assert_close):
     ids = random_ids(2, 11)
     expected = decoder(ids)
     modes = (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad)

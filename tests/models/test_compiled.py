@@ -93,35 +93,35 @@ def assert_decodes_alike(call, full_output, ids, assert_close, cache, sizes=(3, 
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_decoder_trains(name, assert_close):
+def test_compiled_decoder_training_equals_eager(name, assert_close):
     model = build_model(DecoderConfig(**SIZES, n_layers=1, positions=POSITIONS[name]))
     assert_trains_alike(model, assert_close, random_ids(3, 11), batches=2)
 
 
-def test_encoder_trains_with_padding(assert_close):
+def test_compiled_encoder_training_with_padding_equals_eager(assert_close):
     model = build_model(EncoderConfig(**SIZES, n_layers=1, residual=PostNorm(), embedding_norm=True))
     for lengths in ([11, 4], [1, 7]):
         assert_trains_alike(model, assert_close, random_ids(2, 11), mask=padding(torch.tensor(lengths)))
 
 
-def test_encoder_decoder_trains_with_padding(assert_close):
+def test_compiled_encoder_decoder_training_with_padding_equals_eager(assert_close):
     model = build_model(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, share_embeddings=True))
     hidden = padding(torch.tensor([7, 3]))
     assert_trains_alike(model, assert_close, random_ids(2, 7), random_ids(2, 3), source_mask=hidden)
 
 
 @pytest.mark.parametrize("changes", [{}, {"pooling": MeanPooling()}], ids=["cls", "mean"])
-def test_vision_trains(changes, assert_close):
+def test_compiled_vision_training_equals_eager(changes, assert_close):
     model = build_model(VisionConfig(**VISION, **changes))
     assert_trains_alike(model, assert_close, torch.randn(3, 2, 6, 9, dtype=torch.float64), batches=2)
 
 
-def test_a_sparse_mask_trains(assert_close):
+def test_compiled_training_with_sparse_mask_equals_eager(assert_close):
     model = build_model(DecoderConfig(**SIZES, n_layers=2, mask=causal() & (window(2, 0) | every(4))))
     assert_trains_alike(model, assert_close, random_ids(3, 11))
 
 
-def test_dropout_compiles():
+def test_dropout_compiles_to_a_full_graph():
     """Random numbers differ between the two; that the graph is whole, and drops, can be seen all the same."""
     model = build_model(
         DecoderConfig(**SIZES, n_layers=2, dropout=0.5, attention_dropout=0.5, feed_forward_dropout=0.5)
@@ -136,13 +136,13 @@ def test_dropout_compiles():
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_decoder_decodes(name, assert_close):
+def test_compiled_decoder_decoding_equals_eager(name, assert_close):
     model = build_model(DecoderConfig(**SIZES, n_layers=1, positions=POSITIONS[name]))
     ids, run = random_ids(2, 10), compiled(model)
     assert_decodes_alike(lambda ids, cache: run(ids, cache=cache), model(ids), ids, assert_close, KVCache())
 
 
-def test_encoder_decoder_decodes(assert_close):
+def test_compiled_encoder_decoder_decoding_equals_eager(assert_close):
     model = build_model(EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=Rotary()))
     source, target, hidden = random_ids(2, 7), random_ids(2, 10), padding(torch.tensor([7, 3]))
     expected = model(source, target, source_mask=hidden)
@@ -158,7 +158,7 @@ def test_encoder_decoder_decodes(assert_close):
     )
 
 
-def test_decoding_goes_on_after_reordering(assert_close):
+def test_compiled_decoding_after_reorder_equals_eager(assert_close):
     model = build_model(DecoderConfig(**SIZES, n_layers=2, positions=Rotary()))
     ids, new, order = random_ids(2, 5), random_ids(2, 3), torch.tensor([1, 1])
     run = compiled(model)
@@ -172,7 +172,7 @@ def test_decoding_goes_on_after_reordering(assert_close):
 
 
 @pytest.mark.slow
-def test_inductor_trains_and_decodes(assert_close):
+def test_inductor_training_and_decoding_equal_eager(assert_close):
     """The default back end, with the parts that a current language model has."""
     config = DecoderConfig(
         **SIZES, n_layers=1, positions=Rotary(), norm=RMSNorm(), activation=SwiGLU(), bias=False, tie_embeddings=False
@@ -186,20 +186,20 @@ def test_inductor_trains_and_decodes(assert_close):
 # ---------------------------------------------------------------------- baselines
 
 
-def test_dense_baselines_train(assert_close):
+def test_compiled_dense_baselines_training_equals_eager(assert_close):
     x = torch.randn(3, 13, dtype=torch.float64)
     assert_trains_alike(build_model(LogisticRegressionConfig(n_features=13, n_classes=5)), assert_close, x)
     assert_trains_alike(build_model(AutoencoderConfig(n_features=13, hidden=(7,), d_latent=3)), assert_close, x)
 
 
 @pytest.mark.parametrize("changes", [{}, {"head": ConvHead()}], ids=["linear", "convolution"])
-def test_convnet_trains(changes, assert_close):
+def test_compiled_convnet_training_equals_eager(changes, assert_close):
     model = build_model(ConvNetConfig(**changes))
     assert_trains_alike(model, assert_close, torch.randn(3, 1, 32, 32, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()], ids=["rnn", "gru", "lstm"])
-def test_recurrent_trains_and_decodes(cell, assert_close):
+def test_compiled_recurrent_training_and_decoding_equal_eager(cell, assert_close):
     model = build_model(RecurrentConfig(vocab_size=31, d_model=11, cell=cell))
     assert_trains_alike(model, assert_close, random_ids(3, 3))
     ids, run = random_ids(2, 10), compiled(model.eval())

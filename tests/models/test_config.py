@@ -92,7 +92,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("config", [*VARIANTS, *(preset() for preset in PRESETS.values())])
-def test_round_trips(config):
+def test_config_round_trips_through_dict_and_toml(config):
     for kind in (Config, type(config)):
         assert kind.from_dict(config.to_dict()) == config
         again = kind.from_toml(config.to_toml())
@@ -102,7 +102,7 @@ def test_round_trips(config):
 
 
 @pytest.mark.parametrize("config", VARIANTS)
-def test_toml_says_what_the_dict_says(config):
+def test_toml_equals_dict(config):
     def without_none(value):
         if isinstance(value, dict):
             return {key: without_none(item) for key, item in value.items() if item is not None}
@@ -111,7 +111,7 @@ def test_toml_says_what_the_dict_says(config):
     assert tomllib.loads(config.to_toml()) == without_none(config.to_dict())
 
 
-def test_the_file_reads_like_the_call():
+def test_toml_lines_match_constructor_arguments():
     lines = small(norm=RMSNorm(eps=1e-6), mask=causal() & window(5, 0)).to_toml().splitlines()
     assert lines[0] == 'type = "DecoderConfig"'
     assert 'norm = {type = "RMSNorm", eps = 1e-06, unit_offset = false}' in lines
@@ -126,18 +126,18 @@ def test_the_file_reads_like_the_call():
     count=st.integers(-(2**63), 2**63 - 1),
     sizes=st.lists(st.integers(-(2**40), 2**40)).map(tuple),
 )
-def test_any_value_round_trips(text, rate, count, sizes):
+def test_random_values_round_trip_through_toml(text, rate, count, sizes):
     config = EverythingConfig(count=count, rate=rate, text=text, variant=Offset(count, text), sizes=sizes)
     assert EverythingConfig.from_toml(config.to_toml()) == config
 
 
-def test_a_number_without_a_point_is_read_as_a_float():
+def test_integer_in_toml_is_read_as_float():
     config = EverythingConfig.from_toml("count = 1\nrate = 2\n")
     assert type(config.rate) is float
     assert config.rate == 2.0
 
 
-def test_replace_checks_again():
+def test_replace_validates():
     config = small()
     assert config.replace(n_heads=4).n_heads == 4
     assert config.n_heads == 3
@@ -147,7 +147,7 @@ def test_replace_checks_again():
         config.replace(n_head=4)
 
 
-def test_is_frozen_and_keyword_only():
+def test_config_is_frozen_and_keyword_only():
     with pytest.raises(dataclasses.FrozenInstanceError):
         small().d_model = 3
     with pytest.raises(TypeError):
@@ -239,7 +239,7 @@ READING_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", READING_FAULTS)
-def test_reading_faults(fault):
+def test_from_toml_with_invalid_text_raises(fault):
     kind, text, message = READING_FAULTS[fault]
     if kind is DecoderConfig and fault == "bad choice":
         text += "\nvocab_size = 3\nd_model = 2\nn_layers = 1\nn_heads = 1"
@@ -248,7 +248,7 @@ def test_reading_faults(fault):
 
 
 @pytest.mark.bad_input
-def test_from_dict_wants_a_dict():
+def test_from_dict_of_other_type_raises():
     with pytest.raises(ConfigError, match="got list, expected a dict of fields"):
         Config.from_dict([1, 2])
 
@@ -283,13 +283,13 @@ MAKING_FAULTS = {
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("fault", MAKING_FAULTS)
-def test_making_faults(fault):
+def test_constructor_with_invalid_values_raises(fault):
     changes, message = MAKING_FAULTS[fault]
     with pytest.raises(ConfigError, match=message):
         small(**changes)
 
 
-def test_vision_faults():
+def test_vision_config_with_invalid_values_raises():
     config = VARIANTS[9]
     assert isinstance(config, VisionConfig)
     with pytest.raises(ConfigError, match="an image of 7×9 is not divisible into patches of 3×3"):
@@ -300,7 +300,7 @@ def test_vision_faults():
         config.replace(positions=LearnedPositions(grid=(3, 2)))
 
 
-def test_one_vocabulary_where_embeddings_are_shared():
+def test_shared_embeddings_with_two_vocabularies_raise():
     with pytest.raises(ConfigError, match="source_vocab_size 5 is not vocab_size 7"):
         EncoderDecoderConfig(
             vocab_size=7,
@@ -313,18 +313,18 @@ def test_one_vocabulary_where_embeddings_are_shared():
         )
 
 
-def test_a_mask_with_data_is_not_stored():
+def test_to_toml_of_mask_with_data_raises():
     config = small(mask=causal() & padding(torch.tensor([3, 2])))
     with pytest.raises(ConfigError, match=r"contains data.*pass the other part to forward as mask="):
         config.to_dict()
 
 
-def test_two_modules_cannot_share_a_name():
+def test_duplicate_config_class_name_raises():
     with pytest.raises(ConfigError, match="two configurations are called 'DecoderConfig'"):
         type("DecoderConfig", (Config,), {})
 
 
-def test_a_config_without_a_model_says_so():
+def test_build_of_config_without_model_raises():
     @dataclass(frozen=True, kw_only=True)
     class BareConfig(Config):
         pass
@@ -334,7 +334,7 @@ def test_a_config_without_a_model_says_so():
 
 
 @pytest.mark.bad_input
-def test_a_mask_that_cannot_be_read_is_one_line():
+def test_invalid_mask_text_raises_one_line_message():
     text = DecoderConfig(vocab_size=5, d_model=12, n_heads=3, n_layers=1, d_ff=7, max_len=9).to_dict()
     with pytest.raises(ConfigError) as caught:
         DecoderConfig.from_dict(text | {"mask": "causl()"})

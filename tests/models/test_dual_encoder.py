@@ -23,7 +23,7 @@ CONFIG = DualEncoderConfig(text=TEXT, image=IMAGE, d_shared=5, eos=16)
 IDS, IMAGES = torch.tensor([[3, 16, 2, 16, 9], [4, 5, 6, 7, 16]]), torch.randn(3, 1, 6, 6, dtype=torch.float64)
 
 
-def test_logits_are_cosines_times_a_learned_scale():
+def test_dual_encoder_logits_equal_scaled_cosines():
     model = CONFIG.build().double()
     x = model.text(IDS)
     ends = torch.stack((x[0, 1], x[1, 4]))  # the first end of each
@@ -32,20 +32,20 @@ def test_logits_are_cosines_times_a_learned_scale():
     torch.testing.assert_close(model(IDS, IMAGES), expected)
 
 
-def test_without_an_eos_a_text_is_summed_up_at_its_largest_id():
+def test_dual_encoder_without_eos_pools_at_largest_id():
     model = CONFIG.replace(eos=None).build().double()
     ids = torch.tensor([[3, 14, 2, 1, 14]])
     until = model.embed_texts(torch.tensor([[3, 14]]))
     torch.testing.assert_close(model.embed_texts(ids), until)
 
 
-def test_what_stands_behind_the_end_changes_nothing():
+def test_tokens_after_eos_do_not_change_logits():
     model = CONFIG.build().double()
     longer = torch.cat((IDS, torch.tensor([[1, 1], [2, 3]])), dim=1)
     torch.testing.assert_close(model(longer, IMAGES, mask=padding(torch.tensor([5, 5]))), model(IDS, IMAGES))
 
 
-def test_it_is_stored_like_any_other(tmp_path):
+def test_loaded_dual_encoder_equals_saved_model(tmp_path):
     assert Config.from_toml(CONFIG.to_toml()) == CONFIG
     model = CONFIG.build().double().eval()
     save_checkpoint(model, tmp_path / "m")
@@ -56,7 +56,7 @@ def test_it_is_stored_like_any_other(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_what_a_dual_encoder_refuses():
+def test_dual_encoder_with_invalid_options_raises():
     with pytest.raises(ConfigError, match="n_classes=4; expected 0"):
         CONFIG.replace(image=IMAGE.replace(n_classes=4))
     with pytest.raises(ConfigError, match="eos is 17; expected one of the text's 17 ids"):

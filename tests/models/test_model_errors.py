@@ -1,4 +1,4 @@
-"""Bad input: each call says what it got, what it wants and what to do."""
+"""Tests that invalid inputs of models raise errors with the expected and received values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_ids(*shape):
     return torch.randint(29, shape)
 
 
-def test_text_faults(build):
+def test_text_models_with_invalid_inputs_raise(build):
     model = build(DecoderConfig(**SIZES, positions=LearnedPositions(max_len=23)))
     ids = random_ids(2, 7)
     with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token ids"):
@@ -36,13 +36,13 @@ def test_text_faults(build):
         model(ids, memory=torch.zeros(2, 3, 18, dtype=torch.float64))
 
 
-def test_encoder_refuses_a_bool_tensor(build):
+def test_encoder_with_bool_mask_tensor_raises(build):
     encoder = build(EncoderConfig(**SIZES))
     with pytest.raises(MaskTypeError, match=r"allow\(.*forbid\("):
         encoder(random_ids(2, 7), mask=torch.ones(2, 7, dtype=torch.bool))
 
 
-def test_positions_are_only_for_those_that_add_them(build):
+def test_positions_without_position_embedding_raise(build):
     model = build(EncoderConfig(**SIZES, positions=Rotary()))
     with pytest.raises(
         ShapeError, match=r"got positions \(7,\), but this model adds no positions.*leave positions out"
@@ -50,13 +50,13 @@ def test_positions_are_only_for_those_that_add_them(build):
         model(random_ids(2, 7), positions=torch.arange(7))
 
 
-def test_cross_attention_wants_a_memory(build):
+def test_decoder_without_memory_raises(build):
     model = build(DecoderConfig(**SIZES, cross_attention=True))
     with pytest.raises(ShapeError, match="pass the encoder output as memory="):
         model(random_ids(2, 7))
 
 
-def test_source_mask_serves_both_attentions(build):
+def test_source_mask_that_depends_on_target_raises(build):
     config = EncoderDecoderConfig(vocab_size=31, d_model=18, n_heads=3, n_encoder_layers=1, n_decoder_layers=1)
     encoder_decoder = build(config)
     with pytest.raises(MaskError, match=r"depends on the query's position.*encoder_mask"):
@@ -68,7 +68,7 @@ def test_source_mask_serves_both_attentions(build):
         encoder_decoder(random_ids(2, 7), random_ids(2, 5), source_mask=torch.ones(2, 7, dtype=torch.bool))
 
 
-def test_vision_faults(build):
+def test_vision_with_invalid_images_raises(build):
     vision = build(
         VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=7, d_model=10, n_layers=1, n_heads=2)
     )

@@ -1,4 +1,4 @@
-"""What must hold for any weights: no future, no padding, and a batch that is only a batch."""
+"""Tests of causality, padding invariance and batch independence for random parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_ids(*shape, vocab=29, seed=0):
 # ---------------------------------------------------------------------- the future
 
 
-def test_no_logit_sees_the_future(decoder):
+def test_logits_do_not_depend_on_later_tokens(decoder):
     """Changing token j changes no logit before j, to the last bit, and changes the logits from j on."""
     ids = random_ids(2, 11)
     before = decoder(ids)
@@ -31,7 +31,7 @@ def test_no_logit_sees_the_future(decoder):
         assert not torch.isclose(after[:, j], before[:, j]).all()
 
 
-def test_no_gradient_comes_from_the_future(decoder):
+def test_gradients_do_not_flow_from_earlier_logits_to_later_tokens(decoder):
     ids = random_ids(1, 11)
     rows = []
     decoder.embedding.register_forward_hook(lambda module, args, out: rows.append(out.requires_grad_()))
@@ -42,7 +42,7 @@ def test_no_gradient_comes_from_the_future(decoder):
         assert (gradient[0, : i + 1] != 0).any(-1).all()
 
 
-def test_target_sees_the_whole_source_and_no_future(encoder_decoder):
+def test_target_logits_depend_on_whole_source_and_earlier_target(encoder_decoder):
     source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
     before = encoder_decoder(source, target)
     changed = target.clone()
@@ -55,7 +55,7 @@ def test_target_sees_the_whole_source_and_no_future(encoder_decoder):
         assert not torch.isclose(encoder_decoder(changed, target)[:, 0], before[:, 0]).all()
 
 
-def test_a_sparse_mask_in_the_config_is_obeyed(build, assert_close):
+def test_configured_sparse_mask_limits_receptive_field(build, assert_close):
     """One layer: token i reads exactly the tokens that the mask draws, and no others."""
     mask = causal() & (window(2, 0) | every(4))
     model = build(DecoderConfig(**(SIZES | {"n_layers": 1}), mask=mask, positions=Sinusoidal()))
@@ -73,7 +73,7 @@ def test_a_sparse_mask_in_the_config_is_obeyed(build, assert_close):
 # ---------------------------------------------------------------------- padding and batches
 
 
-def test_padding_never_changes_what_is_not_padding(encoder, assert_close):
+def test_padding_does_not_change_encoder_outputs(encoder, assert_close):
     lengths = torch.tensor([9, 4, 1])
     ids = random_ids(3, 9)
     out = encoder(ids, mask=padding(lengths))
@@ -85,7 +85,7 @@ def test_padding_never_changes_what_is_not_padding(encoder, assert_close):
         assert_close(out[row : row + 1, :length], alone)
 
 
-def test_source_padding_never_changes_a_logit(encoder_decoder, assert_close):
+def test_source_padding_does_not_change_logits(encoder_decoder, assert_close):
     lengths = torch.tensor([7, 3])
     source, target = random_ids(2, 7), random_ids(2, 5, seed=1)
     out = encoder_decoder(source, target, source_mask=padding(lengths))
@@ -94,7 +94,7 @@ def test_source_padding_never_changes_a_logit(encoder_decoder, assert_close):
     assert_close(out[1:], encoder_decoder(source[1:, :3], target[1:]))
 
 
-def test_target_padding_never_changes_a_logit_before_it(decoder, assert_close):
+def test_target_padding_does_not_change_earlier_logits(decoder, assert_close):
     lengths = torch.tensor([11, 6])
     ids = random_ids(2, 11)
     out = decoder(ids, mask=padding(lengths))
@@ -102,7 +102,7 @@ def test_target_padding_never_changes_a_logit_before_it(decoder, assert_close):
     assert_close(out[:1], decoder(ids[:1]))
 
 
-def test_left_padding_is_a_matter_of_positions(decoder, assert_close):
+def test_left_padded_prompt_with_positions_equals_unpadded_prompt(decoder, assert_close):
     """A prompt of 4 tokens behind 3 tokens of padding gives the logits that it gives alone."""
     ids = random_ids(2, 7)
     skip = torch.tensor([3, 0])
@@ -115,7 +115,7 @@ def test_left_padding_is_a_matter_of_positions(decoder, assert_close):
     assert_close(out[1:], decoder(ids[1:]))
 
 
-def test_packed_documents_do_not_meet(build, assert_close):
+def test_packed_documents_equal_separate_documents(build, assert_close):
     model = build(DecoderConfig(**SIZES, positions=Rotary()))
     ids = random_ids(1, 11)
     packed = model(ids, mask=documents(torch.tensor([[0] * 4 + [1] * 7])))
@@ -123,7 +123,7 @@ def test_packed_documents_do_not_meet(build, assert_close):
     assert_close(packed[:, 4:], model(ids[:, 4:]))
 
 
-def test_rows_of_a_batch_do_not_meet(decoder, assert_close):
+def test_batch_rows_are_independent(decoder, assert_close):
     ids = random_ids(5, 7)
     together = decoder(ids)
     for row in range(5):
@@ -131,13 +131,13 @@ def test_rows_of_a_batch_do_not_meet(decoder, assert_close):
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_short_texts(decoder, encoder, length):
+def test_models_accept_short_texts(decoder, encoder, length):
     ids = random_ids(2, length)
     assert decoder(ids).shape == (2, length, 31)
     assert encoder(ids).shape == (2, length, 14)
 
 
-def test_float32_is_close_to_float64(decoder):
+def test_float32_logits_are_close_to_float64(decoder):
     """Rounding stays rounding: errors are some thousand units in float32's last place, not more."""
     ids = random_ids(2, 11)
     expected = decoder(ids)
@@ -166,13 +166,13 @@ def vision(request, build):
     )
 
 
-def test_vision_sees_every_pixel(vision):
+def test_vision_logits_depend_on_every_pixel(vision):
     images = torch.randn(2, 2, 6, 9, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(vision(images).square().sum(), images)
     assert (gradient != 0).all()
 
 
-def test_vision_without_positions_sees_a_set_of_patches(vision, assert_close):
+def test_vision_without_positions_is_permutation_invariant(vision, assert_close):
     with torch.no_grad():
         vision.positions.weight[vision.config.pooling.n_extra :] = 0.5
     images = torch.randn(2, 2, 6, 9, dtype=torch.float64)
@@ -180,7 +180,7 @@ def test_vision_without_positions_sees_a_set_of_patches(vision, assert_close):
     assert_close(vision(swapped), vision(images))
 
 
-def test_vision_for_another_size(vision, assert_close):
+def test_vision_resized_accepts_other_image_size(vision, assert_close):
     same = vision.resized((6, 9))
     images = torch.randn(2, 2, 6, 9, dtype=torch.float64)
     assert_close(same(images), vision(images))
@@ -193,11 +193,11 @@ def test_vision_for_another_size(vision, assert_close):
     with torch.no_grad():
         larger.head.weight.zero_()
     assert vision.head.weight.abs().sum() > 0
-    # A copy stored by its own configuration is built alike.
+    # The configuration of the copy builds a table of the same shape.
     assert larger.config.build().positions.weight.shape == larger.positions.weight.shape
 
 
-def test_explicit_grid_positions_move_along(build):
+def test_vision_resized_resizes_explicit_grid_positions(build):
     config = VisionConfig(
         image_size=(6, 9),
         patch_size=3,

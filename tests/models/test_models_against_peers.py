@@ -87,7 +87,7 @@ class TorchTransformer(nn.Module):
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-def test_torch_transformer(norm_first, assert_close):
+def test_encoder_decoder_outputs_and_gradients_equal_torch_transformer(norm_first, assert_close):
     # In training mode torch takes its plain path; the fused one of evaluation has other edge cases under padding.
     reference = shaken(TorchTransformer(norm_first=norm_first)).train()
     config = EncoderDecoderConfig(

@@ -1,4 +1,4 @@
-"""The presets are the models they are named after: parameter for parameter."""
+"""Tests that presets have the parameter counts of the published models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hollow(build) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_configs_that_build(name):
+def test_presets_build(name):
     config = PRESETS[name]()
     assert isinstance(config, Config)
     model = hollow(config.build)
@@ -42,11 +42,11 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameter_counts_are_the_published_ones(name):
+def test_preset_parameter_counts_equal_published_counts(name):
     assert count(hollow(PRESETS[name]().build)) == PUBLISHED[name]
 
 
-def test_bert_has_the_parameters_of_transformers_bert():
+def test_bert_parameter_count_equals_transformers():
     transformers = pytest.importorskip("transformers", reason="BERT's reference implementation is not installed")
     peer = hollow(lambda: transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False))
     segments = peer.embeddings.token_type_embeddings.weight.numel()
@@ -54,7 +54,7 @@ def test_bert_has_the_parameters_of_transformers_bert():
 
 
 @pytest.mark.parametrize(("name", "d_model", "n_heads", "d_ff"), [("base", 512, 8, 2048), ("big", 1024, 16, 4096)])
-def test_2017_models_have_the_parameters_of_torch_transformer(name, d_model, n_heads, d_ff):
+def test_original_transformer_parameter_counts_equal_torch(name, d_model, n_heads, d_ff):
     def peer():
         stacks = nn.Transformer(d_model, n_heads, 6, 6, d_ff)
         stacks.encoder.norm = stacks.decoder.norm = None  # torch adds a last norm that the paper does not have
@@ -67,7 +67,7 @@ def test_2017_models_have_the_parameters_of_torch_transformer(name, d_model, n_h
     assert count(model) == pytest.approx({"base": 65e6, "big": 213e6}[name], rel=0.04)
 
 
-def test_gpt2_begins_with_smaller_residual_outputs():
+def test_gpt2_initializes_residual_outputs_smaller():
     torch.manual_seed(3)
     model = models.gpt2().replace(n_layers=8, vocab_size=101, d_model=192).build()
     block = model.blocks[0]
@@ -76,5 +76,5 @@ def test_gpt2_begins_with_smaller_residual_outputs():
     assert block.attention.o_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
 
 
-def test_a_model_tells_its_size():
+def test_model_repr_contains_parameter_count():
     assert "124,439,808 parameters" in repr(hollow(models.gpt2().build))

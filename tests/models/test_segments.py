@@ -1,4 +1,4 @@
-"""What BERT adds to an encoder: segments beside the ids, and one vector a text."""
+"""Tests of BERT's additions to an encoder: segment embeddings and the pooler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encoder():
     return CONFIG.build().double().eval()
 
 
-def test_a_segment_adds_its_vector(encoder):
+def test_segments_add_their_embedding(encoder):
     segments = torch.tensor([[0, 0, 1, 1, 1], [2, 2, 2, 0, 1]])
     got = encoder(IDS, segments=segments)
     x = encoder.embedding(IDS) + torch.stack([encoder.segments.weight[row] for row in segments])
@@ -27,18 +27,18 @@ def test_a_segment_adds_its_vector(encoder):
     torch.testing.assert_close(encoder(IDS), encoder(IDS, segments=torch.zeros_like(IDS)))
 
 
-def test_the_pooler_reads_the_first_token(encoder):
+def test_pooler_uses_first_token(encoder):
     x = encoder(IDS)
     expected = torch.tanh(x[:, 0] @ encoder.pooler.weight.T + encoder.pooler.bias)
     torch.testing.assert_close(encoder.pool(x), expected)
 
 
-def test_they_are_stored_with_the_model():
+def test_segments_and_pooler_round_trip_through_toml():
     assert Config.from_toml(CONFIG.to_toml()) == CONFIG
 
 
 @pytest.mark.bad_input
-def test_what_an_encoder_has_not_is_refused(encoder):
+def test_missing_segments_or_pooler_raises(encoder):
     plain = CONFIG.replace(n_segments=0, pooler=False).build()
     with pytest.raises(ShapeError, match="has no segment embeddings"):
         plain(IDS, segments=torch.zeros_like(IDS))

@@ -1,4 +1,4 @@
-"""The encoder of speech: what is computed in parallel under a mask is what runs on a stream, however it is cut."""
+"""Tests that the streaming CTC encoder equals the full forward pass for any chunk sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tiny(mask=MASKS[1], **changes):
     n_remaining=st.integers(0, 9),
     context=st.sampled_from((0, 1, 5)),
 )
-def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, n_remaining, context):
+def test_streamed_output_equals_output_of_whole_recording(mask, positions, sizes, n_remaining, context):
     model = tiny(mask, positions=positions, left_frames=context).build().double().eval()
     step = 2 * model.streaming.chunk
     pieces = [size * step for size in sizes] + [n_remaining]
@@ -52,7 +52,7 @@ def test_a_stream_gives_what_the_whole_recording_gives(mask, positions, sizes, n
 
 
 @pytest.mark.parametrize("mask", [MASKS[1], MASKS[3]])
-def test_a_window_keeps_the_size_of_the_window(mask):
+def test_streaming_cache_is_bounded_by_the_window(mask):
     model, cache, cache_sizes = tiny(mask).build().eval(), KVCache(), []
     with torch.no_grad():
         for _ in range(25):
@@ -63,7 +63,7 @@ def test_a_window_keeps_the_size_of_the_window(mask):
     assert cache[0].length + cache[0].n_evicted == 25 * model.streaming.chunk
 
 
-def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
+def test_batched_recordings_equal_single_recordings():
     for mask in (full(), MASKS[3]):
         model = tiny(mask).build().double().eval()
         frames = torch.randn(2, 26, 5, dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_a_longer_recording_changes_nothing_in_a_shorter_one_beside_it():
         assert torch.allclose(together[1], model(frames[1:])[0], atol=1e-12)
 
 
-def test_a_model_comes_back_from_its_folder(tmp_path):
+def test_loaded_ctc_encoder_equals_saved_model(tmp_path):
     model = tiny(MASKS[3]).build().eval()
     save_checkpoint(model, tmp_path / "m")
     again, frames = load_checkpoint(tmp_path / "m"), torch.randn(1, 20, 5)
@@ -92,19 +92,19 @@ def test_a_model_comes_back_from_its_folder(tmp_path):
         (blocks(4) | blocks(6), StreamingSpec(12, None)),
     ],
 )
-def test_how_a_mask_runs_on_a_stream(mask, spec):
+def test_streaming_spec_of_mask_has_expected_chunk_and_context(mask, spec):
     assert StreamingSpec.of(mask) == spec
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("mask", [full(), window(3, 1), causal() | prefix(3), ~causal(), causal() | window(0, 9)])
-def test_a_mask_that_waits_for_what_may_never_come_is_refused(mask):
+def test_mask_with_unbounded_lookahead_raises_on_a_stream(mask):
     with pytest.raises(ConfigError, match="cannot be used on a stream"):
         tiny(mask).build()(torch.randn(1, 6, 5), cache=KVCache())
 
 
 @pytest.mark.bad_input
-def test_other_mistakes_are_told():
+def test_ctc_encoder_with_invalid_inputs_raises():
     model, cache = tiny(MASKS[3]).build().eval(), KVCache()
     with pytest.raises(ShapeError, match="leave lengths out"):
         model(torch.randn(1, 8, 5), torch.tensor([8]), cache=cache)
@@ -119,7 +119,7 @@ def test_other_mistakes_are_told():
         cache.evict_oldest(7)
 
 
-def test_patches_of_time_are_a_convolution():
+def test_stacked_frames_equal_a_strided_convolution():
     embedding = StackedFrames(5, 3, 7, left_frames=4).double()
     frames = torch.randn(2, 17, 5, dtype=torch.float64)
     kernel = embedding.projection.weight.unflatten(1, (5, 7))  # (M, F, earlier + stacked)
@@ -129,7 +129,7 @@ def test_patches_of_time_are_a_convolution():
     assert embedding(frames[:, :2]).shape == (2, 0, 7)
 
 
-def test_what_is_forgotten_turns_nothing_else():
+def test_rotary_positions_continue_after_cache_eviction():
     """Rotary positions go on counting where the oldest tokens were let go."""
     from clearhead.nn import MultiHeadAttention
     from clearhead.nn.positions import Rotary

@@ -1,4 +1,4 @@
-"""Stored models: the same numbers come back, a torn save leaves a whole model, and each fault has its own words."""
+"""Tests of saved models: bit-equal parameters, interrupted saves, and an error message per fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
         tiny_vision(),
     ],
 )
-def test_the_same_numbers_come_back(config, folder):
+def test_load_returns_bit_equal_parameters(config, folder):
     torch.manual_seed(5)
     model = config.build().eval()
     before = torch.get_rng_state()
@@ -58,7 +58,7 @@ def test_the_same_numbers_come_back(config, folder):
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
 
 
-def test_the_loaded_model_computes_and_learns(model, folder):
+def test_loaded_model_computes_and_trains(model, folder):
     save_checkpoint(model, folder)
     again = load_checkpoint(folder)
     ids = torch.arange(11)[None]
@@ -67,7 +67,7 @@ def test_the_loaded_model_computes_and_learns(model, folder):
     assert again.embedding.weight.grad is not None
 
 
-def test_tied_weights_are_stored_once_and_stay_tied(folder):
+def test_tied_parameters_are_stored_once_and_stay_tied(folder):
     model = tiny_encoder_decoder().build()
     save_checkpoint(model, folder)
     stored = load_file(folder / "model.safetensors")
@@ -88,7 +88,7 @@ class Computed(nn.Module):
         self.register_buffer("steps", torch.arange(5.0), persistent=False)
 
 
-def test_buffers_that_are_not_stored_are_computed(folder, monkeypatch):
+def test_load_recomputes_non_persistent_buffers(folder, monkeypatch):
     config = tiny_decoder()
     monkeypatch.setattr(type(config), "build", lambda self: Computed(self))
     model = Computed(config)
@@ -101,7 +101,7 @@ def test_buffers_that_are_not_stored_are_computed(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, folder):
+def test_half_precision_is_loaded_unchanged_unless_dtype_is_given(dtype, model, folder):
     save_checkpoint(model, folder, dtype=dtype)
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {dtype}
@@ -112,7 +112,7 @@ def test_half_precision_is_stored_and_widened_only_when_asked(dtype, model, fold
         assert torch.equal(wide.state_dict()[name], weight.to(dtype).float())
 
 
-def test_what_half_precision_cannot_hold_is_refused(model, folder):
+def test_save_of_values_outside_half_precision_raises(model, folder):
     with torch.no_grad():
         model.embedding.weight[0, 0] = 70_000.0
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_what_half_precision_cannot_hold_is_refused(model, folder):
     save_checkpoint(model, folder, dtype=torch.bfloat16)
 
 
-def test_other_files_in_the_folder_are_kept(model, folder):
+def test_save_keeps_other_files_in_the_folder(model, folder):
     folder.mkdir()
     (folder / "README.md").write_text("mine")
     save_checkpoint(model, folder)
@@ -131,7 +131,7 @@ def test_other_files_in_the_folder_are_kept(model, folder):
     assert (folder / "README.md").read_text() == "mine"
 
 
-def test_a_compiled_model_is_stored_under_its_own_names(model, folder):
+def test_save_of_compiled_model_uses_original_names(model, folder):
     save_checkpoint(torch.compile(model), folder)  # nothing is compiled until it is called
     assert same(load_checkpoint(folder), model)
 
@@ -174,7 +174,7 @@ POINTS = [
 
 @pytest.mark.parametrize("hard", [False, True], ids=["exception", "power cut"])
 @pytest.mark.parametrize(("name", "turn"), POINTS)
-def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, folder, monkeypatch):
+def test_interrupted_save_leaves_one_complete_model(name, turn, hard, model, folder, monkeypatch):
     """Old and new differ in configuration too, so a mixture of their files could not be loaded."""
     save_checkpoint(model, folder)
     torch.manual_seed(7)
@@ -194,7 +194,7 @@ def test_an_interrupted_save_leaves_one_whole_model(name, turn, hard, model, fol
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "model.safetensors"]
 
 
-def test_a_failed_first_save_leaves_nothing(model, folder, monkeypatch):
+def test_failed_first_save_leaves_no_files(model, folder, monkeypatch):
     def full_disk(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
@@ -222,7 +222,7 @@ def fault_not_safetensors(folder):
     (folder / "model.safetensors").write_bytes(b"\x80\x04\x95 this is a pickle")
 
 
-def fault_torn(folder):
+def fault_truncated(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
 
@@ -256,8 +256,8 @@ FAULTS = {
         lambda folder: (folder / "model.safetensors").unlink(),
         "has config.toml but no model.safetensors",
     ),
-    "config is no TOML": (fault_config("= 3"), "config.toml: this is not TOML"),
-    "config is no text": (
+    "config is not TOML": (fault_config("= 3"), "config.toml: this is not TOML"),
+    "config is not text": (
         lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe"),
         "config.toml: .*utf-8",
     ),
@@ -266,7 +266,7 @@ FAULTS = {
         "no configuration called 'Decoder'; did you mean 'DecoderConfig'",
     ),
     "not safetensors": (fault_not_safetensors, "is not a complete safetensors file"),
-    "torn": (fault_torn, "is not a complete safetensors file"),
+    "truncated": (fault_truncated, "is not a complete safetensors file"),
     "missing": (lambda folder: edited(folder, without("norm.weight")), "missing: norm.weight"),
     "unexpected": (fault_unexpected, "unexpected: stranger"),
     "shape": (fault_shape, r"shapes: norm.weight is \(7,\), expected \(32,\)"),
@@ -275,7 +275,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_has_its_words(fault, model, folder):
+def test_load_of_invalid_folder_raises_specific_message(fault, model, folder):
     save_checkpoint(model, folder)
     spoil, message = FAULTS[fault]
     spoil(folder)
@@ -283,7 +283,7 @@ def test_each_fault_has_its_words(fault, model, folder):
         load_checkpoint(folder)
 
 
-def test_many_faults_are_one_short_error(model, folder):
+def test_load_with_many_mismatches_raises_one_short_message(model, folder):
     save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text().replace("n_layers = 2", "n_layers = 5")
     (folder / "config.toml").write_text(config)
@@ -291,8 +291,8 @@ def test_many_faults_are_one_short_error(model, folder):
         load_checkpoint(folder)
 
 
-def test_loading_runs_no_pickle(folder):
-    """A torch.save file under the weights' name is refused, and its payload does not run."""
+def test_load_does_not_unpickle(folder):
+    """Reject a torch.save file named model.safetensors without running its payload."""
 
     class Payload:
         def __reduce__(self):
@@ -305,7 +305,7 @@ def test_loading_runs_no_pickle(folder):
     assert not (folder / "ran").exists()
 
 
-def test_a_file_is_no_folder(tmp_path, model):
+def test_load_and_save_with_file_as_folder_raise(tmp_path, model):
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(StorageError, match="is a file; expected a folder"):
@@ -314,7 +314,7 @@ def test_a_file_is_no_folder(tmp_path, model):
         save_checkpoint(model, path)
 
 
-def test_what_cannot_be_saved_says_why(folder):
+def test_save_of_unsupported_model_raises(folder):
     with pytest.raises(StorageError, match=r"Linear has no \.config to store"):
         save_checkpoint(nn.Linear(2, 3), folder)
     with torch.device("meta"):
@@ -341,7 +341,7 @@ def test_what_cannot_be_saved_says_why(folder):
     ],
     ids=str,
 )
-def test_what_cannot_be_loaded_so_says_why(wish, words, model, folder):
+def test_load_with_invalid_dtype_or_device_raises(wish, words, model, folder):
     save_checkpoint(model, folder)
     with pytest.raises(StorageError, match=words):
         load_checkpoint(folder, **wish)
@@ -349,7 +349,7 @@ def test_what_cannot_be_loaded_so_says_why(wish, words, model, folder):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("size", ["100000000000", "1" + 40 * "0"])
-def test_sizes_that_no_model_has_are_refused(size, model, folder):
+def test_load_with_huge_sizes_raises(size, model, folder):
     save_checkpoint(model, folder)
     path = folder / "config.toml"
     text = path.read_text(encoding="utf-8")
@@ -370,7 +370,7 @@ def test_sizes_that_no_model_has_are_refused(size, model, folder):
     ],
     ids=["no model", "deep"],
 )
-def test_a_config_of_no_model_is_refused(text, words, model, folder):
+def test_load_of_config_without_model_raises(text, words, model, folder):
     save_checkpoint(model, folder)
     (folder / "config.toml").write_text(text, encoding="utf-8")
     with pytest.raises(StorageError, match=words):
@@ -378,7 +378,7 @@ def test_a_config_of_no_model_is_refused(text, words, model, folder):
 
 
 @pytest.mark.parametrize("n_layers", [20_000, 10**12])
-def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monkeypatch):
+def test_load_with_too_many_layers_raises_before_building(model, folder, n_layers, monkeypatch):
     save_checkpoint(model, folder)
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(config.replace("n_layers = 2", f"n_layers = {n_layers}"))
@@ -393,11 +393,11 @@ def test_more_layers_than_are_stored_are_not_built(model, folder, n_layers, monk
     tiny_decoder().replace(n_layers=31).build()  # nothing is counted any longer
 
 
-# -------------------------------------------------------------------- what the system refuses, and whose files they are
+# -------------------------------------------------------------------- full disks and file permissions
 
 
 @pytest.mark.parametrize("room", [9, 3_000])  # too little for the configuration too, or for the weights only
-def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, small_disk, room):
+def test_save_on_full_disk_raises_and_keeps_old_model(model, folder, small_disk, room):
     save_checkpoint(model, folder)
     other = tiny_decoder().replace(d_ff=37).build()
     with (
@@ -415,7 +415,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_model(model, folder, sma
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
-def test_files_follow_the_umask(model, folder, mask, mode):
+def test_saved_files_follow_the_umask(model, folder, mask, mode):
     before = os.umask(mask)
     try:
         save_checkpoint(model, folder)

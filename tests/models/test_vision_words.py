@@ -1,4 +1,4 @@
-"""What DINOv2 and DeiT add to a vision Transformer, each against its equation."""
+"""Tests of the options that DINOv2 and DeiT add to a vision Transformer, each against its equation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def images():
 
 
 def tokens(model, images):
-    """What leaves the last norm: extra tokens, registers, patches."""
+    """Return the output of the last norm: extra tokens, registers, patches."""
     x = model.embedding(images)
     x = x if model.cls is None else torch.cat((model.cls.expand(2, -1, -1), x), dim=1)
     x = model.add_positions(x)
@@ -36,32 +36,32 @@ def tokens(model, images):
     return model.run_blocks(torch.cat(parts, dim=1))
 
 
-def test_the_class_token_and_the_mean_stand_side_by_side(images):
+def test_cls_mean_pooling_concatenates_class_token_and_mean(images):
     model = CONFIG.replace(pooling=ClsMeanPooling(), n_registers=3).build().double().eval()
     x = tokens(model, images)
     assert x.shape == (2, 1 + 3 + 6, 14)
     torch.testing.assert_close(model(images), model.head(torch.cat((x[:, 0], x[:, 4:].mean(1)), dim=1)))
 
 
-def test_two_heads_are_averaged(images):
+def test_distillation_pooling_averages_two_heads(images):
     model = CONFIG.replace(pooling=DistillationPooling()).build().double().eval()
     x = tokens(model, images)
     torch.testing.assert_close(model(images), (model.head(x[:, 0]) + model.teacher_head(x[:, 1])) / 2)
 
 
-def test_registers_have_no_place_and_are_thrown_away(images):
+def test_registers_have_no_position_and_are_dropped(images):
     model = CONFIG.replace(pooling=MeanPooling(), n_registers=3).build().double().eval()
     assert model.positions.weight.shape == (6, 14)
     torch.testing.assert_close(model(images), model.head(tokens(model, images)[:, 3:].mean(1)))
 
 
-def test_without_classes_the_features_come_out(images):
+def test_vision_without_classes_returns_features(images):
     model = CONFIG.replace(n_classes=0).build().double().eval()
     torch.testing.assert_close(model(images), tokens(model, images)[:, 0])
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_they_are_stored_checked_and_counted(words):
+def test_vision_options_round_trip_and_pass_check_and_cost(words):
     config = CONFIG.replace(**words)
     assert Config.from_toml(config.to_toml()) == config
     model = config.build()
@@ -72,6 +72,6 @@ def test_they_are_stored_checked_and_counted(words):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("words", [{"n_registers": -1}, {"n_classes": -1}, {"pooling": 3}])
-def test_what_they_cannot_be_is_refused(words):
+def test_invalid_vision_options_raise(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         CONFIG.replace(**words)

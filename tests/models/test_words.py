@@ -1,4 +1,4 @@
-"""Words of the configurations that other people's models need, each alone against its equation."""
+"""Tests of the options of third-party architectures, each against its equation."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_softcap": 1.7}
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_logits_are_scaled_then_moved_then_capped(tie_embeddings):
+def test_logits_are_scaled_then_biased_then_capped(tie_embeddings):
     model = build(tie_embeddings=tie_embeddings, **LOGITS)
     plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_softcap=None)(IDS)
     torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
 
 
 @pytest.mark.parametrize("words", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
-def test_training_has_the_loss_of_these_logits(words):
+def test_training_loss_equals_cross_entropy_of_modified_logits(words):
     model = build(**words)
     counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
     weights = torch.ones(IDS.shape, dtype=torch.float64)
@@ -71,14 +71,14 @@ def test_training_has_the_loss_of_these_logits(words):
         torch.testing.assert_close(gradient, reference)
 
 
-def test_a_biased_logit_can_be_shared_out_and_a_capped_one_cannot():
+def test_attribute_supports_logit_bias_and_rejects_softcap():
     attribution = attribute(build(logit_bias=True, logit_scale=0.3, residual=SandwichNorm(), layer_scale=0.3), IDS[:1])
     assert abs(attribution.residual) <= attribution.tolerance
     with pytest.raises(ConfigError, match="tanh"):
         attribute(build(logit_softcap=1.7), IDS[:1])
 
 
-def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
+def test_generation_with_skipped_rows_stops_at_last_position():
     model = build(positions=LearnedPositions(max_len=13, skipped=2))
     assert generate(model, IDS[:1], max_new_tokens=7).ids.shape[-1] == 7
     with pytest.raises(ShapeError, match="has 13 rows"):
@@ -87,7 +87,7 @@ def test_a_table_with_skipped_rows_ends_where_its_last_position_is():
 
 
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5), SoftCapped(1.5, scale=0.7)])
-def test_attention_scores_are_those_of_the_configuration(scores):
+def test_attention_scores_equal_configured_scores(scores):
     model = build(scores=scores)
     q, k, v = (torch.randn(2, 3, n, 7, dtype=torch.float64) for n in (5, 11, 11))
     s = q @ k.mT * {Dot(): 1.0, Scaled(0.3): 0.3, SoftCapped(1.5): 7**-0.5}.get(scores, 0.7)
@@ -104,7 +104,7 @@ def test_attention_scores_are_those_of_the_configuration(scores):
 
 
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5)])
-def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
+def test_generation_with_custom_scores_equals_uncached_generation(scores):
     model = build(scores=scores)
     assert (unsupported_reason(model) is None) == (not isinstance(scores, SoftCapped))
     fast, plain = (generate(model, IDS, max_new_tokens=5, use_cache=cached) for cached in (True, False))
@@ -112,7 +112,7 @@ def test_generation_knows_the_scores_or_leaves_them_to_the_model(scores):
     torch.testing.assert_close(fast.scores, plain.scores)
 
 
-def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
+def test_sandwich_norm_and_layer_scale_equal_their_equation():
     block = build(residual=SandwichNorm(), layer_scale=0.1).blocks[0]
     (norm1, scale1), (norm2, scale2) = block.post_attention, block.post_feed_forward
     assert torch.equal(
@@ -123,7 +123,7 @@ def test_a_sandwich_has_a_norm_on_either_side_and_a_scale_comes_last():
     torch.testing.assert_close(block(x), y + norm2(block.feed_forward(block.norm2(y))) * scale2.weight)
 
 
-def test_layer_masks_are_taken_in_turn():
+def test_layer_masks_cycle_over_layers():
     model = build(n_layers=3, layer_masks=(window(2, 0), full()))
     with trace(model) as visible:
         logits = model(IDS)
@@ -147,7 +147,7 @@ def test_layer_masks_are_taken_in_turn():
         {"mask": full(), "layer_masks": (causal(), full())},
     ],
 )
-def test_generation_goes_on_as_the_model_does(words):
+def test_generation_with_custom_blocks_equals_uncached_generation(words):
     model = build(**words)
     assert unsupported_reason(model) is not None
     fast, plain = (
@@ -162,7 +162,7 @@ def test_generation_goes_on_as_the_model_does(words):
 ENCODER = EncoderConfig(vocab_size=31, d_model=14, n_heads=2, n_layers=3, max_len=13, n_segments=2, embedding_norm=True)
 
 
-def test_narrow_embeddings_are_widened_before_the_blocks():
+def test_narrow_embeddings_are_projected_before_the_blocks():
     model = build(ENCODER, embedding_dim=6, positions=LearnedPositions(max_len=13))
     x = model.embedding.weight[IDS] + model.segments.weight[0] + model.positions.weight[:7]
     x = F.layer_norm(x, (6,), model.embedding_norm.weight, model.embedding_norm.bias)
@@ -172,7 +172,7 @@ def test_narrow_embeddings_are_widened_before_the_blocks():
     assert check(model).ok
 
 
-def test_shared_layers_are_one_block_again_and_again(tmp_path):
+def test_shared_layers_apply_one_block_repeatedly(tmp_path):
     model = build(ENCODER, share_layers=True)
     x = model.add_positions(model.embedding(IDS) + model.segments.weight[0])
     for _ in range(3):
@@ -185,14 +185,14 @@ def test_shared_layers_are_one_block_again_and_again(tmp_path):
 
 
 @pytest.mark.parametrize("words", [{"embedding_dim": 6}, {"share_layers": True}])
-def test_words_of_encoders_are_stored(words):
+def test_encoder_options_round_trip_through_toml(words):
     config = ENCODER.replace(**words)
     assert Config.from_toml(config.to_toml()) == config
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("words", [{"embedding_dim": 7}, {"embedding_dim": 0}, {"share_layers": 2}])
-def test_what_words_of_encoders_cannot_be_is_refused(words):
+def test_invalid_encoder_options_raise(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         ENCODER.replace(**words)
 
@@ -207,7 +207,7 @@ STORED = [
 
 
 @pytest.mark.parametrize("words", STORED)
-def test_they_are_stored_with_the_model(words):
+def test_decoder_options_round_trip_through_toml(words):
     config = CONFIG.replace(**words)
     assert Config.from_toml(config.to_toml()) == config
 
@@ -224,12 +224,12 @@ def test_they_are_stored_with_the_model(words):
         {"layer_masks": (3,)},
     ],
 )
-def test_what_they_cannot_be_is_refused(words):
+def test_invalid_decoder_options_raise(words):
     with pytest.raises(ConfigError, match=next(iter(words))):
         CONFIG.replace(**words)
 
 
-def test_layers_turn_in_turn():
+def test_layer_rotary_cycles_over_layers():
     """Layer i turns as the one of its number in the cycle: the same as a model of such layers with their weights."""
     slow, fast = Rotary(base=500.0), Rotary(base=20.0)
     model = build(ROTARY, n_layers=3, positions=slow, layer_rotary=(slow, fast))
@@ -246,7 +246,7 @@ def test_layers_turn_in_turn():
     assert Config.from_toml(decoder.config.to_toml()) == decoder.config
 
 
-def test_a_first_block_without_its_norm():
+def test_first_norm_false_omits_norm_of_first_block():
     model = build(ROTARY, embedding_norm=True, first_norm=False)
     first, x = model.blocks[0], model.embedding_norm(model.embedding(IDS))
     x = x + first.attention(x)
@@ -256,7 +256,7 @@ def test_a_first_block_without_its_norm():
 
 
 @pytest.mark.bad_input
-def test_what_these_words_refuse():
+def test_contradictory_encoder_options_raise():
     for words, outputs in (
         ({"layer_rotary": (Rotary(base=7.0),)}, "expected the first of layer_rotary"),
         ({"layer_rotary": (ROTARY.positions,), "share_layers": True}, "are one block"),

@@ -1,4 +1,4 @@
-"""The block against torch's encoder and decoder layers, transformers' Llama layer, and its equation written out."""
+"""Tests of Block against torch's encoder and decoder layers, transformers' Llama layer, and its equation."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def torch_layer(kind: type[nn.Module], norm_first: bool, activation: str, dropou
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("lengths", [None, [5, 3]])
-def test_equals_torchs_encoder_layer(norm_first, activation, lengths):
+def test_block_equals_torch_encoder_layer(norm_first, activation, lengths):
     layer = torch_layer(nn.TransformerEncoderLayer, norm_first, activation)
     residual = PreNorm() if norm_first else PostNorm()
     block = Block(config(residual=residual, activation=ACTIVATIONS[activation])).to(F64)
@@ -127,7 +127,7 @@ def test_equals_torchs_encoder_layer(norm_first, activation, lengths):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_equals_torchs_decoder_layer(norm_first, activation):
+def test_block_equals_torch_decoder_layer(norm_first, activation):
     layer = torch_layer(nn.TransformerDecoderLayer, norm_first, activation)
     residual = PreNorm() if norm_first else PostNorm()
     block = Block(config(residual=residual, activation=ACTIVATIONS[activation]), cross=True).to(F64)
@@ -153,7 +153,7 @@ def test_equals_torchs_decoder_layer(norm_first, activation):
 
 
 @pytest.mark.parametrize("where", ["dropout", "feed_forward_dropout"])
-def test_dropout_falls_where_torchs_layer_has_it(where):
+def test_block_dropout_is_applied_as_in_torch_layer(where):
     """From one seed both draw the same features to drop, so that training outputs are equal too."""
     layer = torch_layer(nn.TransformerEncoderLayer, True, "gelu", dropout=0.4)
     layer.self_attn.dropout = 0.0
@@ -173,7 +173,7 @@ def test_dropout_falls_where_torchs_layer_has_it(where):
 
 
 @pytest.mark.parametrize("where", ["dropout", "attention_dropout", "feed_forward_dropout"])
-def test_dropout_is_for_training_only(where):
+def test_block_dropout_is_applied_in_training_only(where):
     x, memory = x_and_memory()
     block = shaken(Block(config(**{where: 0.5}), cross=True))
     plain = Block(config(), cross=True).to(F64)
@@ -188,7 +188,7 @@ def test_dropout_is_for_training_only(where):
 
 @pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RMSNorm()], ids=str)
 @pytest.mark.parametrize("cross", [True, False])
-def test_pre_and_post_norm_are_their_equations(norm, cross):
+def test_pre_and_post_norm_equal_their_equations(norm, cross):
     x, memory = x_and_memory()
     memory_kwargs = {"memory": memory} if cross else {}
     pre = shaken(Block(config(norm=norm), cross=cross))
@@ -207,7 +207,7 @@ def test_pre_and_post_norm_are_their_equations(norm, cross):
     assert_equal_up_to_rounding(post(x, mask=causal(), **memory_kwargs), y)
 
 
-def test_equals_transformers_llama_layer():
+def test_block_equals_transformers_llama_layer():
     """RMSNorm, SwiGLU, rotary positions and grouped heads, all at once."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -255,7 +255,7 @@ def test_equals_transformers_llama_layer():
     torch.testing.assert_close(block(x, mask=causal()), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bias_reaches_the_scores_of_self_attention_alone():
+def test_position_bias_is_added_to_self_attention_scores_only():
     x, memory = x_and_memory()
     block = shaken(Block(config(), cross=True))
     bias = ALiBi().build(H)(T, T, 0).to(F64)
@@ -272,7 +272,7 @@ def test_bias_reaches_the_scores_of_self_attention_alone():
 
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("rotary", [None, Rotary(partial_rotary_factor=6 / 7)])
-def test_decoding_with_a_cache_equals_decoding_at_once(cross, rotary):
+def test_block_in_chunks_with_cache_equals_full_forward(cross, rotary):
     x, memory = x_and_memory()
     memory_kwargs = {"memory": memory, "memory_mask": padding([7, 3])} if cross else {}
     block = shaken(Block(config(rotary=rotary), cross=cross)).eval()
@@ -283,7 +283,7 @@ def test_decoding_with_a_cache_equals_decoding_at_once(cross, rotary):
     assert cache.length == T
 
 
-def test_rotary_leaves_cross_attention_alone():
+def test_rotary_is_not_applied_to_cross_attention():
     """Permuting the tokens of an unmasked memory must not change the output, because rotary skips cross-attention."""
     x, memory = x_and_memory()
     block = shaken(Block(config(n_heads=1, d_head=8, rotary=Rotary()), cross=True))
@@ -298,7 +298,7 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def test_parameter_counts():
+def test_block_parameter_counts_equal_formulas():
     attention, feed_forward, norm = 4 * (M * M + M), 2 * M * D_FF + D_FF + M, 2 * M
     assert count(Block(config())) == attention + feed_forward + 2 * norm
     assert count(Block(config(), cross=True)) == 2 * attention + feed_forward + 3 * norm
@@ -307,14 +307,14 @@ def test_parameter_counts():
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_short_inputs(cross):
+def test_block_accepts_empty_and_single_token_inputs(cross):
     memory_kwargs = {"memory": torch.randn(B, S, M)} if cross else {}
     block = Block(config(), cross=cross)
     assert block(torch.zeros(B, 0, M), **memory_kwargs).shape == (B, 0, M)
     assert block(torch.zeros(B, 1, M), **memory_kwargs).isfinite().all()
 
 
-def test_memory_must_fit_the_block():
+def test_block_with_wrong_memory_raises():
     x, memory = torch.zeros(B, T, M), torch.zeros(B, S, M)
     with pytest.raises(ConfigError, match=r"got a memory, but this block has no cross-attention.*cross=True"):
         Block(config())(x, memory=memory)
@@ -342,12 +342,12 @@ def test_memory_must_fit_the_block():
     ],
     ids=lambda value: str(value).split(" at 0x")[0],
 )
-def test_bad_configurations_are_refused(unchecked, changes, message):
+def test_block_config_with_invalid_values_raises(unchecked, changes, message):
     with pytest.raises(ConfigError, match=message):
         config(**changes)
 
 
-def test_a_configuration_is_a_frozen_value(unchecked):
+def test_block_config_is_frozen_and_hashable(unchecked):
     block_config = config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0)
     assert block_config == config(norm=RMSNorm(), rotary=Rotary(partial_rotary_factor=2 / 7), dropout=0.0)
     assert len({block_config, dataclasses.replace(block_config), config()}) == 2
@@ -357,7 +357,7 @@ def test_a_configuration_is_a_frozen_value(unchecked):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("residual", [PreNorm(), PostNorm()], ids=str)
-def test_compiles_whole_forward_and_backward(residual):
+def test_block_compiles_to_a_full_graph_forward_and_backward(residual):
     """Traced whole, both ways. The models' tests generate code too, which takes far longer."""
     x, memory = torch.randn(B, T, M), torch.randn(B, S, M)
     block = Block(config(residual=residual), cross=True)
@@ -370,7 +370,7 @@ def test_compiles_whole_forward_and_backward(residual):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
-def test_parallel_branches_read_what_entered_the_block():
+def test_parallel_branches_use_the_block_input():
     block = BlockConfig(d_model=14, n_heads=2, d_ff=11, residual=Parallel()).build().double().eval()
     x = torch.randn(2, 5, 14, dtype=torch.float64)
     expected = x + block.attention(block.norm1(x), mask=causal()) + block.feed_forward(block.norm2(x))

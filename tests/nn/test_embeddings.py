@@ -1,4 +1,4 @@
-"""Embeddings: lookup against indexing, tying, and the patch projection against a strided convolution."""
+"""Tests of the embeddings: lookup against indexing, tying, and the patch projection against a convolution."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from clearhead.nn import PatchEmbedding, TokenEmbedding
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_tokens_are_rows(dtype):
+def test_token_embedding_returns_rows_of_the_weight(dtype):
     embedding = TokenEmbedding(11, 5)
     ids = torch.randint(11, (2, 3), dtype=dtype)
     assert torch.equal(embedding(ids), embedding.weight[ids.long()])
 
 
-def test_scaled_tokens_are_rows_times_the_root_of_the_width():
+def test_scaled_token_embedding_multiplies_rows_by_sqrt_of_d_model():
     embedding = TokenEmbedding(11, 5, scaled=True).double()
     ids = torch.tensor([[0, 10, 7]])
     torch.testing.assert_close(embedding(ids), embedding.weight[ids] * math.sqrt(5))
 
 
-def test_tied_output_is_a_product_with_the_rows_unscaled():
+def test_tied_logits_equal_product_with_unscaled_rows():
     embedding = TokenEmbedding(11, 5, scaled=True).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     expected = torch.stack([(x * row).sum(-1) for row in embedding.weight], dim=-1)
     torch.testing.assert_close(embedding.logits(x), expected)
 
 
-def test_one_matrix_gets_the_gradient_of_both_uses():
+def test_tied_weight_accumulates_gradients_of_input_and_output():
     embedding = TokenEmbedding(7, 3).double()
     ids, x = torch.tensor([4]), torch.randn(1, 3, dtype=torch.float64)
     (embedding.logits(x)[0, 2] + embedding(ids).sum()).backward()
@@ -44,24 +44,24 @@ def test_one_matrix_gets_the_gradient_of_both_uses():
     assert list(embedding.state_dict()) == ["weight"]
 
 
-def test_tokens_start_with_unit_rows():
+def test_initial_token_embedding_has_rows_of_unit_norm():
     weight = TokenEmbedding(401, 101).weight
     assert abs(weight.var().item() * 101 - 1) < 5 * math.sqrt(2 / weight.numel())
 
 
 @pytest.mark.parametrize(("token_id", "value"), [(11, "11"), (-1, "-1"), (10**12, "1000000000000")])
-def test_ids_outside_the_vocabulary_are_refused(token_id, value):
+def test_token_embedding_with_id_out_of_range_raises(token_id, value):
     with pytest.raises(ShapeError, match=rf"ids contain {value}, but the vocabulary has 11 tokens; expected 0 … 10"):
         TokenEmbedding(11, 5)(torch.tensor([[3, token_id, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
-def test_ids_of_another_dtype_are_refused(unchecked, dtype):
+def test_token_embedding_with_wrong_id_dtype_raises(unchecked, dtype):
     with pytest.raises(DtypeError, match=rf"ids are {dtype}; expected torch.int64.*`\.long\(\)`"):
         TokenEmbedding(11, 5)(torch.zeros(2, 3, dtype=dtype))
 
 
-def test_the_look_into_ids_is_left_out_where_it_would_cost():
+def test_id_range_check_is_skipped_on_meta_and_fake_tensors():
     """On other devices and fake tensors nothing is read back; meta tensors would raise if it were."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -71,7 +71,7 @@ def test_the_look_into_ids_is_left_out_where_it_would_cost():
         assert TokenEmbedding(11, 5)(torch.zeros(2, 3, dtype=torch.long)).shape == (2, 3, 5)
 
 
-def test_no_ids():
+def test_token_embedding_of_empty_ids_is_empty():
     assert TokenEmbedding(11, 5)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
 
 
@@ -79,7 +79,7 @@ def test_no_ids():
     ("args", "message"),
     [((0, 5), "vocab_size is 0; expected a whole"), ((11, True), "d_model is True; expected a whole")],
 )
-def test_bad_sizes_of_a_vocabulary_are_refused(args, message):
+def test_token_embedding_with_invalid_size_raises(args, message):
     with pytest.raises(ConfigError, match=message):
         TokenEmbedding(*args)
 
@@ -89,7 +89,7 @@ def test_bad_sizes_of_a_vocabulary_are_refused(args, message):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("channels", "patch", "rows", "columns"), [(3, 5, 2, 7), (1, 7, 3, 2), (2, 1, 3, 5)])
-def test_patches_are_a_strided_convolution(channels, patch, rows, columns, bias):
+def test_patch_embedding_equals_strided_convolution(channels, patch, rows, columns, bias):
     embedding = PatchEmbedding(channels, patch, 11, bias=bias).double()
     images = torch.randn(2, channels, rows * patch, columns * patch, dtype=torch.float64)
     convolution = embedding.as_convolution()
@@ -98,7 +98,7 @@ def test_patches_are_a_strided_convolution(channels, patch, rows, columns, bias)
     torch.testing.assert_close(embedding(images), expected, rtol=0, atol=1e-13)
 
 
-def test_gradients_are_the_convolutions():
+def test_patch_embedding_gradients_equal_those_of_convolution():
     embedding = PatchEmbedding(2, 3, 5).double()
     convolution = embedding.as_convolution()
     images = torch.randn(2, 2, 6, 9, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_gradients_are_the_convolutions():
     torch.testing.assert_close(embedding.projection.bias.grad, convolution.bias.grad)
 
 
-def test_the_convolution_shares_its_weights():
+def test_as_convolution_shares_parameters():
     embedding = PatchEmbedding(2, 3, 5)
     convolution = embedding.as_convolution()
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_the_convolution_shares_its_weights():
     assert not any(p.is_meta for p in convolution.parameters())
 
 
-def test_patches_come_row_by_row_channel_first():
+def test_patches_are_ordered_by_row_with_channels_first():
     image = torch.arange(2 * 4 * 6.0).view(1, 2, 4, 6)
     patches = PatchEmbedding(2, 2, 3).patches(image)
     assert patches.shape == (1, 6, 8)
@@ -128,17 +128,17 @@ def test_patches_come_row_by_row_channel_first():
     assert patches[0, 3].tolist() == [12, 13, 18, 19, 36, 37, 42, 43]  # second row, first column
 
 
-def test_no_images():
+def test_patch_embedding_of_empty_batch_is_empty():
     assert PatchEmbedding(2, 3, 5)(torch.zeros(0, 2, 6, 9)).shape == (0, 6, 5)
 
 
 @pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9), (2, 3), (0, 3)])
-def test_sizes_that_do_not_divide_are_refused(height, width):
+def test_patch_embedding_with_indivisible_image_size_raises(height, width):
     with pytest.raises(ShapeError, match=f"image is {height} × {width} pixels; expected multiples of the patch size 3"):
         PatchEmbedding(2, 3, 5)(torch.zeros(1, 2, height, width))
 
 
-def test_wrong_images_are_refused(unchecked):
+def test_patch_embedding_with_wrong_shape_or_dtype_raises(unchecked):
     embedding = PatchEmbedding(2, 3, 5)
     with pytest.raises(ShapeError, match=r"images have shape \(1, 3, 6, 9\); expected \(B, 2, height, width\)"):
         embedding(torch.zeros(1, 3, 6, 9))
@@ -149,7 +149,7 @@ def test_wrong_images_are_refused(unchecked):
 
 
 @pytest.mark.compiled
-def test_embeddings_compile_whole():
+def test_embeddings_compile_to_a_full_graph():
     tokens, patches = TokenEmbedding(11, 5, scaled=True), PatchEmbedding(2, 3, 5)
     ids, images = torch.randint(11, (2, 3)), torch.randn(2, 2, 6, 9)
     torch.testing.assert_close(torch.compile(tokens, fullgraph=True, backend="aot_eager")(ids), tokens(ids))

@@ -45,7 +45,7 @@ def quick_gelu(h):
     ],
     ids=["relu", "gelu", "gelu-tanh", "silu", "quick-gelu"],
 )
-def test_feed_forward_is_its_formula(choice, function, bias):
+def test_feed_forward_equals_formula(choice, function, bias):
     layer = FeedForward(5, 13, choice, bias=bias).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     b_up, b_down = (layer.up.bias, layer.down.bias) if bias else (0, 0)
@@ -59,7 +59,7 @@ def test_feed_forward_is_its_formula(choice, function, bias):
     [(SwiGLU(), silu), (GeGLU(), gelu), (GeGLU(tanh=True), gelu_tanh)],
     ids=["swiglu", "geglu", "geglu-tanh"],
 )
-def test_gated_feed_forward_is_its_formula(choice, function, bias):
+def test_gated_feed_forward_equals_formula(choice, function, bias):
     layer = FeedForward(5, 13, choice, bias=bias).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     b_gate, b_up, b_down = (part.bias if bias else 0 for part in (layer.gate, layer.up, layer.down))
@@ -78,7 +78,7 @@ def test_gated_feed_forward_is_its_formula(choice, function, bias):
     ],
     ids=str,
 )
-def test_parameter_counts(choice, bias, count):
+def test_feed_forward_parameter_counts_equal_formulas(choice, bias, count):
     layer = FeedForward(5, 13, choice, bias=bias)
     assert sum(p.numel() for p in layer.parameters()) == count
     assert {name for name, _ in layer.named_children()} == {"up", "down", "dropout"} | (
@@ -87,13 +87,13 @@ def test_parameter_counts(choice, bias, count):
 
 
 @pytest.mark.parametrize("choice", [ReLU(), GELU(), SiLU(slope=1.7), SwiGLU(), GeGLU()], ids=str)
-def test_gradients(choice):
+def test_feed_forward_gradients_equal_finite_differences(choice):
     layer = FeedForward(3, 5, choice).double()
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, (x,))
 
 
-def test_dropout_falls_on_hidden_features_in_training_only():
+def test_feed_forward_dropout_is_applied_to_hidden_features_in_training_only():
     layer = FeedForward(5, 13, ReLU(), dropout=0.5).double()
     x = torch.randn(7, 5, dtype=torch.float64)
     hidden = relu(layer.up(x))
@@ -106,7 +106,7 @@ def test_dropout_falls_on_hidden_features_in_training_only():
     torch.testing.assert_close(layer(x), layer.down(hidden))
 
 
-def test_empty_input():
+def test_feed_forward_of_empty_input_is_empty():
     assert FeedForward(5, 13, GELU())(torch.zeros(2, 0, 5)).shape == (2, 0, 5)
 
 
@@ -120,12 +120,12 @@ def test_empty_input():
         ((5, 13, ReLU()), {"dropout": 1.0}, "dropout is 1.0; expected a number of at least 0 and below 1"),
     ],
 )
-def test_bad_arguments_are_refused(unchecked, args, keywords, message):
+def test_feed_forward_with_invalid_arguments_raises(unchecked, args, keywords, message):
     with pytest.raises(ConfigError, match=message):
         FeedForward(*args, **keywords)
 
 
-def test_wrong_width_is_refused():
+def test_feed_forward_with_wrong_width_raises():
     with pytest.raises(ShapeError, match=r"x has shape \(2, 7\); expected \(…, 5\)"):
         FeedForward(5, 13, ReLU())(torch.zeros(2, 7))
 
@@ -133,7 +133,7 @@ def test_wrong_width_is_refused():
 # ------------------------------------------------------------------------------------- norms and residuals
 
 
-def test_layer_norm_is_its_formula():
+def test_layer_norm_equals_formula():
     x = torch.randn(3, 7, dtype=torch.float64)
     norm = LayerNorm(eps=0.01).build(7).double()
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_layer_norm_is_its_formula():
     assert LayerNorm(bias=False).build(7).bias is None
 
 
-def test_rms_norm_is_its_formula():
+def test_rms_norm_equals_formula():
     x = torch.randn(3, 7, dtype=torch.float64)
     norm = RMSNorm(eps=0.01).build(7).double()
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_rms_norm_is_its_formula():
     torch.testing.assert_close(norm(x), expected)
 
 
-def test_a_norm_may_scale_by_one_plus_its_weight():
+def test_rms_norm_with_unit_offset_scales_by_one_plus_weight():
     x = torch.randn(3, 7, dtype=torch.float64)
     norm = RMSNorm(eps=0.01, unit_offset=True).build(7).double()
     plain = RMSNorm(eps=0.01).build(7).double()
@@ -167,12 +167,12 @@ def test_a_norm_may_scale_by_one_plus_its_weight():
 
 @pytest.mark.parametrize("choice", [LayerNorm, RMSNorm])
 @pytest.mark.parametrize("eps", [0, -1e-5, float("nan"), "1e-5"])
-def test_bad_eps_is_refused(unchecked, choice, eps):
+def test_norm_with_invalid_eps_raises(unchecked, choice, eps):
     with pytest.raises(ConfigError, match=r"eps is .*; expected a number above 0"):
         choice(eps=eps)
 
 
-def test_residuals_are_their_equations():
+def test_residuals_equal_their_equations():
     x = torch.tensor([2.0])
 
     def norm(x):

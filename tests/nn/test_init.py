@@ -1,4 +1,4 @@
-"""How weights begin: spreads within five standard errors of what the choice says; nothing else touched."""
+"""Tests that initial parameters have the configured standard deviations, within five standard errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def weights(model: Model) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.ndim == 2 and "norm" not in name and name != "other"}
 
 
-def test_xavier():
+def test_xavier_has_expected_standard_deviations():
     for name, weight in weights(applied(Xavier())).items():
         if name in ("embedding.weight", "positions.weight"):
             assert_spread(weight, M**-0.5, kurtosis=3)
@@ -67,7 +67,7 @@ def cut_normal_moments() -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("std", [0.02, 0.5])
-def test_truncated_normal(std):
+def test_truncated_normal_has_expected_moments_and_bounds(std):
     variance, kurtosis = cut_normal_moments()
     assert math.sqrt(variance) == pytest.approx(0.88, abs=0.001)  # what the docstring says
     for weight in weights(applied(TruncatedNormal(std))).values():
@@ -76,7 +76,7 @@ def test_truncated_normal(std):
 
 
 @pytest.mark.parametrize("std", [0.02, 0.5])
-def test_depth_scaled(std):
+def test_depth_scaled_divides_branch_outputs_by_sqrt_of_2_n_layers(std):
     scaled = set()
     for name, weight in weights(applied(DepthScaled(std))).items():
         ends_branch = name.endswith(("o_proj.weight", "down.weight"))
@@ -89,7 +89,7 @@ def test_depth_scaled(std):
     }
 
 
-def test_depth_scaled_keeps_the_stream_as_wide_as_one_layer_would():
+def test_depth_scaled_residual_variance_is_independent_of_depth():
     """2L branches of unit input each add variance M · std² / 2L: the sum does not depend on L."""
     for n_layers in (2, 23):
         total = torch.zeros(2003)
@@ -101,7 +101,7 @@ def test_depth_scaled_keeps_the_stream_as_wide_as_one_layer_would():
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_biases_are_zero_and_the_rest_is_untouched(choice):
+def test_init_zeroes_biases_and_keeps_norms_and_other_parameters(choice):
     model = applied(choice)
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear):
@@ -113,14 +113,14 @@ def test_biases_are_zero_and_the_rest_is_untouched(choice):
     assert all((weight != 17).all() for weight in weights(model).values())
 
 
-def test_a_tied_weight_is_set_once_by_its_first_owner():
+def test_init_of_tied_weight_uses_its_first_owner():
     model = nn.ModuleDict({"embedding": nn.Embedding(307, 101), "head": nn.Linear(101, 307, bias=False)})
     model["head"].weight = model["embedding"].weight
     Xavier().apply(model, 1)
     assert_spread(model["head"].weight, 101**-0.5, kurtosis=3)
 
 
-def test_the_seed_decides():
+def test_init_with_equal_seeds_is_equal():
     def drawn(seed):
         torch.manual_seed(seed)
         return applied(DepthScaled()).head.weight
@@ -131,11 +131,11 @@ def test_the_seed_decides():
 
 @pytest.mark.parametrize("choice", [TruncatedNormal, DepthScaled])
 @pytest.mark.parametrize("std", [0, -0.02, float("inf"), "0.02"])
-def test_bad_spreads_are_refused(unchecked, choice, std):
+def test_init_with_invalid_std_raises(unchecked, choice, std):
     with pytest.raises(ConfigError, match=f"{choice.__name__}: std is .*; expected a number above 0"):
         choice(std=std)
 
 
-def test_depth_scaled_needs_a_depth():
+def test_depth_scaled_without_layers_raises():
     with pytest.raises(ConfigError, match="n_layers is 0; expected a whole number of at least 1"):
         DepthScaled().apply(nn.Linear(2, 3), n_layers=0)

@@ -1,4 +1,4 @@
-"""The mixture of experts against its definition with loops, and the rooms around it."""
+"""Tests of the mixture of experts against its definition with loops, and of cost, check and walkthrough."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_hand(layer: ExpertsFeedForward, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, N])
-def test_it_is_its_formula_and_so_are_its_gradients(top_k):
+def test_experts_and_gradients_equal_formula(top_k):
     layer, x = mixture(top_k), torch.randn(2, 11, M, dtype=torch.float64, requires_grad=True)
     got, expected = layer(x), by_hand(layer, x)
     torch.testing.assert_close(got, expected)
@@ -45,14 +45,14 @@ def test_it_is_its_formula_and_so_are_its_gradients(top_k):
     assert (mine[1].abs().sum() > 1e-9) == (top_k > 1), "a single expert's share is 1, whatever its score"
 
 
-def test_an_expert_that_nobody_picks_gets_a_gradient_of_zero():
+def test_unselected_expert_has_zero_gradient():
     layer = mixture(1)
     layer(torch.randn(1, M, dtype=torch.float64)).sum().backward()
     idle = [expert.down.weight.grad for expert in layer.experts]
     assert sum(bool(gradient.abs().sum() == 0) for gradient in idle) == N - 1
 
 
-def test_inside_a_transform_every_expert_reads_every_token():
+def test_experts_under_vmap_and_jvp_equal_plain_forward():
     """How many tokens an expert gets cannot be read there; the numbers are the same."""
     layer, x = mixture(2), torch.randn(3, 4, M, dtype=torch.float64)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
@@ -66,7 +66,7 @@ def config(experts: Experts | None, **more) -> DecoderConfig:
     return DecoderConfig(**sizes, activation=SwiGLU(), experts=experts, **more)
 
 
-def test_cost_prices_what_a_token_takes():
+def test_cost_counts_selected_experts_per_token():
     """3 matrices of M × F for each of the experts that a token takes, and a router; all of them are parameters."""
     tokens, plain, mixed = 10, config(None), config(Experts(N, 2))  # 10 · 2 tokens divide among 5 experts
     dense_cost, mixture_cost = (cost(c, tokens=tokens) for c in (plain, mixed))
@@ -76,7 +76,7 @@ def test_cost_prices_what_a_token_takes():
     assert mixture_cost.parameters.value - dense_cost.parameters.value == 2 * ((N - 1) * 3 * M * F + N * M)
 
 
-def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
+def test_model_with_experts_round_trips_and_initializes():
     mixed = config(Experts(N, 2), init=DepthScaled())
     assert DecoderConfig.from_toml(mixed.to_toml()) == mixed
     model = mixed.build()
@@ -84,23 +84,23 @@ def test_a_model_with_experts_is_stored_begins_and_generates_like_any_other():
     assert unsupported_reason(model) == "it has a mixture of experts"
 
 
-def test_a_walk_stops_at_what_the_experts_say_together():
+def test_walkthrough_reports_combined_expert_output():
     result = build_walkthrough(config(Experts(N, 1)).build().eval(), torch.tensor([[3, 1, 4]]))
     outputs = [step for step in result.steps if step.branch == "feed-forward"]
     assert [(s.role, s.module) for s in outputs] == [("feed_forward", f"blocks.{i}.feed_forward") for i in (0, 1)]
     assert outputs[0].formula == "feed_forward(h) = Σ share · expert(h)"
 
 
-def test_check_does_not_ask_a_gradient_of_an_expert_that_nobody_picked():
+def test_check_ignores_gradients_of_unselected_experts():
     assert check(config(Experts(16, 2)).build()).ok
-    # A single expert's share is 1 whatever its score, so that its router learns nothing, and that is said.
+    # The share of a single expert is always 1, so the router has no gradient and the check fails.
     (failure,) = check(config(Experts(3, 1)).build()).failures
     assert failure.property == "gradient flow"
     assert "blocks.0.feed_forward.router.weight, blocks.1.feed_forward.router.weight" in failure.location
 
 
 @pytest.mark.bad_input
-def test_what_experts_refuse():
+def test_experts_with_invalid_sizes_raise():
     with pytest.raises(ConfigError, match="top_k is 3 and n is 2"):
         Experts(2, 3)
     with pytest.raises(ConfigError, match="Experts: n is 0"):
@@ -108,7 +108,7 @@ def test_what_experts_refuse():
 
 
 @pytest.mark.compiled
-def test_a_compiled_graph_ends_where_tokens_are_counted():
+def test_compiled_experts_with_graph_breaks_equal_eager():
     layer, x = mixture(2), torch.randn(7, M, dtype=torch.float64, requires_grad=True)
     got = torch.compile(layer, backend="eager")(x)
     torch.testing.assert_close(got, layer(x))

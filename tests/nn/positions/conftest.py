@@ -1,4 +1,4 @@
-"""What these tests share."""
+"""Fixtures of the position tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RelativeBias against transformers' T5, ALiBi against its formula head by head."""
+"""Tests of RelativeBias against transformers' T5, and of ALiBi against its formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on_an_edge(relative: int, choice: RelativeBias) -> bool:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (22, 101), (6, 17), (64, 1009)])
-def test_buckets_are_t5s(bidirectional, n_buckets, max_distance):
+def test_buckets_equal_t5(bidirectional, n_buckets, max_distance):
     choice = RelativeBias(n_buckets, max_distance, bidirectional)
     relative = torch.arange(-2003, 2004)
     got, expected = choice.buckets(relative), t5_bucket(relative, choice)
@@ -41,7 +41,7 @@ def test_buckets_are_t5s(bidirectional, n_buckets, max_distance):
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_buckets_of_the_published_models_are_t5s_without_exception(bidirectional):
+def test_buckets_of_published_models_equal_t5_exactly(bidirectional):
     choice = RelativeBias(32, 128, bidirectional)
     relative = torch.arange(-2003, 2004)
     assert torch.equal(choice.buckets(relative), t5_bucket(relative, choice))
@@ -49,7 +49,7 @@ def test_buckets_of_the_published_models_are_t5s_without_exception(bidirectional
 
 @settings(deadline=None, max_examples=50)
 @given(n_buckets=st.integers(2, 40), more=st.integers(1, 300), bidirectional=st.booleans())
-def test_buckets_widen_and_never_turn_back(n_buckets, more, bidirectional):
+def test_buckets_are_monotonic_and_widen(n_buckets, more, bidirectional):
     n_buckets *= 2
     choice = RelativeBias(n_buckets, n_buckets // (4 if bidirectional else 2) + more, bidirectional)
     before = choice.buckets(-torch.arange(choice.max_distance + 50))
@@ -61,14 +61,14 @@ def test_buckets_widen_and_never_turn_back(n_buckets, more, bidirectional):
 
 
 @pytest.mark.parametrize("far", [13, 128, 2**31, 2013168669839742869, 2**63 - 1])
-def test_edges_are_the_least_whole_numbers_that_fit(far):
+def test_edges_are_the_smallest_integers_of_each_bucket(far):
     choice = RelativeBias(n_buckets=24, max_distance=far, bidirectional=False)
     e, m = choice.n_exact, choice.n_each_way - choice.n_exact
     for b, d in enumerate(choice.edges(), start=1):  # d ≥ e · (far / e)^(b/m), to the power of m
         assert d**m * e**b >= far**b * e**m > (d - 1) ** m * e**b
 
 
-def test_t5_module_gives_the_same_bias():
+def test_relative_bias_equals_t5_module():
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -86,7 +86,7 @@ def test_t5_module_gives_the_same_bias():
 @pytest.mark.parametrize(
     ("T", "S", "query_offset"), [(5, 7, 0), (7, 5, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)]
 )
-def test_relative_bias_entry_by_entry(bidirectional, T, S, query_offset):
+def test_relative_bias_equals_weight_per_bucket(bidirectional, T, S, query_offset):
     choice = RelativeBias(8, 19, bidirectional)
     module = choice.build(n_heads=3)
     got = module(T, S, query_offset)
@@ -97,7 +97,7 @@ def test_relative_bias_entry_by_entry(bidirectional, T, S, query_offset):
             assert torch.equal(got[:, i, j], module.weight[bucket])
 
 
-def test_relative_bias_learns_every_entry_that_shares_a_bucket():
+def test_relative_bias_gradient_sums_over_each_bucket():
     module = RelativeBias(4, 7).build(n_heads=1).double()
     direction = torch.randn(1, 5, 6, dtype=torch.float64)
     (module(5, 6, 2) * direction).sum().backward()
@@ -117,7 +117,7 @@ def test_relative_bias_learns_every_entry_that_shares_a_bucket():
         ({"max_distance": 12.5}, "max_distance is 12.5; expected a whole number"),
     ],
 )
-def test_relative_bias_refuses_bad_fields(unchecked, fields, message):
+def test_relative_bias_with_invalid_values_raises(unchecked, fields, message):
     with pytest.raises(ConfigError, match=message):
         RelativeBias(**fields)
 
@@ -134,12 +134,12 @@ def alibi_slopes(H: int) -> list[float]:
 
 
 @pytest.mark.parametrize("H", [1, 2, 3, 5, 6, 8, 12, 13, 16, 20, 31, 128])
-def test_alibi_slopes(H):
+def test_alibi_slopes_equal_reference(H):
     expected = torch.tensor(alibi_slopes(H), dtype=torch.float64)
     torch.testing.assert_close(ALiBi().build(H).slopes().double(), expected, rtol=2**-22, atol=0)
 
 
-def test_alibi_slopes_of_eight_heads_are_the_papers():
+def test_alibi_slopes_of_eight_heads_equal_the_paper():
     assert ALiBi().build(8).slopes().tolist() == [
         1 / 2,
         1 / 4,
@@ -154,7 +154,7 @@ def test_alibi_slopes_of_eight_heads_are_the_papers():
 
 @pytest.mark.parametrize("H", [2, 3])
 @pytest.mark.parametrize(("T", "S", "query_offset"), [(5, 7, 0), (3, 11, 8), (1, 1, 0), (0, 5, 5), (3, 0, 2)])
-def test_alibi_entry_by_entry(H, T, S, query_offset):
+def test_alibi_bias_equals_slope_times_distance(H, T, S, query_offset):
     got = ALiBi().build(H)(T, S, query_offset)
     assert got.shape == (H, T, S)
     for h, slope in enumerate(alibi_slopes(H)):
@@ -163,7 +163,7 @@ def test_alibi_entry_by_entry(H, T, S, query_offset):
                 assert got[h, i, j].item() == pytest.approx(-slope * abs(i + query_offset - j), rel=1e-6)
 
 
-def test_alibi_holds_nothing_and_casting_rounds_nothing():
+def test_alibi_has_empty_state_dict_and_casting_keeps_slopes_exact():
     module = ALiBi().build(12)
     before = module(5, 7, 100_003)
     assert module.state_dict() == {}
@@ -172,14 +172,14 @@ def test_alibi_holds_nothing_and_casting_rounds_nothing():
 
 
 @pytest.mark.parametrize("choice", [ALiBi(), RelativeBias()])
-def test_no_heads_are_refused(choice):
+def test_bias_with_zero_heads_raises(choice):
     with pytest.raises(ConfigError, match="n_heads is 0; expected a whole number of at least 1"):
         choice.build(0)
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("choice", [ALiBi(), RelativeBias(8, 19)])
-def test_biases_compile_whole(choice):
+def test_biases_compile_to_a_full_graph(choice):
     module = choice.build(3)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     for T, S, query_offset in ((5, 7, 0), (2, 13, 11), (3, 17, 14)):

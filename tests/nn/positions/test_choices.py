@@ -1,4 +1,4 @@
-"""What all position choices share: they are values, they say where they belong, and nothing is none."""
+"""Tests of the properties that all position choices share: frozen, serializable and documented."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("choice", "kind"), CHOICES.items(), ids=str)
-def test_a_choice_says_where_it_goes(choice, kind):
+def test_position_choice_has_expected_kind(choice, kind):
     assert choice.kind == kind
     assert "kind" not in dataclasses.asdict(choice)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_choice_is_a_frozen_value_that_round_trips(choice):
+def test_position_choice_is_frozen_and_round_trips(choice):
     twin = type(choice)(**dataclasses.asdict(choice))
     assert twin == choice
     assert hash(twin) == hash(choice)
@@ -37,16 +37,16 @@ def test_a_choice_is_a_frozen_value_that_round_trips(choice):
 
 
 @pytest.mark.parametrize("choice", typing.get_args(Positions))
-def test_every_choice_states_what_happens_beyond_the_trained_length(choice):
+def test_position_docstrings_describe_extrapolation(choice):
     assert "Beyond the trained length:" in choice.__doc__
 
 
-def test_whole_numbers_are_accepted_for_bases_as_files_give_them(unchecked):
+def test_integer_base_is_converted_to_float(unchecked):
     assert Sinusoidal(base=10000) == Sinusoidal()
     assert isinstance(Rotary(base=10000).base, float)
 
 
-def test_exports():
+def test_positions_exports_all_choices():
     assert set(typing.get_args(Positions)) == {type(choice) for choice in CHOICES}
     for name in positions.__all__:
         assert hasattr(positions, name)

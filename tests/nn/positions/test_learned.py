@@ -1,4 +1,4 @@
-"""Learned positions: lookup, refusals, and `resized` against interpolation written out and against timm's."""
+"""Tests of learned positions: lookup, errors, and `resized` against interpolation formulas and timm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.nn.positions import LearnedPositions
 
 
-def test_rows_are_added():
+def test_module_adds_table_rows():
     module = LearnedPositions(max_len=11).build(d_model=7)
     x = torch.randn(2, 5, 7)
     assert module.weight.shape == (11, 7)
@@ -21,13 +21,13 @@ def test_rows_are_added():
     assert torch.equal(module(x, rows), x + module.weight[rows])
 
 
-def test_gradient_reaches_the_rows_used_and_no_others():
+def test_gradient_is_zero_for_unused_rows():
     module = LearnedPositions(max_len=7).build(d_model=3)
     module(torch.zeros(2, 3, 3), torch.tensor([1, 4, 4])).sum().backward()
     assert module.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 4, 0, 0]
 
 
-def test_grid_with_extra_rows():
+def test_grid_with_extra_rows_has_expected_sizes():
     choice = LearnedPositions(grid=(3, 5), n_extra=2)
     assert (choice.length, choice.n_positions) == (17, 15)
     module = choice.build(d_model=7)
@@ -35,7 +35,7 @@ def test_grid_with_extra_rows():
     assert torch.equal(module(x), x + module.weight)
 
 
-def test_defaults_and_round_trip_through_a_dict(unchecked):
+def test_defaults_round_trip_through_a_dict(unchecked):
     from dataclasses import asdict
 
     assert LearnedPositions() == LearnedPositions(max_len=512)
@@ -45,7 +45,7 @@ def test_defaults_and_round_trip_through_a_dict(unchecked):
     assert hash(LearnedPositions(grid=[3, 5])) == hash(LearnedPositions(grid=(3, 5)))
 
 
-def test_starts_small():
+def test_initial_table_has_small_standard_deviation():
     torch.manual_seed(0)
     weight = LearnedPositions(max_len=401).build(d_model=101).weight
     n = weight.numel()
@@ -56,7 +56,7 @@ def test_starts_small():
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-def test_beyond_the_table_is_refused_and_resized_is_named():
+def test_position_beyond_the_table_raises_and_suggests_resized():
     module = LearnedPositions(max_len=11).build(d_model=3)
     with pytest.raises(ShapeError, match=r"a sequence of 13 tokens, but .* has 11 rows .*`\.resized\(new_length\)`"):
         module(torch.zeros(2, 13, 3))
@@ -68,7 +68,7 @@ def test_beyond_the_table_is_refused_and_resized_is_named():
         LearnedPositions(grid=(2, 3)).build(3)(torch.zeros(7, 3))
 
 
-def test_wrong_shapes_and_dtypes_are_refused(unchecked):
+def test_module_with_wrong_shape_or_dtype_raises(unchecked):
     module = LearnedPositions(max_len=11).build(d_model=3)
     with pytest.raises(ShapeError, match=r"x has shape \(2, 5, 7\); expected \(…, T, 3\)"):
         module(torch.zeros(2, 5, 7))
@@ -89,12 +89,12 @@ def test_wrong_shapes_and_dtypes_are_refused(unchecked):
         ({"n_extra": -1}, "n_extra is -1; expected a whole number of at least 0"),
     ],
 )
-def test_bad_fields_are_refused(unchecked, fields, message):
+def test_learned_positions_with_invalid_values_raises(unchecked, fields, message):
     with pytest.raises(ConfigError, match=message):
         LearnedPositions(**fields)
 
 
-def test_resized_wants_the_right_kind_of_size(unchecked):
+def test_resized_with_wrong_kind_of_size_raises(unchecked):
     with pytest.raises(ShapeError, match=r"resized\(\(2, 3\)\): these positions are a sequence; expected one whole"):
         LearnedPositions(max_len=5).build(3).resized((2, 3))
     with pytest.raises(ShapeError, match=r"resized\(5\): these positions are a grid; expected \(rows, columns\)"):
@@ -142,7 +142,7 @@ def cubic(values: list[float], size: int) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [3, 7, 19])
-def test_a_line_is_interpolated_linearly(size):
+def test_resized_sequence_is_interpolated_linearly(size):
     module = LearnedPositions(max_len=7, n_extra=2).build(d_model=3).double()
     new = module.resized(size)
     assert new.choice == LearnedPositions(max_len=size, n_extra=2)
@@ -152,7 +152,7 @@ def test_a_line_is_interpolated_linearly(size):
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (11, 7), (3, 13)])
-def test_a_grid_is_interpolated_bicubically(grid):
+def test_resized_grid_is_interpolated_bicubically(grid):
     module = LearnedPositions(grid=(3, 5), n_extra=1).build(d_model=2).double()
     new = module.resized(grid)
     assert new.choice == LearnedPositions(grid=grid, n_extra=1)
@@ -165,7 +165,7 @@ def test_a_grid_is_interpolated_bicubically(grid):
         torch.testing.assert_close(new.weight[1:, m], expected, rtol=0, atol=1e-13)
 
 
-def test_a_grid_is_resized_as_timm_does():
+def test_resized_grid_equals_timm():
     from timm.layers import resample_abs_pos_embed
 
     module = LearnedPositions(grid=(5, 5), n_extra=1).build(d_model=7)
@@ -180,7 +180,7 @@ def test_a_grid_is_resized_as_timm_does():
     torch.testing.assert_close(module.resized((3, 11)).weight, expected[0], rtol=0, atol=1e-7)
 
 
-def test_the_same_size_gives_equal_weights_of_its_own():
+def test_resized_to_same_size_returns_a_copy():
     for module, size in (
         (LearnedPositions(max_len=7).build(3), 7),
         (LearnedPositions(grid=(2, 3), n_extra=1).build(3), (2, 3)),
@@ -191,7 +191,7 @@ def test_the_same_size_gives_equal_weights_of_its_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_resized_keeps_dtype_and_whether_it_trains(dtype):
+def test_resized_keeps_dtype_and_requires_grad(dtype):
     module = LearnedPositions(grid=(2, 3)).build(5).to(dtype).eval()
     module.weight.requires_grad_(False)
     new = module.resized((3, 5))
@@ -199,7 +199,7 @@ def test_resized_keeps_dtype_and_whether_it_trains(dtype):
 
 
 @pytest.mark.compiled
-def test_compiles_whole():
+def test_learned_positions_compile_to_a_full_graph():
     module = LearnedPositions(max_len=29).build(d_model=6)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     for T, start in ((5, 0), (7, 13)):
@@ -207,7 +207,7 @@ def test_compiles_whole():
         assert torch.equal(compiled(x, positions), module(x, positions))
 
 
-def test_skipped_rows_stand_before_the_first_place():
+def test_skipped_rows_precede_the_first_position():
     plain, moved = (
         LearnedPositions(max_len=7, n_extra=1).build(5),
         LearnedPositions(max_len=7, n_extra=1, skipped=2).build(5),
@@ -225,6 +225,6 @@ def test_skipped_rows_stand_before_the_first_place():
 
 
 @pytest.mark.bad_input
-def test_skipped_rows_are_no_places():
+def test_skipped_rows_are_not_positions():
     with pytest.raises(ShapeError, match=r"position 7, but the table of learned positions has 7 rows \(0 … 6\)"):
         LearnedPositions(max_len=7, skipped=2).build(5)(torch.randn(1, 1, 5), torch.tensor([7]))

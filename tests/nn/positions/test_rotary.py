@@ -1,4 +1,4 @@
-"""Rotary positions against complex multiplication and transformers' Llama, and by what they are for."""
+"""Tests of rotary positions against complex multiplication and transformers' Llama."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def by_complex_numbers(x: torch.Tensor, positions: list[int], base: float) -> to
 
 
 @pytest.mark.parametrize("base", [10000.0, 53.0])
-def test_rotation_is_complex_multiplication(base):
+def test_rotate_equals_complex_multiplication(base):
     x = torch.randn(2, 3, 5, 14, dtype=torch.float64)
     positions = [0, 1, 7, 19, 1003]
     got = Rotary(base=base).rotate(x, torch.tensor(positions))
     torch.testing.assert_close(got, by_complex_numbers(x, positions, base), rtol=0, atol=1e-11)
 
 
-def test_a_fraction_turns_the_first_part_and_leaves_the_rest():
+def test_partial_rotary_factor_rotates_first_features_only():
     x = torch.randn(2, 5, 20, dtype=torch.float64)
     positions = [3, 4, 5, 6, 7]
     got = Rotary(partial_rotary_factor=0.3).rotate(x, torch.tensor(positions))
@@ -42,7 +42,7 @@ def test_a_fraction_turns_the_first_part_and_leaves_the_rest():
     torch.testing.assert_close(got[..., :6], by_complex_numbers(x[..., :6], positions, 10000.0), rtol=0, atol=1e-11)
 
 
-def test_rows_of_positions_for_each_of_the_batch():
+def test_rotate_accepts_positions_per_batch_row():
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     positions = torch.tensor([[0, 0, 0, 1, 2], [3, 4, 5, 6, 7]])
     got = Rotary().rotate(x, positions)
@@ -50,7 +50,7 @@ def test_rows_of_positions_for_each_of_the_batch():
         assert_equal_up_to_rounding(got[row], Rotary().rotate(x[row], positions[row]))
 
 
-def test_agrees_with_transformers_llama():
+def test_rotate_equals_transformers_llama():
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -67,7 +67,7 @@ def test_agrees_with_transformers_llama():
         torch.testing.assert_close(got, expected, rtol=0, atol=4 * 401 * 2**-23)
 
 
-def test_the_papers_pairing_is_the_same_after_reordering_features():
+def test_interleaved_pairing_equals_half_split_after_reordering_features():
     """The paper turns neighbours 2i and 2i + 1: the features 0, 2, 4, …, 1, 3, 5, … brought to our order."""
     x, positions = torch.randn(5, 14, dtype=torch.float64), torch.tensor([2, 3, 5, 7, 11])
     angle = positions[:, None] * 10000.0 ** (-torch.arange(0, 14, 2, dtype=torch.float64) / 14)
@@ -85,7 +85,7 @@ def test_the_papers_pairing_is_the_same_after_reordering_features():
     shift=st.integers(0, 100_000),
     partial_rotary_factor=st.sampled_from([0.5, 1.0]),
 )
-def test_scores_depend_on_distance_alone_and_length_is_kept(p, j, shift, partial_rotary_factor):
+def test_scores_depend_on_distance_only_and_norms_are_preserved(p, j, shift, partial_rotary_factor):
     rotary = Rotary(partial_rotary_factor=partial_rotary_factor)
     generator = torch.Generator().manual_seed(p * 5003 + j)
     q, k = torch.randn(2, 1, 44, dtype=torch.float64, generator=generator)
@@ -97,7 +97,7 @@ def test_scores_depend_on_distance_alone_and_length_is_kept(p, j, shift, partial
     torch.testing.assert_close(rotary.rotate(q, torch.tensor([p])).norm(), q.norm(), rtol=1e-12, atol=0)
 
 
-def test_scores_do_depend_on_distance():
+def test_scores_differ_between_distances():
     q, k = torch.ones(1, 2), torch.ones(1, 2)
     near = (Rotary().rotate(q, torch.tensor([0])) * k).sum()
     far = (Rotary().rotate(q, torch.tensor([2])) * k).sum()
@@ -105,7 +105,7 @@ def test_scores_do_depend_on_distance():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_rounded_once(dtype):
+def test_rotate_in_half_precision_rounds_once(dtype):
     x = torch.randn(3, 7, 10).to(dtype)
     positions = torch.arange(7) + 40_009
     exact = Rotary().rotate(x.double(), positions)
@@ -116,19 +116,19 @@ def test_half_precision_is_rounded_once(dtype):
     assert ((got.double() - exact).abs() <= 0.51 * unit + 1e-6).all()
 
 
-def test_gradients():
+def test_rotate_gradients_equal_finite_differences():
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     positions = torch.tensor([2, 5, 11])
     assert torch.autograd.gradcheck(lambda x: Rotary(partial_rotary_factor=2 / 3).rotate(x, positions), (x,))
 
 
 @pytest.mark.parametrize(("partial_rotary_factor", "width"), [(1.0, 7), (0.5, 6), (0.25, 10), (0.1, 10), (1.0, 1)])
-def test_widths_that_do_not_pair_are_refused(partial_rotary_factor, width):
+def test_odd_rotary_dim_raises(partial_rotary_factor, width):
     with pytest.raises(ShapeError, match=f"of {width} features per head; expected an even number"):
         Rotary(partial_rotary_factor=partial_rotary_factor).rotate(torch.zeros(3, width), torch.arange(3))
 
 
-def test_wrong_positions_are_refused(unchecked):
+def test_rotate_with_wrong_positions_raises(unchecked):
     with pytest.raises(ShapeError, match=r"positions have shape \(4,\) and x has shape \(2, 3, 5, 6\)"):
         Rotary().rotate(torch.zeros(2, 3, 5, 6), torch.arange(4))
 
@@ -136,13 +136,13 @@ def test_wrong_positions_are_refused(unchecked):
 @pytest.mark.parametrize(
     "fields", [{"partial_rotary_factor": 0}, {"partial_rotary_factor": 1.5}, {"base": 1}, {"base": None}]
 )
-def test_bad_fields_are_refused(unchecked, fields):
+def test_rotary_with_invalid_values_raises(unchecked, fields):
     with pytest.raises(ConfigError, match=f"Rotary: {next(iter(fields))} is "):
         Rotary(**fields)
 
 
 @pytest.mark.compiled
-def test_compiles_whole():
+def test_rotate_compiles_to_a_full_graph():
     rotary = Rotary(partial_rotary_factor=0.5)
     compiled = torch.compile(rotary.rotate, fullgraph=True, dynamic=True)
     for T, start in ((5, 0), (7, 13)):

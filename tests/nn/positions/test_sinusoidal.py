@@ -1,4 +1,4 @@
-"""Sinusoidal positions against the paper's formula in plain Python, near and far."""
+"""Tests of sinusoidal positions against the paper's formula in plain Python, at near and far positions."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def formula(position: int, width: int, base: float = 10000.0) -> list[float]:
     return row
 
 
-def test_the_worked_example_position_3_width_512():
+def test_table_equals_worked_example_at_position_3():
     row = Sinusoidal().table(5, 512)[3]
     for got, expected in zip(row[:4].tolist(), [0.14112, -0.98999, 0.24509, -0.96950], strict=True):
         assert got == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.parametrize("base", [10000.0, 97.0])
-def test_table_is_the_formula(base):
+def test_table_equals_formula(base):
     table = Sinusoidal(base).table(7, 22, start=13, dtype=torch.float64)
     expected = torch.tensor([formula(p, 22, base) for p in range(13, 20)], dtype=torch.float64)
     torch.testing.assert_close(table, expected, rtol=0, atol=1e-13)
 
 
-def test_table_takes_the_default_dtype_and_the_one_given():
+def test_table_has_default_or_requested_dtype():
     assert Sinusoidal().table(3, 4).dtype == torch.float32
     assert Sinusoidal().table(3, 4, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("position", [100_000, 1_000_003])
-def test_far_positions_are_exact_to_float32(position):
+def test_table_at_far_positions_is_exact_to_float32(position):
     row = Sinusoidal().table(1, 514, start=position)[0].double()
     exact = torch.tensor(formula(position, 514), dtype=torch.float64)
     # One rounding to float32 of a number of size at most 1, and the float64 angle's own error.
@@ -47,7 +47,7 @@ def test_far_positions_are_exact_to_float32(position):
     assert (row - exact).abs().max() <= bound
 
 
-def test_angles_in_float32_would_fail_that_bound():
+def test_float32_angles_exceed_the_error_bound():
     """The reason for float64: the same table with float32 angles is wrong in the third decimal at 100,000."""
     pair = torch.arange(0, 514, 2)
     angle = 100_000 * 10000.0 ** (-pair.float() / 514)
@@ -56,7 +56,7 @@ def test_angles_in_float32_would_fail_that_bound():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_module_adds_the_rows_and_keeps_the_dtype(dtype):
+def test_module_adds_table_and_keeps_dtype(dtype):
     module = Sinusoidal().build(d_model=22).to(dtype)
     x = torch.randn(2, 5, 22).to(dtype)
     out = module(x, torch.arange(5) + 11)
@@ -65,7 +65,7 @@ def test_module_adds_the_rows_and_keeps_the_dtype(dtype):
     assert torch.equal(module(x), x + Sinusoidal().table(5, 22, dtype=dtype))
 
 
-def test_module_takes_a_row_of_positions_for_each_of_the_batch():
+def test_module_accepts_positions_per_batch_row():
     module = Sinusoidal().build(d_model=6)
     x = torch.randn(3, 5, 6, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 2, 3], [7, 6, 5, 4, 3]])
@@ -73,18 +73,18 @@ def test_module_takes_a_row_of_positions_for_each_of_the_batch():
     torch.testing.assert_close(module(x, positions), expected, rtol=0, atol=1e-13)
 
 
-def test_module_holds_nothing():
+def test_module_has_empty_state_dict():
     assert Sinusoidal().build(d_model=6).state_dict() == {}
 
 
-def test_empty_and_single_sequences():
+def test_module_accepts_empty_and_single_token_sequences():
     module = Sinusoidal().build(d_model=4)
     assert module(torch.zeros(3, 0, 4)).shape == (3, 0, 4)
     assert module(torch.zeros(1, 4)).tolist() == [[0.0, 1.0, 0.0, 1.0]]
     assert Sinusoidal().table(0, 4).shape == (0, 4)
 
 
-def test_a_shift_is_a_rotation():
+def test_shifted_positions_equal_rotated_encodings():
     """PE(p + k) is a linear map of PE(p), the same for every p: the reason the paper gives."""
     width, k = 10, 7
     table = Sinusoidal().table(23, width, dtype=torch.float64)
@@ -97,13 +97,13 @@ def test_a_shift_is_a_rotation():
 
 
 @pytest.mark.parametrize("width", [0, 1, 7])
-def test_odd_widths_are_refused(width):
+def test_odd_width_raises(width):
     for call in (lambda: Sinusoidal().table(3, width), lambda: Sinusoidal().build(width)):
         with pytest.raises(ShapeError, match=f"width {width}; expected an even width"):
             call()
 
 
-def test_wrong_shapes_are_refused(unchecked):
+def test_module_with_wrong_shapes_raises(unchecked):
     module = Sinusoidal().build(d_model=6)
     with pytest.raises(ShapeError, match=r"x has shape \(2, 5, 7\); expected \(…, T, 6\)"):
         module(torch.zeros(2, 5, 7))
@@ -115,13 +115,13 @@ def test_wrong_shapes_are_refused(unchecked):
 
 
 @pytest.mark.parametrize("base", [0, 1.0, -3.0, float("inf"), float("nan"), "10000", True])
-def test_bad_base_is_refused(unchecked, base):
+def test_invalid_base_raises(unchecked, base):
     with pytest.raises(ConfigError, match=r"Sinusoidal: base is .*; expected a number above 1"):
         Sinusoidal(base=base)
 
 
 @pytest.mark.compiled
-def test_compiles_whole_and_grows():
+def test_module_compiles_to_a_full_graph_with_dynamic_length():
     module = Sinusoidal().build(d_model=6)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
     for T, start in ((5, 0), (11, 3), (11, 100_000)):
@@ -129,7 +129,7 @@ def test_compiles_whole_and_grows():
         torch.testing.assert_close(compiled(x, positions), module(x, positions), rtol=0, atol=1e-6)
 
 
-def test_halves_are_the_same_waves_with_all_sines_first():
+def test_split_layout_is_a_permutation_with_sines_first():
     table = Sinusoidal(97.0, layout="split").table(7, 22, start=13, dtype=torch.float64)
     expected = torch.tensor([formula(p, 22, 97.0) for p in range(13, 20)], dtype=torch.float64)
     torch.testing.assert_close(table, torch.cat((expected[:, 0::2], expected[:, 1::2]), dim=1), rtol=0, atol=1e-13)

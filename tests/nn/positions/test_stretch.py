@@ -1,4 +1,4 @@
-"""Stretched rotary angles against transformers' own frequencies, and against what each is for."""
+"""Tests of RoPE scaling against transformers' frequencies and the defining properties of each scaling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRETCHES = {
 
 
 @pytest.mark.parametrize("name", STRETCHES)
-def test_frequencies_are_those_of_transformers(name):
+def test_scaled_frequencies_equal_transformers(name):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -42,21 +42,21 @@ def test_frequencies_are_those_of_transformers(name):
     assert not torch.allclose(got, plain)
 
 
-def test_a_linear_stretch_puts_three_positions_where_one_was():
+def test_linear_scaling_divides_positions_by_factor():
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     places = torch.arange(5)
     got = Rotary(scaling=LinearScaling(3.0)).rotate(x, 3 * places)
     torch.testing.assert_close(got, Rotary().rotate(x, places), rtol=0, atol=1e-12)
 
 
-def test_short_wavelengths_stay_and_long_ones_are_slowed():
+def test_llama3_scaling_divides_low_frequencies_only():
     fast, slow = torch.tensor([2 * math.pi / 8], dtype=torch.float64), torch.tensor([1e-6], dtype=torch.float64)
     scaling = Llama3Scaling(8.0, original_max_len=64)
     assert torch.equal(scaling.scale_frequencies(fast, 10.0), fast)  # 8 turns in 64 positions, more than 4
     torch.testing.assert_close(scaling.scale_frequencies(slow, 10.0), slow / 8, rtol=1e-15, atol=0)
 
 
-def test_yarn_lengthens_what_it_turns():
+def test_yarn_scaling_multiplies_norms_by_attention_scaling():
     x = torch.randn(3, 8, dtype=torch.float64)
     rotated = Rotary(scaling=YarnScaling(4.0)).rotate(x, torch.arange(3))
     torch.testing.assert_close(rotated.norm(dim=-1), x.norm(dim=-1) * (0.1 * math.log(4.0) + 1))
@@ -64,7 +64,7 @@ def test_yarn_lengthens_what_it_turns():
 
 
 @pytest.mark.parametrize("name", STRETCHES)
-def test_a_stretch_is_stored_with_its_model(name):
+def test_scaling_round_trips_in_model_config(name):
     config = DecoderConfig(
         vocab_size=7, d_model=8, n_heads=2, n_layers=1, positions=Rotary(base=50.0, scaling=STRETCHES[name][0])
     )
@@ -72,7 +72,7 @@ def test_a_stretch_is_stored_with_its_model(name):
 
 
 @pytest.mark.bad_input
-def test_settings_that_contradict_each_other():
+def test_scaling_with_invalid_values_raises():
     with pytest.raises(ConfigError, match=r"low is 4\.0 and high is 1\.0"):
         Llama3Scaling(low=4.0, high=1.0)
     with pytest.raises(ConfigError, match=r"factor is 0\.5; expected a number of at least 1"):
