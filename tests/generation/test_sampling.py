@@ -32,7 +32,7 @@ def test_filters_equal_reference_filters(logits, temperature, top_k, top_p, min_
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kept"),
+    ("strategy", "kept_ids"),
     [
         (Sample(top_k=2), [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
         (Sample(top_p=0.5), [1, 0, 0, 0]),
@@ -46,9 +46,9 @@ def test_filters_equal_reference_filters(logits, temperature, top_k, top_p, min_
         (Sample(temperature=0.5), [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
     ],
 )
-def test_filters_equal_hand_computed_probabilities(strategy, kept):
+def test_filters_equal_hand_computed_probabilities(strategy, kept_ids):
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64).log()
-    assert probabilities(logits, strategy)[0].tolist() == pytest.approx(kept)
+    assert probabilities(logits, strategy)[0].tolist() == pytest.approx(kept_ids)
 
 
 def test_filters_keep_ties_together():

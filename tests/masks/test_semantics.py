@@ -329,5 +329,5 @@ def test_documents_may_be_whole_numbers_of_any_width(dtype):
     mask, expected = documents(ids.to(dtype)), documents(ids)
     assert torch.equal(mask.dense(5), expected.dense(5))
     assert mask.count(5) == expected.count(5) == 22
-    beyond = torch.arange(9)  # where there is no id, nobody sees anybody
+    beyond = torch.arange(9)  # where there is no id, no query attends to any key
     assert int(mask.allows(beyond[:, None], beyond, keys=9).sum()) == 22

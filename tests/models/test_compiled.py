@@ -44,7 +44,7 @@ VISION = {
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    """Each test traces anew; graphs of another model would count against the limit of recompilations."""
+    """Each test traces again; graphs of another model would count against the limit of recompilations."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 

@@ -288,7 +288,7 @@ def test_unsupported_calls_raise_implementation_error(kwargs, reason):
 
 
 @pytest.mark.parametrize(
-    ("mask", "chosen"),
+    ("mask", "implementation"),
     [
         (window(2, 2) | every(4), "sparse"),
         (window(64, 64), "sparse"),
@@ -297,10 +297,10 @@ def test_unsupported_calls_raise_implementation_error(kwargs, reason):
     ],
     ids=str,
 )
-def test_auto_chooses_sparse_if_predicted_faster(mask, chosen):
+def test_auto_chooses_sparse_if_predicted_faster(mask, implementation):
     q = torch.randn(1, 2, 2048, 16)
     call = AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), None, 0)
-    assert select_implementation(call).name == chosen
+    assert select_implementation(call).name == implementation
 
 
 def test_auto_chooses_sdpa_for_small_calls():
@@ -429,7 +429,7 @@ def test_learned_bias_on_gpu_uses_sdpa(monkeypatch):
     monkeypatch.setattr(
         kernel.SparseImplementation, "unsupported_reason", lambda self, call: kernel._triton_unsupported_reason(call)
     )
-    for learned, chosen in ((False, "sparse"), (True, "sdpa")):
+    for learned, implementation in ((False, "sparse"), (True, "sdpa")):
         bias.requires_grad_(learned)
         call = AttentionInputs(q, q, q, window(2, 2), ScaledDot(), Softmax(), bias, 0)
-        assert select_implementation(call).name == chosen
+        assert select_implementation(call).name == implementation
