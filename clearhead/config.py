@@ -203,7 +203,7 @@ def _config_class(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
         raise ConfigError(f"got {type(data).__name__}, expected a dict of fields")
     name = data.get("type", None if cls is Config else cls.__name__)
     class_names = sorted(Config._classes)
-    if isinstance(name, str):
+    if isinstance(name, str) and name not in class_names:
         name = RENAMED_TYPES.get(name, name)
     missing = "this configuration has no 'type'; add type = \"…\", one of: "
     require(name is not None, missing + ", ".join(class_names))
@@ -283,10 +283,11 @@ def _variants(hint: Any) -> tuple[type, ...]:
 def _find_variant(name: Any, variants: tuple[type, ...], where: str) -> type:
     """Return the variant with this name, ignoring case and hyphens: "warmup-cosine" is WarmupCosine."""
     key = str(name).replace("-", "").replace("_", "").lower()
-    key = next((new.lower() for old, new in RENAMED_TYPES.items() if old.lower() == key), key)
-    for variant in variants:
-        if variant.__name__.lower() == key:
-            return variant
+    by_name = {variant.__name__.lower(): variant for variant in variants}
+    if key not in by_name:  # names of version 0.2 must not hide a variant that is called like that today
+        key = next((new.lower() for old, new in RENAMED_TYPES.items() if old.lower() == key), key)
+    if key in by_name:
+        return by_name[key]
     names = [variant.__name__ for variant in variants]
     raise ConfigError(f"{where}: there is no variant {short_repr(name)}; {did_you_mean(name, names)}")
 

@@ -339,3 +339,21 @@ def test_invalid_mask_text_raises_one_line_message():
     with pytest.raises(ConfigError) as caught:
         DecoderConfig.from_dict(text | {"mask": "causl()"})
     assert str(caught.value) == "DecoderConfig.mask: column 1: there is no mask 'causl'; did you mean 'causal'?"
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A user's choice with a name that version 0.2 used for another class."""
+
+    amount: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftConfig(Config):
+    """A configuration with that choice."""
+
+    variant: Scale | Shift = Scale()
+
+
+def test_from_dict_of_a_variant_named_like_an_old_class_returns_the_variant():
+    assert ShiftConfig.from_dict({"variant": {"type": "Shift", "amount": 3}}).variant == Shift(3)
