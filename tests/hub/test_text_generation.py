@@ -147,7 +147,7 @@ def test_invalid_input_raises(bard, reader):
         bard.generate("x" * 400)
     with pytest.raises(DataError, match="expected an Encoder"):
         bard.embed("x")
-    with pytest.raises(ShapeError, match="knows no classes"):
+    with pytest.raises(ShapeError, match="has no classification head"):
         hub.pipeline(reader).classify("dog")
     with pytest.raises(DataError, match="was trained for vectors"):
         hub.pipeline(reader).generate("x")

@@ -167,7 +167,7 @@ def test_command_options_decide_verdict(run, arguments, status, verdict):
             ("mine_to_check:GPT", "--input-shape", "3,x"),
             "clearhead: --input-shape is '3,x'; expected sizes separated by commas",
         ),
-        (("en-ex",), "clearhead: there is no model 'en-ex'"),
+        (("en-ex",), "clearhead: 'en-ex' is not a bundled model, a folder or a file"),
         ((":x",), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((".x:y",), "clearhead: '.x:y' does not name a Python module; expected package.module:factory"),
         (("not_there_at_all:make",), "clearhead: 'not_there_at_all' cannot be imported"),

@@ -65,7 +65,7 @@ def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatc
         (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected a whole number of at least 1\n"),
         (
             ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),
-            "clearhead: AttentionConfig: d_model is 512 and n_heads is 7",
+            "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
         ),
         ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
