@@ -282,8 +282,8 @@ class TestTasks:
 
     def test_speech_conclusion_lists_error_rates_and_latency(self):
         rows = {
-            (speech.KNOWN, "unlimited"): [{speech.SINGLE: 0.01, speech.STREAMS: 0.02, speech.LATENCY: None}],
-            (speech.KNOWN, "past"): [{speech.SINGLE: 0.02, speech.STREAMS: 0.03, speech.LATENCY: 0.25}],
+            (speech.KNOWN_SPEAKERS, "unlimited"): [{speech.SINGLE: 0.01, speech.STREAMS: 0.02, speech.LATENCY: None}],
+            (speech.KNOWN_SPEAKERS, "past"): [{speech.SINGLE: 0.02, speech.STREAMS: 0.03, speech.LATENCY: 0.25}],
         }
         assert conclusion(speech, rows) == (
             "Results by context of a frame. unlimited: error rate 2.0% in streams and 1.0% for single digits, 95 % "
