@@ -1,0 +1,91 @@
+"""What functions of `clearhead.course.answers.computed` return: values, tables and figures.
+
+A value is a string or a number. A figure is anything with `svg()` and `text(width)`: a drawn mask
+(`masks.draw(...)`), a figure of a claim, or an `SvgFigure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class AnswerTable:
+    """A table of an answer.
+
+    Attributes:
+        header: Names of the columns.
+        rows: Cells, row by row; numbers are right-aligned.
+        caption: A sentence below the table.
+
+    Example:
+        >>> AnswerTable(["layer", "parameters"], [["attention", 4096]]).cells
+        [['attention', '4,096']]
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+    caption: str = ""
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The cells as text."""
+        return [[format_value(cell) for cell in row] for row in self.rows]
+
+    @property
+    def numeric_columns(self) -> list[bool]:
+        """For each column, whether all of its cells are numbers."""
+        columns = zip(*self.rows, strict=True)
+        return [all(not isinstance(cell, str) for cell in column) for column in columns]
+
+
+@runtime_checkable
+class AnswerFigure(Protocol):
+    """A drawing with a form for pages and a form for terminals."""
+
+    def svg(self) -> str:
+        """Return the drawing as a self-contained SVG element."""
+        ...
+
+    def text(self, width: int = 80) -> str:
+        """Return the drawing as text of at most `width` columns."""
+        ...
+
+
+@dataclass(frozen=True)
+class SvgFigure:
+    """A drawing made by code.
+
+    Attributes:
+        markup: The SVG element, with xmlns, viewBox, width and height.
+        drawing: The same in characters, at most 80 columns wide.
+        caption: A sentence below the drawing.
+    """
+
+    markup: str
+    drawing: str
+    caption: str = ""
+
+    def svg(self) -> str:
+        """Return the SVG element."""
+        return self.markup
+
+    def text(self, width: int = 80) -> str:
+        """Return the drawing in characters; it is not reflowed to `width`."""
+        return self.drawing
+
+
+def format_value(value: str | int | float) -> str:
+    """Return a computed value as text: integers with separators, floats with four significant digits.
+
+    Example:
+        >>> format_value(12345), format_value(0.123456), format_value(-0.5), format_value("1/3")
+        ('12,345', '0.1235', '−0.5', '1/3')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
