@@ -149,19 +149,19 @@ def minibatch_iterations(t: Experiment) -> None:
     η²/b, in fractions; the iterations until it is below 1/10, at the same rate η."""
     for rate in (Fraction(1, 2), Fraction(1, 4)):
         counts = [iterations_until(Fraction(1, 10), rate, b) for b in (2, 8, 32)]
-        result_text = ", ".join("never" if n == _PATIENCE else str(n) for n in counts)
+        result_text = ", ".join("never" if n == PATIENCE else str(n) for n in counts)
         t.record_case(f"η = {rate}: iterations for b = 2, 8, 32", result_text, counts[0] > counts[1] >= counts[2])
     counts = [iterations_until(Fraction(1, 10), Fraction(1, 100), b) for b in (2, 8, 32)]
     t.note(f"at η = 1/100, where noise holds nothing back, the batch hardly matters: {counts}")
 
 
-_PATIENCE = 1_000
+PATIENCE = 1_000
 
 
 def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     """Return the number of steps until E x² is below the goal."""
     square, steps = Fraction(1), 0
-    while square >= goal and steps < _PATIENCE:
+    while square >= goal and steps < PATIENCE:
         square, steps = (1 - rate) ** 2 * square + rate * rate / b, steps + 1
     return steps
 
