@@ -78,9 +78,7 @@ def penalty_options() -> AnswerTable:
         "third: λ e_k, k from |w|": _LAMBDA * largest_weight,
         "fourth: λ e_k, k from |x|": _LAMBDA * largest_feature,
     }
-    rows = [
-        [name, _vector(g.tolist()), "yes" if torch.allclose(g, w.grad) else "no"] for name, g in gradients.items()
-    ]
+    rows = [[name, _vector(g.tolist()), "yes" if torch.allclose(g, w.grad) else "no"] for name, g in gradients.items()]
     return AnswerTable(["gradient of the penalty", "value", "equal"], rows)
 
 
@@ -145,10 +143,7 @@ def activation_slopes() -> AnswerTable:
     """Return the slopes of three activations at several inputs."""
     x = torch.tensor([-10.0, -5.0, -2.0, 0.5, 2.0, 5.0, 10.0], dtype=torch.float64, requires_grad=True)
     slopes = [torch.autograd.grad(f(x).sum(), x)[0].tolist() for f in (torch.sigmoid, torch.tanh, torch.relu)]
-    rows = [
-        [_vector([place])[1:-1], f"{a:.2g}", f"{b:.2g}", f"{c:g}"]
-        for place, a, b, c in zip(x.tolist(), *slopes, strict=True)
-    ]
+    rows = [[_vector([place])[1:-1], a, b, c] for place, a, b, c in zip(x.tolist(), *slopes, strict=True)]
     return AnswerTable(["x", "slope of the sigmoid", "slope of tanh", "slope of ReLU"], rows)
 
 
@@ -289,7 +284,7 @@ def _two_head_logits() -> exact.Matrix:
 
 def _probability(row: int, name: str) -> str:
     weights = exact.softmax(dedup_decoder.logits()[row - 1])
-    return _four_digits(weights[dedup_decoder.NAMES.index(name)])
+    return f"{float(weights[dedup_decoder.NAMES.index(name)]):.4g}"
 
 
 def _four_digits(value: sp.Expr) -> str:
