@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,11 +86,14 @@ Penalty = Annotated[
 def decoding_strategy(beam: int | None, length_penalty: float | None, default: Strategy) -> Strategy:
     """Return beam search of this width, or greedy decoding for width 1; the default's width if `beam` is None."""
     from clearhead.generation import BeamSearch, Greedy
-    from clearhead.hub.translate import LENGTH_PENALTY
+    from clearhead.hub.translate import DEFAULT_STRATEGY
 
     if beam is None:
         beam = default.width if isinstance(default, BeamSearch) else 1
     if beam < 1:
         raise ConfigError(f"--beam is {beam}; expected at least 1 (1 is greedy)")
-    penalty = LENGTH_PENALTY if length_penalty is None else length_penalty
-    return Greedy() if beam == 1 else BeamSearch(beam, length_penalty=penalty)
+    if beam == 1:
+        return Greedy()
+    strategy = default if isinstance(default, BeamSearch) else DEFAULT_STRATEGY
+    penalty = strategy.length_penalty if length_penalty is None else length_penalty
+    return dataclasses.replace(strategy, width=beam, length_penalty=penalty)

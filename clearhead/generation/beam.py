@@ -19,9 +19,10 @@ from torch import Tensor
 
 from clearhead.errors import ConfigError
 from clearhead.generation.decoder import CapturableDecoder, IncrementalDecoder
+from clearhead.generation.logits_processors import LogitsProcessingDecoder
 from clearhead.generation.options import BeamSearch
 from clearhead.generation.results import Generated
-from clearhead.generation.sampling import to_float32, topk_logprobs
+from clearhead.generation.sampling import to_float32, topk, topk_logprobs
 from clearhead.generation.token_loop import GenerationLoop, logits_error
 
 _STEPS_PER_SYNC = 4  # steps that a GPU makes between host syncs
@@ -77,6 +78,7 @@ class BeamLoop(GenerationLoop):
     ) -> None:
         super().__init__(decoder, beam, max_new_tokens, stops)
         self.beam = beam
+        self.has_log_probs = isinstance(decoder, LogitsProcessingDecoder) and decoder.returns_log_probs
         self.pending_reorder: Tensor | None = None  # applied at the next sync, together with dropped prompts
 
     @torch.no_grad()
@@ -97,6 +99,7 @@ class BeamLoop(GenerationLoop):
         max_new = self.max_new_tokens
         powers = [float(min(n, max_new)) ** self.beam.length_penalty for n in range(1, self.capacity + 2)]
         self.divisors = torch.tensor([1.0, *powers], dtype=torch.float64, device=device)
+        self.last_step = torch.full((1,), max_new, device=device)  # a tensor, because a captured graph is shared
         self.first_row = torch.arange(P, device=device)[:, None] * W
         self._extend(logits, torch.zeros(P, 1, dtype=torch.float64, device=device))
         if isinstance(self.decoder, CapturableDecoder):
@@ -131,20 +134,25 @@ class BeamLoop(GenerationLoop):
             sequences.log_probs.scatter_(2, index, log_probs.gather(1, candidates)[..., None])
             return sequences
 
-        # A stop id finishes a sequence only among the best `width`.
+        # A stop id finishes a sequence only among the best `width`; in the last step all of these end.
         first = torch.arange(width, device=ids.device).expand(len(ids), -1)
-        ends = (is_stop & is_possible)[:, :width] & ~self.is_done[:, None]
+        is_last = self.n == self.last_step
+        ends = ((is_stop | is_last) & is_possible)[:, :width] & ~self.is_done[:, None]
         self.n_finished += ends.sum(1)
         final = (scores[:, :width] / self.divisors[self.n]).masked_fill(~ends, -math.inf)
         lengths = self.n.expand(*ends.shape)
-        self._add_to_pool(extended(first)._replace(scores=final, lengths=lengths, finished=ends))
+        finished = ends & is_stop[:, :width]
+        self._add_to_pool(extended(first)._replace(scores=final, lengths=lengths, finished=finished))
         # The best candidates without a stop id stay alive, in their order; empty slots may follow.
         order = (~is_stop & is_possible).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
         live_scores = scores.gather(1, order).masked_fill(is_stop.gather(1, order), -math.inf)
         self.live.copy_(extended(order)._replace(scores=live_scores))
         parent = parent.gather(1, order)
         none_alive = ~(live_scores > -math.inf).any(1)
-        self.is_done.logical_or_((self.n_finished >= width) | none_alive | self._cannot_improve())
+        # Processors may ban every id of every hypothesis.
+        has_failed = none_alive & (self.n_finished == 0) & ~self.is_done & (self.invalid_step < 0)
+        self.invalid_step.copy_(torch.where(has_failed, self.n - 1, self.invalid_step))
+        self.is_done.logical_or_(is_last | none_alive | self._is_settled() | self._cannot_improve())
         return parent
 
     def _candidates(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
@@ -157,8 +165,11 @@ class BeamLoop(GenerationLoop):
         # Enough for `width` without a stop: each hypothesis has at most len(stops) stop ids among its best.
         n_candidates = width * (1 + len(self.stops))
         k = min(n_candidates, logits.shape[-1])
-        # The top k of the logits, because rounding makes some distinct logits equal as log-probabilities.
-        top_ids, top_log_probs = topk_logprobs(logits, k)
+        if self.has_log_probs:
+            top_ids, top_log_probs = topk(logits, k)
+        else:
+            # The top k of the logits, because rounding makes some distinct logits equal as log-probabilities.
+            top_ids, top_log_probs = topk_logprobs(logits, k)
         ids = top_ids.unflatten(0, (P, W))  # (P, W, k)
         log_probs = top_log_probs.unflatten(0, (P, W))
         is_empty = scores == -math.inf
@@ -184,6 +195,15 @@ class BeamLoop(GenerationLoop):
         order = merged.scores.sort(dim=1, descending=True, stable=True).indices
         self.pool.copy_(merged.take(order[:, : self.beam.width]))
 
+    def _is_settled(self) -> Tensor:
+        """Return (P,) whether the search of a prompt ends by the rule of `early_stopping`."""
+        is_full = self.n_finished >= self.beam.width
+        if self.beam.early_stopping is True:
+            return is_full
+        favors_length = self.beam.early_stopping == "never" and self.beam.length_penalty > 0
+        divisor = self.divisors[-1:] if favors_length else self.divisors[self.n]
+        return is_full & (self.live.scores.amax(1) / divisor <= self.pool.scores[:, -1])
+
     def _cannot_improve(self) -> Tensor:
         """Return (P,) whether no live hypothesis can exceed the n_best-th finished score.
 
@@ -205,7 +225,7 @@ class BeamLoop(GenerationLoop):
         self.n_synced = self.n_steps
         self.is_over = not n_open or self.n_steps == self.max_new_tokens
         if self.is_over:
-            self._finish()
+            self._store_results(torch.ones_like(self.is_done))
         if self.is_over or self.is_async:
             return
         is_open = ~self.is_done
@@ -223,14 +243,6 @@ class BeamLoop(GenerationLoop):
             self.first_row = self.first_row[: len(self.prompt_of_row)]
         if rows is not None:
             self.decoder.reorder_cache(rows)
-
-    def _finish(self) -> None:
-        """Add unfinished hypotheses to the pool when `max_new_tokens` is reached, and store the results."""
-        is_alive = (self.live.scores > -math.inf) & ~self.is_done[:, None]
-        final = (self.live.scores / self.divisors[-1]).masked_fill(~is_alive, -math.inf)
-        lengths = torch.full_like(self.live.lengths, self.n_steps)
-        self._add_to_pool(self.live._replace(scores=final, lengths=lengths))
-        self._store_results(torch.ones_like(self.is_done))
 
     def _store_results(self, selected: Tensor) -> None:
         """Store the results of the `selected` (P,) prompts."""
@@ -253,5 +265,5 @@ class BeamLoop(GenerationLoop):
         )
 
     def tensors(self) -> list[Tensor]:
-        counters = self.n, self.prompt_of_row, self.is_done, self.n_finished, self.invalid_step, self.divisors
-        return [*self.live, *self.pool, *self.results, *counters]
+        counters = self.n, self.prompt_of_row, self.is_done, self.n_finished, self.invalid_step
+        return [*self.live, *self.pool, *self.results, *counters, self.divisors, self.last_step]

@@ -78,6 +78,8 @@ def generate(
         sliding_context=sliding_context,
         logits_processors=logits_processors,
         stop_ids=stops,
+        # A beam of width 1 is greedy decoding, in transformers too.
+        returns_log_probs=isinstance(strategy, BeamSearch) and strategy.width > 1,
     )
     return search(decoder, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
 

@@ -23,6 +23,7 @@ from clearhead.config import Validated
 from clearhead.errors import ConfigError
 from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.prompts import pad_rows
+from clearhead.generation.sampling import to_float32
 
 Ids = tuple[NonNegativeInt, ...]
 
@@ -59,6 +60,8 @@ class LogitsProcessors(Validated):
         forced_eos_token_ids: Ids allowed as the last of `max_new_tokens`.
         suppress_tokens: Ids that are never generated.
         begin_suppress_tokens: Ids that are not generated first.
+        renormalize_logits: Normalize the log-probabilities of beam search again after the other changes. The ids of
+            greedy decoding and sampling do not depend on it.
         timestamp_rules: Rules for Whisper's timestamps.
     """
 
@@ -71,11 +74,22 @@ class LogitsProcessors(Validated):
     forced_eos_token_ids: Ids = ()
     suppress_tokens: Ids = ()
     begin_suppress_tokens: Ids = ()
+    renormalize_logits: bool = False
     timestamp_rules: WhisperTimestampRules | None = None
 
 
 class LogitsProcessingDecoder:
-    """Applies logits processors to a decoder. `prompts` are the ids that each row continues."""
+    """Applies logits processors to a decoder.
+
+    Args:
+        decoder: The decoder.
+        processors: The logits processors.
+        prompts: Ids that each row continues.
+        max_new_tokens: Largest number of new ids.
+        stop_ids: Ids that end a sequence.
+        returns_log_probs: Apply the processors to log-probabilities and return these, as transformers does for beam
+            search. They are not normalized again, so their sum over a sequence counts what the processors took away.
+    """
 
     def __init__(
         self,
@@ -85,7 +99,9 @@ class LogitsProcessingDecoder:
         *,
         max_new_tokens: int,
         stop_ids: tuple[int, ...],
+        returns_log_probs: bool = False,
     ) -> None:
+        self.returns_log_probs = returns_log_probs
         self._decoder = decoder
         self._processors = processors
         self._max_new_tokens = max_new_tokens
@@ -119,10 +135,10 @@ class LogitsProcessingDecoder:
         self._prompt_lengths = self._prompt_lengths.index_select(0, rows.to(self._prompt_lengths.device))
 
     def _process(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-        """Return the processed logits."""
+        """Return the processed logits or log-probabilities."""
         p = self._processors
         R, V = logits.shape
-        x = logits
+        x = to_float32(logits).log_softmax(-1) if self.returns_log_probs else logits
         banned = torch.zeros(R, V + 1, dtype=torch.bool, device=logits.device)
         if p.repetition_penalty != 1:
             occurred = banned.scatter(1, self._ids.remainder(V + 1), True)[:, :V]  # -1 maps to the last column
@@ -145,7 +161,12 @@ class LogitsProcessingDecoder:
         first_step = (self._prompt_lengths == 1).long() * (p.forced_bos_token_id is not None)
         suppressed[:, list(p.begin_suppress_tokens)] |= first_step.eq(self._n_new)[:, None]
         x = x.masked_fill(suppressed, -math.inf)
-        return x if p.timestamp_rules is None else self._apply_timestamp_rules(x, p.timestamp_rules)
+        if p.timestamp_rules is not None:
+            x = self._apply_timestamp_rules(x, p.timestamp_rules)
+        if p.renormalize_logits and self.returns_log_probs:
+            has_ids = (x > -math.inf).any(-1, keepdim=True)
+            x = torch.where(has_ids, x.log_softmax(-1), x)
+        return x
 
     def _ban_repeated_ngrams(self, banned: Bool[Tensor, "R V1"]) -> None:
         """Ban the ids that would complete an n-gram that occurred before."""

@@ -47,8 +47,12 @@ def incremental_decoder(
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
     stop_ids: tuple[int, ...] = (),
+    returns_log_probs: bool = False,
 ) -> IncrementalDecoder:
-    """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model."""
+    """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model.
+
+    `returns_log_probs` concerns logits processors only, see `LogitsProcessingDecoder`.
+    """
     unwrapped = getattr(model, "_orig_mod", model)  # inside of torch.compile
     if isinstance(unwrapped, (EncoderDecoder, RecurrentSeq2Seq)):
         decoder, rows = _encoder_decoder(model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache)
@@ -66,7 +70,14 @@ def incremental_decoder(
         decoder, rows = _decoder_only(model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context)
     if logits_processors is None:
         return decoder
-    return LogitsProcessingDecoder(decoder, logits_processors, rows, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    return LogitsProcessingDecoder(
+        decoder,
+        logits_processors,
+        rows,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        returns_log_probs=returns_log_probs,
+    )
 
 
 def _bucket_by_length(

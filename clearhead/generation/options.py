@@ -7,7 +7,7 @@ loops that run them are in `token_loop.py` (greedy decoding, sampling) and `beam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from clearhead._core.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Probability, Range, require
 from clearhead.config import Validated
@@ -56,21 +56,25 @@ class BeamSearch(Validated):
     """Beam search: keep `width` hypotheses per prompt and return the `n_best` best finished ones, best first.
 
     A sequence of n new ids (including its stop id) scores Σ log p / n**length_penalty. A hypothesis finishes when a
-    stop id is among the `width` best continuations. The search for a prompt ends when `width` sequences have finished,
-    when `max_new_tokens` is reached (then unfinished hypotheses compete too), or as soon as no live hypothesis can
-    exceed the score of the n_best-th finished one, which does not change the result. Ties go to the smaller id, so
-    `BeamSearch(1)` equals `Greedy()`.
+    stop id is among the `width` best continuations; at `max_new_tokens` all of the `width` best compete. The search for
+    a prompt ends as `early_stopping` says, or earlier if no live hypothesis can exceed the score of the n_best-th
+    finished one, which does not change the result. Ties go to the smaller id, so `BeamSearch(1)` equals `Greedy()`.
+    The results are those of `num_beams=width` in transformers.
 
     Args:
         width: Number of hypotheses per prompt.
         length_penalty: Exponent of the length. 0 scores by log-probability, which favors short sequences; 1 by the mean
             per id; negative values reward short sequences.
         n_best: Number of sequences to return per prompt.
+        early_stopping: When to end, once `width` sequences have finished. True: at once. False: when the best live
+            hypothesis, scored at its present length, does not exceed the worst of them. "never": when it could not even
+            at the length that favors it most.
     """
 
     width: PositiveInt = 4
     length_penalty: Annotated[float, Range()] = 1.0
     n_best: PositiveInt = 1
+    early_stopping: Literal[False, True, "never"] = False
 
     def validate(self) -> None:
         """Raise `ConfigError` if more sequences are requested than hypotheses are kept."""

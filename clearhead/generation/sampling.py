@@ -34,13 +34,23 @@ def topk_logprobs(logits: Float[Tensor, "R V"], k: int) -> tuple[Int[Tensor, "R 
         from clearhead.ops.topk_triton import launch
 
         return launch(logits, k)
-    if k == 1:
-        ids = _argmax(logits)
-    elif logits.is_cuda:  # no host sync inside a captured graph
-        ids = logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    else:
-        ids = _stable_topk(logits, k)
+    ids = _topk_ids(logits, k)
     return ids, log_probs_at(logits, ids)
+
+
+def topk(x: Float[Tensor, "R V"], k: int) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
+    """Return the ids of the k largest values of each row, largest first, and the values."""
+    ids = _topk_ids(x, k)
+    return ids, x.gather(1, ids)
+
+
+def _topk_ids(x: Tensor, k: int) -> Tensor:
+    """Return the ids (R, k) of the k largest values of each row; ties go to the smaller id."""
+    if k == 1:
+        return _argmax(x)
+    if x.is_cuda:  # no host sync inside a captured graph
+        return x.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return _stable_topk(x, k)
 
 
 def log_probs_at(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float[Tensor, "R k"]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clearhead.hub.pipelines import Pipeline
 
 LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the validation sentences of en-es
-DEFAULT_STRATEGY = BeamSearch(5, length_penalty=LENGTH_PENALTY)
+DEFAULT_STRATEGY = BeamSearch(5, length_penalty=LENGTH_PENALTY, early_stopping=True)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from clearhead.cli.app import _COMMANDS, app, every_command
 from clearhead.cli.options import decoding_strategy
 from clearhead.data import train_bpe
 from clearhead.generation import BeamSearch, Greedy
+from clearhead.hub.translate import DEFAULT_STRATEGY
 from clearhead.models import storage
 from clearhead.training import presets
 
@@ -51,13 +52,13 @@ def test_help_contains_no_rich_markup():
     assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
 
-@pytest.mark.parametrize("default", [BeamSearch(5), Greedy()])
+@pytest.mark.parametrize("default", [DEFAULT_STRATEGY, Greedy()])
 def test_decoding_strategy_applies_the_length_penalty_to_beam_search(default):
     assert decoding_strategy(None, 1.0, default) == default
     assert (
-        decoding_strategy(None, 0.3, BeamSearch(5))
+        decoding_strategy(None, 0.3, DEFAULT_STRATEGY)
         == decoding_strategy(5, 0.3, default)
-        == BeamSearch(5, length_penalty=0.3)
+        == BeamSearch(5, length_penalty=0.3, early_stopping=True)
     )
     assert decoding_strategy(1, 0.3, default) == Greedy()
 

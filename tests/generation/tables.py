@@ -57,8 +57,11 @@ def exhaustive(logits, prompt, *, vocab, max_new_tokens, stops, alpha):
     return sorted(sequences, key=lambda item: -item[0])
 
 
-def plain_beam(logits, prompt, *, width, max_new_tokens, stops, alpha):
-    """Return the results of beam search without early end for one prompt: (score, new ids, finished), best first."""
+def plain_beam(logits, prompt, *, width, max_new_tokens, stops, alpha, early_stopping=True):
+    """Return the results of beam search for one prompt: (score, new ids, finished), best first.
+
+    It ends by the rule of `early_stopping` alone.
+    """
     live, ended = [([], 0.0)], []
     for n in range(1, max_new_tokens + 1):
         options = [
@@ -67,12 +70,18 @@ def plain_beam(logits, prompt, *, width, max_new_tokens, stops, alpha):
             for id_, log_prob in enumerate(log_probs_after(logits, [*prompt, *new]))
         ]
         options.sort(key=lambda option: -option[1])
-        ended += [(total / n**alpha, new, True) for new, total in options[:width] if new[-1] in stops]
+        is_last = n == max_new_tokens
+        ended += [
+            (total / n**alpha, new, new[-1] in stops) for new, total in options[:width] if is_last or new[-1] in stops
+        ]
         live = [option for option in options if option[0][-1] not in stops][:width]
-        if len(ended) >= width or not live:
+        if not live or (len(ended) >= width and early_stopping is True):
             break
-    else:
-        ended += [(total / max_new_tokens**alpha, new, False) for new, total in live]
+        if len(ended) >= width:
+            longest = max_new_tokens if early_stopping == "never" and alpha > 0 else n
+            worst = sorted(ended, key=lambda item: -item[0])[width - 1][0]
+            if live[0][1] / longest**alpha <= worst:
+                break
     return sorted(ended, key=lambda item: -item[0])[:width]
 
 

@@ -63,21 +63,30 @@ def test_wide_beam_equals_exhaustive_search(alpha, stops):
     max_new_tokens=st.integers(1, 9),
     n_stops=st.integers(0, 3),
     alpha=st.sampled_from(ALPHAS),
+    early_stopping=st.sampled_from([False, True, "never"]),
     seed=st.integers(0, 10**6),
     data=st.data(),
 )
-def test_beam_search_equals_reference_search(vocab, width, max_new_tokens, n_stops, alpha, seed, data):
-    """The reference search has no early end, and runs one prompt at a time."""
+def test_beam_search_equals_reference_search(vocab, width, max_new_tokens, n_stops, alpha, early_stopping, seed, data):
+    """The reference search has no other early end, and runs one prompt at a time."""
     stops = tuple(range(min(n_stops, vocab)))
     n_best = data.draw(st.integers(1, width))
     prompts = torch.randint(vocab, (3, 2), generator=torch.Generator().manual_seed(seed))
     logits = chaotic(vocab, seed=seed)
-    strategy = BeamSearch(width, length_penalty=alpha, n_best=n_best)
+    strategy = BeamSearch(width, length_penalty=alpha, n_best=n_best, early_stopping=early_stopping)
     result = search(
         UncachedDecoder(logits, prompts), strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stops or None
     )
     for row, prompt in enumerate(prompts.tolist()):
-        expected = plain_beam(logits, prompt, width=width, max_new_tokens=max_new_tokens, stops=stops, alpha=alpha)
+        expected = plain_beam(
+            logits,
+            prompt,
+            width=width,
+            max_new_tokens=max_new_tokens,
+            stops=stops,
+            alpha=alpha,
+            early_stopping=early_stopping,
+        )
         assert_same(sequences(result, row), expected[:n_best])
 
 
@@ -111,7 +120,7 @@ def test_ties_go_to_smaller_id_as_in_greedy_and_reference_search(dtype):
     three = search(UncachedDecoder(coarse, prompts), strategy=BeamSearch(3), max_new_tokens=5, stop_ids=0)
     coarse.log_probs_after = lambda ids: coarse(torch.tensor([ids]))[0].double().log_softmax(-1).tolist()
     for row, prompt in enumerate(prompts.tolist()):
-        best = plain_beam(coarse, prompt, width=3, max_new_tokens=5, stops=(0,), alpha=1.0)[0]
+        best = plain_beam(coarse, prompt, width=3, max_new_tokens=5, stops=(0,), alpha=1.0, early_stopping=False)[0]
         assert sequences(three, row)[0][1:] == best[1:]
 
 

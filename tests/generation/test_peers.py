@@ -105,9 +105,10 @@ def test_greedy_ids_equal_transformers(pair):
     assert 0 < int(actual.finished.sum()) < len(ROWS)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("alpha", [-0.7, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("width", [2, 5])
-def test_beam_search_equals_transformers(pair, width, alpha):
+def test_beam_search_equals_transformers(pair, width, alpha, early_stopping):
     hf_model, model = pair
     ids, mask = padded_left(ROWS)
     expected = hf_model.generate(
@@ -118,16 +119,18 @@ def test_beam_search_equals_transformers(pair, width, alpha):
         num_beams=width,
         num_return_sequences=2,
         length_penalty=alpha,
-        early_stopping=True,  # ends when `width` sequences have finished, as here
+        early_stopping=early_stopping,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    actual = generate(
-        model, ROWS, strategy=BeamSearch(width, length_penalty=alpha, n_best=2), max_new_tokens=23, stop_ids=STOP
-    )
+    strategy = BeamSearch(width, length_penalty=alpha, n_best=2, early_stopping=early_stopping)
+    actual = generate(model, ROWS, strategy=strategy, max_new_tokens=23, stop_ids=STOP)
     sequences = expected.sequences[:, ids.shape[1] :].unflatten(0, (len(ROWS), 2))
     for row in range(len(ROWS)):
         for rank in range(2):
             assert actual.sequence(row, rank).tolist() == without_stop(sequences[row, rank])
     torch.testing.assert_close(actual.scores.flatten(), expected.sequences_scores, check_dtype=False)
-    assert 0 < int(actual.finished.sum()) < 2 * len(ROWS)
+    # Without an early end, a strong penalty favors sequences of the largest length.
+    n_finished = int(actual.finished.sum())
+    assert n_finished < 2 * len(ROWS)
+    assert n_finished or (alpha == 2.0 and early_stopping is not True)
