@@ -7,7 +7,7 @@ of processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
@@ -159,9 +159,10 @@ def examples_of(group: Int[Tensor, "..."]) -> Int[Tensor, " n"]:
 
 
 class Batches(Generic[B_co]):
-    """Iterate over the batches of a split, one epoch per iteration.
+    """The batches of a split, a pure function of seed, epoch and index, and an iterator over them.
 
-        for batch in Batches(task.train, TokenBudget(8192), seed=1): …
+        for batch in Batches(task.train, TokenBudget(8192), seed=1): …  # one epoch per iteration
+        batches.batch_at(epoch=2, index=7)
 
     Process `rank` of `world` gets the rows rank, rank + world, … of every batch. A process without a row in a small
     batch gets a batch with weight 0.
@@ -175,8 +176,8 @@ class Batches(Generic[B_co]):
         world: Number of processes.
 
     Attributes:
-        epoch: Current epoch.
-        position: Index of the next batch in the epoch.
+        epoch: Current epoch of the iterator.
+        position: Index of its next batch in the epoch.
 
     Raises:
         ConfigError: The examples cannot be packed.
@@ -196,30 +197,50 @@ class Batches(Generic[B_co]):
         if not self.groups():
             raise DataError(f"no batch can be made: {self.statistics()} from {len(split):,} examples with {size}")
 
-    def _plan(self) -> tuple[list[Tensor], Tensor]:
-        """Return the row indices of each batch of this epoch, and the lengths of all examples."""
-        if self._cached_plan is None or self._cached_plan[0] != self.epoch:
+    # ------------------------------------------------------------------ functions of the epoch
+
+    def _plan(self, epoch: int) -> tuple[list[Tensor], Tensor]:
+        """Return the row indices of each batch of an epoch, and the lengths of all examples."""
+        cached = self._cached_plan
+        if cached is None or cached[0] != epoch:
             n = len(self.split)
-            lengths = self.split.lengths(self.epoch)
-            order = permutation(n, _ROWS, self.seed, self.epoch) if self.shuffle else torch.arange(n)
+            lengths = self.split.lengths(epoch)
+            order = permutation(n, _ROWS, self.seed, epoch) if self.shuffle else torch.arange(n)
             groups = self.size.groups(lengths, order)
             if self.shuffle:
-                groups = [groups[i] for i in permutation(len(groups), _BATCHES, self.seed, self.epoch).tolist()]
-            self._cached_plan = self.epoch, groups, lengths
-        return self._cached_plan[1], self._cached_plan[2]
+                groups = [groups[i] for i in permutation(len(groups), _BATCHES, self.seed, epoch).tolist()]
+            cached = epoch, groups, lengths
+            self._cached_plan = cached
+        return cached[1], cached[2]
 
-    def groups(self) -> list[Tensor]:
-        """Return the row indices of each batch of this epoch, over all processes."""
-        return self._plan()[0]
+    def groups(self, epoch: int | None = None) -> list[Tensor]:
+        """Return the row indices of each batch of an epoch (by default the current one), over all processes."""
+        return self._plan(self.epoch if epoch is None else epoch)[0]
 
-    @property
-    def static_rows(self) -> int | None:
-        """Number of rows per batch of this process if all batches (except the last) have one shape, else None."""
-        groups, lengths = self._plan()
-        is_static = isinstance(self.size, SequencePacking) or (
-            isinstance(self.size, FixedSize) and bool((lengths == lengths[0]).all())
-        )
-        return len(max(groups, key=len)[self.rank :: self.world]) if is_static else None
+    def batch_at(self, epoch: int, index: int) -> B_co:
+        """Return batch `index` of an epoch, with the rows of this process."""
+        rows = self.groups(epoch)[index]
+        local_rows = rows[self.rank :: self.world]
+        batch_rows = local_rows if len(local_rows) else rows[:1]
+        if isinstance(self.size, SequencePacking):
+            batch = self.split.packed(batch_rows, self.size.width, epoch=epoch)
+        else:
+            batch = self.split.batch(batch_rows, epoch=epoch, multiple=self.size.multiple)
+        return batch if len(local_rows) else batch.with_zero_weight()
+
+    def positions(self, epoch: int = 0, index: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield (epoch, index) of the batches of successive epochs without end, starting with batch `index`."""
+        while True:
+            for i in range(index, len(self.groups(epoch))):
+                yield epoch, i
+            epoch, index = epoch + 1, 0
+
+    def epoch_batches(self, epoch: int) -> Iterator[B_co]:
+        """Yield the batches of an epoch, independent of the iterator's position."""
+        for index in range(len(self.groups(epoch))):
+            yield self.batch_at(epoch, index)
+
+    # ------------------------------------------------------------------ the iterator
 
     def __len__(self) -> int:
         """Return the number of batches of this epoch; with a token budget it differs slightly between epochs."""
@@ -227,18 +248,10 @@ class Batches(Generic[B_co]):
 
     def __iter__(self) -> Iterator[B_co]:
         """Yield the remaining batches of this epoch, and then advance to the next epoch."""
-        groups = self.groups()
-        while self.position < len(groups):
-            rows = groups[self.position]
+        while self.position < len(self):
             # Incremented before the yield, so that a state saved during a step does not repeat the batch.
             self.position += 1
-            local_rows = rows[self.rank :: self.world]
-            batch_rows = local_rows if len(local_rows) else rows[:1]
-            if isinstance(self.size, SequencePacking):
-                batch = self.split.packed(batch_rows, self.size.width, epoch=self.epoch)
-            else:
-                batch = self.split.batch(batch_rows, epoch=self.epoch, multiple=self.size.multiple)
-            yield batch if len(local_rows) else batch.with_zero_weight()
+            yield self.batch_at(self.epoch, self.position - 1)
         self.epoch, self.position = self.epoch + 1, 0
 
     def forever(self) -> Iterator[B_co]:
@@ -246,9 +259,20 @@ class Batches(Generic[B_co]):
         while True:
             yield from self
 
+    # ------------------------------------------------------------------ properties of the current epoch
+
+    @property
+    def static_rows(self) -> int | None:
+        """Number of rows per batch of this process if all batches (except the last) have one shape, else None."""
+        groups, lengths = self._plan(self.epoch)
+        is_static = isinstance(self.size, SequencePacking) or (
+            isinstance(self.size, FixedSize) and bool((lengths == lengths[0]).all())
+        )
+        return len(max(groups, key=len)[self.rank :: self.world]) if is_static else None
+
     def statistics(self) -> BatchStatistics:
         """Return counts of this epoch over all processes."""
-        groups, lengths = self._plan()
+        groups, lengths = self._plan(self.epoch)
         examples = [examples_of(rows) for rows in groups]
         n_examples = sum(map(len, examples))
         if isinstance(self.size, SequencePacking):
@@ -264,19 +288,21 @@ class Batches(Generic[B_co]):
             n_padded=n_padded,
         )
 
+    # ------------------------------------------------------------------ saved positions
+
     def _identity(self) -> dict[str, Any]:
-        """Return the settings that a saved state must share."""
+        """Return the settings that a saved position must share."""
         return {"seed": self.seed, "shuffle": self.shuffle, "size": repr(self.size), "examples": len(self.split)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain values; it does not depend on the number of processes."""
-        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+    def position_dict(self, epoch: int, index: int) -> dict[str, Any]:
+        """Return a position as plain values; it does not depend on the number of processes."""
+        return {"epoch": epoch, "position": index, **self._identity()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position.
+    def check_position(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (epoch, index) of a saved position.
 
         Raises:
-            ConfigError: The state belongs to other data, another seed or another batch size.
+            ConfigError: The position belongs to other data, another seed or another batch size.
         """
         if missing := {"epoch", "position", *self._identity()} - state.keys():
             raise ConfigError(
@@ -286,5 +312,13 @@ class Batches(Generic[B_co]):
             saved = f"the saved data position has {name} {state[name]}, expected {value}"
             require(state[name] == value, f"{saved}; resume with the data and settings of the run that saved it")
         epoch = check_int(state["epoch"], "epoch", maximum=_MAX_EPOCH)
-        position = check_int(state["position"], "position", maximum=_MAX_EPOCH)
-        self.epoch, self.position = epoch, position
+        index = check_int(state["position"], "position", maximum=_MAX_EPOCH)
+        return epoch, index
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the iterator as plain values."""
+        return self.position_dict(self.epoch, self.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved position; see `check_position`."""
+        self.epoch, self.position = self.check_position(state)

@@ -10,17 +10,22 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from clearhead._core.atomic_io import wrap_os_errors, write_atomically
+from clearhead.data import Tokenizer
 from clearhead.errors import StorageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Description of a run before its first step."""
+    """Description of a run before its first step.
+
+    `model` is the module that is trained, so that callbacks can sample from it or read its parameters."""
 
     task: str
     preset: str
@@ -33,6 +38,8 @@ class RunInfo:
     n_validation: int
     device: str
     processes: int
+    model: nn.Module = field(repr=False)
+    tokenizer: Tokenizer | None = None
     notes: tuple[str, ...] = ()  # such as rows of the data that were skipped
 
 

@@ -341,6 +341,8 @@ def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
         steps_per_epoch=trainer.steps_per_epoch,
         n_train=len(trainer.task.train),
         n_validation=len(trainer.task.validation),
+        model=trainer.model,
+        tokenizer=getattr(trainer.task, "tokenizer", None),
         notes=_notes(trainer),
     )
 

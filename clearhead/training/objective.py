@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -57,44 +57,38 @@ class Objective:
 PLAIN = Objective()
 
 
+@runtime_checkable
+class ChunkableModel(Protocol):
+    """A model whose logits are the product of its hidden states and a weight, plus `logit_bias` if it has one."""
+
+    def hidden_states(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the hidden states of a batch, (..., M)."""
+
+    def lm_head_weight(self) -> Tensor:
+        """Return the weight, (V, M)."""
+
+
+def chunkable_model(model: nn.Module) -> ChunkableModel | None:
+    """Return the model if its logits are the product of `hidden_states` and `lm_head_weight`, else None.
+
+    A subclass that overrides `forward` but not `hidden_states` would be skipped, and soft-capped logits are not a
+    product of the two."""
+    has_softcap = getattr(getattr(model, "config", None), "logit_softcap", None) is not None
+    if not isinstance(model, ChunkableModel) or has_softcap:
+        return None
+    return model if _defining_class(model, "forward") is _defining_class(model, "hidden_states") else None
+
+
+def _defining_class(model: object, method: str) -> type | None:
+    """Return the class whose method of this name the model inherits."""
+    return next((c for c in type(model).__mro__ if method in vars(c)), None)
+
+
 def loss_sum(model: nn.Module, batch: Batch, objective: Objective = PLAIN) -> Float[Tensor, ""]:
     """Return the loss of a batch as a sum over its labels, in nats; sums can be added over batches and processes.
 
     With `r_drop_alpha` every example passes through the model twice, with different dropout masks."""
-    if objective.r_drop_alpha:
-        batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
-    lm: Any = chunkable_model(model)
-    if lm is not None:
-        x, bias = batch.logits(lm.hidden_states), getattr(lm, "logit_bias", None)
-        return chunked_loss(x, lm.lm_head_weight(), batch.labels, batch.weights, objective, bias)
-    logits = batch.logits(model)
-    if (loss := batch.custom_loss(logits)) is not None:
-        if objective.smoothing or objective.r_drop_alpha:
-            raise ConfigError(
-                f"label_smoothing and r_drop_alpha need one loss per label, and {type(batch).__name__} has a custom "
-                "loss; leave them at 0"
-            )
-        return loss
-    of_logits = objective.of_logits or loss_of_logits
-    return of_logits(logits, batch.labels, batch.weights, objective.smoothing, objective.r_drop_alpha)
-
-
-def chunkable_model(model: nn.Module) -> nn.Module | None:
-    """Return the model if its logits are the product of `hidden_states` and `lm_head_weight`, else None.
-
-    A subclass that overrides `forward` but not `hidden_states`, and hooks on the model, would be skipped; soft-capped
-    logits are not a plain product."""
-    if getattr(getattr(model, "config", None), "logit_softcap", None) is not None:
-        return None
-    owner = {
-        name: next((c for c in type(model).__mro__ if name in vars(c)), None) for name in ("forward", "hidden_states")
-    }
-    has_hooks = model._forward_hooks or model._forward_pre_hooks
-    return (
-        model
-        if owner["hidden_states"] is not None and owner["hidden_states"] is owner["forward"] and not has_hooks
-        else None
-    )
+    return ModelWithLoss(model, objective)(batch)
 
 
 def loss_of_logits(
@@ -117,17 +111,14 @@ def loss_of_logits(
     return total / 2 + r_drop_alpha / 4 * (divergence * weights.unflatten(0, (2, -1))[0]).sum()
 
 
-@torch.no_grad()
 def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
     """Return the sum of unsmoothed losses and the number of correct labels."""
-    lm: Any = chunkable_model(model)
-    if lm is None:
-        logits = batch.logits(model)
-        if (loss := batch.custom_loss(logits)) is not None:
-            return torch.stack((loss.double(), loss.new_tensor(batch.n_correct(logits), dtype=torch.float64)))
-        return _scores_of_logits(logits, batch.labels, batch.weights)
-    x, matrix = batch.logits(lm.hidden_states).flatten(0, -2), lm.lm_head_weight()
-    bias = getattr(lm, "logit_bias", None)
+    return ModelWithLoss(model, PLAIN)(batch, score=True)
+
+
+def _scores_in_chunks(x: Tensor, matrix: Tensor, bias: Tensor | None, batch: Batch) -> Float[Tensor, "2"]:
+    """Return the sums of `scores` from hidden states, without storing all logits."""
+    x = x.flatten(0, -2)
     rows = _rows(len(matrix), _CHUNK_LOGITS)
     chunks = zip(x.split(rows), batch.labels.flatten().split(rows), batch.weights.flatten().split(rows), strict=True)
     sums = [_scores_of_logits(F.linear(part, matrix, bias), labels, weights) for part, labels, weights in chunks]
@@ -284,8 +275,44 @@ class ModelWithLoss(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
-        self.model, self.objective = model, objective
+        self.model = model
+        self.objective = objective
+        self._is_chunkable = chunkable_model(model) is not None
 
     def forward(self, batch: Batch, *, score: bool = False) -> Tensor:
         """Return the sum of losses, or with `score` the result of `scores`, for validation."""
-        return scores(self.model, batch) if score else loss_sum(self.model, batch, self.objective)
+        return self._scores(batch) if score else self._loss(batch)
+
+    def _chunkable(self) -> ChunkableModel | None:
+        """Return the model if its loss can be computed in chunks, which would skip the hooks on its forward."""
+        model: Any = self.model
+        has_hooks = model._forward_hooks or model._forward_pre_hooks
+        return model if self._is_chunkable and not has_hooks else None
+
+    def _loss(self, batch: Batch) -> Tensor:
+        objective = self.objective
+        if objective.r_drop_alpha:
+            batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
+        if (lm := self._chunkable()) is not None:
+            x, bias = batch.logits(lm.hidden_states), getattr(lm, "logit_bias", None)
+            return chunked_loss(x, lm.lm_head_weight(), batch.labels, batch.weights, objective, bias)
+        logits = batch.logits(self.model)
+        if (loss := batch.custom_loss(logits)) is not None:
+            if objective.smoothing or objective.r_drop_alpha:
+                raise ConfigError(
+                    f"label_smoothing and r_drop_alpha need one loss per label, and {type(batch).__name__} has a "
+                    "custom loss; leave them at 0"
+                )
+            return loss
+        of_logits = objective.of_logits or loss_of_logits
+        return of_logits(logits, batch.labels, batch.weights, objective.smoothing, objective.r_drop_alpha)
+
+    @torch.no_grad()
+    def _scores(self, batch: Batch) -> Tensor:
+        if (lm := self._chunkable()) is not None:
+            x, bias = batch.logits(lm.hidden_states), getattr(lm, "logit_bias", None)
+            return _scores_in_chunks(x, lm.lm_head_weight(), bias, batch)
+        logits = batch.logits(self.model)
+        if (loss := batch.custom_loss(logits)) is not None:
+            return torch.stack((loss.double(), loss.new_tensor(batch.n_correct(logits), dtype=torch.float64)))
+        return _scores_of_logits(logits, batch.labels, batch.weights)

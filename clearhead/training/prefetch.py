@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbols
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.data.batch import Batch
 from clearhead.data.sampler import Batches, FixedSize, Size, examples_of
+from clearhead.ops.cuda_graph import sdpa_without_cudnn
 
 PREFETCH_BATCHES = 4
 MAX_EXAMPLES_IN_MESSAGE = 16
@@ -52,28 +52,35 @@ def kernels_for(size: Size) -> Iterator[None]:
     if isinstance(size, FixedSize):
         yield
         return
-    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(kernels), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+    with sdpa_without_cudnn(), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield
 
 
 class Prefetcher:
     """Iterate over batches without end, preparing the next ones in the background.
 
-    Attributes:
-        state: Position in the data after the last batch that `next` returned, for checkpoints.
+    It owns the position in the data: `epoch` and `index` of the batch after the last one that `next` returned.
+
+    Args:
+        batches: The batches, a pure function of epoch and index.
+        device: Device of the returned batches.
     """
 
     def __init__(self, batches: Batches[Batch], device: torch.device) -> None:
-        self.batches = batches
-        self.state = batches.state_dict()
-        self._n_batches = len(batches)  # in the current epoch
-        self._wait_seconds = 0.0  # on the CPU; on a GPU the events measure it
+        self._batches = batches
         self._device = device
+        self._wait_seconds = 0.0  # on the CPU; on a GPU the events measure it
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._reader = ThreadPoolExecutor(1, "clearhead-prefetch") if batches.split.is_streaming else None
         self._queue: deque[Future[tuple[Batch, BatchInfo]]] = deque()
+        self._move_to(0, 0)
+
+    def _move_to(self, epoch: int, index: int) -> None:
+        self.epoch = epoch
+        self.index = index
+        self._n_batches = len(self._batches.groups(epoch))
+        self._upcoming = self._batches.positions(epoch, index)  # of the batches to prepare
 
     def next(self) -> tuple[Batch, BatchInfo]:
         """Return the next batch on the device, and its identification."""
@@ -83,21 +90,29 @@ class Prefetcher:
             self._wait_seconds += time.perf_counter() - start
         else:
             batch, info = self._fetch_on_side_stream(self._stream)
-        self.state = self.state | {"epoch": info.epoch, "position": info.index + 1}
+        self.epoch = info.epoch
+        self.index = info.index + 1
         self._n_batches = info.n_batches
         return batch, info
 
     @property
     def epochs(self) -> float:
         """Number of epochs that have been returned."""
-        return self.state["epoch"] + self.state["position"] / self._n_batches
+        return self.epoch + self.index / self._n_batches
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Resume at a position in the data."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data as plain values, for checkpoints."""
+        return self._batches.position_dict(self.epoch, self.index)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved position.
+
+        Raises:
+            ConfigError: The position belongs to other data, another seed or another batch size.
+        """
+        epoch, index = self._batches.check_position(state)
         self.close()
-        self.batches.load_state_dict(state)
-        self.state = self.batches.state_dict()
-        self._n_batches = len(self.batches)
+        self._move_to(epoch, index)
 
     def pop_wait_time(self) -> float:
         """Return the seconds spent waiting for batches since the last call. The device must be synchronized.
@@ -113,6 +128,7 @@ class Prefetcher:
         for future in [future for future in self._queue if not future.cancel()]:
             future.exception()
         self._queue.clear()
+        self._upcoming = self._batches.positions(self.epoch, self.index)
 
     def _fetch_on_side_stream(self, stream: torch.cuda.Stream) -> tuple[Batch, BatchInfo]:
         current = torch.cuda.current_stream(self._device)
@@ -128,17 +144,16 @@ class Prefetcher:
 
     def _fetch(self) -> tuple[Batch, BatchInfo]:
         if self._reader is None:
-            return self._make_batch()
+            return self._make_next()
         while len(self._queue) <= PREFETCH_BATCHES:
-            self._queue.append(self._reader.submit(self._make_batch))
+            self._queue.append(self._reader.submit(self._make_next))
         return self._queue.popleft().result()
 
-    def _make_batch(self) -> tuple[Batch, BatchInfo]:
-        # A new iterator continues at `position`, also after a state was loaded. At the end of an epoch, iterating has
-        # begun the next one, which is never empty.
-        batch = next(self.batches.forever())
+    def _make_next(self) -> tuple[Batch, BatchInfo]:
+        """Make the next batch, in the reader's thread if there is one."""
+        epoch, index = next(self._upcoming)
+        batch = self._batches.batch_at(epoch, index)
         if self._reader is not None and self._stream is not None:
             batch = batch.pin_memory()
-        index = self.batches.position - 1
-        groups = self.batches.groups()
-        return batch, BatchInfo(self.batches.epoch, index, len(groups), examples_of(groups[index]))
+        groups = self._batches.groups(epoch)
+        return batch, BatchInfo(epoch, index, len(groups), examples_of(groups[index]))

@@ -28,7 +28,7 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
-from clearhead.training.step_runner import StepRunner, widest
+from clearhead.training.step_runner import StepRunner, training_mode, widest
 
 MODEL = "model"  # the folder of the result, in that of the run
 Ending = Literal["finished", "stopped early", "interrupted"]
@@ -134,8 +134,8 @@ class Trainer:
         self.batches = self._batches(task.train, shuffle=True)
         self.prefetcher = Prefetcher(self.batches, device)
         self.validation = self._batches(task.validation, shuffle=False)
-        self.step_runner = StepRunner(model, config, self.world, rows=self.batches.static_rows)
-        self.model = self.step_runner.model
+        self.model = model.to(device)
+        self.step_runner = StepRunner(self.model, config, self.world, rows=self.batches.static_rows)
         self.optimizer = optimizer.adamw(
             self.model, lr=config.schedule.lr_max, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
@@ -179,7 +179,7 @@ class Trainer:
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.state.seconds
         try:
-            with kernels_for(self.config.batch):
+            with kernels_for(self.config.batch), training_mode(self.model):
                 ending = self._train(signals)
             self._check_finite()
             self.save()
@@ -306,8 +306,8 @@ class Trainer:
         Args:
             weights: Parameters to evaluate; by default the current ones.
         """
-        sums, n = self.step_runner.eval_step(self.validation, weights)
-        self.validation.epoch = 0  # so that every validation has the same batches
+        # Every validation has the same batches, those of epoch 0.
+        sums, n = self.step_runner.eval_step(self.validation.epoch_batches(0), weights)
         loss, n_correct = self.world.sum(sums).tolist()
         labels, _ = self._over_all(n, 0)
         return loss / labels, n_correct / labels
@@ -325,7 +325,7 @@ class Trainer:
         tensors = checkpoints.weights(self.model) | checkpoints.optimizer_tensors(self.optimizer, self.model)
         tensors |= checkpoints.prefixed("average", self.averaged) | checkpoints.prefixed("best", self.best)
         tensors |= checkpoints.rng_tensors(self.world)
-        values = {"fingerprint": self.fingerprint, "trainer": asdict(self.state), "data": self.prefetcher.state}
+        values = {"fingerprint": self.fingerprint, "trainer": asdict(self.state), "data": self.prefetcher.state_dict()}
         if self._log_file is not None:
             self._log_file.sync()
         self.checkpoint = checkpoints.write(self.folder, self.state.step, tensors, values, self.world)
@@ -367,7 +367,7 @@ class Trainer:
         self.averaged = checkpoints.read_prefixed("average", checkpoint, parameters)
         self.best = checkpoints.read_prefixed("best", checkpoint, parameters)
         try:
-            self.prefetcher.load_state(validate(checkpoint.state.get("data"), "data", dict))
+            self.prefetcher.load_state_dict(validate(checkpoint.state.get("data"), "data", dict))
         except ConfigError as error:
             raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {error}") from error
         self.state = state

@@ -25,29 +25,7 @@ from clearhead.training.objective import (
     loss_sum,
     scores,
 )
-
-N, M, V = 22, 7, 53
-
-
-def random_inputs(dtype, *, bias, seed=0, n_copies=1, V=V):
-    make = torch.Generator().manual_seed(seed)
-    x = torch.randn(N, M, generator=make, dtype=torch.float64)
-    matrix = torch.randn(V, M, generator=make, dtype=torch.float64)
-    offset = torch.randn(V, generator=make, dtype=torch.float64) if bias else None
-    labels = torch.randint(V, (N // n_copies,), generator=make).repeat(n_copies)
-    weights = (torch.rand(N // n_copies, generator=make) > 0.3).float().repeat(n_copies)
-    tensors = [None if t is None else t.to(dtype).requires_grad_() for t in (x, matrix, offset)]
-    return tensors, labels, weights
-
-
-def gradients(total, tensors):
-    total.backward()
-    values = [total.detach().double(), *(t.grad.double() for t in tensors if t is not None)]
-    for t in tensors:
-        if t is not None:
-            t.grad = None
-    return values
-
+from tests.training.loss_inputs import M, V, gradients, random_inputs
 
 CUTS = [(1 << 20, 1), (4 * 64, 64), (V, 1), (3 * V, 5)]
 
@@ -202,7 +180,7 @@ def test_chunked_loss_never_stores_all_logits():
 INTERPRETED = """
 import itertools, json, torch
 from clearhead.training.objective import Objective, chunked_loss
-from tests.training.test_objective import random_inputs, gradients
+from tests.training.loss_inputs import random_inputs, gradients
 
 found = []
 for dtype, smoothing, multiple in itertools.product((torch.float32, torch.bfloat16), (0.0, 0.13), (1, 64)):

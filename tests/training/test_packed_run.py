@@ -11,8 +11,9 @@ from torch import nn
 
 from clearhead.data import Batch, TokenBatch
 from clearhead.training import read_log, train
-from clearhead.training.step_runner import GraphedStep
-from tests.training.test_trainer import assert_same_run
+from clearhead.training.step_runner import WARMUP_CALLS, GraphedStep
+from tests.support.cpu_graphs import CPUGraphs
+from tests.training.tiny import assert_same_run
 from tests.training.workers import PACKED, write_pairs
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU to capture graphs")
@@ -116,3 +117,37 @@ def test_graphed_step_replay_reads_the_batch_redraws_dropout_and_keeps_gradients
     loss = recorded(_numbers(torch.tensor([[3]], device="cuda")), 1.0).item()
     assert int(loss) == 3
     assert len(plain_calls) == 5
+
+
+def test_graphed_step_on_the_stand_in_equals_eager_gradients_and_losses():
+    """Warm-up on the side stream, one capture, replays; gradients of several batches per update add up."""
+    table, unused = nn.Parameter(torch.arange(11.0)), nn.Parameter(torch.ones(3))
+    python_calls = []
+
+    def step(batch: Batch, scale: float | torch.Tensor) -> torch.Tensor:
+        python_calls.append(batch)
+        assert isinstance(batch, TokenBatch)
+        total = table[batch.ids].square().sum()
+        (total * scale).backward()
+        return total.detach()
+
+    graphs = CPUGraphs()
+    graphed = GraphedStep(step, [table, unused], graphs=graphs)
+    reference = nn.Parameter(table.detach().clone())
+    for number in range(9):
+        for micro_batch in range(1 + number % 2):  # updates of one and of two batches
+            ids = torch.tensor([[number, number + 1, (number + 3 * micro_batch) % 11]])
+            loss = graphed(_numbers(ids), 0.5 + number).clone()
+            expected = reference[ids].square().sum()
+            (expected * (0.5 + number)).backward()
+            assert loss.item() == expected.item()
+        assert torch.equal(table.grad, reference.grad)
+        assert unused.grad is None
+        table.grad = reference.grad = None
+    assert len(python_calls) == WARMUP_CALLS + 1
+    assert graphs.log[: WARMUP_CALLS + 1] == ["side stream"] * WARMUP_CALLS + ["capture"]
+    assert graphs.log.count("replay") == 13 - WARMUP_CALLS
+    # A batch of another shape runs eagerly, on the side stream.
+    graphed(_numbers(torch.tensor([[3]])), 1.0)
+    assert len(python_calls) == WARMUP_CALLS + 2
+    assert graphs.log[-1] == "side stream"

@@ -271,25 +271,32 @@ def test_train_init_starts_with_parameters_and_tokenizer(tmp_path, data):
     assert ids[0] == ids[1]
 
 
-def test_train_init_run_resumes_from_initial_parameters(tmp_path, data, monkeypatch):
-    from clearhead.training.trainer import Trainer
+class KilledAfter(Progress):
+    """Interrupt the run after a step; nothing is saved on exit, as with kill -9."""
 
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, step):
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_train_init_run_resumes_from_initial_parameters(tmp_path, data):
     settings = FEW | SMALL["translation"] | {"checkpoint_every": 100}
     first = train("translation", data=data["translation"], out=tmp_path / "first", overrides=settings)
     expected = train(
         "translation", data=data["translation"], out=tmp_path / "whole", init=first.model, overrides=settings
     )
-    update = Trainer._update
-
-    def killed(trainer, step):
-        if step == 3:
-            raise KeyboardInterrupt  # nothing is saved on exit, as with kill -9
-        update(trainer, step)
-
-    monkeypatch.setattr(Trainer, "_update", killed)
     with pytest.raises(KeyboardInterrupt):
-        train("translation", data=data["translation"], out=tmp_path / "broken", init=first.model, overrides=settings)
-    monkeypatch.setattr(Trainer, "_update", update)
+        train(
+            "translation",
+            data=data["translation"],
+            out=tmp_path / "broken",
+            init=first.model,
+            overrides=settings,
+            progress=KilledAfter(2),
+        )
     again = train(resume=tmp_path / "broken")
     assert again.valid_loss == expected.valid_loss
 
@@ -322,18 +329,26 @@ def test_translation_data_empty_phrase_raises_config_error():
         TranslationData(phrases=(("so", " "),))
 
 
-def test_kernels_for_token_budget_excludes_cudnn(tmp_path, data, monkeypatch):
-    """cuDNN initializes itself for every new shape, so it is disabled during the run and enabled again afterwards."""
-    from clearhead.training.trainer import Trainer
+class RecordCuDNN(Progress):
+    """Record after each step whether cuDNN's attention is enabled."""
 
-    cudnn_states = []
-    update = Trainer._update
-    monkeypatch.setattr(
-        Trainer,
-        "_update",
-        lambda trainer, step: (cudnn_states.append(torch.backends.cuda.cudnn_sdp_enabled()), update(trainer, step)),
-    )
+    def __init__(self):
+        self.states = []
+
+    def on_step_end(self, step):
+        self.states.append(torch.backends.cuda.cudnn_sdp_enabled())
+
+
+def test_kernels_for_token_budget_excludes_cudnn(tmp_path, data):
+    """cuDNN initializes itself for every new shape, so it is disabled during the run and enabled again afterwards."""
+    recorded = RecordCuDNN()
     assert torch.backends.cuda.cudnn_sdp_enabled()
-    train("translation", data=data["translation"], out=tmp_path / "run", overrides=FEW | SMALL["translation"])
-    assert cudnn_states == [False] * FEW["steps"]
+    train(
+        "translation",
+        data=data["translation"],
+        out=tmp_path / "run",
+        overrides=FEW | SMALL["translation"],
+        progress=recorded,
+    )
+    assert recorded.states == [False] * FEW["steps"]
     assert torch.backends.cuda.cudnn_sdp_enabled()

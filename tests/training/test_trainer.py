@@ -22,28 +22,11 @@ from clearhead.models import storage
 from clearhead.training import DivergedError, EarlyStopping, Progress, Recipe, WarmupCosine, checkpoint, read_log, train
 from clearhead.training.objective import Objective, loss_sum, scores
 from clearhead.training.trainer import Trainer
-from tests.training.tiny import SETTINGS, rows
+from tests.training.tiny import SETTINGS, assert_same_run, exported, final, rows
 
 
 def run(folder, **settings):
     return train("sort-dedup", out=folder, overrides=SETTINGS | settings)
-
-
-def final(folder):
-    """Every stored tensor of the last checkpoint."""
-    newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
-    return {name: tensor for file in newest.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
-def exported(folder):
-    return load_file(folder / "model/model.safetensors")
-
-
-def assert_same_run(a, b):
-    assert rows(a) == rows(b)
-    for first, second in ((final(a), final(b)), (exported(a), exported(b))):
-        assert first.keys() == second.keys()
-        assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 # ---------------------------------------------------------------------- the loss
@@ -371,25 +354,35 @@ def test_train_in_a_thread_ignores_signals(tmp_path):
     assert endings == ["finished"]
 
 
-def test_non_finite_loss_raises_diverged_error(tmp_path, monkeypatch):
-    from clearhead.training import objective as losses
+class DivergeAt(Progress):
+    """Make the logits of one step NaN, by a hook on the model, and record the ids of each later batch."""
 
-    real, calls = losses.loss_sum, []
+    def __init__(self, step):
+        self.step = step
+        self.ids = []
 
-    def diverging_loss(model, batch, *settings, **options):
-        calls.append(batch)
-        total = real(model, batch, *settings, **options)
-        return total * math.nan if len(calls) == 8 else total
+    def on_train_begin(self, info):
+        self.model = info.model
 
-    monkeypatch.setattr(losses, "loss_sum", diverging_loss)
+    def on_step_end(self, step):
+        if step == self.step - 1:
+            self.model.register_forward_hook(self.diverge)
+
+    def diverge(self, model, args, logits):
+        self.ids.append(args[0])
+        return logits * math.nan
+
+
+def test_non_finite_loss_raises_diverged_error(tmp_path):
+    fault = DivergeAt(8)
     with pytest.raises(DivergedError) as caught:
-        run(tmp_path / "run")
+        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"eval_every": 99}, progress=fault)
     error = caught.value
     assert error.step == 8
     assert error.checkpoint == tmp_path / "run/step-00000006"
     (batch_info,) = error.batches
     split = Recipe.load(tmp_path / "run").data.load(seed=0).train
-    assert torch.equal(split.batch(batch_info.examples, epoch=batch_info.epoch).ids, calls[7].ids)
+    assert torch.equal(split.batch(batch_info.examples, epoch=batch_info.epoch).ids, fault.ids[0])
     assert (
         f"at step 8 (epoch {batch_info.epoch}, batch {batch_info.index} of {batch_info.n_batches}, "
         f"examples {batch_info.examples[0]}" in str(error)
@@ -398,9 +391,8 @@ def test_non_finite_loss_raises_diverged_error(tmp_path, monkeypatch):
     parameters = load_file(tmp_path / "run/step-00000006/model.safetensors")
     assert all(tensor.isfinite().all() for tensor in parameters.values())
     assert not (tmp_path / "run/step-00000008").exists()
-    monkeypatch.setattr(losses, "loss_sum", real)
     assert train(resume=tmp_path / "run").ending == "finished"
-    run(tmp_path / "whole")
+    run(tmp_path / "whole", eval_every=99)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from clearhead.training import read_log
 
 SETTINGS: dict[str, Any] = {
@@ -32,3 +35,20 @@ TIMES = ("time", "tokens_per_s")
 def rows(run: Path | str) -> list[dict[str, Any]]:
     """A run's log without what a clock decides."""
     return [{name: value for name, value in row.items() if name not in TIMES} for row in read_log(run)]
+
+
+def final(folder):
+    """Every stored tensor of the last checkpoint."""
+    newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
+    return {name: tensor for file in newest.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def exported(folder):
+    return load_file(folder / "model/model.safetensors")
+
+
+def assert_same_run(a, b):
+    assert rows(a) == rows(b)
+    for first, second in ((final(a), final(b)), (exported(a), exported(b))):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)

@@ -16,13 +16,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead._core.shapes import Float, Int
 from clearhead.generation.decoder import size_bucket
@@ -33,6 +31,7 @@ from clearhead.masks import Causal, padding
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.nn.modes import eval_mode, iter_modules
+from clearhead.ops.cuda_graph import GraphedCallable, graphs_for, sdpa_without_cudnn
 
 _MAX_GRAPHS = 8  # per model; each owns a cache, or the buffers of a prefill
 _LONG_PROMPT = 1024  # tokens from which the speed of attention matters
@@ -42,33 +41,6 @@ _MAX_GRAPHED_PREFILL = 1 << 30  # bytes of keys and values; beyond, launches cos
 def uses_cuda_graphs(device: torch.device) -> bool:
     """Return whether decode steps on this device have fixed shapes, so that CUDA graphs can be captured."""
     return device.type == "cuda"
-
-
-def _sdpa_without_cudnn(enabled: bool) -> AbstractContextManager[None]:
-    """Exclude cuDNN's attention, which compiles a plan for each prompt length."""
-    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(backends) if enabled else nullcontext()
-
-
-class GraphedCallable:
-    """Calls `run`, which must use the same memory each time; on a GPU, replays a CUDA graph from the second call on."""
-
-    def __init__(self, run: Callable[[], None], device: torch.device) -> None:
-        self._run = run
-        self._device = device
-        self._n_calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        self._n_calls += 1
-        if self._device.type != "cuda" or self._n_calls == 1:  # the first call warms up compilers and libraries
-            self._run()
-            return
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._run()
-        self._graph.replay()
 
 
 class GraphedPrefill:
@@ -82,7 +54,7 @@ class GraphedPrefill:
         device = program.device
         self._ids = torch.zeros(B, width, dtype=torch.int64, device=device)
         self._last = torch.zeros(1, dtype=torch.int64, device=device)
-        self._prefill: Callable[[], None] = GraphedCallable(self._run, device)
+        self._prefill: Callable[[], None] = GraphedCallable(self._run, graphs_for(device))
 
     def _run(self) -> None:
         self._logits, self._keys_values = self._program.prefill(self._ids, last=self._last)
@@ -181,7 +153,7 @@ class FusedDecoder:
         self._left_pad = torch.tensor(left_pad, device=self._ids.device) if any(left_pad) else None
         width = self._graphed_prefill_width()
         # cuDNN's attention compiles a plan per shape, which pays off for few shapes of long prompts.
-        without_cudnn = _sdpa_without_cudnn(self._ids.is_cuda and (width is None or width < _LONG_PROMPT))
+        without_cudnn = sdpa_without_cudnn(self._ids.is_cuda and (width is None or width < _LONG_PROMPT))
         with eval_mode(self._modules), torch.inference_mode(), without_cudnn:
             if width is not None:
                 key = ("prefill", len(self._ids), width)
@@ -199,7 +171,7 @@ class FusedDecoder:
             return logits
 
     def decode_step(self, ids: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        with torch.inference_mode(), _sdpa_without_cudnn(self._ids.is_cuda and not self.has_static_shapes):
+        with torch.inference_mode(), sdpa_without_cudnn(self._ids.is_cuda and not self.has_static_shapes):
             return (self.cache or self._load_cache()).decode_step(ids)
 
     def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
@@ -235,7 +207,7 @@ class FusedDecoder:
             key = (search.key, *self._cache_sizes(), memory, self._left_pad is None)
             session = self.compiled.graphs.pop(key, None)
             if session is None:
-                session = search, self._load_cache(), GraphedCallable(search.advance, self._ids.device)
+                session = search, self._load_cache(), GraphedCallable(search.advance, graphs_for(self._ids.device))
             else:
                 self._load_cache(session[1])
                 session[0].copy_state_from(search)

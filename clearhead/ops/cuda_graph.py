@@ -1,0 +1,87 @@
+"""CUDA graphs: replay the kernels of a function with one launch, and attention backends for changing shapes.
+
+A pass of a small model consists of hundreds of short kernels, and launching them takes the host longer than they run. A
+CUDA graph launches them all at once. It reads and writes the memory that it was captured with, so the captured function
+must use the same memory in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, Protocol
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+CaptureErrorMode = Literal["global", "thread_local", "relaxed"]
+
+
+class GraphBackend(Protocol):
+    """Captures functions as graphs."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the kernels that `run` launches, without running them, and return a function that replays them."""
+
+
+class CUDAGraphs:
+    """Captures CUDA graphs.
+
+    Args:
+        stream: Stream of the capture; by default a separate stream of torch.
+        error_mode: Which CUDA calls fail during a capture: those of all threads ("global"), or those of this thread.
+    """
+
+    def __init__(
+        self, *, stream: torch.cuda.Stream | None = None, error_mode: CaptureErrorMode = "thread_local"
+    ) -> None:
+        self._stream = stream
+        self._error_mode = error_mode
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode=self._error_mode):
+            run()
+        return graph.replay
+
+
+class GraphedCallable:
+    """Calls a function eagerly at first, so that compilers and libraries initialize, and then replays its graph.
+
+    Args:
+        run: The function, which must use the same memory in each call after the warm-up.
+        graphs: Backend of the capture; None always calls `run`, for devices without graphs.
+        warmup_calls: Number of eager calls before the capture.
+    """
+
+    def __init__(self, run: Callable[[], None], graphs: GraphBackend | None, *, warmup_calls: int = 1) -> None:
+        self._run = run
+        self._graphs = graphs
+        self._warmup_calls = warmup_calls
+        self._n_calls = 0
+        self._replay: Callable[[], None] | None = None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a graph."""
+        return self._replay is not None
+
+    def __call__(self) -> None:
+        """Run the function, or replay its graph; the call after the warm-up captures it first."""
+        self._n_calls += 1
+        if self._graphs is None or self._n_calls <= self._warmup_calls:
+            self._run()
+            return
+        if self._replay is None:
+            self._replay = self._graphs.capture(self._run)
+        self._replay()
+
+
+def graphs_for(device: torch.device) -> CUDAGraphs | None:
+    """Return the graph backend of a device, or None if it has no graphs."""
+    return CUDAGraphs() if device.type == "cuda" else None
+
+
+def sdpa_without_cudnn(enabled: bool = True) -> AbstractContextManager[None]:
+    """Exclude cuDNN's attention, which prepares a plan for each shape, if `enabled`."""
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(backends) if enabled else nullcontext()
