@@ -28,7 +28,16 @@ STACKS = {
     "en-es, decoder to encoder": ("en-es", "decoder.blocks.*.cross_attention"),
     "shakespeare": ("shakespeare", "blocks.*.attention"),
 }
-PATTERNS = ("previous token", "next token", "diagonal", "same token", "punctuation", "first token", "last token")
+PATTERNS = (
+    "previous token",
+    "next token",
+    "diagonal",
+    "near diagonal",
+    "same token",
+    "punctuation",
+    "first token",
+    "last token",
+)
 SENTENCES = """Where is my book? I can't find it. | He said that he was tired, but he kept working.
 Do you want coffee, tea, or water? | My brother's wife works in a hospital. | If it rains, we will stay at home.
 I don't know what you are talking about. | The train to Madrid leaves at nine, I think.

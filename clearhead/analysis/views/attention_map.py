@@ -7,14 +7,16 @@ All views (terminal, figure, page) take maps, and one can be built from any tens
 A head is described by simple patterns with scores from 0 to 1. The score of a pattern that selects keys (the previous
 token, the first, …) is the share of the weight on those keys. "broad" is the effective number of keys (e to the
 entropy) divided by the number of visible keys. The label of a head is its best pattern if that scores at least one
-half, and "mixed" otherwise. H heads, T queries, S keys.
+half, and "mixed" otherwise; a pattern that fewer than half of the queries can follow is no label. In cross-attention,
+"diagonal" is the key at the query's relative position, "one before" and "one after" are its neighbors, and "near
+diagonal" is the label of a head that divides its attention among these three. H heads, T queries, S keys.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,6 +29,7 @@ from clearhead.errors import ConfigError
 
 LABEL_THRESHOLD = 0.5
 MIXED = "mixed"
+NEAR_DIAGONAL = "near diagonal"  # contains other patterns, so it is a label only if none of them is
 _WEIGHTS_PER_BLOCK = 1 << 22
 
 TokenNames = Sequence[str] | None
@@ -42,7 +45,7 @@ class HeadLabel:
     @property
     def score(self) -> float:
         """Score of the label; of the best pattern if the label is "mixed"."""
-        return max(self.scores.values(), default=0.0)
+        return self.scores.get(self.name, max(self.scores.values(), default=0.0))
 
     def __str__(self) -> str:
         return f"{self.name} {self.score:.2f}"
@@ -94,7 +97,9 @@ class AxisLayout:
         """Return the keys that each positional pattern selects, for these queries."""
         ahead = torch.arange(self.n_columns, dtype=torch.float32) - self.query_positions(start, stop)[:, None]
         if self._in_line and self.cross:
-            return {"diagonal": ahead.abs() <= 1}
+            offset = (ahead + 0.5).floor()  # of each key from the one that is nearest to the query's relative position
+            neighbors = {"diagonal": offset == 0, "one before": offset == -1, "one after": offset == 1}
+            return neighbors | {NEAR_DIAGONAL: offset.abs() <= 1}
         if self._in_line:
             return {"previous token": ahead == -1, "next token": ahead == 1, "diagonal": ahead == 0}
         (y, x), rows, elsewhere = self._on_grid(), slice(start, stop), ahead != 0
@@ -164,8 +169,14 @@ class HeadStats:
         """Return the summary; a pattern that no row could follow has no score."""
         means = {name: (total / count).tolist() for name, (total, count) in self._sums.items() if count.all()}
         spread, distances = means.pop("entropy", []), means.pop("distance", [])
-        labels = [label_from_scores({name: mean[h] for name, mean in means.items()}) for h in range(len(spread))]
+        rare = self._rare_patterns()
+        labels = [label_from_scores({name: mean[h] for name, mean in means.items()}, rare) for h in range(len(spread))]
         return LayerSummary(spread, distances, labels)
+
+    def _rare_patterns(self) -> frozenset[str]:
+        """Return the patterns that fewer than half of the queries can follow."""
+        n_queries = self._sums["broad"][1]
+        return frozenset(name for name, (_, count) in self._sums.items() if (2 * count < n_queries).any())
 
     def _count(self, name: str, scores: Tensor, counted: Tensor) -> None:
         both = torch.stack(((scores * counted).sum(-1), counted.float().sum(-1)))
@@ -317,7 +328,11 @@ def is_punctuation(token: str) -> bool:
     return bool(signs) and all(unicodedata.category(sign).startswith("P") for sign in signs)
 
 
-def label_from_scores(scores: dict[str, float]) -> HeadLabel:
-    """Return the label for these scores, of one text or means over several."""
-    best = max(scores, key=lambda name: scores[name], default=MIXED)
-    return HeadLabel(best if scores.get(best, 0.0) >= LABEL_THRESHOLD else MIXED, scores)
+def label_from_scores(scores: dict[str, float], rare: Collection[str] = ()) -> HeadLabel:
+    """Return the label for these scores, of one text or means over several; patterns in `rare` are not used."""
+    eligible = [name for name in scores if name not in rare and name != NEAR_DIAGONAL]
+    best = max(eligible, key=lambda name: scores[name], default=MIXED)
+    for name in (best, NEAR_DIAGONAL):
+        if scores.get(name, 0.0) >= LABEL_THRESHOLD:
+            return HeadLabel(name, scores)
+    return HeadLabel(MIXED, scores)

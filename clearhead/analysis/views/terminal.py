@@ -59,7 +59,7 @@ def head_grid(attention_map: AttentionMap, *, width: int = 80, side: int = 16) -
     """Return all heads of a layer side by side; shades show the square root, so that broad heads are visible."""
     size = min(len(attention_map.rows), side), min(len(attention_map.columns), 2 * side)
     small = adaptive_max_pool2d(attention_map.all_heads(), size)
-    wide = max(small.shape[-1], 12)
+    wide = max(small.shape[-1], 16)  # fits "10 near diagonal"
     each = max(1, (width + 2) // (wide + 2))
     lines = []
     for first in range(0, attention_map.n_heads, each):

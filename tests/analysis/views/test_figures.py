@@ -58,11 +58,11 @@ class TestTerminal:
         itself = focused_weights(torch.arange(11), 11, 11)
         attention_map = AttentionMap.of(torch.cat((previous, itself)), [str(i) for i in range(11)])
         lines = terminal.head_grid(attention_map, width=60).splitlines()
-        assert lines[0].split("  ") == ["0 previous t", "1 diagonal"]
+        assert lines[0].split("  ") == ["0 previous token", "1 diagonal"]
         assert len(lines) == 12
         for i in range(2, 11):
             assert lines[1 + i][i - 1] == "█"
-            assert lines[1 + i][14 + i] == "█"
+            assert lines[1 + i][18 + i] == "█"
         assert len(terminal.head_grid(attention_map, width=20).splitlines()) == 12 + 1 + 12
         rows = terminal.head_table(attention_map)
         assert [row[:2] for row in rows] == [("0", "previous token"), ("1", "diagonal")]

@@ -205,6 +205,34 @@ class TestLabels:
         assert label.name == "diagonal"
         assert "previous token" not in label.scores
 
+    @pytest.mark.parametrize(
+        ("offsets", "name"),
+        [((-1,), "one before"), ((0,), "diagonal"), ((1,), "one after"), ((-1, 0, 1), "near diagonal")],
+    )
+    def test_classify_head_cross_attention_distinguishes_neighbors_of_diagonal(self, offsets, name):
+        T, S = 17, 33  # query t is aligned with key 2t
+        weights = torch.full((T, S), 1e-3)
+        for offset in offsets:
+            rows = torch.arange(T)[(2 * torch.arange(T) + offset >= 0) & (2 * torch.arange(T) + offset < S)]
+            weights[rows, 2 * rows + offset] = 1.0
+        weights = weights / weights.sum(-1, keepdim=True)
+        (label,) = classify_head(weights[None], layout=AxisLayout(T, S, cross=True))
+        assert label.name == name
+        assert label.score > 0.9
+
+    def test_classify_head_cross_attention_short_uniform_head_is_broad(self):
+        """Of six keys, three are near the diagonal, so that their share is near one half by chance."""
+        (label,) = classify_head(torch.full((1, 6, 6), 1 / 6), layout=AxisLayout(6, 6, cross=True))
+        assert label.name == "broad"
+
+    def test_classify_head_pattern_of_few_queries_is_not_the_label(self):
+        """The period is visible to the last query only, which attends to it; the others attend to themselves."""
+        tokens = ["<s>", "We", " are", " here", " now", "."]
+        weights = focused_weights(torch.arange(6), 6, 6)[0].tril()
+        (label,) = classify_head((weights / weights.sum(-1, keepdim=True))[None], rows=tokens)
+        assert label.scores["punctuation"] > label.scores["broad"]
+        assert label.name == "diagonal"
+
     def test_classify_head_image_patches(self):
         layout = AxisLayout(12, 12, grid=(3, 4))
         rows, columns = torch.arange(12) // 4, torch.arange(12) % 4
