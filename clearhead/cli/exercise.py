@@ -77,7 +77,9 @@ def grade(
     "e^3/(2*e^3 + 4)". A wrong cell that follows from an earlier mistake gets credit (→), and common errors are named.
     Several files (answers/*.json) give a table of grades.
 
-    A .py file contains a completed starter; it is executed and its output is compared with the reference solution."""
+    A .py file contains a completed starter; it is executed and its output is compared with the reference solution.
+
+    Free text is not graded: clearhead course show NAME QUESTION prints a model answer and a mark scheme."""
     if any(file.suffix == ".py" for file in files):
         if len(files) > 1 or seed is not None:
             raise typer.BadParameter("a program is graded alone: give one .py file, and no --seed")
@@ -89,16 +91,19 @@ def grade(
 @exercise.command()
 def starter(
     name: Annotated[str | None, argument("A starter; without it, all are listed.", metavar="[NAME]")] = None,
+    solution: Annotated[bool, option("Print the solution instead of the code to complete.", "--solution")] = False,
     json: Json = False,
 ) -> None:
-    """Print starter code to complete; clearhead exercise grade NAME mine.py grades it."""
+    """Print starter code to complete, or its solution; clearhead exercise grade NAME mine.py grades it."""
     from clearhead.course.exercises import starter_code
 
     if name is None:
+        if solution:
+            raise typer.BadParameter("--solution needs the name of a starter")
         titles = starter_code.starters()
         document = [{"name": key, "title": title} for key, title in titles.items()]
         return emit(json, document, table(("starter", "title"), titles.items()))
-    code = starter_code.starter_code(name)
+    code = starter_code.solution_code(name) if solution else starter_code.starter_code(name)
     if json:
         return show_json({"name": name, "code": code})
     show_picture(code)

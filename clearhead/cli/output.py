@@ -74,8 +74,13 @@ def prepare_streams() -> None:
 
 def show_json(document: Any) -> None:
     """Print one JSON document, with escapes if the stream is not UTF."""
+    sys.stdout.write(to_json(document) + "\n")
+
+
+def to_json(document: Any) -> str:
+    """Return a JSON document, with escapes if standard output is not UTF."""
     is_utf = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not is_utf) + "\n")
+    return json.dumps(document, indent=2, ensure_ascii=not is_utf)
 
 
 def emit(json: bool, document: Any, *renderables: RenderableType) -> None:

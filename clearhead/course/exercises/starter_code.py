@@ -65,6 +65,17 @@ def starter_code(name: str) -> str:
     return "\n".join([*lines, '    raise NotImplementedError("fill this in")']) + "\n"
 
 
+def solution_code(name: str) -> str:
+    """Return the solution of a starter as a program, without the explanations of typical mistakes.
+
+    Example:
+        >>> "softmax" in solution_code("attention")
+        True
+    """
+    program = _text(name).partition("\n\n\ndef cases")[0].partition('"""\n\n')[2]
+    return "\n".join(line for line in program.splitlines() if not _MISTAKE.match(line)) + "\n"
+
+
 def grade_program(name: str, path: Path) -> ProgramGrade:
     """Run a completed program and compare it with the solution case by case.
 

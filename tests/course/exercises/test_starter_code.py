@@ -57,6 +57,14 @@ def test_solution_matches_library_and_is_graded_right(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_printed_solution_is_graded_right(name, tmp_path, cli):
+    mine = tmp_path / "mine.py"
+    mine.write_text(cli("exercise", "starter", name, "--solution").out)
+    assert "#~" not in mine.read_text()
+    assert grade_program(name, mine).is_right
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_starter_code_contains_no_solution(name, tmp_path):
     text = starter_code(name)
     assert "#~" not in text

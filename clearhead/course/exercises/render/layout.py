@@ -83,7 +83,8 @@ def closing_sections(worksheet: Worksheet, style: Style) -> list[tuple[str, list
             for comparison in worksheet.comparisons
         ]
         sections.append(("Comparison with the document", [" ".join(verdict) for verdict in verdicts]))
-    sections.append(("Checks in float64", [f"{check.sentence}." for check in worksheet.checks]))
+    if worksheet.checks:
+        sections.append(("Checks in float64", [f"{check.sentence}." for check in worksheet.checks]))
     return sections
 
 

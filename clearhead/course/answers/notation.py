@@ -1,0 +1,63 @@
+"""Linear mathematics in text, such as d_k, e^{−x} and Σ_{j≤i}, split into letters, subscripts and superscripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_INDEX = r"\{[^{}]*\}|[A-Za-z0-9α-ωΑ-Ω′]+"
+_POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
+_SCRIPT = re.compile(rf"(?<=[^\s])(?:_({_INDEX})|\^({_POWER}))")
+_INDICES = re.compile(r"[a-z]|[hijklmnpqrst]{2}")
+_SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z])(?![A-Za-z'’])")
+# Single letters that are words or the names of options in sentences.
+_WORDS = frozenset("aIABCD")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A piece of text: `script` is 0 on the line, −1 below it, 1 above it."""
+
+    text: str
+    script: int = 0
+    is_variable: bool = False
+
+
+def runs(text: str, *, is_formula: bool = False) -> Iterator[Run]:
+    """Split text into runs.
+
+    Args:
+        text: A sentence or a formula in linear notation.
+        is_formula: Whether every single letter is a variable; in sentences "a", "I" and "A" to "D" are words.
+
+    Example:
+        >>> [(run.text, run.script) for run in runs("√d_k and e^{−x}")]
+        [('√', 0), ('d', 0), ('k', -1), (' and ', 0), ('e', 0), ('−', 1), ('x', 1)]
+    """
+    end = 0
+    for match in _SCRIPT.finditer(text):
+        yield from _letters(text[end : match.start()], 0, is_formula, has_script=True)
+        content = match[1] or match[2]
+        is_braced = content[0] in "{("
+        yield from _letters(content[1:-1] if is_braced else content, -1 if match[1] else 1, is_formula)
+        end = match.end()
+    yield from _letters(text[end:], 0, is_formula)
+
+
+def _letters(text: str, script: int, is_formula: bool, *, has_script: bool = False) -> Iterator[Run]:
+    """Split a piece without scripts into variables and other text."""
+    if script and _INDICES.fullmatch(text):
+        yield Run(text, script, is_variable=True)
+        return
+    end = 0
+    for match in _SYMBOL.finditer(text):
+        is_base = has_script and match.end() == len(text)
+        if match[1] in _WORDS and not (is_formula or script or is_base):
+            continue
+        if match.start() > end:
+            yield Run(text[end : match.start()], script)
+        yield Run(match[1], script, is_variable=True)
+        end = match.end()
+    if end < len(text):
+        yield Run(text[end:], script)

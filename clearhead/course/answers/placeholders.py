@@ -1,0 +1,144 @@
+"""Resolve the placeholders of an answer: values, tables, figures, exercises, claims, proofs and solutions.
+
+Everything is computed when an answer is shown, with fixed seeds, so that two readers see the same numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from clearhead._core.validation import lookup
+from clearhead.course.answers.blocks import (
+    Block,
+    Box,
+    BulletList,
+    Paragraph,
+    Picture,
+    Program,
+    Sheet,
+    Span,
+    TableBlock,
+    plain,
+)
+from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_value
+from clearhead.course.claims import HOLDS, HOLDS_CONDITIONALLY, MISPRINT, Outcome
+from clearhead.course.exercises import Worksheet, solve
+from clearhead.errors import ConfigError
+
+
+class Placeholders:
+    """Computes what the placeholders of one document's answers stand for.
+
+    Args:
+        slug: Name of the course document, such as "ceng403-exam".
+
+    Example:
+        >>> Placeholders("ceng403-exam").blocks("solution", "attention")[0].code.splitlines()[0]
+        'import math'
+    """
+
+    def __init__(self, slug: str) -> None:
+        self.slug = slug
+
+    def value(self, name: str) -> str:
+        """Return the text of `{{value NAME}}`."""
+        result = self._call(name)
+        if not isinstance(result, str | int | float):
+            raise ConfigError(
+                f"{{{{value {name}}}}} of {self.slug} is a {type(result).__name__}, not a string or number"
+            )
+        return format_value(result)
+
+    def blocks(self, kind: str, name: str) -> tuple[Block, ...]:
+        """Return the blocks of `{{KIND NAME}}`."""
+        resolvers: dict[str, Callable[[str], tuple[Block, ...]]] = {
+            "table": self._table, "figure": self._figure, "exercise": _exercise, "claim": _claim, "proof": _proof,
+            "solution": _solution,
+        }  # fmt: skip
+        return lookup(kind, resolvers, "there is no placeholder of the kind")(name)
+
+    def _call(self, name: str) -> Any:
+        return lookup(name, computed_functions(self.slug), f"no computed value of {self.slug} is called")()
+
+    def _table(self, name: str) -> tuple[Block, ...]:
+        table = self._call(name)
+        if not isinstance(table, AnswerTable):
+            raise ConfigError(f"{{{{table {name}}}}} of {self.slug} is a {type(table).__name__}, not an AnswerTable")
+        header = tuple(map(plain, table.header))
+        rows = tuple(tuple(map(plain, row)) for row in table.cells)
+        return (TableBlock(header, rows, tuple(table.numeric_columns), table.caption),)
+
+    def _figure(self, name: str) -> tuple[Block, ...]:
+        figure = self._call(name)
+        if not isinstance(figure, AnswerFigure):
+            raise ConfigError(f"{{{{figure {name}}}}} of {self.slug} has no svg() and text(); return an SvgFigure")
+        return (Picture(figure, getattr(figure, "caption", "")),)
+
+
+def computed_functions(slug: str) -> dict[str, Callable[[], Any]]:
+    """Return the functions of a document's module by name."""
+    module = import_module(f"clearhead.course.answers.computed.{slug.replace('-', '_')}")
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return {
+        name: function
+        for name, function in functions
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _exercise(name: str) -> tuple[Block, ...]:
+    """Return a worksheet; "NAME: step, step" selects steps."""
+    exercise, _, steps = name.partition(":")
+    worksheet = replace(solve(exercise.strip()), source="", question="")
+    if steps:
+        worksheet = _select_steps(worksheet, [step.strip() for step in steps.split(",")])
+    return (Sheet(worksheet),)
+
+
+def _select_steps(worksheet: Worksheet, names: list[str]) -> Worksheet:
+    """Return a worksheet with some of its steps; remarks and checks concern all of them and are omitted."""
+    steps = tuple(worksheet.step(name) for name in names)
+    return replace(worksheet, steps=steps, checks=(), comparisons=(), remarks=())
+
+
+@lru_cache(maxsize=256)
+def _outcome(name: str) -> Outcome:
+    """Test a claim once per process."""
+    from clearhead.course.claims import find
+
+    (claim,) = find([name])
+    return claim.run()
+
+
+def _claim(name: str) -> tuple[Block, ...]:
+    """Return a claim with its verdict and the numbers that it is based on."""
+    outcome = _outcome(name)
+    verdict = "does not hold as printed" if outcome.verdict not in (HOLDS, HOLDS_CONDITIONALLY) else outcome.verdict
+    verdict = outcome.verdict if outcome.verdict == MISPRINT else verdict
+    details = {
+        "Holds when": outcome.claim.condition if outcome.verdict == HOLDS_CONDITIONALLY else "",
+        "Correction" if outcome.verdict != MISPRINT else "Intended": outcome.correction,
+        "Method": outcome.claim.method,
+    }
+    blocks: list[Block] = [Paragraph((Span(outcome.claim.statement, "emphasis"), Span(f" — {verdict}.")))]
+    blocks += [Paragraph((Span(f"{label}: ", "strong"), Span(text))) for label, text in details.items() if text]
+    blocks.append(BulletList(tuple((Paragraph(plain(line)),) for line in outcome.evidence)))
+    if outcome.figure is not None:
+        blocks.append(Picture(outcome.figure))
+    return (Box("Tested", tuple(blocks), f"clearhead claims show {name}"),)
+
+
+def _proof(name: str) -> tuple[Block, ...]:
+    raise ConfigError(f"there is no proof {name!r}")
+
+
+def _solution(name: str) -> tuple[Block, ...]:
+    """Return the solution of a starter."""
+    from clearhead.course.exercises.starter_code import solution_code
+
+    return (Program(solution_code(name), is_executable=True),)
