@@ -26,7 +26,10 @@ author = "the clearhead authors"
 copyright = "the clearhead authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_nb", "mathml", "notebooks", "api_reference"]
+extensions = ["myst_nb", "sphinx_design", "sphinxcontrib.bibtex", "mathml", "notebooks", "api_reference"]
+bibtex_bibfiles = ["references.bib"]
+bibtex_default_style = "plain"
+bibtex_reference_style = "author_year"
 exclude_patterns = ["_build", "results", "pictures", "README.md", "**/README.md"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]

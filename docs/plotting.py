@@ -53,7 +53,7 @@ def matrices(digits: int = 2, **arrays: Any) -> Formula:
 
 def _name(name: str) -> str:
     stem, _, index = name.partition("_")
-    stem = stem if len(stem) == 1 else rf"\mathrm{{{stem}}}"
+    stem = rf"\mathbf{{{stem}}}" if len(stem) == 1 else rf"\mathrm{{{stem}}}"
     return f"{stem}_{{{index}}}" if index else stem
 
 

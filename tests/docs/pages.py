@@ -38,7 +38,10 @@ class Page:
     def cells(self) -> list[str]:
         """The code of every cell, without its options."""
         bodies = [body for head, body in self.fences if head.startswith("{code-cell}")]
-        return [re.sub(r"\A(:[\w-]+:.*\n)+", "", body) for body in bodies]
+        return [
+            re.sub(r"\A(?:---\n.*?^---\n|(?::[\w-]+:.*\n)+)", "", body, flags=re.DOTALL | re.MULTILINE)
+            for body in bodies
+        ]
 
     @property
     def commands(self) -> list[list[str]]:

@@ -1,0 +1,276 @@
+"""Diagrams of the book, drawn as SVG in the color of the page.
+
+    from diagrams import heads, key_value_cache
+
+Each function returns a value that a notebook displays. Sizes are in pixels; (x, y) is the upper left corner of a box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from plotting import COLORS, HTMLOutput
+
+BLUE, RED, GREEN, YELLOW, PURPLE, CYAN = COLORS
+
+
+class Drawing:
+    """An SVG drawing that is built up from boxes, arrows and text."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.width, self.height, self.title = width, height, title
+        self._parts: list[str] = []
+
+    def box(
+        self, x: float, y: float, width: float, height: float, text: str = "", color: str = BLUE, fill: float = 0.15
+    ) -> None:
+        """Draw a rectangle with rounded corners and text in its center; lines are separated by newlines."""
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{color}" fill-opacity="{fill}" '
+            f'stroke="{color}"/>'
+        )
+        lines = text.split("\n") if text else []
+        for i, line in enumerate(lines):
+            self.text(x + width / 2, y + height / 2 + 4 + 15 * (i - (len(lines) - 1) / 2), line)
+
+    def text(self, x: float, y: float, text: str, anchor: str = "middle", size: int = 12, color: str = "") -> None:
+        """Write a line of text; `anchor` is "start", "middle" or "end"."""
+        fill = f' fill="{color}"' if color else ""
+        self._parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"{fill}>{escape(text)}</text>'
+        )
+
+    def line(
+        self, *points: tuple[float, float], color: str = "currentColor", width: float = 1.2, dash: str = ""
+    ) -> None:
+        """Draw a line through points."""
+        path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        pattern = f' stroke-dasharray="{dash}"' if dash else ""
+        self._parts.append(f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{width}"{pattern}/>')
+
+    def arrow(
+        self, *points: tuple[float, float], color: str = "currentColor", width: float = 1.2, dash: str = ""
+    ) -> None:
+        """Draw a line through points with a head at the last one."""
+        self.line(*points, color=color, width=width, dash=dash)
+        (x0, y0), (x1, y1) = points[-2:]
+        angle = math.atan2(y1 - y0, x1 - x0)
+        sides = [(x1 - 8 * math.cos(angle + turn), y1 - 8 * math.sin(angle + turn)) for turn in (-0.4, 0.4)]
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in ((x1, y1), *sides))
+        self._parts.append(f'<polygon points="{corners}" fill="{color}"/>')
+
+    def circle(self, x: float, y: float, radius: float, color: str = BLUE, fill: float = 0.15) -> None:
+        """Draw a circle around (x, y)."""
+        self._parts.append(
+            f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{color}" fill-opacity="{fill}" stroke="{color}"/>'
+        )
+
+    def html(self) -> HTMLOutput:
+        """Return the drawing as a figure."""
+        head = f'<svg viewBox="0 0 {self.width} {self.height}" width="{self.width}" role="img" fill="currentColor">'
+        return HTMLOutput(
+            f'<figure class="drawn">{head}<title>{escape(self.title)}</title>{"".join(self._parts)}</svg></figure>'
+        )
+
+
+def lookup() -> HTMLOutput:
+    """Draw attention as a lookup: a query is compared with keys, and the weights average the values."""
+    drawing = Drawing(560, 200, "a query is compared with every key; the weights average the values")
+    drawing.box(10, 80, 70, 30, "query q", RED)
+    for j in range(4):
+        y = 15 + 45 * j
+        drawing.box(150, y, 70, 30, f"key k{'₁₂₃₄'[j]}")
+        drawing.arrow((80, 95), (150, y + 15))
+        drawing.text(265, y + 20, f"q·k{'₁₂₃₄'[j]}")
+        drawing.arrow((220, y + 15), (240, y + 15))
+        drawing.arrow((290, y + 15), (320, y + 15))
+        drawing.box(395, y, 70, 30, f"value v{'₁₂₃₄'[j]}", GREEN)
+        drawing.text(378, y + 12, f"w{'₁₂₃₄'[j]}", "end", color=RED)
+        drawing.arrow((355, y + 15), (395, y + 15))
+        drawing.line((465, y + 15), (500, 95))
+    drawing.box(320, 10, 35, 170, "soft\nmax", YELLOW)
+    drawing.arrow((495, 95), (505, 95))
+    drawing.box(505, 80, 45, 30, "z", RED)
+    return drawing.html()
+
+
+def heads(n_heads: int = 3) -> HTMLOutput:
+    """Draw multi-head attention: features are split among the heads, attended, joined and projected."""
+    pitch = 86
+    drawing = Drawing(640, pitch * n_heads + 30, "features are split among heads, each attends, and they are joined")
+    middle = pitch * n_heads / 2 + 15
+    drawing.box(5, middle - 40, 60, 80, "x\n(T, M)", PURPLE)
+    drawing.box(105, middle - 40, 90, 80, "W_Q W_K W_V\nsplit")
+    drawing.arrow((65, middle), (105, middle))
+    for h in range(n_heads):
+        y = 15 + pitch * h + 8
+        drawing.box(245, y, 190, 70, f"head {h + 1}: q, k, v (T, D)\nsoftmax(q kᵀ/√D) v", (RED, GREEN, YELLOW)[h % 3])
+        drawing.arrow((195, middle), (245, y + 35))
+        drawing.line((435, y + 35), (475, middle))
+    drawing.box(475, middle - 40, 60, 80, "join\n(T, H·D)")
+    drawing.arrow((535, middle), (560, middle))
+    drawing.box(560, middle - 40, 72, 80, "W_O\n(T, M)", PURPLE)
+    return drawing.html()
+
+
+def block(norm: str = "pre") -> HTMLOutput:
+    """Draw a block with its two residual connections; `norm` is "pre" or "post"."""
+    drawing = Drawing(640, 110, f"a {norm}-norm block: two branches, each added to the residual stream")
+    y = 75
+    drawing.text(12, y + 4, "x", "start")
+    x = 30
+    for branch, color in (("attention", BLUE), ("feed-forward", GREEN)):
+        start = x
+        drawing.line((x, y), (x + 20, y))
+        names = ("norm", branch) if norm == "pre" else (branch,)
+        x += 20
+        for name in names:
+            width = 56 if name == "norm" else 96
+            drawing.box(x, y - 16, width, 32, name, YELLOW if name == "norm" else color)
+            drawing.arrow((x + width, y), (x + width + 18, y))
+            x += width + 18
+        drawing.circle(x + 9, y, 9, RED)
+        drawing.text(x + 9, y + 4, "+")
+        drawing.arrow((start + 6, y), (start + 6, 25), (x + 9, 25), (x + 9, y - 9))
+        drawing.line((x + 18, y), (x + 34, y))
+        x += 34
+        if norm == "post":
+            drawing.box(x, y - 16, 56, 32, "norm", YELLOW)
+            drawing.line((x + 56, y), (x + 66, y))
+            x += 66
+    drawing.arrow((x, y), (x + 16, y))
+    return drawing.html()
+
+
+def encoder_decoder(source: Sequence[str], read: Sequence[str], written: Sequence[str]) -> HTMLOutput:
+    """Draw an encoder-decoder that reads `source` and `read` and predicts `written`."""
+    drawing = Drawing(640, 390, f"an encoder reads {' '.join(source)}; a decoder writes {' '.join(written)}")
+    for j, token in enumerate(source):
+        x = 40 + 70 * j
+        drawing.box(x, 345, 62, 28, token, PURPLE)
+        drawing.arrow((x + 31, 345), (x + 31, 325))
+    width = max(220, 70 * len(source))
+    drawing.box(30, 295, width, 30, "embeddings + positions", CYAN)
+    drawing.arrow((30 + width / 2, 295), (30 + width / 2, 275))
+    drawing.box(30, 230, width, 45, "self-attention\nmask: padding", BLUE)
+    drawing.arrow((30 + width / 2, 230), (30 + width / 2, 205))
+    drawing.box(30, 170, width, 35, "feed-forward", GREEN)
+    drawing.text(30 + width + 8, 220, "× L", "start")
+    drawing.arrow((30 + width / 2, 170), (30 + width / 2, 140))
+    drawing.box(30, 105, width, 35, "memory (S, M)", YELLOW)
+    right = 340
+    wide = max(250, 66 * len(read))
+    for j, token in enumerate(read):
+        x = right + 6 + 66 * j
+        drawing.box(x, 345, 60, 28, token, PURPLE)
+        drawing.arrow((x + 30, 345), (x + 30, 325))
+    middle = right + wide / 2
+    drawing.box(right, 295, wide, 30, "embeddings + positions", CYAN)
+    drawing.arrow((middle, 295), (middle, 275))
+    drawing.box(right, 230, wide, 45, "self-attention\nmask: causal", BLUE)
+    drawing.arrow((middle, 230), (middle, 205))
+    drawing.box(right, 160, wide, 45, "cross-attention\nmask: padding of the source", RED)
+    drawing.arrow((30 + width, 122), (right - 25, 122), (right - 25, 182), (right, 182), color=RED)
+    drawing.text(right - 30, 115, "K, V", "end", color=RED)
+    drawing.text(middle + 8, 222, "Q", "start", color=RED)
+    drawing.arrow((middle, 160), (middle, 140))
+    drawing.box(right, 105, wide, 35, "feed-forward", GREEN)
+    drawing.arrow((middle, 105), (middle, 85))
+    drawing.box(right, 52, wide, 33, "linear, softmax: p(next token)", CYAN)
+    for j, token in enumerate(written):
+        x = right + 6 + 66 * j
+        drawing.arrow((x + 30, 52), (x + 30, 36))
+        drawing.box(x, 8, 60, 28, token, PURPLE)
+    return drawing.html()
+
+
+def rotation(angle: float = 0.6, positions: Sequence[int] = (0, 1, 2, 3)) -> HTMLOutput:
+    """Draw one pair of features of a query that rotary positions turn by `angle` per position."""
+    drawing = Drawing(600, 250, "a pair of features turns by the same angle at each position")
+    x0, y0, radius = 130, 125, 100
+    drawing.circle(x0, y0, radius, "currentColor", 0.0)
+    drawing.line((x0 - 115, y0), (x0 + 115, y0), dash="3 3")
+    drawing.line((x0, y0 - 115), (x0, y0 + 115), dash="3 3")
+    for position in positions:
+        turn = 0.25 + angle * position
+        x, y = x0 + radius * math.cos(turn), y0 - radius * math.sin(turn)
+        drawing.arrow((x0, y0), (x, y), color=COLORS[position % len(COLORS)], width=2)
+        drawing.text(x0 + 118 * math.cos(turn), y0 - 112 * math.sin(turn) + 4, f"{position}")
+    drawing.text(265, 90, "Position p turns the pair by p·θ.", "start")
+    drawing.text(265, 112, "Turning q at i and k at j leaves", "start")
+    drawing.text(265, 130, "q·k a function of (i − j)·θ.", "start")
+    return drawing.html()
+
+
+def key_value_cache(tokens: Sequence[str]) -> HTMLOutput:
+    """Draw decoding steps with a key-value cache: each step computes one new key and value and reads the others."""
+    side = 40
+    drawing = Drawing(150 + side * len(tokens) + 170, 40 + side * len(tokens), "each step adds one key and value")
+    for j, token in enumerate(tokens):
+        drawing.text(150 + side * j + side / 2, 20, token)
+    for i, token in enumerate(tokens):
+        y = 32 + side * i
+        drawing.text(140, y + side / 2, f"step {i + 1}, query {token}", "end")
+        for j in range(i + 1):
+            color = RED if j == i else BLUE
+            drawing.box(150 + side * j + 2, y, side - 4, side - 8, "new" if j == i else "", color, 0.35)
+    drawing.box(165 + side * len(tokens), 40, 18, 18, "", RED, 0.35)
+    drawing.text(190 + side * len(tokens), 54, "computed now", "start")
+    drawing.box(165 + side * len(tokens), 68, 18, 18, "", BLUE, 0.35)
+    drawing.text(190 + side * len(tokens), 82, "read from the cache", "start")
+    return drawing.html()
+
+
+def ctc_lattice(text: str, n_frames: int) -> HTMLOutput:
+    """Draw the lattice of CTC: the extended text by frames, with the allowed steps."""
+    symbols = ["–"]
+    for character in text:
+        symbols += [character, "–"]
+    dx, dy = 62, 36
+    drawing = Drawing(90 + dx * n_frames, 40 + dy * len(symbols), f"all alignments of {text} with {n_frames} frames")
+
+    def reachable(t: int, s: int) -> bool:
+        needed = len(symbols) - 1 - s
+        return s <= 2 * t + 1 and needed <= 2 * (n_frames - 1 - t) + 1
+
+    for s, symbol in enumerate(symbols):
+        drawing.text(30, 36 + dy * s, symbol, size=14)
+    for t in range(n_frames):
+        drawing.text(70 + dx * t, 30 + dy * len(symbols), f"t = {t + 1}")
+        for s, symbol in enumerate(symbols):
+            if not reachable(t, s):
+                continue
+            x, y = 70 + dx * t, 32 + dy * s
+            for step in (0, 1, 2):
+                skips_blank = step == 2 and (symbol == "–" or (s >= 2 and symbols[s - 2] == symbol))
+                if t and s >= step and not skips_blank and reachable(t - 1, s - step):
+                    drawing.arrow((x - dx + 8, y - dy * step), (x - 8, y), width=0.9)
+            drawing.circle(x, y, 7, YELLOW if symbol == "–" else RED, 0.5)
+    return drawing.html()
+
+
+def flash_tiles(n_rows: int = 4, n_columns: int = 6, causal: bool = False) -> HTMLOutput:
+    """Draw the tiles of FlashAttention: one row of tiles at a time, with running statistics."""
+    side = 44
+    drawing = Drawing(150 + side * n_columns + 190, 60 + side * n_rows, "scores are computed tile by tile")
+    drawing.text(150 + side * n_columns / 2, 16, "keys and values, tile by tile →")
+    drawing.text(138, 40 + side * n_rows / 2, "queries", "end")
+    current = n_rows // 2
+    for i in range(n_rows):
+        for j in range(n_columns):
+            if causal and j * n_rows > (i + 1) * n_columns - 1:
+                continue
+            is_current, is_past = (i, j) == (current, 2), i < current or (i == current and j < 2)
+            color = RED if is_current else BLUE if is_past else YELLOW
+            drawing.box(150 + side * j, 28 + side * i, side - 4, side - 4, "", color, 0.6 if is_current else 0.15)
+    x = 165 + side * n_columns
+    for k, (color, text) in enumerate(
+        ((RED, "in fast memory now"), (BLUE, "done, forgotten"), (YELLOW, "not yet computed"))
+    ):
+        drawing.box(x, 34 + 26 * k, 16, 16, "", color, 0.6 if color == RED else 0.15)
+        drawing.text(x + 24, 47 + 26 * k, text, "start")
+    drawing.text(x, 130, "Kept per query: the maximum m,", "start")
+    drawing.text(x, 148, "the sum ℓ and the output o.", "start")
+    return drawing.html()
