@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def _match_tensors(
         faults.append(f"missing: {storage.first_names(missing)}")
     used = {name for weight_map in weight_maps for name in weight_map.source}
     used |= family.constants(config, torch.float32).keys()
-    if unknown := [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]:
+    unused = [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]
+    if unknown := [name for name in unused if not fits(name, family.heads)]:
         faults.append(f"not known to {family.name}: {storage.first_names(unknown)}")
     result = []
     for weight_map in weight_maps:
@@ -118,7 +120,21 @@ def _match_tensors(
         result.append((WeightMap(names, weight_map.target, weight_map.transforms), shapes))
     if faults:
         raise StorageError(f"the tensors in {source.path} do not match its configuration; " + "; ".join(faults[:4]))
+    _warn_of_dropped_heads(family, source, unused)
     return result
+
+
+def _warn_of_dropped_heads(family: Family, source: CheckpointReader, names: list[str]) -> None:
+    """Warn of heads whose tensors are stored but not loaded."""
+    purposes = dict.fromkeys(
+        purpose for pattern, purpose in family.heads.items() for name in names if fits(name, [pattern])
+    )
+    if purposes:
+        warnings.warn(
+            f"{source.path} contains tensors that are not loaded ({storage.first_names(names)}): the head for "
+            f"{' and for '.join(purposes)}",
+            stacklevel=4,
+        )
 
 
 def export_third_party(

@@ -131,7 +131,7 @@ class Family:
 
     Args:
         name: The model_type.
-        architecture: Class that transformers loads an export into.
+        architecture: Class that transformers loads an export into, or a function from a configuration to it.
         kind: Type of the configuration.
         fields: Keys that rename a field: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the second with its
             default, or a `Field` if values differ too.
@@ -141,13 +141,14 @@ class Family:
         converters: Conversions that involve several keys or fields.
         ignored_keys: Keys without effect on outputs.
         ignored_tensors: Stored tensors that are not parameters.
+        heads: Patterns of tensors of heads, and what these are for; a head that is not loaded is named in a warning.
         constants: Stored tensors that are computed: compared when loading, written when exporting.
         prefix: Prefix of names that models without a head leave out.
         aliases: Older spellings, replaced in this order.
     """
 
     name: str  # model_type
-    architecture: str  # the class that transformers loads an export into
+    architecture: str | Callable[[Any], str]  # the class that transformers loads an export into
     kind: type[Config]
     fields: Fields
     rows: tuple[WeightMap, ...] | Callable[[Any], tuple[WeightMap, ...]]
@@ -156,6 +157,7 @@ class Family:
     converters: tuple[Converter, ...] = ()
     ignored_keys: tuple[str, ...] = ()
     ignored_tensors: tuple[str, ...] = ()
+    heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
@@ -187,7 +189,8 @@ class Family:
     def keys(self, config: Config) -> dict[str, Any]:
         """Return the third-party configuration, with explicit sizes."""
         config = with_explicit_sizes(config)
-        keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
+        architecture = self.architecture(config) if callable(self.architecture) else self.architecture
+        keys: dict[str, Any] = {"model_type": self.name, "architectures": [architecture]}
         keys |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.required
         for part in self.converters:
             keys |= part.write(config)
@@ -219,7 +222,8 @@ class Family:
             name = stored
             for old, new in self.aliases:
                 name = name.replace(old, new)
-            is_in_table = fits(name, self.ignored_tensors) or any(row.match(name, is_source=True) for row in rows)
+            is_known = fits(name, (*self.ignored_tensors, *self.heads))
+            is_in_table = is_known or any(row.match(name, is_source=True) for row in rows)
             stored_names[name if is_in_table else self.prefix + name] = stored
         return stored_names
 

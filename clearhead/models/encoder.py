@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
@@ -32,7 +33,13 @@ class EncoderConfig(TextConfig):
         pooler: Whether the model has the linear layer of `pool`.
         embedding_dim: Width of the embeddings, which are projected to d_model (ALBERT); None for d_model.
         share_layers: Whether all layers share the parameters of one block (ALBERT).
-        n_classes: Number of classes of the classification head; 0 for no head.
+        n_classes: Number of classes of the head; 0 for none.
+        head: What the head predicts.
+            "sequence": classes of a text, by `classify`, which needs the pooler.
+            "token": classes of each token, by `classify_tokens`.
+            "span": the first and the last token of an answer, by `classify_tokens` with two classes.
+            "choice": a score of one of several texts, by `classify` with one class.
+            "masked_lm": masked tokens, by `predict_tokens`; `n_classes` is 0.
     """
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"d_embedding": "embedding_dim"}
@@ -43,12 +50,18 @@ class EncoderConfig(TextConfig):
     embedding_dim: PositiveInt | None = None
     share_layers: bool = False
     n_classes: NonNegativeInt = 0
+    head: Literal["sequence", "token", "span", "choice", "masked_lm"] = "sequence"
 
     def validate(self) -> None:
         super().validate()
         require(
-            self.pooler or not self.n_classes,
+            self.pooler or not self.n_classes or self.head not in ("sequence", "choice"),
             f"{self.owner}: n_classes is {self.n_classes}, and classification requires the pooler; set pooler=True",
+        )
+        n_classes = {"span": 2, "choice": 1, "masked_lm": 0}.get(self.head, self.n_classes)
+        require(
+            self.n_classes == n_classes,
+            f"{self.owner}: n_classes is {self.n_classes}; expected {n_classes} for head={self.head!r}",
         )
         require(
             not isinstance(self.positions, Sinusoidal) or (self.embedding_dim or 2) % 2 == 0,
@@ -63,10 +76,26 @@ class EncoderConfig(TextConfig):
         return Encoder(self)
 
 
+class MaskedLMHead(nn.Module):
+    """The head that predicts masked tokens: a layer, and the embedding matrix with a bias as the output matrix."""
+
+    def __init__(self, config: EncoderConfig, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.d_model, width, bias=config.biases.ff)
+        self.activation = config.activation
+        self.norm = config.norm.build(width)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x: Float[Tensor, "B T M"], embedding: TokenEmbedding) -> Float[Tensor, "B T V"]:
+        """Return the logits of each token."""
+        return embedding.logits(self.norm(self.activation(self.dense(x))), self.bias)
+
+
 class Encoder(Stack):
     """A stack of self-attention blocks over token ids."""
 
     embedding: TokenEmbedding
+    head: nn.Linear | MaskedLMHead | None
 
     def __init__(self, config: EncoderConfig) -> None:
         width = config.embedding_dim or config.d_model
@@ -76,6 +105,8 @@ class Encoder(Stack):
         self.segments = nn.Embedding(config.n_segments, width) if config.n_segments else None
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
         self.head = nn.Linear(config.d_model, config.n_classes) if config.n_classes else None
+        if config.head == "masked_lm":
+            self.head = MaskedLMHead(config, width)
         config.init.apply(self, config.n_layers)
 
     def forward(
@@ -106,9 +137,23 @@ class Encoder(Stack):
 
     def classify(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
         """Return the logits of the classes from the output of `forward`."""
-        if self.head is None:
+        if not isinstance(self.head, nn.Linear) or self.config.head not in ("sequence", "choice"):
             raise ShapeError("this encoder has no classification head; set n_classes in its config and train it")
         return self.head(self.pool(x))
+
+    def classify_tokens(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B T classes"]:
+        """Return the logits of the classes of each token from the output of `forward`."""
+        if not isinstance(self.head, nn.Linear) or self.config.head not in ("token", "span"):
+            raise ShapeError(
+                'this encoder has no head for tokens; set head="token" and n_classes in its config and train it'
+            )
+        return self.head(x)
+
+    def predict_tokens(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B T V"]:
+        """Return the logits of the vocabulary at each token from the output of `forward`."""
+        if not isinstance(self.head, MaskedLMHead):
+            raise ShapeError('this encoder has no head for masked tokens; set head="masked_lm" in its config')
+        return self.head(x, self.embedding)
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Add segment embeddings, if the model has any."""

@@ -46,6 +46,28 @@ class Classified(nn.Module):
         return self.encoder.classify(self.encoder(ids, mask=mask, positions=positions))
 
 
+class TokenClassified(nn.Module):
+    """The class logits of each token."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.classify_tokens(self.encoder(ids, mask=mask, positions=positions))
+
+
+class TokenPredicted(nn.Module):
+    """The logits of the vocabulary at each token."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.encoder.predict_tokens(self.encoder(ids, mask=mask, positions=positions))
+
+
 @dataclass(frozen=True)
 class Peer:
     """A reference model of transformers: its class, its sizes, and how it is called."""
@@ -150,6 +172,19 @@ class Routed(Peer):
                 parts = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
                 gradients |= {f"{prefix}.{i}.{part}.weight": tensor for part, tensor in parts.items()}
         return gradients
+
+
+class Answering(Peer):
+    """A model that predicts the first and the last token of an answer."""
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return self._stacked(model(inputs))
+
+    def padded(self, model: nn.Module, inputs: Tensor, *, is_token: tuple[Tensor, ...]) -> Tensor:
+        return self._stacked(model(inputs, attention_mask=is_token[0].long()))
+
+    def _stacked(self, output: Any) -> Tensor:
+        return torch.stack((output.start_logits, output.end_logits), dim=-1)
 
 
 class OneBlock(Peer):
@@ -399,6 +434,8 @@ MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"}
 TOKENS = {"inputs": words, "output": "last_hidden_state"}
 POOLED = TOKENS | {"output": "pooler_output", "comparable": Pooled}
 CLASSES = {"inputs": words, "comparable": Classified}
+TOKEN_CLASSES = {"inputs": words, "comparable": TokenClassified}
+MASKED = {"inputs": words, "comparable": TokenPredicted}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -583,6 +620,19 @@ PEERS: dict[str, Peer] = {
         "RobertaForSequenceClassification", "RobertaConfig", ROBERTA | {"num_labels": 5}, **CLASSES
     ),
     "albert classes": OneBlock("AlbertForSequenceClassification", "AlbertConfig", ALBERT, **CLASSES),
+    "bert token": Peer("BertForTokenClassification", "BertConfig", BERT | {"num_labels": 5}, **TOKEN_CLASSES),
+    "roberta token": Peer(
+        "RobertaForTokenClassification", "RobertaConfig", ROBERTA | {"num_labels": 5}, **TOKEN_CLASSES
+    ),
+    "albert token": OneBlock(
+        "AlbertForTokenClassification", "AlbertConfig", ALBERT | {"num_labels": 5}, **TOKEN_CLASSES
+    ),
+    "bert span": Answering("BertForQuestionAnswering", "BertConfig", BERT, **TOKEN_CLASSES),
+    "roberta span": Answering("RobertaForQuestionAnswering", "RobertaConfig", ROBERTA, **TOKEN_CLASSES),
+    "bert masked": Peer("BertForMaskedLM", "BertConfig", BERT, **MASKED),
+    "roberta masked": Peer("RobertaForMaskedLM", "RobertaConfig", ROBERTA, **MASKED),
+    "albert masked": OneBlock("AlbertForMaskedLM", "AlbertConfig", ALBERT, **MASKED),
+    "modernbert masked": Peer("ModernBertForMaskedLM", "ModernBertConfig", MODERN, **MASKED, in_float32=True),
     "bart": TwoSided("BartForConditionalGeneration", "BartConfig", BART, words),
     "marian": TwoSided(
         "MarianMTModel",

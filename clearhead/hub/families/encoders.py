@@ -12,6 +12,8 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+from clearhead._core.validation import short_repr
+from clearhead.errors import StorageError
 from clearhead.hub.families import common
 from clearhead.hub.families.common import FULL, SIZES, SLIDING, activation, classes, eps, labels
 from clearhead.hub.family import ConfigReader, Converter, Family, Field
@@ -30,20 +32,64 @@ def _read(keys: ConfigReader, *, after_padding: bool = False) -> dict[str, Any]:
     keys.expect(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     max_len = keys("max_position_embeddings") - skipped
     # In transformers the pooler is a constructor argument, so only the tensors show whether the model has one.
-    heads = ("classifier.weight", "classifier.out_proj.weight")
     poolers = ("pooler.dense.weight", "pooler.weight", "classifier.dense.weight")
     return {
-        "n_classes": classes(keys) if any(name in keys.shapes for name in heads) else 0,
+        **_read_head(keys),
         "max_len": max_len,
         "positions": LearnedPositions(max_len=max_len, skipped=skipped),
         "pooler": any(name.endswith(poolers) for name in keys.shapes),
     }
 
 
+# Heads by the ends of the names of transformers' classes, and the tensors that show that a head is stored.
+_HEADS = {
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "span",
+    "ForMultipleChoice": "choice",
+    "ForMaskedLM": "masked_lm",
+    "ForPreTraining": "masked_lm",
+}
+_EXPORTED_AS = {head: suffix for suffix, head in reversed(_HEADS.items())}
+_CLASSIFIERS = ("classifier.weight", "classifier.out_proj.weight", "qa_outputs.weight")
+_MASKED_LM = ("cls.predictions.transform.dense.weight", "lm_head.dense.weight", "predictions.dense.weight")
+
+
+def _read_head(keys: ConfigReader) -> dict[str, Any]:
+    """Return the head that `architectures` names, if its tensors are stored."""
+    names = keys("architectures", None)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        names = []
+    heads = [head for name in names for suffix, head in _HEADS.items() if name.endswith(suffix)]
+    has_classifier = any(name in keys.shapes for name in _CLASSIFIERS)
+    has_masked_lm = any(name in keys.shapes for name in _MASKED_LM)
+    is_bare = all(name.endswith("Model") for name in names)
+    if not heads and names and not is_bare and (has_classifier or has_masked_lm):
+        raise StorageError(
+            f"architectures is {short_repr(names)}, whose head is not supported; expected a class that ends in Model, "
+            f"{', '.join(_HEADS)}"
+        )
+    if heads and heads[0] == "masked_lm":
+        if not has_masked_lm:
+            return {}
+        keys.only("tie_word_embeddings", True)
+        return {"head": "masked_lm"}
+    if not has_classifier or (names and is_bare):
+        return {}
+    head = heads[0] if heads else "span" if "qa_outputs.weight" in keys.shapes else "sequence"
+    return {"head": head, "n_classes": {"span": 2, "choice": 1}.get(head) or classes(keys)}
+
+
+def _architecture(config: EncoderConfig, *, prefix: str) -> str:
+    """Return the class that transformers loads an export into."""
+    has_head = config.n_classes or config.head == "masked_lm"
+    return prefix + (_EXPORTED_AS[config.head] if has_head else "Model")
+
+
 def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, Any]:
     skipped = config.positions.skipped if isinstance(config.positions, LearnedPositions) else 0
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
-    names = labels(config.n_classes) if config.n_classes else {}
+    names = labels(config.n_classes) if config.n_classes and config.head in ("sequence", "token") else {}
     return {**padding, **names, "max_position_embeddings": config.max_len + skipped}
 
 
@@ -57,14 +103,41 @@ _ROWS = (
     *block(_LAYER, o="attention.output.dense", norm1="attention.output.LayerNorm"),
     *block(_LAYER, up="intermediate.dense", down="output.dense", norm2="output.LayerNorm"),
     WeightMap("pooler.dense.*", "pooler.*"),
-    WeightMap("classifier.*", "head.*"),
 )
 
 
+def _head_rows(config: EncoderConfig, *masked_lm: WeightMap) -> tuple[WeightMap, ...]:
+    """Return the weight maps of the head: `masked_lm`, or those of a classifier."""
+    if config.head == "masked_lm":
+        return masked_lm
+    return (WeightMap("qa_outputs.*" if config.head == "span" else "classifier.*", "head.*"),)
+
+
+def _rows_bert(config: EncoderConfig) -> tuple[WeightMap, ...]:
+    head = _head_rows(
+        config,
+        WeightMap("cls.predictions.transform.dense.*", "head.dense.*"),
+        WeightMap("cls.predictions.transform.LayerNorm.*", "head.norm.*"),
+        WeightMap("cls.predictions.bias", "head.bias"),
+    )
+    return (*head, *_ROWS)
+
+
 def _rows_roberta(config: EncoderConfig) -> tuple[WeightMap, ...]:
-    """Return the weight maps; with classes, the pooler is a part of the classifier."""
-    classifier = (WeightMap("classifier.dense.*", "pooler.*"), WeightMap("classifier.out_proj.*", "head.*"))
-    return (*classifier, *_ROWS) if config.n_classes else _ROWS
+    """Return the weight maps; if texts are classified, the pooler is a part of the classifier."""
+    if config.head == "sequence" and config.n_classes:
+        return (
+            WeightMap("classifier.dense.*", "pooler.*"),
+            WeightMap("classifier.out_proj.*", "head.*"),
+            *_ROWS,
+        )
+    head = _head_rows(
+        config,
+        WeightMap("lm_head.dense.*", "head.dense.*"),
+        WeightMap("lm_head.layer_norm.*", "head.norm.*"),
+        WeightMap("lm_head.bias", "head.bias"),
+    )
+    return (*head, *_ROWS)
 
 
 _SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
@@ -78,9 +151,29 @@ _ROWS_SHARED = (
 )
 
 
+def _rows_albert(config: EncoderConfig) -> tuple[WeightMap, ...]:
+    head = _head_rows(
+        config,
+        WeightMap("predictions.dense.*", "head.dense.*"),
+        WeightMap("predictions.LayerNorm.*", "head.norm.*"),
+        WeightMap("predictions.bias", "head.bias"),
+    )
+    return (*head, *_ROWS_SHARED)
+
+
+def _read_roberta(keys: ConfigReader) -> dict[str, Any]:
+    fields = _read(keys, after_padding=True)
+    if fields.get("head") == "masked_lm":
+        keys.only("hidden_act", "gelu")  # the head always uses it
+    return fields
+
+
+_CLASSIFIER = "classification"
+
+
 BERT = Family(
     name="bert",
-    architecture="BertModel",
+    architecture=partial(_architecture, prefix="Bert"),
     kind=EncoderConfig,
     fields=SIZES
     | {
@@ -92,27 +185,35 @@ BERT = Family(
     },
     defaults={"residual": PostNorm(), "embedding_norm": True},
     converters=(Converter(_read, _write),),
-    rows=_ROWS,
-    # Keys of heads that are not loaded (classifiers are rejected), or without effect on outputs.
+    rows=_rows_bert,
+    # Without effect on outputs.
     ignored_keys=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
-    # Indices 0, 1, 2, … that older versions stored, and the heads of pretraining.
-    ignored_tensors=("embeddings.position_ids", "cls.*", "lm_head.*"),
+    # Indices 0, 1, 2, … that older versions stored, and the output matrix, which is the embedding.
+    ignored_tensors=("embeddings.position_ids", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+    heads={
+        "cls.predictions.*": "masked tokens",
+        "cls.seq_relationship.*": "next-sentence prediction",
+        "classifier.*": _CLASSIFIER,
+        "qa_outputs.*": "question answering",
+    },
     aliases=(("bert.", ""), *_OLDER),
 )
 ROBERTA = dataclasses.replace(
     BERT,
     name="roberta",
-    architecture="RobertaModel",
+    architecture=partial(_architecture, prefix="Roberta"),
     rows=_rows_roberta,
-    converters=(Converter(partial(_read, after_padding=True), partial(_write, after_padding=True)),),
+    converters=(Converter(_read_roberta, partial(_write, after_padding=True)),),
+    ignored_tensors=("embeddings.position_ids", "lm_head.decoder.weight", "lm_head.decoder.bias"),
+    heads={"lm_head.*": "masked tokens", "classifier.*": _CLASSIFIER, "qa_outputs.*": "question answering"},
     aliases=(("roberta.", ""), *_OLDER),
 )
 ALBERT = dataclasses.replace(
     BERT,
     name="albert",
-    architecture="AlbertModel",
+    architecture=partial(_architecture, prefix="Albert"),
     fields=BERT.fields | {"embedding_size": "embedding_dim", "hidden_act": activation("gelu_new")},
-    rows=_ROWS_SHARED,
+    rows=_rows_albert,
     defaults=BERT.defaults | {"share_layers": True},
     required={"num_hidden_groups": 1, "inner_group_num": 1},
     # Unused keys of the first release.
@@ -120,12 +221,19 @@ ALBERT = dataclasses.replace(
         *("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type"),
         *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
     ),
-    ignored_tensors=("embeddings.position_ids", "predictions.*", "sop_classifier.*"),
+    ignored_tensors=("embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias"),
+    heads={
+        "predictions.*": "masked tokens",
+        "sop_classifier.*": "sentence-order prediction",
+        "classifier.*": _CLASSIFIER,
+        "qa_outputs.*": "question answering",
+    },
     aliases=(("albert.", ""), *_OLDER),
 )
 
 
 _GATES = {"gelu": GeGLU(), "gelu_pytorch_tanh": GeGLU(tanh=True), "gelu_new": GeGLU(tanh=True), "silu": SwiGLU()}
+_GATE_NAMES = {activation: name for name, activation in reversed(_GATES.items())}
 
 
 def _read_modern(keys: ConfigReader) -> dict[str, Any]:
@@ -142,6 +250,7 @@ def _read_modern(keys: ConfigReader) -> dict[str, Any]:
     masks = {FULL: full(), SLIDING: window(half, half)}
     cycle = common.read_layer_cycle(keys, lambda i: SLIDING if i % period else FULL)
     return {
+        **_read_modern_head(keys),
         "norm": LayerNorm(eps=keys("norm_eps", 1e-5), bias=keys("norm_bias", False)),
         "positions": rotary[cycle[0]],
         "layer_masks": tuple(masks[kind] for kind in cycle) if cycle != [FULL] else (),
@@ -149,7 +258,24 @@ def _read_modern(keys: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_modern_head(keys: ConfigReader) -> dict[str, Any]:
+    """Return the head for masked tokens; classifiers, which share its first layer, are not supported."""
+    if "classifier.weight" in keys.shapes:
+        raise StorageError(
+            f"architectures is {short_repr(keys('architectures', None))}, whose head is not supported; expected "
+            "ModernBertModel or ModernBertForMaskedLM"
+        )
+    if "head.dense.weight" not in keys.shapes or keys("architectures", None) == ["ModernBertModel"]:
+        return {}
+    keys.only("tie_word_embeddings", True)
+    keys.only("classifier_activation", keys("hidden_activation", "gelu"), default="gelu")
+    keys.only("classifier_bias", keys("mlp_bias", False), default=False)
+    keys.only("decoder_bias", True)
+    return {"head": "masked_lm"}
+
+
 def _write_modern(config: EncoderConfig) -> dict[str, Any]:
+    head = {"classifier_activation": _GATE_NAMES[config.activation], "classifier_bias": config.biases.ff}
     masks = config.layer_masks or (full(),)
     rotary = config.layer_rotary or (config.positions,)
     kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
@@ -157,6 +283,7 @@ def _write_modern(config: EncoderConfig) -> dict[str, Any]:
     positions |= {kind: rotary[i % len(rotary)] for i, kind in enumerate(kinds)}
     parameters = {kind: common.write_rotary(value)["rope_parameters"] for kind, value in positions.items()}
     return {
+        **(head if config.head == "masked_lm" else {}),
         "norm_eps": config.norm.eps,
         "norm_bias": getattr(config.norm, "bias", False),
         "layer_types": kinds,
@@ -171,7 +298,7 @@ def _write_modern(config: EncoderConfig) -> dict[str, Any]:
 
 MODERNBERT = Family(
     name="modernbert",
-    architecture="ModernBertModel",
+    architecture=partial(_architecture, prefix="ModernBert"),
     kind=EncoderConfig,
     fields=SIZES
     | {
@@ -186,16 +313,20 @@ MODERNBERT = Family(
         *block("layers.#", SPLIT, qkv="attn.Wqkv", gate_up="mlp.Wi"),
         *block("layers.#", o="attn.Wo", norm1="attn_norm", down="mlp.Wo", norm2="mlp_norm"),
         WeightMap("final_norm.*", "norm.*"),
+        WeightMap("head.dense.*", "head.dense.*"),
+        WeightMap("head.norm.*", "head.norm.*"),
+        WeightMap("decoder.bias", "head.bias"),
     ),
     defaults={"embedding_norm": True, "first_norm": False},
     converters=(common.biases(), Converter(_read_modern, _write_modern)),
-    # Keys of heads that are not loaded (classifiers are rejected), of equivalent implementations, and unused keys.
+    # Keys of heads, of equivalent implementations, and unused keys.
     ignored_keys=(
         *("classifier_*", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor"),
         *("layer_norm_eps", "position_embedding_type", "reference_compile", "repad_logits_with_grad", "sparse_pred*"),
         "tie_word_embeddings",
     ),
-    ignored_tensors=("head.*", "decoder.*"),
+    ignored_tensors=("decoder.weight",),
+    heads={"head.*": "masked tokens", "decoder.*": "masked tokens"},
     aliases=(("model.", ""),),
 )
 
