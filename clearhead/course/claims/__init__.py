@@ -11,6 +11,7 @@ reported cases.
 from __future__ import annotations
 
 from clearhead.course.claims.coverage import coverage, ledger_of
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.registry import (
     DOCUMENTS,
     DOES_NOT_HOLD,
@@ -20,7 +21,6 @@ from clearhead.course.claims.registry import (
     VERDICTS,
     Claim,
     ClaimError,
-    Experiment,
     Outcome,
     claims,
     find,

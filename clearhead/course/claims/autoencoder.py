@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from clearhead.course.claims.registry import FINAL, Experiment, claim
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.registry import FINAL, claim
 from clearhead.models import Autoencoder, AutoencoderConfig
 
 
-@claim(FINAL, "Part 1, Q5")
+@claim(
+    FINAL,
+    "Part 1, Q5",
+    statement=(
+        "The latent space of a dense auto-encoder is lower-dimensional and aims to capture the most salient features."
+    ),
+    method=(
+        "It is offered as the most accurate of four answers. 400 points of width 6 with two strong "
+        "directions: a trained linear auto-encoder of 2 latents against the best possible (the two leading "
+        "singular vectors), 3 draws."
+    ),
+)
 def latent_space(t: Experiment) -> None:
-    """The latent space of a dense auto-encoder is lower-dimensional and aims to capture the most salient features.
-
-    It is offered as the most accurate of four answers. 400 points of width 6 with two strong directions: a trained
-    linear auto-encoder of 2 latents against the best possible (the two leading singular vectors), 3 draws."""
     for draw in range(3):
         basis = torch.linalg.qr(torch.randn(6, 6, generator=t.generator)).Q
         x = torch.randn(400, 6, generator=t.generator) * torch.tensor([3.0, 2.0, 0.3, 0.2, 0.2, 0.1]) @ basis

@@ -5,17 +5,10 @@ from __future__ import annotations
 import sympy as sp
 import torch
 
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    EXAM,
-    EXERCISES,
-    HOMEWORK,
-    Experiment,
-    claim,
-    jacobian_row,
-    saved_tensors,
-)
+from clearhead.course.claims.numerics import jacobian_row, saved_tensors
+from clearhead.course.claims.registry import ANSWERED, EXAM, EXERCISES, HOMEWORK, claim
 
 n, d = sp.symbols("n d", positive=True)
 
@@ -31,12 +24,14 @@ def bounded(count: sp.Expr, by: sp.Expr, *sizes: sp.Symbol) -> bool:
     return all(sp.limit(count / by, size, sp.oo).is_finite for size in sizes)
 
 
-@claim(EXAM, "Q2a, table")
+@claim(
+    EXAM,
+    "Q2a, table",
+    statement="Self-attention costs O(n²·d).",
+    method="Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = 1000, d = 512.",
+    condition="n grows at least as fast as d, or the projections are not counted",
+)
 def attention_n2d(t: Experiment) -> None:
-    """Self-attention costs O(n²·d).
-
-    Exact count 4nd² + 2n²d of multiply-adds against n²d, as one size grows; and at n = 1000, d = 512.
-    Holds when n grows at least as fast as d, or the projections are not counted."""
     t.record_case("n → ∞", "ratio stays finite", bounded(ATTENTION, n**2 * d, n))
     t.record_case("the products alone, d → ∞", "ratio stays finite", bounded(PRODUCTS, n**2 * d, d))
     ratio = sp.limit(ATTENTION / (n**2 * d), d, sp.oo)
@@ -46,11 +41,13 @@ def attention_n2d(t: Experiment) -> None:
     t.note(f"n = 1000, d = 512: projections {projections:,}, products {products:,} multiply-adds; {held}")
 
 
-@claim(ANSWERED, "Q1c")
+@claim(
+    ANSWERED,
+    "Q1c",
+    statement="Projections O(nd²), scores O(n²d), softmax O(n²), output O(n²d): in all O(n²d + nd²).",
+    method="Each exact count against its bound, both sizes growing in turn.",
+)
 def attention_total(t: Experiment) -> None:
-    """Projections O(nd²), scores O(n²d), softmax O(n²), output O(n²d): in all O(n²d + nd²).
-
-    Each exact count against its bound, both sizes growing in turn."""
     for name, count, bound in (
         ("projections", 3 * n * d**2, n * d**2),
         ("scores", n**2 * d, n**2 * d),
@@ -61,21 +58,25 @@ def attention_total(t: Experiment) -> None:
         t.record_case(name, f"{count} = O({bound})", bounded(count, bound, n, d))
 
 
-@claim(ANSWERED, "Q1c")
+@claim(
+    ANSWERED,
+    "Q1c",
+    statement="Self-attention needs O(n² + nd) space.",
+    method="Values of Q, K, V, weights and output against n² + nd.",
+)
 def attention_space(t: Experiment) -> None:
-    """Self-attention needs O(n² + nd) space.
-
-    Values of Q, K, V, weights and output against n² + nd."""
     held = 4 * n * d + n**2
     t.record_case("Q, K, V, output and weights", held, bounded(held, n**2 + n * d, n, d))
 
 
-@claim(ANSWERED, "Q1c, the answer's first line")
+@claim(
+    ANSWERED,
+    "Q1c, the answer's first line",
+    statement="Self-attention takes O(n²d) time, a recurrent network O(nd²).",
+    method="Exact counts; the same document's total is O(n²d + nd²).",
+    condition="n is not much smaller than d",
+)
 def attention_against_rnn(t: Experiment) -> None:
-    """Self-attention takes O(n²d) time, a recurrent network O(nd²).
-
-    Exact counts; the same document's total is O(n²d + nd²).
-    Holds when n is not much smaller than d."""
     t.record_case("recurrent, both sizes", f"{RECURRENT} = O(nd²)", bounded(RECURRENT, n * d**2, n, d))
     result_text = f"{ATTENTION.subs(n, d)} against n²d = {(n**2 * d).subs(n, d)}"
     t.record_case("attention with n = d", result_text, bounded(ATTENTION.subs(n, d), d**3, d))
@@ -83,11 +84,15 @@ def attention_against_rnn(t: Experiment) -> None:
     t.record_case("attention with n = 1, d → ∞", f"ratio to n²d → {ratio_limit}", ratio_limit.is_finite, in_scope=False)
 
 
-@claim(ANSWERED, "Q1c")
+@claim(
+    ANSWERED,
+    "Q1c",
+    statement=(
+        "A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not."
+    ),
+    method=("What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state."),
+)
 def rnn_space(t: Experiment) -> None:
-    """A recurrent network holds O(nd) values if its states are kept for the backward pass, O(d) if they are not.
-
-    What autograd keeps of torch's cell over n steps of width 7, without its parameters; and the last state."""
     cell = torch.nn.RNNCell(7, 7)
     parameter_pointers = {p.untyped_storage().data_ptr() for p in cell.parameters()}
     for learning in (True, False):
@@ -108,23 +113,30 @@ def rnn_space(t: Experiment) -> None:
         t.record_case(f"{case_name}, n = 4, 8, 16, 32: values", saved_sizes, grown == (4 if learning else 1))
 
 
-@claim(ANSWERED, "Q1c, n ≪ d")
+@claim(
+    ANSWERED,
+    "Q1c, n ≪ d",
+    statement="For n ≪ d both cost O(nd²) and are similar.",
+    method="Limit of the ratio of the exact counts as d → ∞.",
+)
 def short_sequences_similar(t: Experiment) -> None:
-    """For n ≪ d both cost O(nd²) and are similar.
-
-    Limit of the ratio of the exact counts as d → ∞."""
     ratio = sp.limit(ATTENTION / RECURRENT, d, sp.oo)
     t.record_case("attention / recurrent", f"→ {ratio}", ratio.is_finite and ratio > 0)
 
 
-@claim(ANSWERED, "Q1c, practical implications")
+@claim(
+    ANSWERED,
+    "Q1c, practical implications",
+    statement="Recurrent networks are better for extremely long sequences.",
+    method=(
+        "Operations by exact count; sequential steps; and the gradient of the last state in the first input "
+        "(tanh cell, width 16, weights of spectral size 0.9, length 200)."
+    ),
+    condition=(
+        "'better' means fewer operations and less memory; not in sequential steps, nor for what must be remembered"
+    ),
+)
 def rnn_for_long(t: Experiment) -> None:
-    """Recurrent networks are better for extremely long sequences.
-
-    Operations by exact count; sequential steps; and the gradient of the last state in the first input (tanh cell, width
-    16, weights of spectral size 0.9, length 200).
-    Holds when 'better' means fewer operations and less memory; not in sequential steps, nor for what
-    must be remembered."""
     t.assert_above(
         "operations: attention / recurrent", sp.limit(ATTENTION / (RECURRENT * n), n, sp.oo), 0, "grows as n · {}"
     )
@@ -156,42 +168,53 @@ def longest_path(n: int, *, recurrent: bool) -> int:
     return steps
 
 
-@claim(HOMEWORK, "1.4a.2")
+@claim(
+    HOMEWORK,
+    "1.4a.2",
+    statement="Between two positions a signal takes O(n) steps in a recurrent network and O(1) in self-attention.",
+    method="Breadth-first search over the graph of one layer, 8 … 128 positions.",
+)
 def path_length(t: Experiment) -> None:
-    """Between two positions a signal takes O(n) steps in a recurrent network and O(1) in self-attention.
-
-    Breadth-first search over the graph of one layer, 8 … 128 positions."""
     rnn, attention = ([longest_path(m, recurrent=recurrent) for m in (8, 32, 128)] for recurrent in (True, False))
     t.assert_equal("recurrent, n = 8, 32, 128", rnn, [7, 31, 127])
     t.assert_equal("self-attention", attention, [1, 1, 1])
 
 
-@claim(EXAM, "Q2a, table")
+@claim(
+    EXAM,
+    "Q2a, table",
+    statement="A recurrent layer needs O(n) sequential operations and has a maximum path length of O(n).",
+    method="Longest chain of steps in the graph h₁ → h₂ → … → h_n.",
+)
 def recurrent_sequential(t: Experiment) -> None:
-    """A recurrent layer needs O(n) sequential operations and has a maximum path length of O(n).
-
-    Longest chain of steps in the graph h₁ → h₂ → … → h_n."""
     for m in (4, 16, 64):
         length = longest_path(m, recurrent=True)
         t.record_case(f"n = {m}", f"{length + 1} states in a chain, path {length}", length + 1 == m)
 
 
-@claim(HOMEWORK, "1.4a.5")
+@claim(
+    HOMEWORK,
+    "1.4a.5",
+    statement="For n < d self-attention, O(n²d), is efficient compared with a recurrent layer, O(nd²).",
+    method="The inequality of exact counts solved for n, without and with the projections.",
+    condition="the projections of attention are not counted",
+)
 def short_is_efficient(t: Experiment) -> None:
-    """For n < d self-attention, O(n²d), is efficient compared with a recurrent layer, O(nd²).
-
-    The inequality of exact counts solved for n, without and with the projections.
-    Holds when the projections of attention are not counted."""
     t.assert_equal("products alone are fewer for n below", sp.solve(sp.Eq(PRODUCTS, RECURRENT), n), [d])
     both = sp.expand(ATTENTION - RECURRENT)
     t.record_case("with projections: attention − recurrent", both, (both < 0) == True, in_scope=False)  # noqa: E712
 
 
-@claim(EXERCISES, "2(c)")
+@claim(
+    EXERCISES,
+    "2(c)",
+    statement=(
+        "Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + n_t "
+        "n_s d_model)."
+    ),
+    method="Sum of the line-by-line counts; both forms after d_model = d·h; ratio bounded on both sides.",
+)
 def multihead_theta(t: Experiment) -> None:
-    """Multi-head attention is Θ(n_t d²h² + n_s d²h² + n_t n_s d h), which is Θ((n_t + n_s) d_model² + n_t n_s d_model).
-
-    Sum of the line-by-line counts; both forms after d_model = d·h; ratio bounded on both sides."""
     nt, ns, dh, h = sp.symbols("n_t n_s d h", positive=True)
     m = dh * h
     lines = 2 * nt * m**2 + 2 * ns * m**2 + (nt + 2 * ns) * m + 2 * h * nt * ns * dh + h * nt * ns + nt * m
@@ -207,11 +230,13 @@ def multihead_theta(t: Experiment) -> None:
 LISTING = ((2, 2, "q"), (3, 3, "k"), (4, 4, "v"), (5, 6, "rearrange q"), (7, 8, "rearrange k"), (9, 10, "rearrange v"))
 
 
-@claim(EXERCISES, "2(c), the lines for rearranging")
+@claim(
+    EXERCISES,
+    "2(c), the lines for rearranging",
+    statement="Queries are rearranged in line 5, keys and values in lines 6 and 7.",
+    method="The lines at which the statements of the printed listing begin.",
+)
 def theta_line_numbers(t: Experiment) -> None:
-    """Queries are rearranged in line 5, keys and values in lines 6 and 7.
-
-    The lines at which the statements of the printed listing begin."""
     begins = {case_name: first for first, _, case_name in LISTING}
     for case_name, line in (("q", 5), ("k", 6), ("v", 7)):
         t.assert_equal(
@@ -224,12 +249,16 @@ def theta_line_numbers(t: Experiment) -> None:
     )
 
 
-@claim(EXERCISES, "2(d)")
+@claim(
+    EXERCISES,
+    "2(d)",
+    statement=(
+        "With a large width and short sequences the projections dominate; with long sequences and a small "
+        "width the products do."
+    ),
+    method="Limits of the ratio of the two exact counts.",
+)
 def bottlenecks(t: Experiment) -> None:
-    """With a large width and short sequences the projections dominate; with long sequences and a small width
-    the products do.
-
-    Limits of the ratio of the two exact counts."""
     ratio = PROJECTIONS / PRODUCTS
     t.assert_equal("d → ∞: projections / products", sp.limit(ratio, d, sp.oo), sp.oo)
     t.assert_equal("n → ∞: projections / products", sp.limit(ratio, n, sp.oo), 0)

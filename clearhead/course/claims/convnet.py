@@ -7,16 +7,9 @@ import ast
 import torch
 from torch import nn
 
-from clearhead.course.claims.registry import (
-    FINAL,
-    HOMEWORK,
-    Experiment,
-    claim,
-    jacobian_row,
-    join_numbers,
-    max_abs_diff,
-    n_parameters,
-)
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.numerics import jacobian_row, join_numbers, max_abs_diff, n_parameters
+from clearhead.course.claims.registry import FINAL, HOMEWORK, claim
 from clearhead.models.baselines.convnet import ConvNet, ConvNetConfig, conv_output
 from clearhead.nn import MultiHeadAttention
 
@@ -41,20 +34,24 @@ def network(width: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-@claim(FINAL, "Part 1, Q4")
+@claim(
+    FINAL,
+    "Part 1, Q4",
+    statement="A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.",
+    method="torch's own convolution, and the formula.",
+)
 def conv_output_size(t: Experiment) -> None:
-    """A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.
-
-    torch's own convolution, and the formula."""
     out = nn.Conv2d(1, 1, (3, 5), stride=(1, 3))(torch.zeros(1, 1, 128, 128))
     t.assert_equal("output", tuple(out.shape[2:]), (126, 42))
 
 
-@claim(FINAL, "Part 1, Q4, solution")
+@claim(
+    FINAL,
+    "Part 1, Q4, solution",
+    statement="The output size is M = (N − F)/S + 1.",
+    method="Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide.",
+)
 def conv_formula(t: Experiment) -> None:
-    """The output size is M = (N − F)/S + 1.
-
-    Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide."""
     output_sizes = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
     t.assert_equal("128 with 3, 1 and with 5, 3", output_sizes, [(128 - 3) / 1 + 1, (128 - 5) / 3 + 1])
     even = [(N, F, S) for N in range(1, 41) for F in range(1, 8) for S in range(1, 5) if N >= F and (N - F) % S == 0]
@@ -64,22 +61,28 @@ def conv_formula(t: Experiment) -> None:
     t.note(f"where S does not divide N − F the quotient is rounded down: N = 3, F = 2, S = 2 gives {real}, not 1.5")
 
 
-@claim(FINAL, f"{PLACE}.2")
+@claim(
+    FINAL,
+    f"{PLACE}.2",
+    statement="Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.",
+    method="Counted in torch's layers.",
+)
 def conv_weights(t: Experiment) -> None:
-    """Conv-1 has 8 × (5·5·1 + 1) weights, Conv-2 16 × (4·4·8 + 1), the pooling layers none.
-
-    Counted in torch's layers."""
     counts = [n_parameters(layer) for layer in network(144)]
     t.record_case("Conv-1", counts[0], counts[0] == 8 * (5 * 5 * 1 + 1) == 208)
     t.record_case("Conv-2", f"{counts[3]:,}", counts[3] == 16 * (4 * 4 * 8 + 1) == 2064)
     t.record_case("pooling", (counts[1], counts[4]), counts[1] == counts[4] == 0)
 
 
-@claim(FINAL, f"{PLACE}.3, solution")
+@claim(
+    FINAL,
+    f"{PLACE}.3, solution",
+    statement=(
+        "The maps are 28 × 28 × 8, 7 × 7 × 8, 6 × 6 × 16, 3 × 3 × 16, and the flattened vector has 144 entries."
+    ),
+    method="A 32 × 32 image through each layer.",
+)
 def conv_sizes(t: Experiment) -> None:
-    """The maps are 28 × 28 × 8, 7 × 7 × 8, 6 × 6 × 16, 3 × 3 × 16, and the flattened vector has 144 entries.
-
-    A 32 × 32 image through each layer."""
     x, net = torch.zeros(1, 1, 32, 32), network(144)
     expected = {0: (8, 28, 28), 1: (8, 7, 7), 3: (16, 6, 6), 4: (16, 3, 3), 6: (144,)}
     for i, layer in enumerate(net):
@@ -88,11 +91,13 @@ def conv_sizes(t: Experiment) -> None:
             t.assert_equal(type(layer).__name__, tuple(x.shape[1:]), expected[i])
 
 
-@claim(FINAL, f"{PLACE}.3, solution")
+@claim(
+    FINAL,
+    f"{PLACE}.3, solution",
+    statement="The mismatch is repaired by nn.Linear(144, 10).",
+    method="The network with commas, with 120 and with 144, on a 32 × 32 image.",
+)
 def conv_linear_144(t: Experiment) -> None:
-    """The mismatch is repaired by nn.Linear(144, 10).
-
-    The network with commas, with 120 and with 144, on a 32 × 32 image."""
     image, message = torch.zeros(1, 1, 32, 32), "runs"
     try:
         network(120)(image)
@@ -102,12 +107,16 @@ def conv_linear_144(t: Experiment) -> None:
     t.assert_equal("with 144: output", tuple(network(144)(image).shape), (1, 10))
 
 
-@claim(FINAL, f"{PLACE}.3")
+@claim(
+    FINAL,
+    f"{PLACE}.3",
+    statement=(
+        "Run as printed, the student's program fails because matrix sizes do not match (and only the linear "
+        "layer is to be changed)."
+    ),
+    method="Python's parser on the program with the commas that are printed, and on the one with 144.",
+)
 def conv_program_runs(t: Experiment) -> None:
-    """Run as printed, the student's program fails because matrix sizes do not match (and only the linear layer is
-    to be changed).
-
-    Python's parser on the program with the commas that are printed, and on the one with 144."""
 
     def parses(text: str) -> str:
         try:
@@ -123,11 +132,13 @@ def conv_program_runs(t: Experiment) -> None:
     t.intended(correct, parses(commas) == "parses")
 
 
-@claim(FINAL, f"{PLACE}.4, solution 1")
+@claim(
+    FINAL,
+    f"{PLACE}.4, solution 1",
+    statement="A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.",
+    method="The linear layer's weights reshaped into the kernel: equal logits on random images.",
+)
 def conv_instead_of_linear(t: Experiment) -> None:
-    """A 3 × 3 convolution with 16 input and 10 output channels replaces flattening and the linear layer.
-
-    The linear layer's weights reshaped into the kernel: equal logits on random images."""
     net, conv = network(144).double(), nn.Conv2d(16, 10, 3).double()
     last = net[7].state_dict()
     conv.load_state_dict(last | {"weight": last["weight"].view(10, 16, 3, 3)})
@@ -137,11 +148,13 @@ def conv_instead_of_linear(t: Experiment) -> None:
     t.assert_below("difference of the logits", max_abs_diff(a, b.flatten(1)), 1e-12)
 
 
-@claim(FINAL, f"{PLACE}.4, solution 2")
+@claim(
+    FINAL,
+    f"{PLACE}.4, solution 2",
+    statement=("A 1 × 1 convolution to 10 channels (3 × 3 × 10) and an average pooling of 3 × 3 also give 1 × 1 × 10."),
+    method="Sizes through torch's layers; and how many parameters are left.",
+)
 def conv_pointwise_head(t: Experiment) -> None:
-    """A 1 × 1 convolution to 10 channels (3 × 3 × 10) and an average pooling of 3 × 3 also give 1 × 1 × 10.
-
-    Sizes through torch's layers; and how many parameters are left."""
     x = torch.randn(2, 16, 3, 3, generator=t.generator)
     conv = nn.Conv2d(16, 10, 1)
     y = conv(x)
@@ -151,12 +164,14 @@ def conv_pointwise_head(t: Experiment) -> None:
     t.note(f"it has {than}: a smaller family, blind to where a feature is")
 
 
-@claim(FINAL, f"{PLACE}.1")
+@claim(
+    FINAL,
+    f"{PLACE}.1",
+    statement="Pooling provides invariance, which makes the network more robust to small variations of the input.",
+    method="A single bright entry moved by one place, under max and average pooling of width 4.",
+    condition="the variation stays inside one window",
+)
 def pooling_invariance(t: Experiment) -> None:
-    """Pooling provides invariance, which makes the network more robust to small variations of the input.
-
-    A single bright entry moved by one place, under max and average pooling of width 4.
-    Holds when the variation stays inside one window."""
 
     def pooled(place: int) -> tuple[list[float], list[float]]:
         x = torch.zeros(1, 1, 8)
@@ -169,11 +184,13 @@ def pooling_invariance(t: Experiment) -> None:
     )
 
 
-@claim(FINAL, f"{PLACE}.1")
+@claim(
+    FINAL,
+    f"{PLACE}.1",
+    statement="Pooling increases the receptive field of deeper layers.",
+    method="Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without.",
+)
 def pooling_receptive_field(t: Experiment) -> None:
-    """Pooling increases the receptive field of deeper layers.
-
-    Inputs with a gradient at one unit after Conv-2 of the exam's network, with pooling of 4 and without."""
     sides = [field_after_conv2(pool) for pool in (1, 4)]
     t.record_case(
         "side of the field: without, with pooling", join_numbers(sides, ""), sides[0] < sides[1] == 5 + 3 + 3 * 4
@@ -188,11 +205,13 @@ def field_after_conv2(pool: int) -> int:
     return int((jacobian_row(y[0, 0, 1, 1], x)[0, 0].abs().sum(0) > 0).sum())
 
 
-@claim(FINAL, f"{PLACE}.1")
+@claim(
+    FINAL,
+    f"{PLACE}.1",
+    statement="Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.",
+    method="The patch (0, 0, 0, 8): both poolings; then with a second channel.",
+)
 def pooling_max_average(t: Experiment) -> None:
-    """Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.
-
-    The patch (0, 0, 0, 8): both poolings; then with a second channel."""
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
     top, mean = nn.MaxPool1d(4)(x).item(), nn.AvgPool1d(4)(x).item()
     t.record_case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
@@ -200,11 +219,13 @@ def pooling_max_average(t: Experiment) -> None:
     t.assert_equal("two channels, averaged", both, [mean, -mean])
 
 
-@claim(HOMEWORK, "1.2b and 1.5a")
+@claim(
+    HOMEWORK,
+    "1.2b and 1.5a",
+    statement="Filters extract local patterns, attention heads can attend to all positions.",
+    method="Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention.",
+)
 def filters_local_heads_global(t: Experiment) -> None:
-    """Filters extract local patterns, attention heads can attend to all positions.
-
-    Inputs with a gradient at the middle one of 9 outputs: a convolution of width 3, and self-attention."""
     x = t.normal(1, 9, 4).requires_grad_()
     conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
     for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
@@ -212,13 +233,17 @@ def filters_local_heads_global(t: Experiment) -> None:
         t.assert_equal(f"{name}: inputs of output 5", reached.nonzero().flatten().add(1).tolist(), expected)
 
 
-@claim(HOMEWORK, "1.5a and 1.5d")
+@claim(
+    HOMEWORK,
+    "1.5a and 1.5d",
+    statement="Convolutional networks have translation equivariance built in.",
+    method=(
+        "An image shifted by one pixel through a convolution (away from the border), through one with stride "
+        "2, and through this project's ConvNet down to its logits."
+    ),
+    condition="the stride is 1 and the border is far; striding, pooling and the flattened head break it",
+)
 def convolution_equivariance(t: Experiment) -> None:
-    """Convolutional networks have translation equivariance built in.
-
-    An image shifted by one pixel through a convolution (away from the border), through one with stride 2, and through
-    this project's ConvNet down to its logits.
-    Holds when the stride is 1 and the border is far; striding, pooling and the flattened head break it."""
     x = torch.zeros(1, 1, 32, 32)
     x[..., 10:16, 10:16] = torch.randn(6, 6, generator=t.generator)
     moved = x.roll(1, -1)

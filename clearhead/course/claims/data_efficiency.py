@@ -13,8 +13,10 @@ from functools import cache
 from itertools import pairwise
 from statistics import stdev
 
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, join_numbers
+from clearhead.course.claims.numerics import join_numbers
+from clearhead.course.claims.registry import HOMEWORK, claim
 from clearhead.course.claims.study import ORIGINAL, Study, Training
 
 SMALL = 4_000  # pictures: what these claims call little data
@@ -129,26 +131,36 @@ def drawn(title: str, *networks: str, pictures: str = ORIGINAL) -> Lines:
     return Lines(title, "training pictures", y, sizes, means, log_x=True, spread=ends)
 
 
-@claim(HOMEWORK, "1.5d.1")
+@claim(
+    HOMEWORK,
+    "1.5d.1",
+    statement="On small data sets convolutional networks outperform vision Transformers of comparable size.",
+    method=(
+        f"{REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each "
+        f"with the learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."
+    ),
+)
 def cnn_better_on_little(t: Experiment) -> None:
-    """On small data sets convolutional networks outperform vision Transformers of comparable size.
-
-    {REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each with the
-    learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."""
     for n in little():
         otherwise = f"At {n:,} pictures the convolutional network is not better"
         beyond_chance(t, f"{n:,} pictures: convolution − Transformer", lead("cnn", "vit", n), otherwise)
     t.draw(drawn("Accuracy as the data grow", *_NAMES))
 
 
-@claim(HOMEWORK, "1.5d.2")
+@claim(
+    HOMEWORK,
+    "1.5d.2",
+    statement="With more data the gap between convolutional networks and vision Transformers narrows.",
+    method=(
+        f"{REDRAWN}The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of "
+        "them; then the errors of the Transformer for each error of the convolutional network."
+    ),
+    condition=(
+        "the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a "
+        f"size on at which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time"
+    ),
+)
 def gap_narrows(t: Experiment) -> None:
-    """With more data the gap between convolutional networks and vision Transformers narrows.
-
-    {REDRAWN}The lead of the convolutional network up to {SMALL:,} pictures against its lead with all of them; then the
-    errors of the Transformer for each error of the convolutional network.
-    Holds when the gap is counted in points of accuracy (as a ratio of errors it can widen all the same), from a size on
-    at which the Transformer has begun to learn: it is right more than {LEARNED:.0%} of the time."""
     sizes = study().sizes(["vit", "cnn"])
     last = sizes[-1]
     for n in little():
@@ -171,11 +183,13 @@ def gap_narrows(t: Experiment) -> None:
     t.draw(drawn("Accuracy as the data grow", "vit", "cnn"))
 
 
-@claim(HOMEWORK, "1.5d, explanation")
+@claim(
+    HOMEWORK,
+    "1.5d, explanation",
+    statement=("On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost."),
+    method=f"{REDRAWN}Training minus validation accuracy, Transformer minus convolution.",
+)
 def vit_overfits_more(t: Experiment) -> None:
-    """On smaller data sets vision Transformers overfit more than convolutional networks of comparable cost.
-
-    {REDRAWN}Training minus validation accuracy, Transformer minus convolution."""
     for n in little():
         case_name = f"{n:,} pictures: overfitting, Transformer − convolution"
         otherwise = f"At {n:,} pictures the Transformer does not overfit more"
@@ -184,12 +198,17 @@ def vit_overfits_more(t: Experiment) -> None:
     t.note(f"million multiplications for a picture: Transformer {cost[0]:.0f}, convolution {cost[1]:.0f}")
 
 
-@claim(HOMEWORK, "1.5d, summary")
+@claim(
+    HOMEWORK,
+    "1.5d, summary",
+    statement="Convolutional networks are more data-efficient than vision Transformers.",
+    method=(
+        f"{REDRAWN}How many pictures the Transformer needs for the accuracy that the convolutional network has "
+        "with n, by interpolation between the sizes (in the logarithm of their number); in brackets for the "
+        "ends of the interval."
+    ),
+)
 def cnn_data_efficient(t: Experiment) -> None:
-    """Convolutional networks are more data-efficient than vision Transformers.
-
-    {REDRAWN}How many pictures the Transformer needs for the accuracy that the convolutional network has with n,
-    by interpolation between the sizes (in the logarithm of their number); in brackets for the ends of the interval."""
     sizes = study().sizes(["vit", "cnn"])
     for n in sizes[:-1]:
         results = lead("cnn", "vit", n)

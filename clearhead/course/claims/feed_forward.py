@@ -9,17 +9,21 @@ from typing import Any
 import torch
 
 from clearhead.course.claims import exact
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, max_abs_diff
+from clearhead.course.claims.numerics import max_abs_diff
+from clearhead.course.claims.registry import HOMEWORK, claim
 from clearhead.nn import FeedForward, ReLU
 
 
-@claim(HOMEWORK, "1.4d.1")
+@claim(
+    HOMEWORK,
+    "1.4d.1",
+    statement="Attention is primarily a linear operation, a weighted sum.",
+    method="f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.",
+    condition="the weights are held fixed (linear in the values); as a function of its input it is not linear",
+)
 def attention_linear(t: Experiment) -> None:
-    """Attention is primarily a linear operation, a weighted sum.
-
-    f(2X) against 2 f(X), with weights that follow X and with fixed weights, in fractions.
-    Holds when the weights are held fixed (linear in the values); as a function of its input it is not linear."""
     x, double = exact.eye(2), exact.matrix("2 0; 0 2")
     twice = exact.matmul(exact.attention(x, x, x), double)
     t.assert_equal("values doubled", exact.attention(x, x, double), twice, exact.show)
@@ -27,11 +31,15 @@ def attention_linear(t: Experiment) -> None:
     t.record_case("input doubled", exact.pair(outputs, twice, ", not "), outputs == twice, in_scope=False)
 
 
-@claim(HOMEWORK, "1.4d")
+@claim(
+    HOMEWORK,
+    "1.4d",
+    statement=(
+        "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512."
+    ),
+    method="One position disturbed; positions permuted; widths read from the library's layer.",
+)
 def ffn_positionwise(t: Experiment) -> None:
-    """The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512.
-
-    One position disturbed; positions permuted; widths read from the library's layer."""
     ffn = FeedForward(512, 4 * 512, ReLU()).double()
     wide = ffn.up.out_features
     t.record_case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
@@ -44,12 +52,18 @@ def ffn_positionwise(t: Experiment) -> None:
     t.assert_below("positions permuted", max_abs_diff(ffn(x[:, order]), y[:, order]), 1e-12)
 
 
-@claim(HOMEWORK, "1.4d.4")
+@claim(
+    HOMEWORK,
+    "1.4d.4",
+    statement=(
+        "Self-attention mixes information across positions, the feed-forward layer across the features of one position."
+    ),
+    method=(
+        "Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in "
+        "fractions, and the library's FeedForward."
+    ),
+)
 def ffn_mixes_features(t: Experiment) -> None:
-    """Self-attention mixes information across positions, the feed-forward layer across the features of one position.
-
-    Which features of which positions change when feature 1 of position 1 of 3 grows by 1: attention in fractions, and
-    the library's FeedForward."""
     x, moved = exact.matrix("1 0; 0 1; 1 1"), exact.matrix("2 0; 0 1; 1 1")
 
     def touched(before: Sequence[Any], after: Sequence[Any]) -> str:
@@ -76,12 +90,16 @@ def ffn_mixes_features(t: Experiment) -> None:
     t.assert_equal("the feed-forward layer", touched(before, after), "positions [1], features [1, 2]")
 
 
-@claim(HOMEWORK, "1.4d.1")
+@claim(
+    HOMEWORK,
+    "1.4d.1",
+    statement="The two layers with a ReLU between them can approximate any function.",
+    method=(
+        "x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is "
+        "1/(4w²), in fractions; the library's FeedForward with these weights gives the same numbers."
+    ),
+)
 def ffn_universal(t: Experiment) -> None:
-    """The two layers with a ReLU between them can approximate any function.
-
-    x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is 1/(4w²), in
-    fractions; the library's FeedForward with these weights gives the same numbers."""
     for w in (1, 2, 4, 8, 16):
         middles = [Fraction(2 * i + 1, 2 * w) for i in range(w)]
         error = max(broken_line(x, w) - x * x for x in middles)  # a chord is furthest from x² half way

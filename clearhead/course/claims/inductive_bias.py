@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from clearhead.course.claims.data_efficiency import REDRAWN as REDRAWN  # of the claim's text
-from clearhead.course.claims.data_efficiency import beyond_chance, contrast, mean, study
-from clearhead.course.claims.registry import HOMEWORK, Experiment, claim
+from clearhead.course.claims.data_efficiency import REDRAWN, beyond_chance, contrast, mean, study
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.registry import HOMEWORK, claim
 from clearhead.course.claims.study import ORIGINAL, PERMUTED
 
 _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
 
 
-@claim(HOMEWORK, "1.5d, explanation")
+@claim(
+    HOMEWORK,
+    "1.5d, explanation",
+    statement=(
+        "Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there "
+        "are few data."
+    ),
+    method=(
+        f"{REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods "
+        "between patches are gone, nothing else. How much worse does a convolutional network learn? (To a "
+        "Transformer with learned positions both are the same task: see `no-spatial-bias`.)"
+    ),
+)
 def locality_helps(t: Experiment) -> None:
-    """Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there are few data.
-
-    {REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods between patches
-    are gone, nothing else. How much worse does a convolutional network learn? (To a Transformer with learned positions
-    both are the same task: see `no-spatial-bias`.)"""
     for network, name in _CONVOLUTIONS.items():
         for n in study().sizes([network], PERMUTED):
             drop = contrast([(1, (network, n, ORIGINAL)), (-1, (network, n, PERMUTED))])

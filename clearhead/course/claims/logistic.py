@@ -8,8 +8,10 @@ from typing import Any
 import sympy as sp
 import torch
 
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import FINAL, Experiment, claim, jacobian_row, max_abs_diff
+from clearhead.course.claims.numerics import jacobian_row, max_abs_diff
+from clearhead.course.claims.registry import FINAL, claim
 
 # Features (1, x) and labels ±1, separated by w = (0, 1).
 DATA = (((1, -2), -1), ((1, -1), -1), ((1, 1), 1), ((1, 3), 1))
@@ -19,12 +21,16 @@ def separable_loss(w: tuple[Any, ...]) -> Any:
     return sum(sp.log(1 + sp.exp(-y * sum(a * b for a, b in zip(w, x, strict=True)))) for x, y in DATA)
 
 
-@claim(FINAL, "Part 1, Q2")
+@claim(
+    FINAL,
+    "Part 1, Q2",
+    statement="On separable data the cross-entropy has no global minimum.",
+    method=(
+        "Four points, symbolically: the loss is positive everywhere and tends to 0 along w*, so its infimum "
+        "is not reached."
+    ),
+)
 def separable_no_minimum(t: Experiment) -> None:
-    """On separable data the cross-entropy has no global minimum.
-
-    Four points, symbolically: the loss is positive everywhere and tends to 0 along w*, so its infimum
-    is not reached."""
     alpha = sp.symbols("alpha", positive=True)
     a, b = sp.symbols("a b", real=True)
     # log(1 + e^u) > 0 because 1 + e^u > 1: sympy knows that e^u is positive for a real u.
@@ -40,11 +46,13 @@ def separable_no_minimum(t: Experiment) -> None:
     t.draw(Lines("Loss along α·w*", "α", "loss", grid, {"loss": losses}))
 
 
-@claim(FINAL, "Part 1, Q2, solution")
+@claim(
+    FINAL,
+    "Part 1, Q2, solution",
+    statement="Along α·w* the loss is strictly decreasing.",
+    method="Derivative in α, term by term: −m/(1 + e^(αm)) with a positive margin m.",
+)
 def separable_decreasing(t: Experiment) -> None:
-    """Along α·w* the loss is strictly decreasing.
-
-    Derivative in α, term by term: −m/(1 + e^(αm)) with a positive margin m."""
     alpha = sp.symbols("alpha", real=True)
     margins = [y * x[1] for x, y in DATA]
     terms = [-sp.Integer(m) / (1 + sp.exp(alpha * m)) for m in margins]
@@ -58,12 +66,16 @@ def penalty(w: tuple[Any, ...]) -> Any:
     return max(abs(x) for x in w) ** 2
 
 
-@claim(FINAL, "Part 1, Q3")
+@claim(
+    FINAL,
+    "Part 1, Q3",
+    statement="The update is w − η((P − y) x + λ w ⊙ e_k) with k the place of the largest |w|.",
+    method=(
+        "Autograd on the exam's loss at two points, against the formula and against the three options that "
+        "are not marked; at a tie, which has no gradient, is it a subgradient (2,000 random points)?"
+    ),
+)
 def infinity_norm_update(t: Experiment) -> None:
-    """The update is w − η((P − y) x + λ w ⊙ e_k) with k the place of the largest |w|.
-
-    Autograd on the exam's loss at two points, against the formula and against the three options that are not marked; at
-    a tie, which has no gradient, is it a subgradient (2,000 random points)?"""
     x, y, lam = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 1.0, 0.7
 
     def loss(w: torch.Tensor) -> torch.Tensor:
@@ -85,11 +97,13 @@ def infinity_norm_update(t: Experiment) -> None:
     t.record_case("w = (1, −1, 0.2), a tie: loss above its tangent by at least", f"{below:.1e}", below >= -1e-12)
 
 
-@claim(FINAL, "Part 1, Q3, solution")
+@claim(
+    FINAL,
+    "Part 1, Q3, solution",
+    statement="‖w‖∞² is w_i² for the i with w_i ≥ w_j for all j (no absolute values in the condition).",
+    method="w = (−2, 1): the printed case distinction against the definition.",
+)
 def infinity_norm_cases(t: Experiment) -> None:
-    """‖w‖∞² is w_i² for the i with w_i ≥ w_j for all j (no absolute values in the condition).
-
-    w = (−2, 1): the printed case distinction against the definition."""
 
     def by_cases(w: tuple[int, ...], size: Any) -> int:
         return next(x**2 for x in w if all(size(x) >= size(z) for z in w))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import attend
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Grid
-from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, Experiment, claim, max_abs_diff
+from clearhead.course.claims.numerics import max_abs_diff
+from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, claim
 from clearhead.masks import padding
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
 from clearhead.nn.positions import NoPE
@@ -25,22 +27,28 @@ def column_attention(n: int, generator: torch.Generator) -> Tensor:
     return s.masked_fill(torch.ones(n, n).tril(-1).bool(), -torch.inf).softmax(dim=0)
 
 
-@claim(HOMEWORK, "1.3e")
+@claim(
+    HOMEWORK,
+    "1.3e",
+    statement=(
+        "Adding −∞ to the scores of later keys makes their weights exactly 0 and leaves a distribution over the rest."
+    ),
+    method="The formula as printed, 7 positions, in float64.",
+)
 def causal_zero_future(t: Experiment) -> None:
-    """Adding −∞ to the scores of later keys makes their weights exactly 0 and leaves a distribution over the rest.
-
-    The formula as printed, 7 positions, in float64."""
     a = column_attention(7, t.generator)
     t.assert_equal("weights of later keys", a.tril(-1).max().item(), 0, "largest {:g}")
     low, high = a.sum(0).aminmax()
     t.record_case("column sums", f"{low:.12f} … {high:.12f}", max(1 - low, high - 1) < 1e-12)
 
 
-@claim(HOMEWORK, "1.3e, result")
+@claim(
+    HOMEWORK,
+    "1.3e, result",
+    statement="With that mask A is lower triangular.",
+    method="A as the homework defines it (rows are keys, columns are queries), 2 positions.",
+)
 def causal_lower_triangular(t: Experiment) -> None:
-    """With that mask A is lower triangular.
-
-    A as the homework defines it (rows are keys, columns are queries), 2 positions."""
     a, b = (column_attention(n, t.generator) for n in (2, 5))
     result_text = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
     t.record_case("entry above the diagonal (key 1, query 2)", result_text, a.triu(1).eq(0).all())
@@ -49,11 +57,13 @@ def causal_lower_triangular(t: Experiment) -> None:
     t.correction(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
 
 
-@claim(ANSWERED, "Q2b, line 24 and 'masking types'")
+@claim(
+    ANSWERED,
+    "Q2b, line 24 and 'masking types'",
+    statement="Masking is scores + mask × (−∞), with a mask of −∞ for hidden pairs and 0 for the others.",
+    method="The line as printed, two positions, in floating point; and with a mask of ones for hidden pairs.",
+)
 def mask_times_infinity(t: Experiment) -> None:
-    """Masking is scores + mask × (−∞), with a mask of −∞ for hidden pairs and 0 for the others.
-
-    The line as printed, two positions, in floating point; and with a mask of ones for hidden pairs."""
     mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
     inputs = {"its own mask, two positions: weights": mask, "a mask of ones for hidden pairs": mask.isinf()}
     for name, hidden in inputs.items():
@@ -63,11 +73,13 @@ def mask_times_infinity(t: Experiment) -> None:
     t.correction(correct, mask.softmax(-1).tolist() == [[1.0, 0.0], [0.5, 0.5]])
 
 
-@claim(ANSWERED, "Q2b, padding mask")
+@claim(
+    ANSWERED,
+    "Q2b, padding mask",
+    statement="A mask of −∞ at padded keys keeps padding out of the result.",
+    method="3 real keys and 2 padded ones: their contents are replaced by large numbers.",
+)
 def padding_mask(t: Experiment) -> None:
-    """A mask of −∞ at padded keys keeps padding out of the result.
-
-    3 real keys and 2 padded ones: their contents are replaced by large numbers."""
     q, k, v = (t.normal(1, 1, 5, 4) for _ in range(3))
     mask = padding(torch.tensor([3]))
     before = attend(q, k, v, mask)
@@ -87,11 +99,13 @@ def _ids(t: Experiment, *shape: int) -> Tensor:
     return torch.randint(1, 11, shape, generator=t.generator)
 
 
-@claim(EXERCISES, "2(b)(i)")
+@claim(
+    EXERCISES,
+    "2(b)(i)",
+    statement="An encoder for classification needs the key padding mask in its self-attention, and no other.",
+    method="A text alone, and padded on the right with two kinds of padding, with and without the mask.",
+)
 def encoder_masks(t: Experiment) -> None:
-    """An encoder for classification needs the key padding mask in its self-attention, and no other.
-
-    A text alone, and padded on the right with two kinds of padding, with and without the mask."""
     model = EncoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
     ids = _ids(t, 1, 5)
     alone = model(ids)
@@ -101,11 +115,13 @@ def encoder_masks(t: Experiment) -> None:
     t.assert_above("without it padding is felt", max_abs_diff(model(long)[:, :5], alone), 1e-6, "changes by {:.1e}")
 
 
-@claim(EXERCISES, "2(b)(ii)")
+@claim(
+    EXERCISES,
+    "2(b)(ii)",
+    statement="A decoder needs the causal mask only; with padding on the right a key padding mask is not needed.",
+    method="A text alone and padded on the right, through a two-layer decoder; then padded on the left.",
+)
 def decoder_masks(t: Experiment) -> None:
-    """A decoder needs the causal mask only; with padding on the right a key padding mask is not needed.
-
-    A text alone and padded on the right, through a two-layer decoder; then padded on the left."""
     model = DecoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
@@ -114,12 +130,16 @@ def decoder_masks(t: Experiment) -> None:
     t.note(f"padding on the left would be felt: changes by {max_abs_diff(left_padded, alone):.1e}")
 
 
-@claim(EXERCISES, "2(b)(iii)")
+@claim(
+    EXERCISES,
+    "2(b)(iii)",
+    statement=(
+        "For translation the key padding mask goes into the encoder's self-attention and into "
+        "cross-attention; the decoder needs only its causal mask if padding is on the right."
+    ),
+    method="A small encoder-decoder: each of the two padding masks left out in turn; target padded on the right.",
+)
 def encoder_decoder_masks(t: Experiment) -> None:
-    """For translation the key padding mask goes into the encoder's self-attention and into cross-attention; the decoder
-    needs only its causal mask if padding is on the right.
-
-    A small encoder-decoder: each of the two padding masks left out in turn; target padded on the right."""
     net = _encoder_decoder()
     source, target = _ids(t, 1, 4), _ids(t, 1, 5)
     padded, mask = torch.cat([source, _ids(t, 1, 3)], 1), padding(torch.tensor([4]))
@@ -135,11 +155,13 @@ def encoder_decoder_masks(t: Experiment) -> None:
     t.assert_below("target padded on the right, causal only", max_abs_diff(longer, alone), 1e-12)
 
 
-@claim(HOMEWORK, "1.4b.6")
+@claim(
+    HOMEWORK,
+    "1.4b.6",
+    statement="In the decoder self-attention also serves to attend to the encoder's representations.",
+    method="The source of a small encoder-decoder is replaced: which attention of the decoder changes?",
+)
 def self_attention_reads_encoder(t: Experiment) -> None:
-    """In the decoder self-attention also serves to attend to the encoder's representations.
-
-    The source of a small encoder-decoder is replaced: which attention of the decoder changes?"""
     net = _encoder_decoder()
     inputs: dict[str, list[Tensor]] = {"attention": [], "cross_attention": []}
     for part, outs in inputs.items():
@@ -154,12 +176,16 @@ def self_attention_reads_encoder(t: Experiment) -> None:
     t.correction(f"{correct}self-attention reads the decoder's own sequence.", self_change == 0 < cross)
 
 
-@claim(HOMEWORK, "1.3e, result")
+@claim(
+    HOMEWORK,
+    "1.3e, result",
+    statement=(
+        "With causal masking the input can be processed as a stream: earlier outputs need not be revised when "
+        "more arrives."
+    ),
+    method="A decoder of two layers on 9 tokens and on each of their prefixes; then an encoder, which has no mask.",
+)
 def causal_streams(t: Experiment) -> None:
-    """With causal masking the input can be processed as a stream: earlier outputs need not be revised
-    when more arrives.
-
-    A decoder of two layers on 9 tokens and on each of their prefixes; then an encoder, which has no mask."""
     ids = torch.randint(11, (1, 9), generator=t.generator)
     sizes = SIZES | {"max_len": 16, "n_layers": 2}
     for model, masked in ((DecoderConfig(**sizes).build(), True), (EncoderConfig(**sizes).build(), False)):
@@ -171,12 +197,17 @@ def causal_streams(t: Experiment) -> None:
         t.record_case(f"{case_name}: largest change", f"{moved:.1e}", (moved < 1e-12) == masked)
 
 
-@claim(HOMEWORK, "1.3e")
+@claim(
+    HOMEWORK,
+    "1.3e",
+    statement="Attention without a mask does not suit speech in real time; causal attention does.",
+    method=(
+        "Results from results/study-speech.json, which is part of the package: one small encoder under four "
+        "masks on streams of spoken digits, three seeds, trained on a GPU; `python -m benchmarks study "
+        "speech` reproduces it."
+    ),
+)
 def causal_speech(t: Experiment) -> None:
-    """Attention without a mask does not suit speech in real time; causal attention does.
-
-    Results from results/study-speech.json, which is part of the package: one small encoder under four masks on streams
-    of spoken digits, three seeds, trained on a GPU; `python -m benchmarks study speech` reproduces it."""
     text = (resources.files("clearhead.course.claims") / "results" / "study-speech.json").read_text(encoding="utf-8")
     rows = [row for row in json.loads(text)["rows"] if row["facet"] == "known speakers"]
     for context in dict.fromkeys(row["series"] for row in rows):

@@ -9,18 +9,10 @@ import torch
 
 from clearhead.attention import attend
 from clearhead.course.claims import exact
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    EXERCISES,
-    FINAL,
-    HOMEWORK,
-    Experiment,
-    claim,
-    jacobian_row,
-    max_abs_diff,
-    n_parameters,
-)
+from clearhead.course.claims.numerics import jacobian_row, max_abs_diff, n_parameters
+from clearhead.course.claims.registry import ANSWERED, EXERCISES, FINAL, HOMEWORK, claim
 from clearhead.course.exercises.problem_types.counts import count_reachable
 from clearhead.nn import MultiHeadAttention
 
@@ -33,22 +25,29 @@ def parameters(d_model: int, n_heads: int) -> dict[str, int]:
     return {name: m.weight.numel() for name, m in mha.named_children() if isinstance(m, torch.nn.Linear)}
 
 
-@claim(ANSWERED, "Q2a.1")
+@claim(
+    ANSWERED,
+    "Q2a.1",
+    statement="With 8 heads and d_model = 512 each head is 64 wide, and after concatenation the width is 512 again.",
+    method="The library's own layer: the width of its heads, and of what goes into W_O.",
+)
 def head_width(t: Experiment) -> None:
-    """With 8 heads and d_model = 512 each head is 64 wide, and after concatenation the width is 512 again.
-
-    The library's own layer: the width of its heads, and of what goes into W_O."""
     mha = MultiHeadAttention(512, 8)
     t.record_case("h = 8: width of a head, together", f"{mha.d_head}, {mha.o_proj.in_features}", mha.d_head == 64)
     t.assert_equal("after concatenation", mha.o_proj.in_features, 512)
     t.note(f"where h does not divide the width something is lost: six heads of {512 // 6} are {512 // 6 * 6} wide")
 
 
-@claim(ANSWERED, "Q2a.2")
+@claim(
+    ANSWERED,
+    "Q2a.2",
+    statement=(
+        "Each projection of a head has 32,768 parameters, a head 98,304, all heads 786,432, W_O 262,144: "
+        "1,048,576 in all."
+    ),
+    method="Counted in the library's own layer (8 heads, 512 wide, no biases).",
+)
 def head_parameters(t: Experiment) -> None:
-    """Each projection of a head has 32,768 parameters, a head 98,304, all heads 786,432, W_O 262,144: 1,048,576 in all.
-
-    Counted in the library's own layer (8 heads, 512 wide, no biases)."""
     parts = parameters(512, 8)
     single_head = parts["q_proj"] // 8
     t.assert_equal("one projection of one head", single_head, 32_768, "{:,}")
@@ -58,11 +57,13 @@ def head_parameters(t: Experiment) -> None:
     t.assert_equal("in all", sum(parts.values()), 1_048_576, "{:,}")
 
 
-@claim(ANSWERED, "Q2a.3")
+@claim(
+    ANSWERED,
+    "Q2a.3",
+    statement="For n tokens 8 heads hold 1,536 n values of Q, K, V, 8 n² weights and 512 n outputs: 8 n² + 2,048 n.",
+    method="Sum of the listed parts, symbolically in n.",
+)
 def head_memory(t: Experiment) -> None:
-    """For n tokens 8 heads hold 1,536 n values of Q, K, V, 8 n² weights and 512 n outputs: 8 n² + 2,048 n.
-
-    Sum of the listed parts, symbolically in n."""
     qkv, weights, out = 8 * 3 * n * 64, 8 * n**2, 8 * n * 64
     t.assert_equal("Q, K, V", qkv, 1536 * n)
     t.assert_equal("outputs", out, 512 * n)
@@ -75,11 +76,13 @@ def operations(h: int, *, output_projection: bool = True) -> sp.Expr:
     return sp.expand(3 * n * 512 * d * h + 2 * h * n**2 * d + (n * 512**2 if output_projection else 0))
 
 
-@claim(ANSWERED, "Q2a.4")
+@claim(
+    ANSWERED,
+    "Q2a.4",
+    statement="Eight heads of 64 have the same computational complexity as one head of 512.",
+    method="Multiply-adds of both, symbolically: equal with an output projection each, and of one order as listed.",
+)
 def heads_same_complexity(t: Experiment) -> None:
-    """Eight heads of 64 have the same computational complexity as one head of 512.
-
-    Multiply-adds of both, symbolically: equal with an output projection each, and of one order as listed."""
     t.assert_equal("both with W_O: difference in multiply-adds", sp.expand(operations(8) - operations(1)), 0)
     ratio = operations(8) / operations(1, output_projection=False)
     ends = sp.limit(ratio, n, 0), sp.limit(ratio, n, sp.oo)
@@ -89,21 +92,27 @@ def heads_same_complexity(t: Experiment) -> None:
     t.note(f"numbers to exponentiate and to store are {8 * n**2} against {n**2}")
 
 
-@claim(HOMEWORK, "1.4c")
+@claim(
+    HOMEWORK,
+    "1.4c",
+    statement="With heads of width d/h the total cost is similar to one head of full width.",
+    method="Multiply-adds symbolically, h = 1 … 16: ratio to one head.",
+)
 def heads_same_cost_homework(t: Experiment) -> None:
-    """With heads of width d/h the total cost is similar to one head of full width.
-
-    Multiply-adds symbolically, h = 1 … 16: ratio to one head."""
     for h in (2, 4, 8, 16):
         t.assert_equal(f"h = {h}", sp.simplify(operations(h) / operations(1)), 1, "ratio {}")
 
 
-@claim(HOMEWORK, "1.2b")
+@claim(
+    HOMEWORK,
+    "1.2b",
+    statement=(
+        "Splitting the width over heads, as small filters do in convolutional networks, is more parameter-efficient."
+    ),
+    method="Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense map at 8 × 8.",
+    condition="it refers to filters; heads have the same number of parameters however many there are",
+)
 def heads_parameter_efficient(t: Experiment) -> None:
-    """Splitting the width over heads, as small filters do in convolutional networks, is more parameter-efficient.
-
-    Parameters of one head and of eight at width 512; of a 3 × 3 filter bank and of a dense map at 8 × 8.
-    Holds when it refers to filters; heads have the same number of parameters however many there are."""
     small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
     conv = n_parameters(torch.nn.Conv2d(1, 16, 3, padding=1, bias=False))
     case_name = "16 filters of 3 × 3 against a dense map of the same sizes"
@@ -125,27 +134,33 @@ def _shapes(t: Experiment, d: int, wide: int, m: int, n: int, h: int, dk: int, d
     t.assert_equal("output", tuple(out.shape), (wide, n))
 
 
-@claim(HOMEWORK, "1.2a")
+@claim(
+    HOMEWORK,
+    "1.2a",
+    statement="With Q (d × n), K (d × m), V (t × m) the heads concatenate to (h·d_v) × n and the output is t × n.",
+    method="The operations as listed, at sizes that are distinct primes.",
+)
 def multihead_shapes(t: Experiment) -> None:
-    """With Q (d × n), K (d × m), V (t × m) the heads concatenate to (h·d_v) × n and the output is t × n.
-
-    The operations as listed, at sizes that are distinct primes."""
     _shapes(t, d=7, wide=11, m=5, n=3, h=2, dk=13, dv=17)
 
 
-@claim(HOMEWORK, "1.3a")
+@claim(
+    HOMEWORK,
+    "1.3a",
+    statement="For self-attention over C (e × n) the output is e × n as well.",
+    method="The operations as listed with Q = K = V = C, e = 7, n = 3.",
+)
 def self_attention_shapes(t: Experiment) -> None:
-    """For self-attention over C (e × n) the output is e × n as well.
-
-    The operations as listed with Q = K = V = C, e = 7, n = 3."""
     _shapes(t, d=7, wide=7, m=3, n=3, h=2, dk=5, dv=11)
 
 
-@claim(FINAL, "Part 1, Q8 (marked as not typical)")
+@claim(
+    FINAL,
+    "Part 1, Q8 (marked as not typical)",
+    statement="Multi-head attention is not a single weighted average of the values.",
+    method="Two values (1, 0) and (0, 1), hard heads that choose different tokens, W_O = I, in fractions.",
+)
 def not_one_average(t: Experiment) -> None:
-    """Multi-head attention is not a single weighted average of the values.
-
-    Two values (1, 0) and (0, 1), hard heads that choose different tokens, W_O = I, in fractions."""
     first, second = (exact.matmul([exact.hardest(scores)], exact.eye(2))[0] for scores in ([1, 0], [0, 1]))
     out, same = [first[0], second[1]], [first[0], first[1]]
     t.record_case(
@@ -154,13 +169,17 @@ def not_one_average(t: Experiment) -> None:
     t.note(f"heads with the same choice give {exact.show(same)}, which is an average")
 
 
-@claim(EXERCISES, "2(a)")
+@claim(
+    EXERCISES,
+    "2(a)",
+    statement=(
+        "With argmax attention, k heads and residual connections, a node of layer n has a receptive field of "
+        "(k + 1)^n inputs."
+    ),
+    method=("The set of inputs that reach a node, built layer by layer: choices without overlap, and choices with it."),
+    condition=("no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an upper bound"),
+)
 def receptive_field(t: Experiment) -> None:
-    """With argmax attention, k heads and residual connections, a node of layer n has a receptive field of (k
-    + 1)^n inputs.
-
-    The set of inputs that reach a node, built layer by layer: choices without overlap, and choices with it.
-    Holds when no two paths meet and the sequence has at least (k + 1)^n tokens; otherwise it is only an upper bound."""
     for k, n in ((1, 3), (2, 3), (3, 2)):
         t.assert_equal(
             f"k = {k}, n = {n}, {(k + 1) ** n} tokens, no overlap", count_reachable(k, n, (k + 1) ** n), (k + 1) ** n
@@ -171,11 +190,15 @@ def receptive_field(t: Experiment) -> None:
     t.draw(Lines("Inputs reached, 20 tokens", "layers", "tokens", (1, 2, 3, 4, 5), curves))
 
 
-@claim(ANSWERED, "Q2c.1")
+@claim(
+    ANSWERED,
+    "Q2c.1",
+    statement="Heads have independent matrices, and random initialization gives them different gradients.",
+    method=(
+        "Two heads of one layer with equal and with different initial values: gradients of their query projections."
+    ),
+)
 def heads_differ_by_start(t: Experiment) -> None:
-    """Heads have independent matrices, and random initialization gives them different gradients.
-
-    Two heads of one layer with equal and with different initial values: gradients of their query projections."""
     x, gaps = t.normal(1, 5, 8), []
     for alike in (True, False):
         mha = MultiHeadAttention(8, 2, bias=False).double()
@@ -190,12 +213,18 @@ def heads_differ_by_start(t: Experiment) -> None:
     t.assert_equal("the subspaces of the two heads, 4 wide each, span together", rank, 8)
 
 
-@claim(ANSWERED, "Q2b, the algorithm and its notes")
+@claim(
+    ANSWERED,
+    "Q2b, the algorithm and its notes",
+    statement=(
+        "The algorithm without a mask is multi-head attention; it can be vectorized, and autodiff finds its gradients."
+    ),
+    method=(
+        "Its loop, line by line, against the library's layer with the same weights (8 heads, 16 wide, 5 "
+        "tokens): the output, and the gradient of the input, also by central differences."
+    ),
+)
 def pseudocode_runs(t: Experiment) -> None:
-    """The algorithm without a mask is multi-head attention; it can be vectorized, and autodiff finds its gradients.
-
-    Its loop, line by line, against the library's layer with the same weights (8 heads, 16 wide, 5 tokens): the output,
-    and the gradient of the input, also by central differences."""
     mha = MultiHeadAttention(16, 8, bias=False).double()
     x = t.normal(5, 16).requires_grad_()
 
@@ -217,11 +246,13 @@ def pseudocode_runs(t: Experiment) -> None:
     t.assert_below("one entry by differences", max_abs_diff(numeric, slopes[0][2, 3]), 1e-8)
 
 
-@claim(ANSWERED, "Q2b, implementation notes")
+@claim(
+    ANSWERED,
+    "Q2b, implementation notes",
+    statement="If memory is short, the heads can be computed one after the other.",
+    method=("8 heads of width 8 at once and one by one, 32 tokens: the outputs, and how many weights exist at a time."),
+)
 def heads_one_by_one(t: Experiment) -> None:
-    """If memory is short, the heads can be computed one after the other.
-
-    8 heads of width 8 at once and one by one, 32 tokens: the outputs, and how many weights exist at a time."""
     q, k, v = (t.normal(1, 8, 32, 8) for _ in range(3))
     at_once = attend(q, k, v)
     one_by_one = torch.cat([attend(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1]) for i in range(8)], 1)
@@ -230,12 +261,16 @@ def heads_one_by_one(t: Experiment) -> None:
     t.record_case("scores at a time", f"{scores[0]:,} against {scores[1]:,}", scores[0] == 8 * scores[1])
 
 
-@claim(HOMEWORK, "1.4c.4")
+@claim(
+    HOMEWORK,
+    "1.4c.4",
+    statement="Several heads are redundant: if one fails to catch something, others may make up for it.",
+    method=(
+        "Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different "
+        "ones; one is silenced, and what is left says which tokens can still be told apart."
+    ),
+)
 def heads_redundancy(t: Experiment) -> None:
-    """Several heads are redundant: if one fails to catch something, others may make up for it.
-
-    Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different ones; one is
-    silenced, and what is left says which tokens can still be told apart."""
     # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
     alike, other = (
         [[0, *exact.matmul([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
@@ -268,13 +303,20 @@ def _remaining_norm(gain: float, starts: int = 16) -> tuple[float, float]:
     return single_head, many
 
 
-@claim(HOMEWORK, "1.4c.5")
+@claim(
+    HOMEWORK,
+    "1.4c.5",
+    statement=(
+        "Several heads are parallel paths, which can improve the propagation of gradients and make training "
+        "more stable."
+    ),
+    method=(
+        "The gradient's length at the input of six layers of width 64 by its length at the output, the same "
+        "matrices read as 1 head and as 16: started as usual, and with queries and keys ten times as large. "
+        "Better is nearer to 1; the geometric mean of 16 starts."
+    ),
+)
 def heads_gradient_flow(t: Experiment) -> None:
-    """Several heads are parallel paths, which can improve the propagation of gradients and make training more stable.
-
-    The gradient's length at the input of six layers of width 64 by its length at the output, the same matrices read as
-    1 head and as 16: started as usual, and with queries and keys ten times as large. Better is nearer to 1; the
-    geometric mean of 16 starts."""
     single_head, many = _remaining_norm(1.0)
     better = abs(math.log(many)) < abs(math.log(single_head))
     t.record_case("started as usual: kept with 1 head, with 16", f"{single_head:.3g}, {many:.3g}", better)

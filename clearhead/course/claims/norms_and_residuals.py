@@ -11,19 +11,10 @@ import sympy as sp
 import torch
 from torch import nn
 
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    EXAM,
-    EXERCISES,
-    FINAL,
-    HOMEWORK,
-    Experiment,
-    claim,
-    fit,
-    gradient_ratio,
-    jacobian_row,
-    max_abs_diff,
-)
+from clearhead.course.claims.numerics import fit, gradient_ratio, jacobian_row, max_abs_diff
+from clearhead.course.claims.registry import EXAM, EXERCISES, FINAL, HOMEWORK, claim
 from clearhead.nn import Block, BlockConfig, FeedForward, MultiHeadAttention, PostNorm, PreNorm, ReLU
 from clearhead.nn import LayerNorm as LayerNormChoice
 
@@ -36,20 +27,24 @@ def dependence(norm: nn.Module, t: Experiment) -> set[str]:
     return {name for name, part in (parts | {"elsewhere": moved[1:, 1:]}).items() if bool(part.any())}
 
 
-@claim(EXERCISES, "3(a)")
+@claim(
+    EXERCISES,
+    "3(a)",
+    statement="Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.",
+    method="Gradient of one output in every input, 5 × 7.",
+)
 def layer_norm_depends(t: Experiment) -> None:
-    """Layer norm's y[i, j] depends on x[i, j] and on the rest of its row only.
-
-    Gradient of one output in every input, 5 × 7."""
     results = dependence(nn.LayerNorm(7).double(), t)
     t.record_case("depends on", ", ".join(sorted(results)), results == {"own", "same row"})
 
 
-@claim(EXERCISES, "3(a)")
+@claim(
+    EXERCISES,
+    "3(a)",
+    statement="Batch norm's y[i, j] depends on x[i, j] and on the rest of its column only.",
+    method="Gradient of one output in every input, 5 × 7, with the statistics of the batch, as the solution says.",
+)
 def batch_norm_depends(t: Experiment) -> None:
-    """Batch norm's y[i, j] depends on x[i, j] and on the rest of its column only.
-
-    Gradient of one output in every input, 5 × 7, with the statistics of the batch, as the solution says."""
     norm = nn.BatchNorm1d(7).double()
     results = dependence(norm, t)
     t.record_case("training: depends on", ", ".join(sorted(results)), results == {"own", "other rows, same column"})
@@ -57,12 +52,16 @@ def batch_norm_depends(t: Experiment) -> None:
     t.note(f"in evaluation, with fixed statistics, it depends on: {', '.join(sorted(results))}")
 
 
-@claim(EXERCISES, "3(a), solution")
+@claim(
+    EXERCISES,
+    "3(a), solution",
+    statement="Layer normalization is elementwise: it is applied to each vector of the batch on its own.",
+    method=(
+        "nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the "
+        "first output depend on another entry?"
+    ),
+)
 def layer_norm_elementwise(t: Experiment) -> None:
-    """Layer normalization is elementwise: it is applied to each vector of the batch on its own.
-
-    nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the first output
-    depend on another entry?"""
     batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
     t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
@@ -77,12 +76,14 @@ def normalized(x: Sequence[Any]) -> list[Any]:
     return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
 
 
-@claim(EXERCISES, "3(b)")
+@claim(
+    EXERCISES,
+    "3(b)",
+    statement="With scalar scale γ and shift β (ε = 0), ‖y − β1‖ = γ√d.",
+    method="Squares in fractions, x = (1, 2, 4, 9) and others.",
+    condition="γ ≥ 0 and x is not constant",
+)
 def layer_norm_length(t: Experiment) -> None:
-    """With scalar scale γ and shift β (ε = 0), ‖y − β1‖ = γ√d.
-
-    Squares in fractions, x = (1, 2, 4, 9) and others.
-    Holds when γ ≥ 0 and x is not constant."""
 
     def length(x: tuple[int, ...], gamma: int) -> Any:
         return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalized(x))))
@@ -93,32 +94,38 @@ def layer_norm_length(t: Experiment) -> None:
     t.assert_equal("x = (2, 2), γ = 1", length((2, 2), 1), sp.sqrt(2), in_scope=False)
 
 
-@claim(EXERCISES, "3(b), solution")
+@claim(
+    EXERCISES,
+    "3(b), solution",
+    statement="The normalized z is orthogonal to 1 and has length √d.",
+    method="Symbolically for three free entries.",
+)
 def layer_norm_z(t: Experiment) -> None:
-    """The normalized z is orthogonal to 1 and has length √d.
-
-    Symbolically for three free entries."""
     z = normalized(sp.symbols("x:3", real=True))
     t.assert_equal("zᵀ1 · σ", sp.simplify(sum(z)), 0)
     t.assert_equal("‖z‖²", sp.simplify(sum(v**2 for v in z)), 3)
 
 
-@claim(HOMEWORK, "1.4e.1")
+@claim(
+    HOMEWORK,
+    "1.4e.1",
+    statement="The Jacobian of x + F(x) is I + ∂F/∂x.",
+    method="Symbolically for a free two-dimensional F.",
+)
 def residual_gradient_formula(t: Experiment) -> None:
-    """The Jacobian of x + F(x) is I + ∂F/∂x.
-
-    Symbolically for a free two-dimensional F."""
     x = sp.Matrix(sp.symbols("x y"))
     f = sp.Matrix([sp.Function("f")(*x), sp.Function("g")(*x)])
     gap = sp.simplify((x + f).jacobian(x) - sp.eye(2) - f.jacobian(x))
     t.record_case("difference", gap.tolist(), gap == sp.zeros(2))
 
 
-@claim(HOMEWORK, "1.4e.1")
+@claim(
+    HOMEWORK,
+    "1.4e.1",
+    statement="The identity term ensures gradients of at least 1.",
+    method="d/dx (x + F(x)) for F = −x, −x/2 and x, exactly.",
+)
 def residual_at_least_one(t: Experiment) -> None:
-    """The identity term ensures gradients of at least 1.
-
-    d/dx (x + F(x)) for F = −x, −x/2 and x, exactly."""
     x = sp.symbols("x", real=True)
     for f in (-x, -x / 2, x):
         gradient = sp.diff(x + f, x)
@@ -127,12 +134,17 @@ def residual_at_least_one(t: Experiment) -> None:
     t.correction(correct, sp.diff(x + sp.sin(x) / 10, x) == 1 + sp.cos(x) / 10)
 
 
-@claim(EXAM, "Q5c")
+@claim(
+    EXAM,
+    "Q5c",
+    statement="Residual connections help to mitigate vanishing gradients in deep Transformers.",
+    method=(
+        "The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at "
+        "their output, with and without the skips, three draws; then the gradient through 40 tanh layers "
+        "(weights of size 0.5)."
+    ),
+)
 def residual_deep(t: Experiment) -> None:
-    """Residual connections help to mitigate vanishing gradients in deep Transformers.
-
-    The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at their output,
-    with and without the skips, three draws; then the gradient through 40 tanh layers (weights of size 0.5)."""
     weights = [torch.linalg.qr(t.normal(16, 16)).Q * 0.5 for _ in range(40)]
     x, depths = t.normal(16).requires_grad_(), (1, 5, 10, 20, 40)
     sizes: dict[str, list[float]] = {"plain": [], "residual": []}
@@ -161,15 +173,20 @@ def _through_layers(skip: float, seed: int) -> float:
     return gradient_ratio(x, start)
 
 
-@claim(FINAL, "Part 2, Q3")
+@claim(
+    FINAL,
+    "Part 2, Q3",
+    statement="Skip connections safeguard against overfitting, as a form of regularization.",
+    method=(
+        "The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on "
+        "the weight; the points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and "
+        "without a skip and no penalty, 8 starts: gap between test and training error."
+    ),
+    condition=(
+        "weights are also pulled to 0 (decay) and the truth is near the identity; alone a skip excludes no function"
+    ),
+)
 def skip_regularizes(t: Experiment) -> None:
-    """Skip connections safeguard against overfitting, as a form of regularization.
-
-    The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on the weight; the
-    points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and without a skip and no penalty, 8
-    starts: gap between test and training error.
-    Holds when weights are also pulled to 0 (decay) and the truth is near the identity; alone a skip
-    excludes no function."""
     for penalty in (5, 0):
         plain, skipped = fitted_slopes(Fraction(penalty))
         case_name = f"λ = {penalty}: slope without and with the skip, truth 1"
@@ -207,12 +224,14 @@ def _overfitting(t: Experiment) -> torch.Tensor:
     return columns[1] - columns[0]
 
 
-@claim(HOMEWORK, "1.4e.2")
+@claim(
+    HOMEWORK,
+    "1.4e.2",
+    statement="Layer norm keeps activations from growing too large or becoming too small.",
+    method="Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.",
+    condition="the input's variance is well above ε",
+)
 def layer_norm_range(t: Experiment) -> None:
-    """Layer norm keeps activations from growing too large or becoming too small.
-
-    Size of the output of nn.LayerNorm (ε = 10⁻⁵) for inputs scaled by 10⁻⁶ … 10⁶.
-    Holds when the input's variance is well above ε."""
     x, norm = t.normal(64), LayerNormChoice().build(64).double()
     scales = [10.0**p for p in range(-6, 7)]
     sizes = [norm(x * s).norm().item() / 8 for s in scales]
@@ -222,11 +241,13 @@ def layer_norm_range(t: Experiment) -> None:
     t.draw(Lines("Size after layer norm", "scale of the input", "norm / √d", scales, {"LayerNorm": sizes}, log_x=True))
 
 
-@claim(HOMEWORK, "1.4e.2")
+@claim(
+    HOMEWORK,
+    "1.4e.2",
+    statement="Layer norm makes a network less sensitive to initialization and learning rate.",
+    method="LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs.",
+)
 def layer_norm_initialization(t: Experiment) -> None:
-    """Layer norm makes a network less sensitive to initialization and learning rate.
-
-    LN(cWx) = LN(Wx) for c > 0, and the gradient in W shrinks by 1/c: symbolically, three outputs."""
     c, x = sp.symbols("c x", positive=True)
     w = sp.symbols("w:3", real=True)
     scaled, plain = (normalized([scale * v * x for v in w])[0] for scale in (c, 1))
@@ -235,12 +256,16 @@ def layer_norm_initialization(t: Experiment) -> None:
     t.assert_equal("gradient at 10 W against W", sp.simplify(ten / slope_at_1), sp.Rational(1, 10))
 
 
-@claim(HOMEWORK, "1.4e.2")
+@claim(
+    HOMEWORK,
+    "1.4e.2",
+    statement="Layer norm helps to keep the size of gradients similar across layers.",
+    method=(
+        "The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at "
+        "half, one and two times their usual size, with and without a norm after each; three draws."
+    ),
+)
 def layer_norm_gradients(t: Experiment) -> None:
-    """Layer norm helps to keep the size of gradients similar across layers.
-
-    The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at half, one and
-    two times their usual size, with and without a norm after each; three draws."""
     for draw in range(3):
         results: dict[bool, list[float]] = {False: [], True: []}
         for normed, gain in product((False, True), (0.5, 1.0, 2.0)):
@@ -257,23 +282,29 @@ def layer_norm_gradients(t: Experiment) -> None:
         )
 
 
-@claim(FINAL, "Part 2, Q3")
+@claim(
+    FINAL,
+    "Part 2, Q3",
+    statement="Skip connections let a network use features of earlier layers again.",
+    method="A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws.",
+)
 def skip_reuses(t: Experiment) -> None:
-    """Skip connections let a network use features of earlier layers again.
-
-    A layer that keeps 2 of 5 directions, with and without a skip: how many can be read (rank)? 3 draws."""
     for draw in range(3):
         down, up = (t.normal(*size) for size in ((5, 2), (2, 5)))
         ranks = [int(torch.linalg.matrix_rank(skip * torch.eye(5).double() + down @ up)) for skip in (0, 1)]
         t.assert_equal(f"draw {draw + 1}: without and with the skip", ranks, [2, 5])
 
 
-@claim(EXAM, "Q7b")
+@claim(
+    EXAM,
+    "Q7b",
+    statement="The position of layer norm (before or after the sublayer) matters for training.",
+    method=(
+        "12 blocks whose sublayers return zero: does the output equal the input, and is the gradient the "
+        "identity? Then at their random start: how the size of the residual stream grows."
+    ),
+)
 def norm_placement(t: Experiment) -> None:
-    """The position of layer norm (before or after the sublayer) matters for training.
-
-    12 blocks whose sublayers return zero: does the output equal the input, and is the gradient the identity? Then at
-    their random start: how the size of the residual stream grows."""
     changed, growth = [], []
     for residual in (PreNorm(), PostNorm()):
         config = BlockConfig(d_model=32, n_heads=4, d_ff=64, residual=residual)

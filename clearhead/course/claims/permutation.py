@@ -8,17 +8,9 @@ from itertools import permutations, product
 import torch
 
 from clearhead.course.claims import exact
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    EXAM,
-    FINAL,
-    HOMEWORK,
-    Experiment,
-    claim,
-    join_numbers,
-    max_abs_diff,
-    single_head_attention,
-)
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.numerics import join_numbers, max_abs_diff, single_head_attention
+from clearhead.course.claims.registry import ANSWERED, EXAM, FINAL, HOMEWORK, claim
 from clearhead.course.claims.vision import patches_moved, small
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.positions import NoPE, Sinusoidal
@@ -47,10 +39,12 @@ def equivariant(causal: bool = False) -> int:
 
 
 # Three places state it in nearly the same words and get the same verdict.
-INVARIANT = """f(πX) against f(X): 4 tokens in all 24 orders, summed and read at one token that stays; 2 tokens,
-swapped.
-Holds when the outputs are pooled or taken at one token such as [CLS]; the outputs themselves move with their
-inputs."""
+INVARIANCE_METHOD = (
+    "f(πX) against f(X): 4 tokens in all 24 orders, summed and read at one token that stays; 2 tokens, swapped."
+)
+INVARIANCE_CONDITION = (
+    "the outputs are pooled or taken at one token such as [CLS]; the outputs themselves move with their inputs"
+)
 
 
 def invariant(t: Experiment) -> None:
@@ -65,35 +59,46 @@ def invariant(t: Experiment) -> None:
     t.note(f"it is equivariant, f(πX) = π f(X), in {equivariant()} of 24 orders")
 
 
-@claim(ANSWERED, "Q1d")
+@claim(
+    ANSWERED,
+    "Q1d",
+    statement="Self-attention is permutation invariant.",
+    method=INVARIANCE_METHOD,
+    condition=INVARIANCE_CONDITION,
+)
 def permutation_invariant_answered(t: Experiment) -> None:
-    """Self-attention is permutation invariant.
-
-    {INVARIANT}"""
     invariant(t)
 
 
-@claim(HOMEWORK, "1.3b")
+@claim(
+    HOMEWORK,
+    "1.3b",
+    statement="The operations of self-attention are permutation-invariant.",
+    method=INVARIANCE_METHOD,
+    condition=INVARIANCE_CONDITION,
+)
 def permutation_invariant_homework(t: Experiment) -> None:
-    """The operations of self-attention are permutation-invariant.
-
-    {INVARIANT}"""
     invariant(t)
 
 
-@claim(HOMEWORK, "1.5b")
+@claim(
+    HOMEWORK,
+    "1.5b",
+    statement="The Transformer is inherently permutation-invariant.",
+    method=INVARIANCE_METHOD,
+    condition=INVARIANCE_CONDITION,
+)
 def permutation_invariant_vision(t: Experiment) -> None:
-    """The Transformer is inherently permutation-invariant.
-
-    {INVARIANT}"""
     invariant(t)
 
 
-@claim(EXAM, "Q3b")
+@claim(
+    EXAM,
+    "Q3b",
+    statement="Self-attention is permutation-equivariant: f(PX) = P f(X).",
+    method="All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64.",
+)
 def equivariance(t: Experiment) -> None:
-    """Self-attention is permutation-equivariant: f(PX) = P f(X).
-
-    All 24 orders of 4 tokens in fractions; all 120 orders of 5 through MultiHeadAttention in float64."""
     t.assert_equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
     mha, x = MultiHeadAttention(6, 2).double(), t.normal(1, 5, 6)
     y = mha(x)
@@ -102,13 +107,14 @@ def equivariance(t: Experiment) -> None:
     t.note(f"under a causal mask only {equivariant(causal=True)} of 24 orders agree")
 
 
-@claim(ANSWERED, "Q1d")
+@claim(
+    ANSWERED,
+    "Q1d",
+    statement="Swapping positions i and j does not change the final representations.",
+    method="Three tokens in fractions, the first two swapped: compared token by token, then position by position.",
+    condition="a token's representation is compared at its new position; position by position, i and j are swapped",
+)
 def swap_changes_nothing(t: Experiment) -> None:
-    """Swapping positions i and j does not change the final representations.
-
-    Three tokens in fractions, the first two swapped: compared token by token, then position by position.
-    Holds when a token's representation is compared at its new position; position by position, i and j
-    are swapped."""
     x = exact.matrix(list(WORDS.values()))
     order = (1, 0, 2)
     y, swapped = self_attention(x), self_attention(rearranged(x, order))
@@ -119,21 +125,25 @@ def swap_changes_nothing(t: Experiment) -> None:
         t.record_case(f"position {i + 1}", exact.pair(y[i], swapped[i], " → "), y[i] == swapped[i], in_scope=False)
 
 
-@claim(ANSWERED, "Q1d, 'mathematical proof'")
+@claim(
+    ANSWERED,
+    "Q1d, 'mathematical proof'",
+    statement="f(π(X)) = π(f(X)) for any permutation π.",
+    method="All 24 orders of 4 tokens, in fractions.",
+)
 def equivariance_formula(t: Experiment) -> None:
-    """f(π(X)) = π(f(X)) for any permutation π.
-
-    All 24 orders of 4 tokens, in fractions."""
     t.assert_equal("4 tokens", equivariant(), 24, "{} of 24 orders")
     t.note("this is equivariance, though it is offered as the proof of invariance")
 
 
-@claim(ANSWERED, "Q1d, illustration")
+@claim(
+    ANSWERED,
+    "Q1d, illustration",
+    statement="Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.",
+    method="Both sentences in fractions, compared word by word, pooled, and position by position.",
+    condition="the embeddings are compared word by word or pooled, and no causal mask is used",
+)
 def cat_chased_dog(t: Experiment) -> None:
-    """Without positions 'cat chased dog' and 'dog chased cat' give identical embeddings.
-
-    Both sentences in fractions, compared word by word, pooled, and position by position.
-    Holds when the embeddings are compared word by word or pooled, and no causal mask is used."""
     first_order, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (first_order, two))
     words, again = dict(zip(first_order, y, strict=True)), dict(zip(two, z, strict=True))
@@ -143,12 +153,16 @@ def cat_chased_dog(t: Experiment) -> None:
     t.record_case("place by place", f"first place {exact.pair(y[0], z[0])}", y == z, in_scope=False)
 
 
-@claim(ANSWERED, "Q1d")
+@claim(
+    ANSWERED,
+    "Q1d",
+    statement=("Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4."),
+    method=(
+        "`attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the "
+        "tokens in every order: is the weight of a token for a token the same wherever they stand?"
+    ),
+)
 def weights_by_content(t: Experiment) -> None:
-    """Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4.
-
-    `attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the tokens in every
-    order: is the weight of a token for a token the same wherever they stand?"""
     x = t.normal(5, 4)
     outputs, scores = single_head_attention(x, x), x @ x.T / 2
     gap = max_abs_diff((outputs / outputs[:, :1]).log(), scores - scores[:, :1])
@@ -161,13 +175,17 @@ def weights_by_content(t: Experiment) -> None:
     t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
 
 
-@claim(HOMEWORK, "1.3b")
+@claim(
+    HOMEWORK,
+    "1.3b",
+    statement="The weights of self-attention depend only on the pairwise dot products of the embeddings.",
+    method=(
+        "Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with "
+        "W_Q and W_K the identity, and with two other matrices."
+    ),
+    condition="W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys",
+)
 def weights_from_dot_products(t: Experiment) -> None:
-    """The weights of self-attention depend only on the pairwise dot products of the embeddings.
-
-    Three tokens and the same turned by 90°, which keeps every dot product: weights in fractions, with W_Q and W_K the
-    identity, and with two other matrices.
-    Holds when W_Q and W_K leave angles alone, or the dot products are those of the projected queries and keys."""
     x = exact.matrix("1 0; 0 1; 2 1")
     rotated, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
     for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
@@ -177,12 +195,18 @@ def weights_from_dot_products(t: Experiment) -> None:
         t.record_case(case_name, exact.pair(before[0], after[0]), before == after, in_scope=wq == unit)
 
 
-@claim(ANSWERED, "Q1d, effectiveness")
+@claim(
+    ANSWERED,
+    "Q1d, effectiveness",
+    statement=(
+        "Adding position encodings breaks the symmetry: the same tokens in another order give other representations."
+    ),
+    method=(
+        "MultiHeadAttention over x + a table, sinusoidal and as learned ones begin: no order but the first of "
+        "24 is equivariant."
+    ),
+)
 def positions_break_symmetry(t: Experiment) -> None:
-    """Adding position encodings breaks the symmetry: the same tokens in another order give other representations.
-
-    MultiHeadAttention over x + a table, sinusoidal and as learned ones begin: no order but the first of
-    24 is equivariant."""
     mha = MultiHeadAttention(8, 2).double()
     x, learned = t.normal(1, 4, 8), t.normal(4, 8)
     for name, table in (("sinusoidal", Sinusoidal().table(4, 8).double()), ("learned", learned)):
@@ -191,11 +215,15 @@ def positions_break_symmetry(t: Experiment) -> None:
         t.assert_above(f"{name}: 23 orders other than the first", min(gaps[1:]), 1e-6, "smallest difference {:.1e}")
 
 
-@claim(HOMEWORK, "1.5b")
+@claim(
+    HOMEWORK,
+    "1.5b",
+    statement=(
+        "Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches."
+    ),
+    method="A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS].",
+)
 def patches_shuffled(t: Experiment) -> None:
-    """Without positional embeddings a vision Transformer cannot tell apart arrangements of the same patches.
-
-    A small VisionTransformer without positions on an image and on its patches shuffled: logits of [CLS]."""
     image = t.normal(1, 1, 8, 12)
     shuffled = patches_moved(image, torch.randperm(6, generator=t.generator).tolist())
     without, learned = (small(positions=positions) for positions in (NoPE(), None))
@@ -204,11 +232,15 @@ def patches_shuffled(t: Experiment) -> None:
     t.assert_above(case_name, max_abs_diff(learned(image), learned(shuffled)), 1e-6, "differ by {:.1e}")
 
 
-@claim(FINAL, "Part 3, Problem 2.1")
+@claim(
+    FINAL,
+    "Part 3, Problem 2.1",
+    statement=(
+        "Without positional encodings the exam's Transformer of one layer treats its input as a bag of symbols."
+    ),
+    method="Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two.",
+)
 def bag_of_symbols(t: Experiment) -> None:
-    """Without positional encodings the exam's Transformer of one layer treats its input as a bag of symbols.
-
-    Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two."""
     letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
     first_order, two, orders = [], [], sorted(set(permutations("DAA")))
     for order in orders:
@@ -226,11 +258,15 @@ def bag_of_symbols(t: Experiment) -> None:
     t.note("a second causal layer would see the order: " + join_numbers((float(row[0]) for row in two), ".4f"))
 
 
-@claim(FINAL, "Part 3, Problem 2.1")
+@claim(
+    FINAL,
+    "Part 3, Problem 2.1",
+    statement=(
+        "The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, AAD give AD."
+    ),
+    method="Every string of up to 5 letters over A, B, C, D, against all strings with the same letters.",
+)
 def dedup_order_free(t: Experiment) -> None:
-    """The right output (sorted, without repeats) does not depend on the order of the input: DAA, ADA, AAD give AD.
-
-    Every string of up to 5 letters over A, B, C, D, against all strings with the same letters."""
     words = [word for length in range(1, 6) for word in product("ABCD", repeat=length)]
     by_letters: dict[str, set[str]] = {}
     for word in words:
@@ -240,10 +276,12 @@ def dedup_order_free(t: Experiment) -> None:
     t.assert_equal("DAA", min(by_letters["AAD"]), "AD")
 
 
-@claim(HOMEWORK, "1.4b")
+@claim(
+    HOMEWORK,
+    "1.4b",
+    statement="The same word gets different representations in different contexts.",
+    method="'dog' after two contexts, in fractions.",
+)
 def same_word_other_context(t: Experiment) -> None:
-    """The same word gets different representations in different contexts.
-
-    'dog' after two contexts, in fractions."""
     a, b = (self_attention(exact.matrix([WORDS[other], WORDS["dog"]]))[-1] for other in ("cat", "chased"))
     t.record_case("'dog' after 'cat' and after 'chased'", exact.pair(a, b), a != b)

@@ -10,17 +10,10 @@ import torch
 from torch import nn
 
 from clearhead.attention import attend
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    EXAM,
-    HOMEWORK,
-    Experiment,
-    claim,
-    fit,
-    max_abs_diff,
-    n_parameters,
-)
+from clearhead.course.claims.numerics import fit, max_abs_diff, n_parameters
+from clearhead.course.claims.registry import ANSWERED, EXAM, HOMEWORK, claim
 from clearhead.errors import ShapeError
 from clearhead.nn.positions import ALiBi, LearnedPositions, Positions, RelativeBias, Rotary, Sinusoidal
 
@@ -32,11 +25,15 @@ KINDS: dict[str, Positions] = {
 }
 
 
-@claim(EXAM, "Q4c")
+@claim(
+    EXAM,
+    "Q4c",
+    statement=(
+        "PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512."
+    ),
+    method="The four numbers to 20 digits against the library's table, in float32.",
+)
 def sinusoid_values(t: Experiment) -> None:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) the cosine; asked for pos = 3, i = 0, 1, d = 512.
-
-    The four numbers to 20 digits against the library's table, in float32."""
     row = Sinusoidal().table(4, 512)[3]
     for i in (0, 1):
         angle = sp.Integer(3) / sp.Integer(10000) ** sp.Rational(2 * i, 512)
@@ -45,11 +42,13 @@ def sinusoid_values(t: Experiment) -> None:
             t.record_case(f"PE(3, {place})", f"{value:.7f}", abs(value - row[place].item()) < 1e-6)
 
 
-@claim(EXAM, "Q4c, second of the three formulas (as the text at hand has it)")
+@claim(
+    EXAM,
+    "Q4c, second of the three formulas (as the text at hand has it)",
+    statement="PE(pos, 2i) = cos(pos / pos).",
+    method="The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1.",
+)
 def sinusoid_second_line(t: Experiment) -> None:
-    """PE(pos, 2i) = cos(pos / pos).
-
-    The line against the formula above it, for the same entry; symbolically, then at positions 0 and 1."""
     p = sp.symbols("p", positive=True)
     first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
     case_name = "PE(1, 0) by the first formula and by this line"
@@ -59,11 +58,15 @@ def sinusoid_second_line(t: Experiment) -> None:
     t.intended(correct, abs(Sinusoidal().table(2, 4)[1, 0].item() - float(first.subs(p, 1))) < 1e-7)
 
 
-@claim(ANSWERED, "Q1d")
+@claim(
+    ANSWERED,
+    "Q1d",
+    statement="Each position gets a unique encoding vector.",
+    method=(
+        "Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."
+    ),
+)
 def sinusoid_unique(t: Experiment) -> None:
-    """Each position gets a unique encoding vector.
-
-    Two rows can only be equal if a whole number is a multiple of 2π, decided symbolically; then the closest pair."""
     # sin p = 0 and cos p = 1 together need p / 2π whole.
     turns = (sp.symbols("p", integer=True, positive=True) / (2 * sp.pi)).is_rational
     case_name = "is p / 2π rational for a whole p > 0"
@@ -75,20 +78,24 @@ def sinusoid_unique(t: Experiment) -> None:
         t.assert_above(f"{name}: closest pair", gaps.min(), 0, "distance {:.4f}")
 
 
-@claim(ANSWERED, "Q1d, types")
+@claim(
+    ANSWERED,
+    "Q1d, types",
+    statement=("Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions."),
+    method="Parameters of the built modules, counted.",
+)
 def position_parameters(t: Experiment) -> None:
-    """Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions.
-
-    Parameters of the built modules, counted."""
     t.assert_equal("learned, 1000 × 512", n_parameters(LearnedPositions(max_len=1000).build(512)), 1000 * 512, "{:,}")
     t.assert_equal("sinusoidal", n_parameters(Sinusoidal().build(512)), 0)
 
 
-@claim(HOMEWORK, "1.3b")
+@claim(
+    HOMEWORK,
+    "1.3b",
+    statement="A relative encoding depends on the distance of two positions, not on where they stand.",
+    method="Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions.",
+)
 def relative_depends_on_distance(t: Experiment) -> None:
-    """A relative encoding depends on the distance of two positions, not on where they stand.
-
-    Bias at (i, j) against (i + 1, j + 1) for RelativeBias and ALiBi, 13 positions."""
     for choice in (RelativeBias(), ALiBi()):
         built = choice.build(2)
         for p in built.parameters():
@@ -139,13 +146,19 @@ TASK = f"A layer of attention trained to repeat the previous token at length {TR
 EXAMPLE = "One task and one small layer: an example, not a law."
 
 
-@claim(HOMEWORK, "1.5b.3")
+@claim(
+    HOMEWORK,
+    "1.5b.3",
+    statement=(
+        "Fixed sinusoidal encodings can generalize to longer sequences than those of training, because they "
+        "are a formula."
+    ),
+    method=f"{TASK}accuracy there and at {BEYOND}. {EXAMPLE}",
+    condition=(
+        "'generalize' means only that the encoding is defined there; what the model learned need not carry over"
+    ),
+)
 def sinusoid_longer(t: Experiment) -> None:
-    """Fixed sinusoidal encodings can generalize to longer sequences than those of training, because they are a formula.
-
-    {TASK}accuracy there and at {BEYOND}. {EXAMPLE}
-    Holds when 'generalize' means only that the encoding is defined there; what the model learned need
-    not carry over."""
     norm = Sinusoidal().table(1, 32, start=10_000).norm()
     result_text = f"norm {norm:.3f}, as everywhere: √16"
     t.record_case("defined at position 10,000", result_text, torch.isclose(norm, torch.tensor(4.0)))
@@ -156,14 +169,20 @@ def sinusoid_longer(t: Experiment) -> None:
         )
 
 
-@claim(HOMEWORK, "1.3b")
+@claim(
+    HOMEWORK,
+    "1.3b",
+    statement="Relative encodings generalize better to sequences longer than those of training.",
+    method=(
+        f"{TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative "
+        f"one against the best of the absolute one. {EXAMPLE}"
+    ),
+    condition=(
+        "the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias, "
+        "whose weights spread over more keys, is not"
+    ),
+)
 def relative_longer(t: Experiment) -> None:
-    """Relative encodings generalize better to sequences longer than those of training.
-
-    {TASK}RelativeBias, Rotary and Sinusoidal, at {TWICE} and {BEYOND}: the worst start of each relative one against
-    the best of the absolute one. {EXAMPLE}
-    Holds when the sequence is about twice as long; at four times the length rotary is still ahead, a learned bias,
-    whose weights spread over more keys, is not."""
     results = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
         worst, best = min(row[place] for row in results[kind]), max(row[place] for row in results["sinusoidal"])
@@ -175,12 +194,18 @@ def relative_longer(t: Experiment) -> None:
     t.draw(Lines("Repeating the previous token", "length", "accuracy", (TRAINED, TWICE, BEYOND), means))
 
 
-@claim(HOMEWORK, "1.5b.3")
+@claim(
+    HOMEWORK,
+    "1.5b.3",
+    statement=(
+        "Learned embeddings belong to the number of patches seen in training; for another resolution they may "
+        "need to be interpolated."
+    ),
+    method=(
+        "A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back."
+    ),
+)
 def learned_bound_to_length(t: Experiment) -> None:
-    """Learned embeddings belong to the number of patches seen in training; for another resolution they may need
-    to be interpolated.
-
-    A learned 4 × 6 grid with one extra row: beyond it an error; resized to its own size, to 8 × 12, and back."""
     grid = LearnedPositions(grid=(4, 6), n_extra=1).build(8)
     nn.init.normal_(grid.weight)
     refused = True

@@ -10,14 +10,18 @@ from itertools import accumulate
 import sympy as sp
 import torch
 
-from clearhead.course.claims.registry import FINAL, HOMEWORK, Experiment, claim, jacobian_row, join_numbers
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.numerics import jacobian_row, join_numbers
+from clearhead.course.claims.registry import FINAL, HOMEWORK, claim
 
 
-@claim(FINAL, "Part 1, Q6")
+@claim(
+    FINAL,
+    "Part 1, Q6",
+    statement="For two inputs and h₀ = 0 the update of w is w − η (h₂ − y) g′(z₂) h₁.",
+    method="Symbolic derivative of the loss for a free activation g.",
+)
 def rnn_update(t: Experiment) -> None:
-    """For two inputs and h₀ = 0 the update of w is w − η (h₂ − y) g′(z₂) h₁.
-
-    Symbolic derivative of the loss for a free activation g."""
     w, a, x1, x2, y, h0, u = sp.symbols("w a x1 x2 y h0 u", real=True)
     g = sp.Function("g")
 
@@ -41,13 +45,21 @@ def rnn_update(t: Experiment) -> None:
     t.note(f"with h₀ ≠ 0 a second term is missing: {gap(h0) != 0}")
 
 
-@claim(HOMEWORK, "1.4a.2")
+@claim(
+    HOMEWORK,
+    "1.4a.2",
+    statement=(
+        "A path of O(n) makes long-range dependencies hard for recurrent networks and LSTMs: gradients vanish "
+        "or explode."
+    ),
+    method=(
+        "The gradient of the last state in the first over 100 steps, width 16, three draws: tanh cells whose "
+        "matrix stretches by 0.9 and by 1.1 (from a state of zero), an LSTM as torch begins it, and one with "
+        "an open forget gate."
+    ),
+    condition="no gate holds the state; a forget gate that stays open carries gradients as far as one likes",
+)
 def rnn_long_range(t: Experiment) -> None:
-    """A path of O(n) makes long-range dependencies hard for recurrent networks and LSTMs: gradients vanish or explode.
-
-    The gradient of the last state in the first over 100 steps, width 16, three draws: tanh cells whose matrix stretches
-    by 0.9 and by 1.1 (from a state of zero), an LSTM as torch begins it, and one with an open forget gate.
-    Holds when no gate holds the state; a forget gate that stays open carries gradients as far as one likes."""
     for name, gain in (("matrix × 0.9", 0.9), ("matrix × 1.1", 1.1)):
         sizes = [_through(lambda h, w, g=gain: torch.tanh(g * h @ w), t) for _ in range(3)]  # type: ignore[misc]
         t.record_case(f"tanh, {name}", join_numbers(sizes, ".1e"), max(sizes) < 1e-4 or min(sizes) > 1e4)
@@ -72,11 +84,13 @@ def _through(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], t: Expe
     return jacobian_row(h, start, torch.full_like(h, 0.25)).norm().item()
 
 
-@claim(HOMEWORK, "1.4a.4")
+@claim(
+    HOMEWORK,
+    "1.4a.4",
+    statement="Recurrent networks know the order of their inputs by processing them one after the other.",
+    method="h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions, for four w.",
+)
 def rnn_order(t: Experiment) -> None:
-    """Recurrent networks know the order of their inputs by processing them one after the other.
-
-    h_t = w h_{t−1} + x_t over (1, 2) and (2, 1), in fractions, for four w."""
     for w in (Fraction(1, 2), Fraction(2), Fraction(-1), Fraction(9, 10), Fraction(1)):
         a, b = stepped(w, (1, 2))[-1], stepped(w, (2, 1))[-1]
         if w != 1:
@@ -84,12 +98,16 @@ def rnn_order(t: Experiment) -> None:
     t.note(f"a plain sum (w = 1) forgets the order: {a} and {b}")
 
 
-@claim(FINAL, "Part 1, Q7 (options not marked)")
+@claim(
+    FINAL,
+    "Part 1, Q7 (options not marked)",
+    statement="The forward pass of a recurrent network over a sequence cannot be parallelized.",
+    method=(
+        "Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h "
+        "+ b, symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h."
+    ),
+)
 def rnn_not_parallel(t: Experiment) -> None:
-    """The forward pass of a recurrent network over a sequence cannot be parallelized.
-
-    Can two steps be joined into one of the same kind? Then n steps need only log₂ n rounds. For h ↦ w h + b,
-    symbolically. For h ↦ tanh(w h + b): joined, the artanh would be a straight line in h."""
     h, w1, b1, w2, b2 = sp.symbols("h w1 b1 w2 b2", real=True)
     twice = sp.tanh(w2 * sp.tanh(w1 * h + b1) + b2)
     bent = float(sp.diff(sp.atanh(twice), h, 2).subs({w1: 1, b1: 0, w2: 1, b2: 0, h: sp.Rational(1, 2)}))

@@ -6,23 +6,20 @@ A claim is a paraphrased statement of a course or an exam, with a function that 
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from clearhead._core.validation import require_known
+from clearhead.course.claims.experiment import Case, Experiment
 from clearhead.course.claims.figure import Figure
 from clearhead.errors import ClearheadError
+
+ClaimFunction: TypeAlias = Callable[[Experiment], None]
 
 HOLDS = "holds"
 HOLDS_CONDITIONALLY = "holds conditionally"
@@ -71,163 +68,12 @@ class ClaimError(ClearheadError, RuntimeError):
     """Raised for an unknown claim, a claim without cases, or a correction that fails its own test."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One tested case: description, result, and whether it agrees with the statement."""
-
-    description: str
-    result: str
-    passed: bool
-    in_scope: bool = True  # within the condition of the claim, if it has one
-
-    def __str__(self) -> str:
-        return f"{self.description}: {self.result}"
-
-
-def readable(text: str) -> str:
-    """Return code notation as mathematics: 2*n**2 becomes 2·n², oo and inf become ∞."""
-    text = re.sub(r"\*\*(\d)\b", lambda match: "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(match[1])], text)
-    text = re.sub(r"(?<=[\w)⁰¹²³⁴⁵⁶⁷⁸⁹])\*(?=[\w(])", "·", text)
-    text = re.sub(r"sqrt\((\w+)\)", r"√\1", text)
-    text = re.sub(r"\b(oo|inf)\b", "∞", text)
-    return re.sub(r"\bnan\b", "NaN", text)
-
-
-def max_abs_diff(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference of corresponding entries."""
-    return (a - b).abs().max().item()
-
-
-def jacobian_row(y: Tensor, x: Tensor, weights_of_y: Tensor | None = None) -> Tensor:
-    """Return the gradient of y with respect to x; `weights_of_y` is required if y is not a scalar."""
-    return torch.autograd.grad(y, x, weights_of_y)[0]
-
-
-def gradient_ratio(y: Tensor, x: Tensor, generator: torch.Generator | None = None) -> float:
-    """Return the norm of a random gradient at y after backpropagation to x, relative to its norm at y."""
-    gradient = torch.randn(y.shape, generator=generator, dtype=y.dtype)
-    return (jacobian_row(y, x, gradient).norm() / gradient.norm()).item()
-
-
-def fit(parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr: float) -> list[float]:
-    """Run `steps` steps of Adam and return their losses."""
-    optimizer = torch.optim.Adam(parameters, lr=lr)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
-    return losses
-
-
-def single_head_attention(q: Tensor, k: Tensor, v: Tensor | None = None, **kwargs: Any) -> Tensor:
-    """Call `attend` with one head and no batch: (T, D), (S, D), (S, E). Without values, return the weights."""
-    from clearhead.attention import attend
-
-    v = torch.eye(len(k), dtype=k.dtype) if v is None else v
-    return attend(q[None, None], k[None, None], v[None, None], **kwargs)[0, 0]
-
-
-@contextmanager
-def saved_tensors() -> Iterator[list[Tensor]]:
-    """Collect the tensors that autograd saves for the backward pass."""
-    tensors: list[Tensor] = []
-
-    def keep(x: Tensor) -> Tensor:
-        tensors.append(x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        yield tensors
-
-
-def n_parameters(module: torch.nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def join_numbers(numbers: Iterable[float], form: str) -> str:
-    """Join formatted numbers with commas."""
-    return ", ".join(format(number, form) for number in numbers)
-
-
-def is_increasing(values: Iterable[Any]) -> bool:
-    return all(a < b for a, b in pairwise(values))
-
-
-def is_decreasing(values: Iterable[Any]) -> bool:
-    return all(a > b for a, b in pairwise(values))
-
-
-_Form: TypeAlias = str | Callable[[Any], str]
-
-
-class Experiment:
-    """Records the cases of a claim. `generator` is its only source of randomness.
-
-    Example:
-        >>> experiment = Experiment(seed=0)
-        >>> experiment.assert_below("largest difference", 1e-16, 1e-12)
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        self.generator = torch.Generator().manual_seed(seed)
-        self.cases: list[Case] = []
-        self.notes: list[str] = []
-        self.corrections: list[tuple[str, bool]] = []
-        self.misprint = False
-        self.figure: Figure | None = None
-
-    def normal(self, *shape: int) -> Tensor:
-        """Return standard normal values in float64."""
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-
-    def record_case(self, description: str, result: object, passed: object, *, in_scope: bool = True) -> None:
-        """Record a case, smallest first: the first case that fails is the counter-example."""
-        self.cases.append(Case(readable(description), readable(str(result)), bool(passed), in_scope))
-
-    def assert_equal(
-        self, description: str, result: Any, expected: Any, form: _Form = "{}", *, in_scope: bool = True
-    ) -> None:
-        """Record a case that passes if `result` equals `expected`; `form` formats it."""
-        formatted = form.format(result) if isinstance(form, str) else form(result)
-        self.record_case(description, formatted, result == expected, in_scope=in_scope)
-
-    def assert_below(
-        self, description: str, result: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True
-    ) -> None:
-        """Record a case that passes if `result` is below `limit`."""
-        self.record_case(description, form.format(result), result < limit, in_scope=in_scope)
-
-    def assert_above(
-        self, description: str, result: Any, limit: float, form: str = "{:.1e}", *, in_scope: bool = True
-    ) -> None:
-        """Record a case that passes if `result` is above `limit`."""
-        self.record_case(description, form.format(result), result > limit, in_scope=in_scope)
-
-    def note(self, text: str) -> None:
-        """Add a result that does not influence the verdict."""
-        self.notes.append(readable(text))
-
-    def correction(self, text: str, passed: object) -> None:
-        """Record the correct statement, which is tested too."""
-        self.corrections.append((text, bool(passed)))
-
-    def intended(self, text: str, passed: object) -> None:
-        """Record the intended statement of a misprint (a wrong index or sign), which is tested too."""
-        self.misprint = True
-        self.correction(text, passed)
-
-    def draw(self, figure: Figure) -> None:
-        """Set the figure shown below the evidence."""
-        self.figure = figure
-
-
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A statement, its location in a document, the method that tests it, and the condition for it to hold, if any."""
+    """A statement, its location in a document, the method that tests it, and the condition for it to hold, if any.
+
+    `is_asserted` is False if the document asks about the statement and does not assert it.
+    """
 
     id: str
     source: str
@@ -236,7 +82,8 @@ class Claim:
     method: str
     condition: str
     theme: str
-    function: Callable[[Experiment], None]
+    function: ClaimFunction
+    is_asserted: bool = True
 
     def run(self, seed: int = 0) -> Outcome:
         """Test the claim; the same seed gives the same outcome."""
@@ -274,9 +121,10 @@ class Outcome:
         """The deciding case in one line."""
         return (self.counter_example or self.example_against or self.evidence[0]).lstrip("✓✗ ")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the document printed by `clearhead claims run --json`."""
-        fields = {name: getattr(self.claim, name) for name in ("id", "source", "location", "statement")}
+        names = ("id", "source", "location", "statement", "is_asserted")
+        fields: dict[str, object] = {name: getattr(self.claim, name) for name in names}
         fields |= {"verdict": self.verdict, "evidence": list(self.evidence), "seconds": round(self.seconds, 3)}
         if self.verdict == HOLDS_CONDITIONALLY:
             fields |= {"condition": self.claim.condition}
@@ -312,38 +160,61 @@ def judge(claim: Claim, trial: Experiment, seconds: float = 0.0) -> Outcome:
 
 
 _REGISTRY: dict[str, Claim] = {}
-_Function: TypeAlias = Callable[[Experiment], None]
-_CONSTANT = re.compile(r"\{[A-Z_]+(:[^{}]+)?\}")
 
 
-def claim(source: str, location: str) -> Callable[[_Function], _Function]:
+def claim(
+    source: str,
+    location: str,
+    *,
+    statement: str,
+    method: str,
+    condition: str = "",
+    is_asserted: bool = True,
+    registry: dict[str, Claim] | None = None,
+) -> Callable[[ClaimFunction], ClaimFunction]:
     """Return a decorator that registers a function as a claim under its name; the function itself is unchanged.
 
-    The docstring contains the statement, after an empty line the method, and at the end "Holds when …" if the claim
-    has a condition. {NAME} in it is replaced by a constant of the function's module.
+    Args:
+        source: The document, one of `DOCUMENTS`.
+        location: Number of the question.
+        statement: What the document says, in our words, including what is wrong in it.
+        method: How the function tests the statement.
+        condition: Continues "It holds when …" if the statement only holds under a condition.
+        is_asserted: False if the document asks about the statement and does not assert it.
+        registry: Where the claim is entered; by default the registry of `claims()`.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ClaimError: If the id exists.
+
+    Example:
+        >>> @claim(EXAM, "Q1", statement="One and one are two.", method="Addition.")  # doctest: +SKIP
+        ... def one_and_one(t: Experiment) -> None:
+        ...     t.assert_equal("1 + 1", 1 + 1, 2)
     """
 
-    def enter(function: _Function) -> _Function:
+    entries = _REGISTRY if registry is None else registry
+
+    def register(function: ClaimFunction) -> ClaimFunction:
         id = function.__name__.replace("_", "-")
-        if id in _REGISTRY:
+        if id in entries:
             raise ClaimError(f"two claims are called {id!r}; rename one of them")
-        fields = vars(sys.modules[function.__module__])
-        written = _CONSTANT.sub(lambda match: match[0].format_map(fields), inspect.cleandoc(function.__doc__ or ""))
-        statement, _, remainder = written.partition("\n\n")
-        method, _, condition = remainder.partition("\nHolds when")
-        statement, method, condition = (
-            " ".join(part.split()) for part in (statement, method, condition.removesuffix("."))
+        entries[id] = Claim(
+            id=id,
+            source=source,
+            location=location,
+            statement=statement,
+            method=method,
+            condition=condition,
+            is_asserted=is_asserted,
+            theme=function.__module__.rsplit(".", 1)[-1],
+            function=function,
         )
-        if not method:
-            raise ClaimError(
-                f"the docstring of {id!r} has one paragraph; expected the statement, an empty line and the method"
-            )
-        theme = function.__module__.rsplit(".", 1)[-1]
-        words = {"statement": statement, "method": method, "condition": condition}
-        _REGISTRY[id] = Claim(id=id, source=source, location=location, **words, theme=theme, function=function)
         return function
 
-    return enter
+    return register
 
 
 def claims() -> dict[str, Claim]:

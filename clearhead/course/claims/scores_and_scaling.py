@@ -13,17 +13,10 @@ import torch
 
 from clearhead.attention import Dot, ScaledDot
 from clearhead.course.claims import exact
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    EXERCISES,
-    HOMEWORK,
-    Experiment,
-    claim,
-    is_decreasing,
-    join_numbers,
-    single_head_attention,
-)
+from clearhead.course.claims.numerics import is_decreasing, join_numbers, single_head_attention
+from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, claim
 
 WIDTHS = (1, 2, 3, 5)
 
@@ -38,38 +31,48 @@ def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = 
     return first, sp.simplify(exact.expectation(score**2, (*q, *k), moments) - first**2)
 
 
-@claim(ANSWERED, "Q1a")
+@claim(
+    ANSWERED,
+    "Q1a",
+    statement="The dot product of two independent standard normal vectors has expectation 0.",
+    method="Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any law with mean 0.",
+)
 def score_mean(t: Experiment) -> None:
-    """The dot product of two independent standard normal vectors has expectation 0.
-
-    Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any law with mean 0."""
     for d in WIDTHS:
         t.assert_equal(f"d = {d}", score_moments(d)[0], 0, "E = {}")
 
 
-@claim(ANSWERED, "Q1a")
+@claim(
+    ANSWERED,
+    "Q1a",
+    statement="Its variance is d_k, so its standard deviation is √d_k.",
+    method="Second moment of the polynomial, exactly, for any entries with mean 0 and variance 1.",
+)
 def score_variance(t: Experiment) -> None:
-    """Its variance is d_k, so its standard deviation is √d_k.
-
-    Second moment of the polynomial, exactly, for any entries with mean 0 and variance 1."""
     for d in WIDTHS:
         t.assert_equal(f"d = {d}", score_moments(d)[1], d, lambda v: f"Var = {v}, σ = {sp.sqrt(v)}")
 
 
-@claim(ANSWERED, "Q1a")
+@claim(
+    ANSWERED,
+    "Q1a",
+    statement="Dividing by √d_k brings the variance of the scores to 1.",
+    method="The exact variance, divided by d.",
+)
 def scaled_variance(t: Experiment) -> None:
-    """Dividing by √d_k brings the variance of the scores to 1.
-
-    The exact variance, divided by d."""
     for d in WIDTHS:
         t.assert_equal(f"d = {d}", sp.simplify(score_moments(d)[1] / d), 1, "Var = {}")
 
 
-@claim(EXERCISES, "1(a), the two sums")
+@claim(
+    EXERCISES,
+    "1(a), the two sums",
+    statement="The score of key i is a sum over j of q_i k_ij (the query's entry carries the key's index).",
+    method=(
+        "The printed sum against the dot product for q = (1, 2) and the key (3, 5); then the exact moments of both."
+    ),
+)
 def variance_printed_index(t: Experiment) -> None:
-    """The score of key i is a sum over j of q_i k_ij (the query's entry carries the key's index).
-
-    The printed sum against the dot product for q = (1, 2) and the key (3, 5); then the exact moments of both."""
     q, k = (1, 2), (3, 5)
     by_print, score = sum(q[0] * x for x in k), sum(x * y for x, y in zip(q, k, strict=True))
     t.record_case(
@@ -79,12 +82,16 @@ def variance_printed_index(t: Experiment) -> None:
     t.intended(correct, all(score_moments(d, same_query=same) == (0, d) for d in WIDTHS for same in (True, False)))
 
 
-@claim(HOMEWORK, "1.1b, choice of β")
+@claim(
+    HOMEWORK,
+    "1.1b, choice of β",
+    statement=(
+        "With a variance of 1 in every dimension of queries and keys their dot products have a variance of about d."
+    ),
+    method="Exact variance from moments, for entries of mean μ and variance 1.",
+    condition="the entries also have mean 0 and are independent of each other",
+)
 def unit_variance_enough(t: Experiment) -> None:
-    """With a variance of 1 in every dimension of queries and keys their dot products have a variance of about d.
-
-    Exact variance from moments, for entries of mean μ and variance 1.
-    Holds when the entries also have mean 0 and are independent of each other."""
     for mu in (0, 1, 2):
         variance = score_moments(3, mean=mu, square=1 + mu**2)[1]
         t.assert_equal(f"d = 3, mean {mu}, variance 1", variance, 3, "Var = {}", in_scope=mu == 0)
@@ -101,12 +108,14 @@ def chance_of_no_winner(d: int, ratio: int) -> Fraction:
     return Fraction(sum(math.comb(2 * d, heads) for heads in near), 4**d)
 
 
-@claim(EXERCISES, "1(a)")
+@claim(
+    EXERCISES,
+    "1(a)",
+    statement="Without the scale, for every ε a large enough width makes the largest weight exceed 1 − ε.",
+    method="Two keys with entries ±1: exact probability that neither weight exceeds 1 − ε.",
+    condition="it is read as a probability that tends to 1; no width makes it certain",
+)
 def large_d_saturates(t: Experiment) -> None:
-    """Without the scale, for every ε a large enough width makes the largest weight exceed 1 − ε.
-
-    Two keys with entries ±1: exact probability that neither weight exceeds 1 − ε.
-    Holds when it is read as a probability that tends to 1; no width makes it certain."""
     chances = {d: chance_of_no_winner(d, 99) for d in (4, 16, 64, 256, 1024)}
     values = [float(c) for c in chances.values()]
     case_name = "ε = 0.01, chance of no weight above 0.99 for d = 4 … 1024"
@@ -117,11 +126,13 @@ def large_d_saturates(t: Experiment) -> None:
     t.draw(Lines("No clear winner among two keys", "width d", "chance", list(chances), {"P": values}, log_x=True))
 
 
-@claim(EXERCISES, "1(a)")
+@claim(
+    EXERCISES,
+    "1(a)",
+    statement="The softmax's Jacobian is diag(a) − a aᵀ.",
+    method="Symbolic derivatives, n = 2 … 4.",
+)
 def softmax_jacobian(t: Experiment) -> None:
-    """The softmax's Jacobian is diag(a) − a aᵀ.
-
-    Symbolic derivatives, n = 2 … 4."""
     for n in (2, 3, 4):
         s = sp.symbols(f"s:{n}", real=True)
         a = exact.softmax(s)
@@ -139,11 +150,13 @@ def frobenius(a: Sequence[Any]) -> Any:
     return sum(x**2 for x in jacobian(a))
 
 
-@claim(EXERCISES, "1(a), second line of the bound")
+@claim(
+    EXERCISES,
+    "1(a), second line of the bound",
+    statement="Its squared Frobenius norm is Σ a_i²(1 − a_i)² + 2 Σ_{i<j} a_i² a_j².",
+    method="Symbolic expansion, n = 2 … 5.",
+)
 def frobenius_identity(t: Experiment) -> None:
-    """Its squared Frobenius norm is Σ a_i²(1 − a_i)² + 2 Σ_{i<j} a_i² a_j².
-
-    Symbolic expansion, n = 2 … 5."""
     for n in (2, 3, 4, 5):
         a = sp.symbols(f"a:{n}")
         printed = sum(x**2 * (1 - x) ** 2 for x in a) + 2 * sum(x**2 * y**2 for x, y in combinations(a, 2))
@@ -156,22 +169,26 @@ def min_bound(a: tuple[Fraction, ...]) -> Fraction:
     return (1 - top) ** 2 + sum(x**2 for x in remaining) + 2 * pairs
 
 
-@claim(EXERCISES, "1(a), third line of the bound")
+@claim(
+    EXERCISES,
+    "1(a), third line of the bound",
+    statement="The norm is at most (1 − a_max)² + Σ a_i² over the others + 2 Σ min(a_i, a_j)².",
+    method="Every distribution over 2 … 4 keys in twelfths, in fractions.",
+)
 def frobenius_min_step(t: Experiment) -> None:
-    """The norm is at most (1 − a_max)² + Σ a_i² over the others + 2 Σ min(a_i, a_j)².
-
-    Every distribution over 2 … 4 keys in twelfths, in fractions."""
     for n in (2, 3, 4):
         points = exact.simplex(n, 12)
         good = sum(frobenius(a) <= min_bound(a) for a in points)
         t.assert_equal(f"n = {n}", good, len(points), f"{{}} of {len(points)} distributions")
 
 
-@claim(EXERCISES, "1(a), fourth line of the bound")
+@claim(
+    EXERCISES,
+    "1(a), fourth line of the bound",
+    statement="If a_max > 1 − ε and all others are below ε, that is less than ε² + (n − 1) ε² + n (n − 1) ε².",
+    method="Every such distribution in twelfths, ε = 1/2, 1/3, 1/4, in fractions.",
+)
 def frobenius_epsilon_step(t: Experiment) -> None:
-    """If a_max > 1 − ε and all others are below ε, that is less than ε² + (n − 1) ε² + n (n − 1) ε².
-
-    Every such distribution in twelfths, ε = 1/2, 1/3, 1/4, in fractions."""
     for n in (2, 3, 4):
         every = product(exact.simplex(n, 12), (Fraction(1, 2), Fraction(1, 3), Fraction(1, 4)))
         tried = [(a, eps) for a, eps in every if max(a) > 1 - eps and sorted(a)[-2] < eps]
@@ -179,11 +196,13 @@ def frobenius_epsilon_step(t: Experiment) -> None:
         t.record_case(f"n = {n}", f"{good} of {len(tried)} distributions", good == len(tried) > 0)
 
 
-@claim(EXERCISES, "1(a), last line of the bound")
+@claim(
+    EXERCISES,
+    "1(a), last line of the bound",
+    statement="ε² + (n − 1) ε² + n (n − 1) ε² is at most n² ε².",
+    method="Symbolic expansion for every n.",
+)
 def frobenius_last_step(t: Experiment) -> None:
-    """ε² + (n − 1) ε² + n (n − 1) ε² is at most n² ε².
-
-    Symbolic expansion for every n."""
     n, eps = sp.symbols("n epsilon", positive=True)
     gap = sp.expand(n**2 * eps**2 - eps**2 * (1 + (n - 1) + n * (n - 1)))
     t.record_case("every n and ε", f"n²ε² minus the sum = {gap}", gap == 0 or gap.is_nonnegative)
@@ -205,11 +224,13 @@ def jacobian_sizes(
     return sizes, errors
 
 
-@claim(EXERCISES, "1(a)")
+@claim(
+    EXERCISES,
+    "1(a)",
+    statement="Without the scale the Jacobian becomes arbitrarily small as the width grows: vanishing gradients.",
+    method=("1,000 random draws per width, 8 keys: each fourfold width must lower the mean by over 4 standard errors."),
+)
 def jacobian_vanishes(t: Experiment) -> None:
-    """Without the scale the Jacobian becomes arbitrarily small as the width grows: vanishing gradients.
-
-    1,000 random draws per width, 8 keys: each fourfold width must lower the mean by over 4 standard errors."""
     widths = (16, 64, 256, 1024)
     raw, errors = jacobian_sizes(t, widths, scaled=False)
     falls = [(a - b) / math.hypot(x, y) for (a, b), (x, y) in zip(pairwise(raw), pairwise(errors), strict=True)]
@@ -221,22 +242,30 @@ def jacobian_vanishes(t: Experiment) -> None:
     t.draw(Lines("Squared size of the softmax's Jacobian", "width d", "E‖J‖²", widths, curves, log_x=True, log_y=True))
 
 
-@claim(ANSWERED, "Q1a")
+@claim(
+    ANSWERED,
+    "Q1a",
+    statement="Dividing by √d_k keeps gradients stable across model sizes.",
+    method=(
+        "1,000 random draws per width, 8 keys: with the scale the mean squared Jacobian varies by less than a quarter."
+    ),
+)
 def scaled_gradients_stable(t: Experiment) -> None:
-    """Dividing by √d_k keeps gradients stable across model sizes.
-
-    1,000 random draws per width, 8 keys: with the scale the mean squared Jacobian varies by less than a quarter."""
     sizes, errors = jacobian_sizes(t, (8, 64, 512), scaled=True)
     t.note(f"largest standard error {max(errors):.4f}")
     t.record_case("E‖J‖² at d = 8 … 512", join_numbers(sizes, ".4f"), max(sizes) / min(sizes) < 1.25)
 
 
-@claim(ANSWERED, "Q1a")
+@claim(
+    ANSWERED,
+    "Q1a",
+    statement="A large d_k gives large dot products, a saturated softmax and tiny gradients.",
+    method=(
+        "2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean size of a score, "
+        "mean largest weight, and mean slope a (1 − a) of a weight in its own score."
+    ),
+)
 def large_scores_saturate(t: Experiment) -> None:
-    """A large d_k gives large dot products, a saturated softmax and tiny gradients.
-
-    2,000 queries over 8 keys through `attend` with unscaled and scaled scores: mean size of a score, mean largest
-    weight, and mean slope a (1 − a) of a weight in its own score."""
     raw, scaled, slopes, sizes, widths = [], [], [], [], (1, 4, 16, 64, 256)
     for d in widths:
         q, k = (torch.randn(n, d, generator=t.generator) for n in (2000, 8))
@@ -253,11 +282,13 @@ def large_scores_saturate(t: Experiment) -> None:
     t.draw(Lines("Mean largest weight of 8", "width d", "weight", widths, curves, log_x=True))
 
 
-@claim(ANSWERED, "Q1a, eqs. 4-5 and the matrix form")
+@claim(
+    ANSWERED,
+    "Q1a, eqs. 4-5 and the matrix form",
+    statement="The sums over positions and softmax(QKᵀ/√d_k)V are the same thing.",
+    method="Term by term in 30 digits against `attend`, at sizes 3 × 5, width 2, values of width 3.",
+)
 def matrix_form(t: Experiment) -> None:
-    """The sums over positions and softmax(QKᵀ/√d_k)V are the same thing.
-
-    Term by term in 30 digits against `attend`, at sizes 3 × 5, width 2, values of width 3."""
     q, k, v = (t.normal(n, w) for n, w in ((3, 2), (5, 2), (5, 3)))
     outputs = single_head_attention(q, k, v)
     q30, k30, v30 = (sp.Matrix(x.tolist()).applyfunc(lambda number: sp.Float(number, 30)) for x in (q, k, v))

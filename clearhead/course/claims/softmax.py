@@ -10,16 +10,10 @@ import torch
 
 from clearhead.attention import GumbelSoftmax, StraightThrough, attend
 from clearhead.course.claims import exact
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    ANSWERED,
-    HOMEWORK,
-    Experiment,
-    claim,
-    jacobian_row,
-    max_abs_diff,
-    single_head_attention,
-)
+from clearhead.course.claims.numerics import jacobian_row, max_abs_diff, single_head_attention
+from clearhead.course.claims.registry import ANSWERED, HOMEWORK, claim
 
 BETA = sp.symbols("beta", positive=True)
 
@@ -29,22 +23,28 @@ def limit(scores: tuple[int, ...], at: object) -> list[object]:
     return [sp.limit(1 / sum(sp.exp(BETA * (x - s)) for x in scores), BETA, at) for s in scores]
 
 
-@claim(ANSWERED, "Q1b")
+@claim(
+    ANSWERED,
+    "Q1b",
+    statement="The weights of a query sum to 1.",
+    method="Symbolic sum for 1 … 5 keys with free scores.",
+)
 def weights_sum(t: Experiment) -> None:
-    """The weights of a query sum to 1.
-
-    Symbolic sum for 1 … 5 keys with free scores."""
     for n in range(1, 6):
         t.assert_equal(f"{n} keys", sp.simplify(sum(exact.softmax(sp.symbols(f"s:{n}", real=True)))), 1, "sum = {}")
 
 
-@claim(ANSWERED, "Q1b, key insight")
+@claim(
+    ANSWERED,
+    "Q1b, key insight",
+    statement="Softmax preserves the relative magnitudes of the scores.",
+    method=(
+        "Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. "
+        "Then the ratio of two weights against that of their scores."
+    ),
+    condition="it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)",
+)
 def relative_magnitudes(t: Experiment) -> None:
-    """Softmax preserves the relative magnitudes of the scores.
-
-    Two weights of any two scores, symbolically: a/b = e^(s − r), which is above 1 exactly where s > r. Then the ratio
-    of two weights against that of their scores.
-    Holds when it is read as order: the larger score has the larger weight; ratios become powers, a/b = e^(s − r)."""
     s, r = sp.symbols("s r", real=True)
     a, b = exact.softmax((s, r))
     t.assert_equal("any scores s and r: a/b − e^(s − r)", sp.simplify(a / b - sp.exp(s - r)), 0)
@@ -57,11 +57,16 @@ def relative_magnitudes(t: Experiment) -> None:
     )
 
 
-@claim(ANSWERED, "Q1b, implications")
+@claim(
+    ANSWERED,
+    "Q1b, implications",
+    statement="Every output is a convex combination of the value vectors.",
+    method=(
+        "The weights of all rows are positive and sum to 1 (fractions); `attend`'s outputs lie between the "
+        "extreme values."
+    ),
+)
 def convex_combination(t: Experiment) -> None:
-    """Every output is a convex combination of the value vectors.
-
-    The weights of all rows are positive and sum to 1 (fractions); `attend`'s outputs lie between the extreme values."""
     row = exact.weights([3, -2, 0, 5])
     t.record_case("scores 3, −2, 0, 5", exact.show(row), all(x > 0 for x in row) and sum(row) == 1)
     q, k, v = (t.normal(1, 1, n, 7) for n in (200, 5, 5))
@@ -70,31 +75,37 @@ def convex_combination(t: Experiment) -> None:
     t.assert_equal("200 queries over 5 values of width 7", outside, 0, "{} of 1400 coordinates outside")
 
 
-@claim(HOMEWORK, "1.1b")
+@claim(
+    HOMEWORK,
+    "1.1b",
+    statement="As β → ∞ attention becomes a hard argmax that selects only the value of the most similar key.",
+    method="Exact limits.",
+    condition="one key alone has the highest score; ties share equally",
+)
 def beta_large(t: Experiment) -> None:
-    """As β → ∞ attention becomes a hard argmax that selects only the value of the most similar key.
-
-    Exact limits.
-    Holds when one key alone has the highest score; ties share equally."""
     t.assert_equal("scores 4, 3, 1", limit((4, 3, 1), sp.oo), [1, 0, 0], exact.show)
     tie = limit((4, 4, 1), sp.oo)
     t.record_case("scores 4, 4, 1", exact.show(tie), sorted(map(str, tie)) == ["0", "0", "1"], in_scope=False)
 
 
-@claim(HOMEWORK, "1.1b and 1.1d")
+@claim(
+    HOMEWORK,
+    "1.1b and 1.1d",
+    statement="As β → 0 the weights become uniform, 1/m each, whatever the scores.",
+    method="Exact limits, spread and close scores, 2 … 5 keys.",
+)
 def beta_small(t: Experiment) -> None:
-    """As β → 0 the weights become uniform, 1/m each, whatever the scores.
-
-    Exact limits, spread and close scores, 2 … 5 keys."""
     for scores in ((5, -3), (4, 3, 1), (100, 0, 0, -100), (1, 2, 3, 4, 5)):
         t.assert_equal(f"scores {scores}", limit(scores, 0), [sp.Rational(1, len(scores))] * len(scores), exact.show)
 
 
-@claim(HOMEWORK, "1.1b")
+@claim(
+    HOMEWORK,
+    "1.1b",
+    statement="A larger β makes the weights sharper, a smaller one smoother.",
+    method="dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign on examples.",
+)
 def beta_sharpens(t: Experiment) -> None:
-    """A larger β makes the weights sharper, a smaller one smoother.
-
-    dH/dβ = −β Var(s) for the entropy H, proved symbolically for two scores; then the sign on examples."""
     s, r = sp.symbols("s r", real=True)
     a = exact.softmax((BETA * s, BETA * r))
     # Shannon's entropy through the log-sum-exp: H = ln Z − β Σ a s
@@ -110,23 +121,27 @@ def beta_sharpens(t: Experiment) -> None:
     t.draw(Lines("Entropy of the weights", "β", "nats", betas, curves))
 
 
-@claim(HOMEWORK, "1.1c")
+@claim(
+    HOMEWORK,
+    "1.1c",
+    statement="A value is preserved (its weight is near 1) when its key's score is much larger (≫) than all others.",
+    method="Weight of the best of m keys, in closed form 1 / (1 + (m − 1) e^(−β gap)).",
+    condition="'much larger' means a large difference times β, not a large ratio",
+)
 def preserve_value(t: Experiment) -> None:
-    """A value is preserved (its weight is near 1) when its key's score is much larger (≫) than all others.
-
-    Weight of the best of m keys, in closed form 1 / (1 + (m − 1) e^(−β gap)).
-    Holds when 'much larger' means a large difference times β, not a large ratio."""
     large, small = (1 / (1 + 4 * math.exp(-(best - other))) for best, other in ((12, 2), (0.1, 0.0001)))
     t.assert_above("5 keys, scores 12 and 2, β = 1", large, 0.99, "weight {:.4f}")
     t.assert_above("5 keys, scores 0.1 and 0.0001 (1000 times)", small, 0.99, "weight {:.4f}", in_scope=False)
 
 
-@claim(HOMEWORK, "1.1d")
+@claim(
+    HOMEWORK,
+    "1.1d",
+    statement="If a query is about equally similar to several keys, their values are mixed in the output.",
+    method="Exact weights with β = ln 2.",
+    condition="those keys are also close to the highest score",
+)
 def dilute_values(t: Experiment) -> None:
-    """If a query is about equally similar to several keys, their values are mixed in the output.
-
-    Exact weights with β = ln 2.
-    Holds when those keys are also close to the highest score."""
     mixed, ignored = exact.weights([5, 5, 0]), exact.weights([0, 0, 20])
     t.record_case("scores 5, 5, 0", exact.show(mixed), min(mixed[:2]) > 0.4)
     t.record_case(
@@ -134,11 +149,15 @@ def dilute_values(t: Experiment) -> None:
     )
 
 
-@claim(HOMEWORK, "1.1c")
+@claim(
+    HOMEWORK,
+    "1.1c",
+    statement="Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.",
+    method=(
+        "`attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0."
+    ),
+)
 def straight_through(t: Experiment) -> None:
-    """Gumbel-softmax or a straight-through estimator lets gradients train a hard selection.
-
-    `attend` with StraightThrough and with hard Gumbel noise: the forward is one value, the gradient is not 0."""
     q = torch.tensor([[1.0, 0.5]], dtype=torch.float64, requires_grad=True)
     k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     v = torch.tensor([[5.0], [2.0], [-1.0]], dtype=torch.float64)
@@ -155,11 +174,13 @@ def straight_through(t: Experiment) -> None:
     )
 
 
-@claim(HOMEWORK, "1.1a")
+@claim(
+    HOMEWORK,
+    "1.1a",
+    statement="With S = KᵀQ (m × n) and softargmax by columns, H = VA is t × n, one output for each query.",
+    method="Sizes that are distinct primes, and equality with `attend`, whose rows are queries.",
+)
 def column_softmax(t: Experiment) -> None:
-    """With S = KᵀQ (m × n) and softargmax by columns, H = VA is t × n, one output for each query.
-
-    Sizes that are distinct primes, and equality with `attend`, whose rows are queries."""
     d, m, n, wide = 3, 5, 7, 11
     q, k, v = torch.randn(d, n), torch.randn(d, m), torch.randn(wide, m)
     a = ((k.T @ q) / d**0.5).softmax(dim=0)

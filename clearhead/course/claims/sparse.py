@@ -5,18 +5,26 @@ from __future__ import annotations
 import torch
 
 from clearhead.attention import Additive, Dot
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Grid
-from clearhead.course.claims.registry import EXAM, Experiment, claim, join_numbers, max_abs_diff, n_parameters
+from clearhead.course.claims.numerics import join_numbers, max_abs_diff, n_parameters
+from clearhead.course.claims.registry import EXAM, claim
 from clearhead.masks import every, full, window
 
 
-@claim(EXAM, "Q6a")
+@claim(
+    EXAM,
+    "Q6a",
+    statement=(
+        "Sparse patterns can reduce the cost of attention; asked for is one of itself, two tokens before and "
+        "after, and every fourth token, at n = 16."
+    ),
+    method=(
+        "The pattern counted at n = 16, by enumeration and by the mask's own count; then as n grows, with and "
+        "without every fourth token."
+    ),
+)
 def sparse_saves(t: Experiment) -> None:
-    """Sparse patterns can reduce the cost of attention; asked for is one of itself, two tokens before and after, and
-    every fourth token, at n = 16.
-
-    The pattern counted at n = 16, by enumeration and by the mask's own count; then as n grows, with and without
-    every fourth token."""
     pattern = window(2, 2) | every(4)
     by_hand = sum(abs(i - j) <= 2 or j % 4 == 0 for i in range(16) for j in range(16))
     result_text = f"{by_hand} of 256, saving {1 - by_hand / 256:.1%}"
@@ -29,11 +37,13 @@ def sparse_saves(t: Experiment) -> None:
     t.draw(Grid("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
 
 
-@claim(EXAM, "Q6b")
+@claim(
+    EXAM,
+    "Q6b",
+    statement="There is a trade-off between full attention and local windows.",
+    method="Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens.",
+)
 def local_windows(t: Experiment) -> None:
-    """There is a trade-off between full attention and local windows.
-
-    Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens."""
     local, all_pairs = window(2, 2).count(64), full().count(64)
     t.record_case("pairs", f"{local} against {all_pairs}", local < all_pairs)
     step = window(2, 2).dense(64).double()
@@ -41,11 +51,15 @@ def local_windows(t: Experiment) -> None:
     t.assert_equal("tokens that reach the first after 1, 2, 4, 8 layers", reach, [3, 5, 9, 17])
 
 
-@claim(EXAM, "Q6b")
+@claim(
+    EXAM,
+    "Q6b",
+    statement="There is a trade-off between additive and multiplicative attention, in cost and in expressiveness.",
+    method=(
+        "Dot is linear in the query, Additive is not (score of 2q against twice the score of q); parameters counted."
+    ),
+)
 def additive_multiplicative(t: Experiment) -> None:
-    """There is a trade-off between additive and multiplicative attention, in cost and in expressiveness.
-
-    Dot is linear in the query, Additive is not (score of 2q against twice the score of q); parameters counted."""
     q, k = (t.normal(1, 1, m, 7) for m in (3, 5))
     additive = Additive(7, 7, 11).double()
     with torch.no_grad():

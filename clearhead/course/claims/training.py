@@ -11,27 +11,26 @@ import sympy as sp
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Lines
-from clearhead.course.claims.registry import (
-    EXAM,
-    FINAL,
-    Experiment,
-    claim,
-    is_decreasing,
-    is_increasing,
-    jacobian_row,
-    join_numbers,
-    saved_tensors,
-)
+from clearhead.course.claims.numerics import is_decreasing, is_increasing, jacobian_row, join_numbers, saved_tensors
+from clearhead.course.claims.registry import EXAM, FINAL, claim
 from clearhead.nn import MultiHeadAttention, Xavier
 from clearhead.training import WarmupCosine
 
 
-@claim(EXAM, "Q7a")
+@claim(
+    EXAM,
+    "Q7a",
+    statement=(
+        "The rate rises linearly to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000)."
+    ),
+    method=(
+        "Both branches at the joint, the end, the halfway point and the slopes, symbolically; then the "
+        "library's schedule."
+    ),
+)
 def warmup_cosine(t: Experiment) -> None:
-    """The rate rises linearly to lr_max at warmup_steps and falls by a half cosine to the end (0.001, 4000, 100000).
-
-    Both branches at the joint, the end, the halfway point and the slopes, symbolically; then the library's schedule."""
     s = sp.symbols("s", positive=True)
     top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
     rise = top * s / warm
@@ -48,12 +47,14 @@ def warmup_cosine(t: Experiment) -> None:
     t.draw(Lines("Learning rate", "step", "rate", grid, {"warm-up, cosine": [schedule(x) for x in grid]}))
 
 
-@claim(EXAM, "Q7b")
+@claim(
+    EXAM,
+    "Q7b",
+    statement="Gradient clipping is necessary.",
+    method="Gradient descent on x⁴ from 3 with rate 0.1, clipped to 1 and not; and on x², not clipped.",
+    condition="gradients can exceed what the learning rate can bear; a gentle loss needs none",
+)
 def clipping_necessary(t: Experiment) -> None:
-    """Gradient clipping is necessary.
-
-    Gradient descent on x⁴ from 3 with rate 0.1, clipped to 1 and not; and on x², not clipped.
-    Holds when gradients can exceed what the learning rate can bear; a gentle loss needs none."""
 
     def descend(power: int, clip: float) -> float:
         x = 3.0
@@ -74,12 +75,16 @@ def clipping_necessary(t: Experiment) -> None:
     t.note(f"clipping by norm to 2 turns (5, 12) into ({p.grad[0]:.3f}, {p.grad[1]:.3f}): shorter, the same direction")
 
 
-@claim(EXAM, "Q7b")
+@claim(
+    EXAM,
+    "Q7b",
+    statement="How the weights of attention layers begin matters.",
+    method=(
+        "Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one "
+        "draw of 64 standard normal inputs."
+    ),
+)
 def initialization_matters(t: Experiment) -> None:
-    """How the weights of attention layers begin matters.
-
-    Variance of the scores of a layer of width 128 under Xavier and under weights of variance 1; one draw of 64
-    standard normal inputs."""
     x = torch.randn(64, 128, generator=t.generator)
     results = []
     for xavier in (True, False):
@@ -96,11 +101,13 @@ def initialization_matters(t: Experiment) -> None:
     t.record_case("mean largest of 64 weights", f"{top:.2f}, {hard:.2f}", top < 0.3 and hard > 0.9)
 
 
-@claim(FINAL, "Part 2, Q1")
+@claim(
+    FINAL,
+    "Part 2, Q1",
+    statement="Small minibatches give noisier gradient estimates, large ones more accurate ones.",
+    method="Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1).",
+)
 def minibatch_noise(t: Experiment) -> None:
-    """Small minibatches give noisier gradient estimates, large ones more accurate ones.
-
-    Variance of the mean over every minibatch of 8 numbers, in fractions: σ²/b · (N − b)/(N − 1)."""
     data = [Fraction(x) for x in (3, -1, 4, 1, -5, 9, 2, -6)]
     results = []
     for b in (1, 2, 4, 8):
@@ -111,12 +118,16 @@ def minibatch_noise(t: Experiment) -> None:
     t.record_case("it falls with b", " > ".join(map(str, results)), is_decreasing(results))
 
 
-@claim(FINAL, "Part 2, Q1")
+@claim(
+    FINAL,
+    "Part 2, Q1",
+    statement="Small minibatches make for faster updates; large ones are slower to compute and take more memory.",
+    method=(
+        "Multiply-adds and values kept for the backward pass of one update of a linear layer (5 → 3), by "
+        "batch: counted by watching it run."
+    ),
+)
 def minibatch_cost(t: Experiment) -> None:
-    """Small minibatches make for faster updates; large ones are slower to compute and take more memory.
-
-    Multiply-adds and values kept for the backward pass of one update of a linear layer (5 → 3), by batch: counted by
-    watching it run."""
     rows = []
     for batch in (1, 4, 16, 64):
         model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
@@ -128,12 +139,16 @@ def minibatch_cost(t: Experiment) -> None:
     t.record_case("values kept", list(memory), all(b > 2 * a for a, b in pairwise(memory[1:])))
 
 
-@claim(FINAL, "Part 2, Q1")
+@claim(
+    FINAL,
+    "Part 2, Q1",
+    statement="Small minibatches may need a smaller learning rate.",
+    method=(
+        "Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in "
+        "fractions; the largest η = 1/2, 1/4, … that settles below 1/20."
+    ),
+)
 def minibatch_rate(t: Experiment) -> None:
-    """Small minibatches may need a smaller learning rate.
-
-    Gradient descent on x²/2 with gradient noise of variance 1/b: E x² settles at η/(b (2 − η)), in fractions; the
-    largest η = 1/2, 1/4, … that settles below 1/20."""
     rates = [Fraction(1, 2**i) for i in range(1, 12)]
     results = [next(rate for rate in rates if rate / (b * (2 - rate)) < Fraction(1, 20)) for b in (1, 4, 16)]
     level = results[0] / (2 - results[0])
@@ -141,12 +156,16 @@ def minibatch_rate(t: Experiment) -> None:
     t.record_case("largest η for b = 1, 4, 16", ", ".join(map(str, results)), is_increasing(results))
 
 
-@claim(FINAL, "Part 2, Q1")
+@claim(
+    FINAL,
+    "Part 2, Q1",
+    statement="Large minibatches may converge faster, counted in iterations.",
+    method=(
+        "Gradient descent on x²/2 with gradient noise of variance 1/b from x = 1: E x² after each step is (1 "
+        "− η)² E x² + η²/b, in fractions; the iterations until it is below 1/10, at the same rate η."
+    ),
+)
 def minibatch_iterations(t: Experiment) -> None:
-    """Large minibatches may converge faster, counted in iterations.
-
-    Gradient descent on x²/2 with gradient noise of variance 1/b from x = 1: E x² after each step is (1 − η)² E x² +
-    η²/b, in fractions; the iterations until it is below 1/10, at the same rate η."""
     for rate in (Fraction(1, 2), Fraction(1, 4)):
         counts = [iterations_until(Fraction(1, 10), rate, b) for b in (2, 8, 32)]
         result_text = ", ".join("never" if n == PATIENCE else str(n) for n in counts)
@@ -166,13 +185,20 @@ def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     return steps
 
 
-@claim(FINAL, "Part 2, Q1")
+@claim(
+    FINAL,
+    "Part 2, Q1",
+    statement=(
+        "The noise of small minibatches can help to escape local minima; large ones are at a higher risk of "
+        "getting stuck."
+    ),
+    method=(
+        "2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, "
+        "at two strengths s: the share that leaves may not rise with b, and must differ between b = 1 and 64, "
+        "by more than 4 standard errors. One landscape: an example of the effect, not a law."
+    ),
+)
 def minibatch_escape(t: Experiment) -> None:
-    """The noise of small minibatches can help to escape local minima; large ones are at a higher risk of getting stuck.
-
-    2,000 walks on (x² − 1)² + 0.3 x from the shallow well, gradient noise s/√b, rate 0.02, 400 steps, at two strengths
-    s: the share that leaves may not rise with b, and must differ between b = 1 and 64, by more than 4 standard errors.
-    One landscape: an example of the effect, not a law."""
     sizes, curves = (1, 4, 16, 64), {}
     for strength in (5.0, 10.0):
         shares = []
@@ -190,11 +216,13 @@ def minibatch_escape(t: Experiment) -> None:
     t.draw(Lines("Walks that left the shallow well", "minibatch", "share", sizes, curves, log_x=True))
 
 
-@claim(FINAL, "Part 2, Q2")
+@claim(
+    FINAL,
+    "Part 2, Q2",
+    statement="The gradients of sigmoid and tanh vanish exponentially as inputs grow.",
+    method="Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even).",
+)
 def sigmoid_tanh_saturate(t: Experiment) -> None:
-    """The gradients of sigmoid and tanh vanish exponentially as inputs grow.
-
-    Exact limits: σ′(x)·e^x → 1 and tanh′(x)·e^(2x) → 4 as x → ∞ (both derivatives are even)."""
     x = sp.symbols("x", real=True)
     sigmoid = 1 / (1 + sp.exp(-x))
     tanh = (sp.exp(x) - sp.exp(-x)) / (sp.exp(x) + sp.exp(-x))
@@ -206,12 +234,16 @@ def sigmoid_tanh_saturate(t: Experiment) -> None:
         t.record_case(case_name, f"→ {value}", value.is_finite and value > 0 and even)
 
 
-@claim(FINAL, "Part 2, Q2")
+@claim(
+    FINAL,
+    "Part 2, Q2",
+    statement="ReLU mitigates this by letting gradients pass for positive inputs.",
+    method=(
+        "Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each "
+        "activation: gradient at the input."
+    ),
+)
 def relu_workaround(t: Experiment) -> None:
-    """ReLU mitigates this by letting gradients pass for positive inputs.
-
-    Derivatives at 10, as it says for positive inputs; then 30 layers of width 32 started for each activation: gradient
-    at the input."""
     x = torch.tensor([10.0, -10.0], dtype=torch.float64, requires_grad=True)
     (relu, zero), (sigmoid, tiny) = (jacobian_row(f(x).sum(), x).tolist() for f in (torch.relu, torch.sigmoid))
     t.record_case("slope at 10: ReLU, sigmoid", f"{relu:g}, {sigmoid:.1e}", relu > sigmoid)

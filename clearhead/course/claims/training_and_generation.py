@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.course.claims.registry import EXAM, FINAL, HOMEWORK, Experiment, claim, fit, max_abs_diff
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.numerics import fit, max_abs_diff
+from clearhead.course.claims.registry import EXAM, FINAL, HOMEWORK, claim
 from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
 from clearhead.nn.positions import LearnedPositions
@@ -21,11 +23,13 @@ def _config(n: int, **choices: Any) -> DecoderConfig:
     return DecoderConfig(**SIZES, max_len=n, positions=LearnedPositions(max_len=n), **choices)
 
 
-@claim(FINAL, "Part 1, Q7 (marked as true)")
+@claim(
+    FINAL,
+    "Part 1, Q7 (marked as true)",
+    statement="In training, a decoder's forward pass over a sequence can be done for all positions at once.",
+    method="Logits of one pass over 9 tokens against 9 passes over growing prefixes.",
+)
 def training_parallel(t: Experiment) -> None:
-    """In training, a decoder's forward pass over a sequence can be done for all positions at once.
-
-    Logits of one pass over 9 tokens against 9 passes over growing prefixes."""
     model = _config(16, n_layers=2).build().double().eval()
     ids = torch.randint(0, 5, (3, 9), generator=t.generator)
     steps = torch.stack([model(ids[:, : i + 1])[:, -1] for i in range(9)], 1)
@@ -39,21 +43,27 @@ def second_token_spread() -> float:
     return max_abs_diff(logits, logits[:1])
 
 
-@claim(FINAL, "Part 1, Q7 (option not marked as true)")
+@claim(
+    FINAL,
+    "Part 1, Q7 (option not marked as true)",
+    statement="At test time a decoder's pass over a sequence cannot be done for all positions at once.",
+    method="Do the logits of the second generated token depend on which token was chosen first?",
+)
 def generation_sequential(t: Experiment) -> None:
-    """At test time a decoder's pass over a sequence cannot be done for all positions at once.
-
-    Do the logits of the second generated token depend on which token was chosen first?"""
     case_name = "logits of the second token, over the choices of the first"
     t.assert_above(case_name, second_token_spread(), 1e-6, "differ by up to {:.3f}")
 
 
-@claim(HOMEWORK, "1.4a.1")
+@claim(
+    HOMEWORK,
+    "1.4a.1",
+    statement="Transformers allow full parallelization in training and in inference.",
+    method=(
+        "Is the input of the second generated token known before the first is chosen? Logits at place 2 for "
+        "each first token."
+    ),
+)
 def inference_parallel(t: Experiment) -> None:
-    """Transformers allow full parallelization in training and in inference.
-
-    Is the input of the second generated token known before the first is chosen? Logits at place 2 for
-    each first token."""
     case_name = "two generated tokens: the second's logits, over the choices of the first"
     t.assert_below(case_name, second_token_spread(), 1e-9, "differ by up to {:.3f}")
     model = _config(16, n_layers=1).build().double().eval()
@@ -81,12 +91,16 @@ def _train(masked: bool, seed: int, t: Experiment) -> tuple[float, float]:
     return sum(losses[-20:]) / 20, float(torch.stack(hits).mean())
 
 
-@claim(EXAM, "Q5b")
+@claim(
+    EXAM,
+    "Q5b",
+    statement="Causal masking is essential when a decoder is trained.",
+    method=(
+        "Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and "
+        "without the mask; then generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014)."
+    ),
+)
 def causal_mask_essential(t: Experiment) -> None:
-    """Causal masking is essential when a decoder is trained.
-
-    Next-token training on random tokens (best possible loss ln 5), 70 steps, two seeds, with and without the mask; then
-    generation, 3,200 guesses (95 % interval of chance: 0.2 ± 0.014)."""
     for seed in (2 * t.seed, 2 * t.seed + 1):
         loss, _ = _train(True, seed, t)
         t.record_case("with the mask: loss", f"{loss:.3f} against ln 5 = {math.log(5):.3f}", loss > math.log(5) - 0.03)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.course.claims.registry import HOMEWORK, Experiment, claim, jacobian_row, join_numbers, max_abs_diff
+from clearhead.course.claims.experiment import Experiment
+from clearhead.course.claims.numerics import jacobian_row, join_numbers, max_abs_diff
+from clearhead.course.claims.registry import HOMEWORK, claim
 from clearhead.hub import load
 from clearhead.models import VisionConfig, VisionTransformer
 from clearhead.nn import PatchEmbedding
@@ -28,11 +30,13 @@ def patches_moved(image: Tensor, order: list[int]) -> Tensor:
     return rows.flatten(2, 3)[:, :, order].unflatten(2, (2, 3)).transpose(3, 4).reshape(image.shape)
 
 
-@claim(HOMEWORK, "1.5a")
+@claim(
+    HOMEWORK,
+    "1.5a",
+    statement="The linear embedding of 16 × 16 patches is a convolution with kernel 16 and stride 16.",
+    method="PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels.",
+)
 def patches_as_convolution(t: Experiment) -> None:
-    """The linear embedding of 16 × 16 patches is a convolution with kernel 16 and stride 16.
-
-    PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels."""
     patches, images = PatchEmbedding(3, 16, 11).double(), t.normal(2, 3, 48, 32)
     conv = patches.as_convolution()
     t.record_case(
@@ -41,34 +45,44 @@ def patches_as_convolution(t: Experiment) -> None:
     t.assert_below("largest difference", max_abs_diff(patches(images), conv(images).flatten(2).mT), 1e-12)
 
 
-@claim(HOMEWORK, "1.5c")
+@claim(
+    HOMEWORK,
+    "1.5c",
+    statement="By self-attention [CLS] gathers information from the whole image.",
+    method="Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer.",
+)
 def cls_sees_all(t: Experiment) -> None:
-    """By self-attention [CLS] gathers information from the whole image.
-
-    Gradient of the logits, read at [CLS] alone, in every patch of a small VisionTransformer."""
     image = t.normal(1, 1, 8, 12).requires_grad_()
     gradient = jacobian_row(small(t.seed)(image).square().sum(), image)
     by_patch = gradient[0, 0].abs().reshape(2, 4, 3, 4).sum((1, 3))
     t.assert_above("six patches: smallest gradient", by_patch.min(), 0)
 
 
-@claim(HOMEWORK, "1.5c")
+@claim(
+    HOMEWORK,
+    "1.5c",
+    statement="The sequence is [CLS] and N patches, and positions are added to all N + 1 of them.",
+    method="Rows of the learned positions of a model with a 2 × 3 grid.",
+)
 def cls_position(t: Experiment) -> None:
-    """The sequence is [CLS] and N patches, and positions are added to all N + 1 of them.
-
-    Rows of the learned positions of a model with a 2 × 3 grid."""
     rows = {tuple(p.shape) for name, p in small(t.seed).named_parameters() if "positions" in name}
     result_text = " and ".join(str(row) for row in rows)
     t.record_case("2 × 3 patches: shape of the positions", result_text, rows == {(2 * 3 + 1, 8)})
 
 
-@claim(HOMEWORK, "1.5b.2")
+@claim(
+    HOMEWORK,
+    "1.5b.2",
+    statement=(
+        "The positional embeddings of a vision Transformer encode row and column, though its patches are one sequence."
+    ),
+    method=(
+        "Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as "
+        "it was trained, and in the same model as it begins (three draws)."
+    ),
+    condition="training has put it there; the table begins without rows or columns",
+)
 def vit_2d_positions(t: Experiment) -> None:
-    """The positional embeddings of a vision Transformer encode row and column, though its patches are one sequence.
-
-    Mean cosine of two embeddings by their distance on the 8 × 8 grid, in this project's digits-vit as it was trained,
-    and in the same model as it begins (three draws).
-    Holds when training has put it there; the table begins without rows or columns."""
     model = load("digits-vit")
     for draw in range(4):
         table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
@@ -81,14 +95,20 @@ def vit_2d_positions(t: Experiment) -> None:
         model = model.config.build()
 
 
-@claim(HOMEWORK, "1.5a")
+@claim(
+    HOMEWORK,
+    "1.5a",
+    statement=(
+        "A vision Transformer has no built-in spatial bias; it learns spatial relations by self-attention "
+        "over the patches alone."
+    ),
+    method=(
+        "A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), "
+        "or it is not (pixels moved between patches)."
+    ),
+    condition="it refers to relations between patches; which pixels share a patch is built in",
+)
 def no_spatial_bias(t: Experiment) -> None:
-    """A vision Transformer has no built-in spatial bias; it learns spatial relations by self-attention over
-    the patches alone.
-
-    A fixed rearrangement of the image is undone by rearranging the learned positions (patches moved), or it is not
-    (pixels moved between patches).
-    Holds when it refers to relations between patches; which pixels share a patch is built in."""
     model, other, image, order = small(t.seed), small(t.seed), t.normal(3, 1, 8, 12), [4, 0, 5, 2, 1, 3]
     table = next(p for name, p in other.named_parameters() if "positions" in name)
     with torch.no_grad():

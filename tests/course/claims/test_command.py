@@ -11,14 +11,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from clearhead.cli import claims as command
 from clearhead.course.claims import DOCUMENTS, registry, report
 
 
 @pytest.fixture
 def shared_outcomes(monkeypatch, outcomes):
     """Make the command use the outcomes of the session."""
-    monkeypatch.setattr(command, "_run", lambda ids, seed: [outcomes[name] for name in ids or outcomes])
+    monkeypatch.setattr(registry.Claim, "run", lambda self, seed=0: outcomes[self.id])
 
 
 def test_overview_prints_verdict_counts(run, shared_outcomes):

@@ -65,7 +65,7 @@ def test_figures_render_as_text_and_svg():
 
 
 def test_readable_formats_formulas():
-    from clearhead.course.claims.registry import readable
+    from clearhead.course.claims.experiment import readable
 
     n, d = sp.symbols("n d")
     assert readable(str(2 * n * d**2 + sp.sqrt(2))) == "2·d²·n + √2"

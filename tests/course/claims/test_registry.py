@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from clearhead.course.claims import (
     find,
     run,
 )
-from clearhead.course.claims.registry import claim
+from clearhead.course.claims.registry import Claim, claim
 
 REVIEWED = json.loads((Path(__file__).parent / "verdicts.json").read_text(encoding="utf-8"))
 
@@ -110,37 +111,34 @@ def test_find_of_unknown_id_suggests_nearest():
         find(["scale-key-wait"])
 
 
+def more_is_more(t):
+    t.assert_equal("1 + 1", 1 + 1, 2)
+
+
 def test_duplicate_claim_id_raises():
-    existing = next(iter(claims().values()))
-    with pytest.raises(ClaimError, match="two claims are called"):
-        claim("a source", "a place")(existing.function)
+    registry: dict[str, Claim] = {}
+    register = claim("a source", "a place", statement="More.", method="Addition.", registry=registry)
+    register(more_is_more)
+    with pytest.raises(ClaimError, match="two claims are called 'more-is-more'; rename one of them"):
+        register(more_is_more)
 
 
-def claim_without_method(t):
-    """Only a statement."""
-
-
-def test_claim_without_method_raises():
-    with pytest.raises(ClaimError, match="'claim-without-method' has one paragraph; expected the statement"):
-        claim("a source", "a place")(claim_without_method)
-
-
-def test_claim_parses_docstring(monkeypatch):
-    monkeypatch.setattr("clearhead.course.claims.registry._REGISTRY", registry := {})
-    monkeypatch.setattr("tests.course.claims.test_registry.SIZE", 1_000, raising=False)
-
-    @claim("a source", "a place")
-    def more_is_more(t):
-        """More is
-        more.
-
-        Up to {SIZE:,}, and
-        no further.
-        Holds when
-        there is x_{any}."""
-
+def test_claim_enters_its_fields():
+    registry: dict[str, Claim] = {}
+    words = {"statement": "More is more.", "method": "Addition.", "condition": "both are finite"}
+    decorated = claim("a source", "a place", **words, is_asserted=False, registry=registry)(more_is_more)
+    assert decorated is more_is_more
     entry = registry["more-is-more"]
-    assert (entry.statement, entry.method) == ("More is more.", "Up to 1,000, and no further.")
-    assert entry.condition == "there is x_{any}"
+    assert (entry.statement, entry.method, entry.condition) == tuple(words.values())
     assert (entry.source, entry.location, entry.theme) == ("a source", "a place", "test_registry")
-    assert entry.function is more_is_more
+    assert not entry.is_asserted
+    assert entry.run().verdict == "holds"
+
+
+def test_texts_of_claims_are_complete():
+    for entry in claims().values():
+        assert entry.statement.endswith((".", "?", ")")), entry.id
+        assert entry.method.endswith((".", "?", ")")), entry.id
+        assert not entry.condition.endswith("."), entry.id
+        assert "  " not in entry.statement + entry.method + entry.condition, entry.id
+        assert not re.search(r"\{[A-Z_]{3,}", entry.statement + entry.method), entry.id

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.course.claims import DOES_NOT_HOLD, HOLDS, HOLDS_CONDITIONALLY, data_efficiency, inductive_bias
+from clearhead.course.claims import DOES_NOT_HOLD, HOLDS, HOLDS_CONDITIONALLY, claims, data_efficiency, inductive_bias
 from clearhead.course.claims.data_efficiency import Interval
-from clearhead.course.claims.registry import _REGISTRY
 from clearhead.course.claims.study import ORIGINAL, PERMUTED, Study, Training
 from clearhead.errors import ConfigError, DataError, StorageError
 from tools.study.__main__ import main
@@ -234,7 +233,7 @@ def test_study_verdict_depends_on_results(monkeypatch, name, changed, verdict):
     study = synthetic_study(**changed)
     for module in (data_efficiency, inductive_bias):
         monkeypatch.setattr(module, "study", lambda: study)
-    outcome = _REGISTRY[name].run()
+    outcome = claims()[name].run()
     assert outcome.verdict == verdict, outcome.evidence
     if verdict == DOES_NOT_HOLD:
         assert outcome.correction

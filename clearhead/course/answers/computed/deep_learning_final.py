@@ -6,12 +6,13 @@ from fractions import Fraction
 
 import sympy as sp
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import HardMax
 from clearhead.course.answers.content import AnswerTable
 from clearhead.course.claims import convnet, dedup_decoder, exact
+from clearhead.course.claims.numerics import n_parameters, saved_tensors
 from clearhead.course.claims.training import PATIENCE, iterations_until
 from clearhead.models.baselines.convnet import conv_output
 
@@ -107,11 +108,11 @@ def minibatch_tradeoffs() -> AnswerTable:
     """Return noise, work, memory and iterations by minibatch size."""
     rows: list[list[str | int | float]] = []
     for size in (1, 4, 16, 64):
-        work, kept = _update_cost(size)
+        work, n_stored = _update_cost(size)
         n_iterations = iterations_until(Fraction(1, 10), Fraction(1, 2), size)
         iterations = "never" if n_iterations == PATIENCE else str(n_iterations)
-        rows.append([size, f"1/{size}" if size > 1 else "1", work, kept, iterations])
-    header = ["b", "Var g / σ²", "multiply-adds", "values kept", "updates until E x² < 1/10"]
+        rows.append([size, f"1/{size}" if size > 1 else "1", work, n_stored, iterations])
+    header = ["b", "Var g / σ²", "multiply-adds", "values stored", "updates until E x² < 1/10"]
     caption = (
         "Work and memory of one update of a linear layer (5 → 3), counted while it runs; updates of gradient descent "
         "on x²/2 from x = 1 with η = 1/2 and gradient noise of variance 1/b."
@@ -120,17 +121,11 @@ def minibatch_tradeoffs() -> AnswerTable:
 
 
 def _update_cost(batch: int) -> tuple[int, int]:
-    """Return the multiply-adds of one update, and the values kept for its backward pass."""
+    """Return the multiply-adds of one update, and the number of values stored for its backward pass."""
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
-    kept: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with FlopCounterMode(display=False) as counter, saved_tensors() as tensors:
         model(torch.ones(batch, 5)).sum().backward()
-    return counter.get_total_flops() // 2, sum(tensor.numel() for tensor in kept)
+    return counter.get_total_flops() // 2, sum(tensor.numel() for tensor in tensors)
 
 
 def sigmoid_ten_layers() -> str:
@@ -182,12 +177,12 @@ def pooling_patches() -> AnswerTable:
 
 def conv1_weights() -> int:
     """Return the trainable weights of Conv-1."""
-    return _parameters(convnet.network(144)[0])
+    return n_parameters(convnet.network(144)[0])
 
 
 def conv2_weights() -> int:
     """Return the trainable weights of Conv-2."""
-    return _parameters(convnet.network(144)[3])
+    return n_parameters(convnet.network(144)[3])
 
 
 def flattened() -> int:
@@ -204,20 +199,16 @@ def mismatch_message() -> str:
     raise AssertionError("the network with 120 inputs ran")
 
 
-def head_parameters() -> int:
+def headn_parameters() -> int:
     """Return the parameters of the linear layer, equal to those of the 3 × 3 convolution."""
-    linear, conv = _parameters(nn.Linear(144, 10)), _parameters(nn.Conv2d(16, 10, 3))
+    linear, conv = n_parameters(nn.Linear(144, 10)), n_parameters(nn.Conv2d(16, 10, 3))
     assert linear == conv
     return conv
 
 
-def pointwise_parameters() -> int:
+def pointwisen_parameters() -> int:
     """Return the parameters of the 1 × 1 convolution."""
-    return _parameters(nn.Conv2d(16, 10, 1))
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return n_parameters(nn.Conv2d(16, 10, 1))
 
 
 # ---------------------------------------------------------------------- Part 3, Problem 2
