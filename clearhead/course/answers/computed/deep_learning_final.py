@@ -199,14 +199,14 @@ def mismatch_message() -> str:
     raise AssertionError("the network with 120 inputs ran")
 
 
-def headn_parameters() -> int:
+def head_parameters() -> int:
     """Return the parameters of the linear layer, equal to those of the 3 × 3 convolution."""
     linear, conv = n_parameters(nn.Linear(144, 10)), n_parameters(nn.Conv2d(16, 10, 3))
     assert linear == conv
     return conv
 
 
-def pointwisen_parameters() -> int:
+def pointwise_parameters() -> int:
     """Return the parameters of the 1 × 1 convolution."""
     return n_parameters(nn.Conv2d(16, 10, 1))
 
