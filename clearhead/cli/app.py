@@ -107,12 +107,13 @@ def run() -> None:
 
 def run_app(commands: typer.Typer, program: str) -> None:
     """Run a command line under the name `program` and exit as `run` does."""
-    from clearhead.cli.output import fail, prepare_streams
+    from clearhead.cli.output import fail, prepare_streams, short_warnings
 
     prepare_streams()
     try:
         try:
-            commands(prog_name=program)
+            with short_warnings():
+                commands(prog_name=program)
         finally:
             sys.stdout.flush()  # not at exit, where Python reports a broken pipe as an error
     except KeyboardInterrupt:

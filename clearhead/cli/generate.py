@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead import hub
 from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import show_json
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from clearhead.generation import Greedy, Sample
 
 _DEFAULT_NEW_TOKENS = 300
+_DEFAULT_TEMPERATURE = 0.8  # of small language models
 
 
 @app.command()
@@ -31,7 +36,13 @@ def generate(
             "--sliding-context",
         ),
     ] = False,
-    temperature: Annotated[float | None, option("Sampling temperature. Default: greedy decoding.")] = None,
+    greedy: Annotated[
+        bool,
+        option("Always take the most likely token; the default of models that clearhead did not train.", "--greedy"),
+    ] = False,
+    temperature: Annotated[
+        float | None, option("Sampling temperature. Default: 0.8 for language models trained by clearhead.")
+    ] = None,
     top_k: Annotated[int | None, option("Sample among the k most likely tokens.")] = None,
     top_p: Annotated[
         float | None, option("Sample among the most likely tokens that together have this probability.")
@@ -44,8 +55,10 @@ def generate(
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Continue a prompt and stream the result. Greedy unless a sampling option is given."""
-    from clearhead.generation import Greedy, Sample
+    """Continue a prompt and stream the result.
+
+    Small language models repeat themselves in greedy decoding, so those trained by clearhead sample by default. Other
+    models decode greedily unless a sampling option is given."""
     from clearhead.hub.text_generation import remaining_context, stream_text
 
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
@@ -57,19 +70,12 @@ def generate(
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty; give a text to continue")
-    limit, context = remaining_context(
-        trained,
-        len(ids),
-        _DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
-        sliding_context=sliding_context,
-    )
-    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling = {name: value for name, value in settings.items() if value is not None}
-    kwargs = {
-        "strategy": Sample(**sampling, seed=seed) if sampling else Greedy(),
-        "max_new_tokens": limit,
-        "sliding_context": sliding_context,
-    }
+    requested = _DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+    limit, context = remaining_context(trained, len(ids), requested, sliding_context=sliding_context)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    samples_by_default = trained.train_recipe is not None and trained.task == "text"
+    strategy = _strategy(sampling, seed, greedy=greedy, samples_by_default=samples_by_default)
+    kwargs: dict[str, Any] = {"strategy": strategy, "max_new_tokens": limit, "sliding_context": sliding_context}
     new_ids: list[int] = []
     text = ""
     if not json:
@@ -83,7 +89,26 @@ def generate(
     if json:
         return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(new_ids), "finished": finished})
     sys.stdout.write("\n")
-    if not finished and max_new_tokens is not None and limit < max_new_tokens:
-        sys.stderr.write(
-            f"({model} has a context window of {context:,} tokens; --sliding-context continues beyond it)\n"
-        )
+    if finished:
+        return
+    if limit < requested:
+        notice = f"{model} has a context window of {context:,} tokens; --sliding-context continues beyond it"
+        sys.stderr.write(f"({notice})\n")
+    elif max_new_tokens is None:
+        sys.stderr.write(f"(stopped after {limit:,} tokens; --max-new-tokens sets the limit)\n")
+
+
+def _strategy(
+    sampling: Mapping[str, float | None], seed: int, *, greedy: bool, samples_by_default: bool
+) -> Greedy | Sample:
+    """Return the decoding strategy that the options select."""
+    from clearhead.generation import Greedy, Sample
+
+    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+    if greedy and given:
+        raise ConfigError(f"--greedy excludes sampling; remove it or --{next(iter(given)).replace('_', '-')}")
+    if given:
+        return Sample(**given, seed=seed)
+    if samples_by_default and not greedy:
+        return Sample(temperature=_DEFAULT_TEMPERATURE, seed=seed)
+    return Greedy()

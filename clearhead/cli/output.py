@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,22 @@ def prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="clearhead")
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Print the package's own warnings inside the block as one line, without the line of source code."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *where: Any) -> None:
+        if issubclass(category, RuntimeWarning) and "clearhead" in Path(filename).parts:
+            sys.stderr.write(f"clearhead: {message}\n")
+        else:
+            original(message, category, filename, lineno, *where)
+
+    with warnings.catch_warnings():
+        original = warnings.showwarning
+        warnings.showwarning = show  # the hook that the standard library provides for this
+        yield
 
 
 def show_json(document: Any) -> None:

@@ -45,9 +45,17 @@ def _find_folder(name: str | Path) -> Path | None:
     return next((folder for folder in candidates if (folder / "config.toml").is_file()), None)
 
 
+def unfinished_run(name: str | Path) -> Path | None:
+    """Return the folder of a training run that has checkpoints but no result yet, or None."""
+    folder = Path(name)
+    is_run = (folder / "train.toml").is_file() and any(folder.glob("step-*"))
+    return folder if is_run and _find_folder(name) is None else None
+
+
 def model_folder(name: str | Path) -> Path:
     """Return the folder of a model name or path; raise `StorageError` if it does not exist."""
-    if (folder := _find_folder(name)) is not None:
+    folder = _find_folder(name) or unfinished_run(name)
+    if folder is not None:
         return folder
     path = Path(name)
     bundled = names()

@@ -28,7 +28,10 @@ from clearhead.hub.text_generation import GREEDY
 from clearhead.hub.translate import translate
 from clearhead.models import CTCEncoder
 from clearhead.training.objective import scores
+from clearhead.training.recipe import FILE_NAME as RECIPE_FILE
+from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
+from clearhead.training.trainer import MODEL as RESULT_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,8 @@ def evaluate(
 
     Args:
         pipeline: A model trained by clearhead.
-        data: Folder of the data, or a file of sentence pairs to evaluate a translator on. Tasks with generated data
-            need none.
+        data: Folder of the data, or a file of sentence pairs to evaluate a translator on; by default the data of the
+            run. Tasks with generated data need none.
         strategy: Decoding strategy of translation and sort-dedup.
         limit: Largest number of examples.
         streams: Evaluate a speech model on streams composed of recordings, instead of single recordings.
@@ -135,7 +138,7 @@ def _validation_split(pipeline: Pipeline, data: str | Path | None) -> tuple[Spli
         split = PairSplit(pairs, pipeline.tokenizer, max_tokens=recipe.data.max_tokens)
         return split, TranslationTask(split, split, pipeline.tokenizer)
     has_text = (pipeline.folder / "tokenizer.json").is_file()
-    settings: DataConfig = recipe.data.with_path(data)
+    settings: DataConfig = recipe.data.with_path(data) if data is not None else _data_of_run(pipeline)
     if isinstance(settings, SpeechData):
         settings = settings.replace(evaluation_only=True)
     task = settings.load(seed=recipe.train.seed, tokenizer=pipeline.tokenizer if has_text else None)
@@ -148,6 +151,13 @@ def _validation_split(pipeline: Pipeline, data: str | Path | None) -> tuple[Spli
             "it was trained on with --data (in Python, data=)"
         )
     return task.validation, task
+
+
+def _data_of_run(pipeline: Pipeline) -> DataConfig:
+    """Return the data settings of the run that contains the model's folder, with their paths, or of its own recipe."""
+    run = pipeline.folder.parent
+    is_result = pipeline.folder.name == RESULT_FOLDER and (run / RECIPE_FILE).is_file()
+    return Recipe.load(run).data if is_result else pipeline.recipe.data
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +34,10 @@ from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
 from clearhead.errors import DataError
 from clearhead.generation import LogitsProcessors
 from clearhead.hub import checkpoint, convert, formats, speech, text_generation, tokenizer_files
-from clearhead.hub.bundled import is_clearhead_model, model_folder, read_card
+from clearhead.hub.bundled import is_clearhead_model, model_folder, read_card, unfinished_run
 from clearhead.hub.translate import translate as translate_texts
 from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
-from clearhead.training.recipe import Recipe
+from clearhead.training.recipe import Recipe, load_newest_checkpoint
 
 # The task of models without a training recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
@@ -148,8 +149,8 @@ def pipeline(
     """Load a model with its tokenizer.
 
     Args:
-        name: A bundled model (`"en-es"`), the folder of a run or a model, a Hugging Face folder, `"hf:org/name"` or a
-            .gguf file.
+        name: A bundled model (`"en-es"`), the folder of a run (if it is not finished, its newest checkpoint is used) or
+            of a model, a Hugging Face folder, `"hf:org/name"` or a .gguf file.
         device: Device of the parameters.
         dtype: Dtype of the parameters; None for the stored one.
 
@@ -171,16 +172,27 @@ def pipeline(
         model = convert.load_from_reader(source, device=device, dtype=dtype)
         return Pipeline(str(name), source.path, model, source=source, source_tokenizer=tokenizer)
     folder = model_folder(name)
-    model = storage.load_checkpoint(folder, device=device, dtype=dtype)
+    model = _load_from_folder(name, device, dtype)
     return Pipeline(str(name), folder, model.eval(), Recipe.load(folder))
+
+
+def _load_from_folder(name: str | Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """Load a clearhead model; of an unfinished run its newest checkpoint, with a warning."""
+    run = unfinished_run(name)
+    if run is None:
+        return storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
+    model, step = load_newest_checkpoint(run)
+    message = f"{run} is not finished; its checkpoint of step {step:,} is used"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return model.to(device=device, dtype=dtype)
 
 
 def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
     """Load a model without its tokenizer, in evaluation mode.
 
     Args:
-        name: A bundled model (`"en-es"`), the folder of a run or a model, a Hugging Face folder, `"hf:org/name"` or a
-            .gguf file.
+        name: A bundled model (`"en-es"`), the folder of a run (if it is not finished, its newest checkpoint is used) or
+            of a model, a Hugging Face folder, `"hf:org/name"` or a .gguf file.
         device: Device of the parameters.
         dtype: Dtype of the parameters; by default the stored one.
 
@@ -192,7 +204,7 @@ def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtyp
     """
     if not is_clearhead_model(name) and checkpoint.is_third_party(name):
         return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
-    return storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
+    return _load_from_folder(name, device, dtype)
 
 
 def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None) -> str:

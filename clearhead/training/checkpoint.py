@@ -31,7 +31,7 @@ from clearhead.models import storage
 from clearhead.training.distributed import World, is_sharded
 
 FORMAT = "clearhead checkpoint 1"
-FINGERPRINT_PREFIX = "3:"  # other versions hash other names; their fingerprints have other prefixes or none
+FINGERPRINT_PREFIX = "4:"  # other versions hash other names; their fingerprints have other prefixes or none
 # Keys of state.json in version 0.2, and their current names.
 _RENAMED_KEYS = {"recipe": "fingerprint", "standing": "trainer"}
 _NAME = re.compile(r"step-(\d{8,})")

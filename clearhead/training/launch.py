@@ -37,9 +37,11 @@ from clearhead.training import presets, run_lock
 from clearhead.training.callbacks import Progress, RunInfo, read_log
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.plots import draw_run
-from clearhead.training.recipe import FILE_NAME, RESUMABLE_FIELDS, Recipe
+from clearhead.training.recipe import FILE_NAME, LENGTH_FIELDS, RESUMABLE_FIELDS, Recipe
 from clearhead.training.tasks import DigitsData, fit_model_config
 from clearhead.training.trainer import Ending, Trainer
+
+_FEW_VALIDATION_EXAMPLES = 20  # fewer are noted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class RunSummary:
     device: str
     processes: int
     message: str
+    notes: tuple[str, ...] = ()  # about the data, such as skipped rows
 
     def table(self) -> dict[str, str]:
         """Return names and values for display."""
@@ -103,6 +106,7 @@ def train(
         train("translation", preset="en-es", data="pairs/", overrides={"lr_max": 1e-3, "d_model": 128})
         train("translation", preset="en-es", data="mine/", init="runs/en-es/model")  # fine-tune
         train(resume="runs/en-es")  # from the newest valid checkpoint
+        train(resume="runs/en-es", overrides={"steps": 20_000})  # extend the run
 
     Ctrl-C and SIGTERM finish the step, save a checkpoint, and return a summary with the command to resume. Only one
     process may train in a folder. Under `torchrun` all processes call this function with the same arguments. The
@@ -117,7 +121,8 @@ def train(
         tokenizer: A tokenizer.json or its folder; by default a tokenizer is trained on the data.
         init: Folder of a trained model, whose parameters and tokenizer the run starts with.
         resume: Folder of a run to resume with its stored recipe. Only `data` (if the files have moved) and the
-            settings in `RESUMABLE_FIELDS` may change.
+            settings in `RESUMABLE_FIELDS` may change. More steps or epochs extend a run, also a finished one; the
+            learning rate of the further steps follows the schedule of the new length.
         overrides: Settings that differ from the recipe.
         progress: Callbacks.
 
@@ -195,6 +200,7 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
             recipe, trainer = _prepare(recipe, start, world, progress)
             if start.resumed is not None:
                 trainer.resume()
+                _change_length(start.resumed, start.settings, trainer)
             else:
                 stack.enter_context(run_lock.run_lock(trainer.folder, world))
                 if world.is_first:
@@ -249,6 +255,21 @@ def _resumed_recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
         )
     # A run of several processes may be resumed by a single process.
     return recipe.with_overrides(({} if is_launched() else {"parallel": None}) | dict(settings))
+
+
+def _change_length(folder: Path, settings: Mapping[str, Any], trainer: Trainer) -> None:
+    """Store a new length of a resumed run in its recipe."""
+    length = {key: value for key, value in settings.items() if key.removeprefix("train.") in LENGTH_FIELDS}
+    if not length:
+        return
+    made, total = trainer.state.step, trainer.total_steps
+    key, value = next(iter(length.items()))
+    require(
+        total >= made, f"{key}={value} is {total:,} steps, but {folder} has made {made:,}; set {made + 1:,} or more"
+    )
+    if trainer.world.is_first:
+        changed = Recipe.load(folder).with_overrides(length)
+        write_atomically(folder / FILE_NAME, changed.to_toml().encode())
 
 
 def _prepare(recipe: Recipe, start: _Start, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
@@ -343,18 +364,29 @@ def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
         n_validation=len(trainer.task.validation),
         model=trainer.model,
         tokenizer=getattr(trainer.task, "tokenizer", None),
-        notes=_notes(trainer),
+        notes=_notes(recipe, trainer),
     )
 
 
-def _notes(trainer: Trainer) -> tuple[str, ...]:
-    """Return notes about the data: skipped rows and the reasons."""
+def _notes(recipe: Recipe, trainer: Trainer) -> tuple[str, ...]:
+    """Return notes about the data: skipped rows, a smaller vocabulary than requested, few validation examples."""
     task = trainer.task
     reports = (getattr(part, "report", None) for part in (task, task.train, task.validation))
     notes = [str(report) for report in reports if report is not None and report.n_skipped]
     for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
         if skipped := batches.statistics().n_skipped:
             notes.append(f"{skipped:,} {name} examples are longer than a batch and were skipped")
+    requested = getattr(recipe.data, "vocab_size", None)
+    actual = getattr(getattr(task, "tokenizer", None), "vocab_size", None)
+    if requested is not None and actual is not None and actual < requested:
+        notes.append(
+            f"the vocabulary has {actual:,} tokens instead of {requested:,}: the text has no more pairs to merge"
+        )
+    n_validation = len(task.validation)
+    if n_validation < _FEW_VALIDATION_EXAMPLES:
+        advice = "; data.hold_out sets the held-out share" if hasattr(recipe.data, "hold_out") else ""
+        examples = "example" if n_validation == 1 else "examples"
+        notes.append(f"the validation loss is uncertain: the validation set has {n_validation} {examples}{advice}")
     return tuple(dict.fromkeys(notes))
 
 
@@ -395,6 +427,7 @@ def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str
         epochs=trainer.prefetcher.epochs,
         data_wait=state.data_seconds / max(1e-9, state.seconds),
         message=message,
+        notes=_notes(recipe, trainer),
     )
 
 

@@ -1,9 +1,10 @@
 """A recipe: data, model and training settings of a run in one value and one TOML file.
 
 Settings are overridden by name: `{"lr_max": 1e-3, "model.d_model": 128, "batch.budget": "2048"}`. A plain name is
-looked up in the training settings, then in those of the data and of the model, and then in nested settings (`lr_max` is
-a field of the schedule); the prefix `train.`, `data.` or `model.` selects a section. A type name (`schedule=constant`)
-replaces a nested setting and keeps the fields that both types have.
+looked up in the settings of training, data and model and in nested settings (`lr_max` is
+a field of the schedule); the prefix `train.`, `data.` or `model.` selects a section, and is needed for names that occur
+in several places (`vocab_size`). A type name (`schedule=constant`) replaces a nested setting and keeps the fields that
+both types have.
 
 A run ends with a folder that every command can use: parameters and configuration, tokenizer, recipe. For custom
 modules, tokenizers and data as much of it as possible is written, and the missing files are reported together with the
@@ -34,8 +35,52 @@ from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, Text
 
 FILE_NAME = "train.toml"
 _SECTIONS = ("train", "data", "model")
-# Settings that do not change the results; a resumed run may override them.
-RESUMABLE_FIELDS = ("device", "parallel", "compile", "activation_checkpointing", "checkpoint_every", "keep")
+# The length of a run, which may change when it is resumed; the schedule follows the new length.
+LENGTH_FIELDS = ("steps", "epochs")
+# Settings that a resumed run may override: its length, and those that do not change the results.
+RESUMABLE_FIELDS = (
+    *LENGTH_FIELDS,
+    *("device", "parallel", "compile", "activation_checkpointing", "checkpoint_every", "keep"),
+)
+# Names of settings in other libraries, and the corresponding settings here, for error messages.
+_CONVENTIONAL_NAMES = {
+    "batch_size": ("batch.examples", "batch.rows", "batch.budget"),
+    "beta1": ("betas",),
+    "beta2": ("betas",),
+    "block_size": ("context", "max_len"),
+    "ema": ("averaging",),
+    "ema_decay": ("averaging",),
+    "eval_interval": ("eval_every",),
+    "eval_steps": ("eval_every",),
+    "fp16": ("precision",),
+    "bf16": ("precision",),
+    "grad_clip": ("clip",),
+    "gradient_accumulation_steps": ("accumulation",),
+    "gradient_checkpointing": ("activation_checkpointing",),
+    "hidden_size": ("d_model",),
+    "learning_rate": ("lr_max",),
+    "log_interval": ("log_every",),
+    "logging_steps": ("log_every",),
+    "lr": ("lr_max",),
+    "max_grad_norm": ("clip",),
+    "max_iters": ("steps",),
+    "max_lr": ("lr_max",),
+    "max_steps": ("steps",),
+    "n_embd": ("d_model",),
+    "n_head": ("n_heads",),
+    "n_layer": ("n_layers",),
+    "num_attention_heads": ("n_heads",),
+    "num_epochs": ("epochs",),
+    "num_hidden_layers": ("n_layers",),
+    "num_layers": ("n_layers",),
+    "num_heads": ("n_heads",),
+    "num_train_epochs": ("epochs",),
+    "save_steps": ("checkpoint_every",),
+    "save_total_limit": ("keep",),
+    "scheduler": ("schedule",),
+    "warmup": ("warmup_steps",),
+    "warmup_iters": ("warmup_steps",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +160,7 @@ class Recipe:
             raise StorageError(f"{path}: {error}") from error
 
     def fingerprint(self, *more: str) -> str:
-        """Return a hash of everything that determines the results, without paths and devices."""
+        """Return a hash of everything that determines the results except the length, without paths and devices."""
         train = {name: value for name, value in self.train.to_dict().items() if name not in RESUMABLE_FIELDS}
         data = {name: value for name, value in self.data.to_dict().items() if name not in ("path", "validation")}
         text = json.dumps([data, self.model.to_dict(), train, more], sort_keys=True)
@@ -145,17 +190,33 @@ def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, lis
     searched: tuple[str, ...] = _SECTIONS
     if first in _SECTIONS and inner_path:
         searched, path = (first,), inner_path
-    # All settings, top-level fields before nested ones.
-    candidates = [(section, [name]) for section in searched for name in sections[section] if name != "type"]
-    for section, parents in tuple(candidates):
-        inner = sections[section][parents[0]]
-        if isinstance(inner, dict):
-            candidates += [(section, [*parents, name]) for name in inner if name != "type"]
-    for section, candidate in candidates:
-        if candidate[-1] == path[0]:
-            return section, [*candidate, *path[1:]]
-    hint = did_you_mean(path[0], [candidate[-1] for _, candidate in candidates])
+        if path[0] in sections[first]:
+            return first, path  # the full path, which is unambiguous
+    candidates = [candidate for section in searched for candidate in _settings(section, sections[section])]
+    matches = [(section, found) for section, found in candidates if found[-1] == path[0]]
+    if len(matches) > 1:
+        names = [".".join([section, *found, *path[1:]]) for section, found in matches]
+        raise ConfigError(f"the setting {key!r} is ambiguous; write {' or '.join(names)}")
+    for section, found in matches:
+        return section, [*found, *path[1:]]
+    hint = _conventional_hint(path[0], candidates) or did_you_mean(path[0], [found[-1] for _, found in candidates])
     raise ConfigError(f"there is no setting {key!r}; {hint}")
+
+
+def _settings(section: str, fields: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the section and the path of each setting of a section, and of the settings nested in it."""
+    settings = [(section, [name]) for name in fields if name != "type"]
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            settings += [(section, [name, inner]) for inner in value if inner != "type"]
+    return settings
+
+
+def _conventional_hint(name: str, candidates: list[tuple[str, list[str]]]) -> str | None:
+    """Return "did you mean …?" for a setting's name in other libraries."""
+    paths = {".".join(found) for _, found in candidates} | {found[-1] for _, found in candidates}
+    known = [target for target in _CONVENTIONAL_NAMES.get(name, ()) if target in paths]
+    return f"did you mean {known[0]!r}?" if known else None
 
 
 def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: Config) -> None:
@@ -198,6 +259,34 @@ def recipe_from_model(model: nn.Module, task: Task, train: TrainConfig) -> tuple
     data = _DATA_CONFIGS[task.name]
     settings = {"normalize": getattr(task, "normalize", None)} if data is DigitsData else {}
     return Recipe(preset=CUSTOM, data=data(**settings), model=config, train=train), missing
+
+
+def load_newest_checkpoint(run: Path) -> tuple[nn.Module, int]:
+    """Load the model of an unfinished run from its newest valid checkpoint, with the parameters that it would export.
+
+    Returns:
+        The model, and the step of the checkpoint.
+
+    Raises:
+        StorageError: The folder has no recipe or no valid checkpoint.
+    """
+    recipe = Recipe.load(run)
+    newest = next(checkpoint.valid_checkpoints(run), None)
+    if newest is None:
+        raise StorageError(f"{run} has no valid checkpoint; continue with: clearhead train --resume {run}")
+    model = recipe.model.build()
+    parameters = checkpoint.weights(model)
+    checkpoint.read(newest, {name: tensor.detach() for name, tensor in parameters.items()})
+    averaging, keeps_best = recipe.train.averaging, recipe.train.keep_best or recipe.train.early_stopping is not None
+    exported: dict[str, Tensor] = {}
+    if averaging is not None:
+        exported |= averaging.value(checkpoint.read_prefixed("average", newest, parameters)) or {}
+    if keeps_best:
+        exported |= checkpoint.read_prefixed("best", newest, parameters)
+    with torch.no_grad():
+        for name, tensor in exported.items():
+            parameters[name].copy_(tensor)
+    return model.eval(), newest.step
 
 
 def export(

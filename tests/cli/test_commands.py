@@ -219,7 +219,12 @@ class TestModels:
         assert "shakespeare has a context window of 256 tokens" in ran.err
         sliding = cli("generate", "A" * 251, "--max-new-tokens", 9, "--sliding-context", "--json").json
         assert sliding["tokens"] == 9
-        assert "at most" not in cli("generate", "A" * 251).err
+        assert "shakespeare has a context window of 256 tokens" in cli("generate", "A" * 251).err
+
+    def test_generate_reports_the_default_limit_on_new_tokens(self, cli):
+        ran = cli("generate", "ROMEO:", "--sliding-context")
+        assert ran.err == "(stopped after 300 tokens; --max-new-tokens sets the limit)\n"
+        assert cli("generate", "ROMEO:", "--max-new-tokens", 5).err == ""
 
     def test_device_and_dtype_options_keep_the_result(self, cli):
         expected = cli("generate", "D A A", "--model", "sort-dedup").out

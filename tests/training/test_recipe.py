@@ -60,7 +60,7 @@ def test_with_overrides_finds_settings_by_name():
     changed = recipe("translation").with_overrides(
         {
             "lr_max": "2e-3",
-            "vocab_size": 500,  # the data's comes before the model's
+            "data.vocab_size": 500,
             "d_model": "32",
             "batch.budget": "777",
             "averaging": '{type = "EMA", decay = 0.9}',
@@ -92,6 +92,13 @@ def test_with_overrides_steps_and_epochs_replace_each_other():
     ("settings", "message"),
     [
         ({"lr_mx": 1}, "no setting 'lr_mx'; did you mean 'lr_max'"),
+        ({"lr": 1}, "no setting 'lr'; did you mean 'lr_max'"),
+        ({"train.learning_rate": 1}, "did you mean 'lr_max'"),
+        ({"batch_size": 1}, "did you mean 'batch.budget'"),
+        ({"n_head": 1}, "did you mean 'n_heads'"),
+        ({"eps": 1}, r"'eps' is ambiguous; write train\.eps or model\.norm\.eps$"),
+        ({"bias": True}, r"'bias' is ambiguous; write model\.bias or model\.norm\.bias$"),
+        ({"vocab_size": 9}, r"'vocab_size' is ambiguous; write data\.vocab_size or model\.vocab_size$"),
         ({"model.d_modl": 1}, "did you mean 'd_model'"),
         ({"batch.budgt": 1}, "did you mean 'budget'"),
         ({"lr_max.x": 1}, "has no fields"),
@@ -151,6 +158,7 @@ def test_fingerprint_depends_on_result_determining_settings_only():
     base = recipe("translation")
     assert base.with_overrides({"device": "cuda", "keep": 9}).fingerprint("x") == base.fingerprint("x")
     assert dataclasses.replace(base, data=base.data.with_path("somewhere")).fingerprint("x") == base.fingerprint("x")
+    assert base.with_overrides({"steps": 7000}).fingerprint("x") == base.fingerprint("x")
     assert base.with_overrides({"lr_max": 0.5}).fingerprint("x") != base.fingerprint("x")
     assert base.with_overrides({"d_model": 32}).fingerprint("x") != base.fingerprint("x")
     assert base.fingerprint("y") != base.fingerprint("x")
@@ -204,3 +212,14 @@ def test_with_overrides_finds_nested_settings_by_name():
     changed = recipe("translation").with_overrides({"warmup_steps": 7, "budget": 99, "train.lr_max": 0.5})
     assert changed.train.schedule == WarmupCosine(0.5, 7)
     assert changed.train.batch == TokenBudget(99, multiple=8)
+
+
+def test_with_overrides_prefix_selects_one_of_several_settings():
+    changed = recipe("translation").with_overrides(
+        {"train.eps": 1e-7, "model.eps": 1e-4, "model.bias": False, "norm.bias": False, "model.vocab_size": 99}
+    )
+    assert changed.train.eps == 1e-7
+    assert changed.model.norm.eps == 1e-4
+    assert changed.model.norm.bias is False
+    assert changed.model.bias is False
+    assert (changed.data.vocab_size, changed.model.vocab_size) == (2000, 99)

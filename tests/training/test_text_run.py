@@ -50,7 +50,7 @@ def book(tmp_path) -> Path:
 
 
 def test_train_text_trains_and_stores_a_tokenizer(tmp_path, book):
-    summary = train("text", data=book, out=tmp_path / "run", overrides=SMALL | {"vocab_size": 290})
+    summary = train("text", data=book, out=tmp_path / "run", overrides=SMALL | {"data.vocab_size": 290})
     tokenizer = load_tokenizer(tmp_path / "run")
     assert isinstance(tokenizer, ByteLevelBPE)
     assert tokenizer.vocab_size == 290
@@ -75,9 +75,9 @@ def test_train_text_with_tokenizer_uses_it(tmp_path, book):
     ("settings", "options", "message"),
     [
         ({"model.vocab_size": 5000}, {}, r"model\.vocab_size=5000 has no effect.*determine it \(\d+\); remove it"),
-        ({"vocab_size": 300}, {"tokenizer": "tok"}, "vocab_size=300 has no effect.*determine it .290"),
-        ({"vocab_size": 300, "data.across_documents": True}, {}, "a text file is one document"),
-        ({"vocab_size": 100}, {}, "vocab_size 100 is too small"),
+        ({"data.vocab_size": 300}, {"tokenizer": "tok"}, "data.vocab_size=300 has no effect.*determine it .290"),
+        ({"data.vocab_size": 300, "data.across_documents": True}, {}, "a text file is one document"),
+        ({"data.vocab_size": 100}, {}, "vocab_size 100 is too small"),
     ],
 )
 def test_train_setting_without_effect_raises_config_error(tmp_path, book, settings, options, message):
@@ -89,13 +89,19 @@ def test_train_setting_without_effect_raises_config_error(tmp_path, book, settin
 
 
 def test_train_text_with_fewer_tokens_than_requested_can_be_resumed(tmp_path, book):
-    settings = SMALL | {"vocab_size": 400}
+    settings = SMALL | {"data.vocab_size": 400}
     train("text", data=book, out=tmp_path / "run", overrides=settings)
     assert load_tokenizer(tmp_path / "run").vocab_size < 400
     assert train(resume=tmp_path / "run").ending == "finished"
     train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "next", overrides=settings)
-    with pytest.raises(ConfigError, match="vocab_size=350 has no effect"):
-        train("text", data=book, init=tmp_path / "run/model", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 350})
+    with pytest.raises(ConfigError, match=r"data\.vocab_size=350 has no effect"):
+        train(
+            "text",
+            data=book,
+            init=tmp_path / "run/model",
+            out=tmp_path / "x",
+            overrides=SMALL | {"data.vocab_size": 350},
+        )
 
 
 def test_train_tokenizer_without_use_raises_config_error(tmp_path):
@@ -121,8 +127,8 @@ def test_train_on_shards_resumed_equals_uninterrupted(tmp_path, book):
     train_bpe([BOOK], 280).save(tmp_path / "tok")
     with pytest.raises(DataError, match="another tokenizer"):
         train("text", data=tmp_path / "shards", tokenizer=tmp_path / "tok", out=tmp_path / "x", overrides=SMALL)
-    with pytest.raises(ConfigError, match="vocab_size=400 has no effect"):
-        train("text", data=tmp_path / "shards", out=tmp_path / "x", overrides=SMALL | {"vocab_size": 400})
+    with pytest.raises(ConfigError, match=r"data\.vocab_size=400 has no effect"):
+        train("text", data=tmp_path / "shards", out=tmp_path / "x", overrides=SMALL | {"data.vocab_size": 400})
 
 
 def test_gpt2_recipe_has_the_published_size_and_batch():

@@ -43,7 +43,7 @@ def data(tmp_path):
 
 
 SMALL = {
-    "translation": {"vocab_size": 300, "d_model": 12, "n_heads": 3, "d_ff": 13, "batch.budget": 211},
+    "translation": {"data.vocab_size": 300, "d_model": 12, "n_heads": 3, "d_ff": 13, "batch.budget": 211},
     "text": {"d_model": 12, "n_heads": 3, "context": 17, "batch.examples": 5},
     "digits": {"d_model": 12, "n_heads": 3, "d_ff": 13},
     "sort-dedup": {

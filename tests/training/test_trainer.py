@@ -476,7 +476,7 @@ def test_compiled_trainer_uses_few_graphs_for_all_shapes(tmp_path, monkeypatch, 
     if task == "translation":
         names = ("n_symbols", "max_length", "n_train", "n_validation", "n_layers")
         settings = {name: value for name, value in settings.items() if name not in names}
-        settings |= {"vocab_size": 300, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
+        settings |= {"data.vocab_size": 300, "n_encoder_layers": 2, "n_decoder_layers": 3, "dropout": 0.0}
         data = tmp_path / "pairs.tsv"
         data.write_text("".join(f"{'a b ' * (n % 5 + 1)}{n}\t{n} {'cd ' * (n % 7 + 1)}\n" for n in range(199)))
     train(task, data=data, out=tmp_path / "eager", overrides=settings)

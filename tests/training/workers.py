@@ -32,7 +32,7 @@ SHARED = SETTINGS | {
 # Rows of several pairs, an odd number of them: one process has a row more than the other.
 PACKED = {
     "batch": {"type": "SequencePacking", "rows": 3, "width": 31},
-    "vocab_size": 283,
+    "data.vocab_size": 283,
     "max_tokens": 29,
     "d_model": 12,
     "n_heads": 3,
