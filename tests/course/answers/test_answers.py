@@ -39,7 +39,8 @@ def test_finished_document_answers_every_question(slug):
 def test_marks_add_up_to_total_of_question(slug, location):
     answer = model_answer(slug, location)
     assert sum(mark.points for mark in answer.marks) == answer.total
-    assert len(answer.marks) > 1
+    # A multiple-choice question has one right option, which earns all of its points.
+    assert len(answer.marks) > 1 or location.startswith("Part 1,")
     assert all(mark.points > 0 for mark in answer.marks)
 
 
