@@ -18,9 +18,10 @@ import torch
 
 from benchmarks.results import Row, gather
 from benchmarks.sparse import ON_CPU, Inputs, Options, attend_under, tensors_for, time_both, time_forward
-from clearhead.attention.attend import Impl, select_implementation
+from clearhead.attention.attend import select_implementation
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
+from clearhead.attention.observe import Impl
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
 from clearhead.attention.sparse.cost_model import rates_for

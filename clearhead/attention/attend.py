@@ -7,7 +7,6 @@ other implementations compute the same result faster, for the inputs that they s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,14 +14,13 @@ from torch import Tensor
 from clearhead._core.shapes import Float
 from clearhead.attention.inputs import AttentionInputs, Implementation
 from clearhead.attention.normalizers import Normalizer, Softmax
+from clearhead.attention.observe import OBSERVERS, Impl, ObservedCall, observe_call
 from clearhead.attention.reference import REFERENCE
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.sdpa import SDPA
 from clearhead.attention.sparse.kernel import SPARSE
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
-
-Impl = Literal["auto", "reference", "sdpa", "sparse"]
 
 # In the order in which impl="auto" tries them.
 _IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -85,8 +83,25 @@ def attend(
         MaskError: If `query_offset` is missing.
         ImplementationError: If `impl` does not support the arguments.
     """
+    if not torch.compiler.is_compiling() and OBSERVERS.get():
+        return observe_call(ObservedCall(q, k, v, mask, scores, normalizer, bias, query_offset, impl), run_observed)
     inputs = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)
     return select_implementation(inputs, impl).run(inputs)
+
+
+def run_observed(call: ObservedCall) -> Tensor:
+    """Run a call that all observers have received."""
+    return attend(
+        call.q,
+        call.k,
+        call.v,
+        call.mask,
+        scores=call.scores,
+        normalizer=call.normalizer,
+        bias=call.bias,
+        query_offset=call.query_offset,
+        impl=call.impl,
+    )
 
 
 def validate_inputs(

@@ -3,9 +3,10 @@
     with ch.apply_mask(model, causal() & (window(1024, 0) | every(256))):
         model(ids, labels=ids).loss.backward()
 
-Module hooks track when a selected part of the model runs. During that time a torch function mode redirects
-`scaled_dot_product_attention` to `attend`, with the mask added to the arguments of the call. The state is per thread.
-clearhead's own layers get the mask as an argument.
+Module hooks track when a selected part of the model runs. During that time an attention observer adds the mask to the
+calls of `attend` and of `scaled_dot_product_attention`. Graphs of `torch.compile` notify no observers: there, hooks add
+the mask to the arguments of clearhead's layers, and a torch function mode redirects torch's function. All state is kept
+per thread.
 """
 
 from __future__ import annotations
@@ -18,26 +19,24 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
+from clearhead._core.torch_compat import keyed_forward_hooks
 from clearhead._core.validation import did_you_mean
 from clearhead.attention.attend import attend
-from clearhead.attention.normalizers import Softmax
-from clearhead.attention.scores import Scaled, ScaledDot, Scores
+from clearhead.attention.observe import AttentionObserver, ObservedCall, Proceed, add_observer, remove_observer
+from clearhead.attention.third_party import InterceptSDPA, sdpa_call
 from clearhead.errors import ConfigError, MaskError
-from clearhead.masks import Mask, allow, as_mask, causal
+from clearhead.masks import Mask, as_mask
 from clearhead.nn.attention import MultiHeadAttention
 
 
-class _ThreadState(threading.local):
-    """The applied masks and the nesting depth of one thread."""
+class _CompiledState(threading.local):
+    """What compiled graphs of one thread read in place of the observers."""
 
     def __init__(self) -> None:
         self.active: list[_AppliedMask] = []  # masks whose modules are running, innermost last
-        self.depth = 0  # nesting depth of `attend` calls, inside which torch's function is not redirected
+        self.depth = 0  # nesting depth of attention calls, inside which torch's function is not redirected
 
     def combine(self, mask: Mask | None) -> Mask:
         """Return `mask` combined with all active masks, and record that they saw an attention call."""
@@ -48,7 +47,7 @@ class _ThreadState(threading.local):
         return mask
 
 
-_STATE = _ThreadState()
+_COMPILED = _CompiledState()
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def apply_mask(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | No
 
     In a call with more keys than queries (decoding with a cache) the queries are the last positions. Padding on the
     left counts as positions. Call `backward` inside the `with` block if the model uses activation checkpointing. Layers
-    compiled with `module.compile()` are recompiled in each `with` block, so put it around the whole loop.
+    compiled with `module.compile()` are compiled once per mask.
 
     Args:
         model: Any module.
@@ -92,79 +91,54 @@ def apply_mask(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | No
 
 
 def attend_with_applied_masks(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, **options: Any) -> Tensor:
-    """Call `attend` with `mask` combined with the masks that `apply_mask` has activated in this thread."""
-    if _STATE.active:
+    """Call `attend`; in a compiled graph, with the masks that `apply_mask` has activated in this thread."""
+    if torch.compiler.is_compiling() and _COMPILED.active:
         if options.get("query_offset") is None:
             options["query_offset"] = _query_offset(q.shape[-2], k.shape[-2], mask)
-        mask = _STATE.combine(mask)
-    _STATE.depth += 1
+        mask = _COMPILED.combine(mask)
+    _COMPILED.depth += 1
     try:
         return attend(q, k, v, mask, **options)
     finally:
-        _STATE.depth -= 1
+        _COMPILED.depth -= 1
 
 
-def attend_kwargs_from_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> dict[str, Any]:
-    """Convert the arguments of `F.scaled_dot_product_attention` to those of `attend`; tensors without heads get one."""
-    q, k, v = (x if x.dim() > 3 else x.unsqueeze(-3) for x in (query, key, value))
-    mask: Mask | None = causal() if is_causal else None
-    bias = None
-    if attn_mask is not None:
-        attn_mask = attn_mask.unsqueeze(-3) if query.dim() <= 3 and attn_mask.dim() > 2 else attn_mask
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])  # a view, not a (T, S) tensor
-        if attn_mask.is_floating_point():
-            bias = attn_mask
-        else:
-            mask = allow(attn_mask)
-    scores: Scores = ScaledDot() if scale is None else Scaled(scale)
-    return {
-        "q": q,
-        "k": k,
-        "v": v,
-        "mask": mask,
-        "scores": scores,
-        "normalizer": Softmax(dropout=dropout_p),
-        "bias": bias,
-        "query_offset": 0 if is_causal else None,
-    }
-
-
-class _AppliedMask:
+class _AppliedMask(AttentionObserver):
     """The state of one `with apply_mask(…)` block."""
+
+    changes_calls = True
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
         self.has_run = False
         self.saw_attention = False
-        self._mode = _RedirectAttention()
+        self._mode = InterceptSDPA(compiled=_redirect_compiled)
         self._running = _RunningModules()
+
+    def on_attend(self, call: ObservedCall, proceed: Proceed) -> Tensor:
+        """Run the call with the mask."""
+        self.saw_attention = True
+        offset = call.query_offset
+        if offset is None:
+            offset = _query_offset(call.q.shape[-2], call.k.shape[-2], call.mask)
+        elif offset and self.mask.depends_on_length:
+            raise MaskError(f"{self.mask} depends on the length and cannot be used with a cache that grows")
+        return proceed(call.with_mask(self.mask if call.mask is None else call.mask & self.mask, offset))
 
     def register_hooks(self, modules: Iterable[nn.Module], stack: ExitStack) -> None:
         """Register hooks on `modules`; `stack` removes them."""
-        with _LOCK:
-            first_id = RemovableHandle.next_id
-            for module in modules:
-                # Each module gets the same hook ids. Compiled layers have guards on the ids, and with equal ids one
-                # compiled graph serves all layers.
-                RemovableHandle.next_id = first_id
-                stack.callback(module.register_forward_pre_hook(self.enter, prepend=True).remove)
-                stack.callback(module.register_forward_hook(self.leave, always_call=True).remove)
-                if module._compiled_call_impl is not None:  # set by `module.compile()`
-                    stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
-                    module._compiled_call_impl = partial(self.call_compiled, module._compiled_call_impl)
-                if isinstance(module, MultiHeadAttention):
-                    stack.callback(module.register_forward_pre_hook(self.add_mask, with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(self.leave_layer, always_call=True).remove)
-            RemovableHandle.next_id = first_id + 4
+        for module in modules:
+            stack.enter_context(
+                keyed_forward_hooks(module, "apply_mask", pre=self.enter, post=self.leave, prepend=True)
+            )
+            if module._compiled_call_impl is not None:  # set by `module.compile()`
+                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = partial(self.call_compiled, module._compiled_call_impl)
+            if isinstance(module, MultiHeadAttention):
+                hooks = keyed_forward_hooks(
+                    module, "apply_mask layer", pre=self.add_mask, post=self.leave_layer, with_kwargs=True
+                )
+                stack.enter_context(hooks)
 
     def call_compiled(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a compiled module between `enter` and `leave`."""
@@ -181,7 +155,8 @@ class _AppliedMask:
         self._running.count += 1
         if self._running.count == 1:
             self.has_run = True
-            _STATE.active.append(self)
+            _COMPILED.active.append(self)
+            add_observer(self)
             self._mode.__enter__()
 
     def leave(self, *_: Any) -> None:
@@ -191,18 +166,22 @@ class _AppliedMask:
         self._running.count -= 1
         if self._running.count == 0:
             self._mode.__exit__(None, None, None)
-            _STATE.active.remove(self)
+            remove_observer(self)
+            _COMPILED.active.remove(self)
 
     def add_mask(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Add the active masks to the arguments of a `MultiHeadAttention`."""
-        _STATE.depth += 1
-        if _STATE.depth > 1:
+        """Add the active masks to the arguments of a compiled `MultiHeadAttention`."""
+        if not torch.compiler.is_compiling():
             return args, kwargs
-        return args, kwargs | {"mask": _STATE.combine(kwargs.get("mask"))}
+        _COMPILED.depth += 1
+        if _COMPILED.depth > 1:
+            return args, kwargs
+        return args, kwargs | {"mask": _COMPILED.combine(kwargs.get("mask"))}
 
     def leave_layer(self, layer: nn.Module, args: Any, output: Any) -> None:
         """Undo the nesting depth of `add_mask`."""
-        _STATE.depth -= 1
+        if torch.compiler.is_compiling():
+            _COMPILED.depth -= 1
 
 
 class _RunningModules(threading.local):
@@ -211,42 +190,23 @@ class _RunningModules(threading.local):
     count = 0
 
 
-class _RedirectAttention(TorchFunctionMode):
-    """Redirects torch's attention function to `attend`."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward and not _STATE.depth:
-            with _patched_sdpa(self._attend):  # the mode intercepts this function, but not its inner calls
-                return func(*args, **kwargs)
-        if func is not _SDPA or _STATE.depth:
-            return func(*args, **kwargs)
-        return self._attend(*args, **kwargs)
-
-    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Replace one call of `F.scaled_dot_product_attention`."""
-        if not _STATE.active or _STATE.depth:  # called by another thread or by `attend` while the function is patched
-            return _SDPA(*args, **kwargs)
-        out = attend_with_applied_masks(**attend_kwargs_from_sdpa(*args, **kwargs))
-        query = args[0] if args else kwargs["query"]
-        return out if query.dim() > 3 else out.squeeze(-3)
-
-
-_SDPA = F.scaled_dot_product_attention
-_LOCK = threading.RLock()
-
-
-@contextmanager
-def _patched_sdpa(replacement: Callable[..., Tensor]) -> Iterator[None]:
-    """Patch `F.scaled_dot_product_attention`, for functions in torch.nn.functional that call it."""
-    with _LOCK:
-        original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, replacement
-        try:
-            yield
-        finally:
-            F.scaled_dot_product_attention = original
+def _redirect_compiled(*args: Any, **kwargs: Any) -> Tensor:
+    """Replace one call of `F.scaled_dot_product_attention` in a compiled graph."""
+    if not _COMPILED.active or _COMPILED.depth:
+        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+    call = sdpa_call(*args, **kwargs)
+    out = attend_with_applied_masks(
+        call.q,
+        call.k,
+        call.v,
+        call.mask,
+        scores=call.scores,
+        normalizer=call.normalizer,
+        bias=call.bias,
+        query_offset=call.query_offset,
+    )
+    query = args[0] if args else kwargs["query"]
+    return out if query.dim() > 3 else out.squeeze(-3)
 
 
 def _query_offset(T: int, S: int, mask: Mask | None) -> int:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
 from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
-from clearhead.attention.attend import Impl, attend
+from clearhead.attention.attend import attend
 from clearhead.attention.normalizers import Normalizer, Softmax
+from clearhead.attention.observe import Impl
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
 from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError

@@ -20,6 +20,7 @@ from torch import Tensor
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
 from clearhead._core.validation import check_int
+from clearhead.attention.observe import observe_reorder
 from clearhead.errors import DtypeError, ShapeError
 
 KeysValues: TypeAlias = tuple[Float[Tensor, "*B K S D"], Float[Tensor, "*B K S E"]]
@@ -165,6 +166,7 @@ class KVCache:
                 if out_of_range is not None:
                     raise ShapeError(f"rows contains {out_of_range}, but the cache has rows 0 … {node._k.shape[0] - 1}")
                 node._k, node._v = (x.index_select(0, rows.to(x.device)) for x in (node._k, node._v))
+        observe_reorder(self, rows)
 
     def crop(self, length: int) -> None:
         """Remove all but the first `length` tokens. Cross-attention caches are unchanged.

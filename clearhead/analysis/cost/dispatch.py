@@ -7,22 +7,21 @@ predicted to be faster, as it would with real tensors."""
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from clearhead.attention import attend
+from clearhead._core.torch_compat import patched_functions
 from clearhead.attention.attend import select_implementation, validate_inputs
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.scores import ScaledDot
+from clearhead.attention.observe import OBSERVERS, AttentionObserver, ObservedCall, Proceed, observing
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_for
 from clearhead.attention.sparse.kernel import beats_sdpa, blocking_on
 from clearhead.attention.sparse.op import gathered
@@ -76,7 +75,7 @@ def _query_offset(mask: Mask, record: AttentionRecord) -> int | None:
     return max(record.keys - record.queries, 0)
 
 
-class DeviceDispatch(TorchFunctionMode):
+class DeviceDispatch(TorchFunctionMode, AttentionObserver):
     """Replaces torch functions and `attend` by the operators that the device would run.
 
     Args:
@@ -99,12 +98,11 @@ class DeviceDispatch(TorchFunctionMode):
         self.plans = plans
         self.reference = reference
         self.records: list[AttentionRecord] = []
-        self._in_attend = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            if not self._in_attend and args[0].dim() == 4:
+            if OBSERVERS.get() and args[0].dim() == 4:  # there are no observers inside `attend`
                 is_causal = bool(kwargs.get("is_causal", args[5] if len(args) > 5 else False))
                 key = args[1] if len(args) > 1 else kwargs["key"]
                 self.records.append(self._record(args[0], key, None, is_causal))
@@ -117,74 +115,79 @@ class DeviceDispatch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _record(self, q: Tensor, k: Tensor, mask: Mask | None, is_causal: bool) -> AttentionRecord:
-        sizes = (q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q.shape[-1], q.element_size())
-        return AttentionRecord(self.path(), math.prod(q.shape[:-3]), *sizes, mask, is_causal)
+        return AttentionRecord(
+            path=self.path(),
+            batch=math.prod(q.shape[:-3]),
+            heads=q.shape[-3],
+            key_heads=k.shape[-3],
+            queries=q.shape[-2],
+            keys=k.shape[-2],
+            width=q.shape[-1],
+            itemsize=q.element_size(),
+            mask=mask,
+            is_causal=is_causal,
+        )
 
     @contextmanager
-    def patched(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Redirect `attend` in the source files of these modules, and data-dependent functions of other libraries."""
-        files = {sys.modules[kind.__module__] for module in modules for kind in type(module).__mro__}
-        patches = [
-            (file, name, self._attend) for file in files for name, value in vars(file).items() if value is attend
-        ]
-        patches += [
-            (sys.modules[file], name, function)
-            for file, name, function in _PATCHES
-            if hasattr(sys.modules.get(file), name)
-        ]
-        with ExitStack() as stack:
-            for file, name, function in patches:
-                stack.callback(setattr, file, name, getattr(file, name))
-                setattr(file, name, function)
+    def observing(self) -> Iterator[None]:
+        """Observe `attend`, and replace data-dependent functions of other libraries."""
+        with observing(self), patched_functions(_PATCHES):
             yield
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
-        mask = None if mask is None or isinstance(mask, Full) else as_mask(mask)
+    def on_attend(self, call: ObservedCall, proceed: Proceed) -> Tensor:
+        """Run the operators of the device for a call, in place of the call."""
+        q, k, v = call.q, call.k, call.v
+        mask = None if call.mask is None or isinstance(call.mask, Full) else as_mask(call.mask)
         record = self._record(q, k, mask, isinstance(mask, Causal) and q.shape[-2] == k.shape[-2])
         if mask is not None and not record.is_causal:
-            record = self._with_pairs(record, mask, q, options)
+            record = self._with_pairs(record, mask, call)
         self.records.append(record)
-        dot = None if record.plan is None else options.get("scores", ScaledDot()).as_dot(q)
+        dot = None if record.plan is None else call.scores.as_dot(q)
         if record.plan is not None and dot is not None:
+            assert isinstance(call.normalizer, Softmax)
             self.plans[record.plan.handle] = record.computed or 0
             bhtd = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (dot[0], k, v)]
-            scale = dot[1] / options.get("normalizer", Softmax()).temperature
-            out = gathered(*bhtd, options.get("bias"), record.plan.handle, scale)[0]
+            out = gathered(*bhtd, call.bias, record.plan.handle, dot[1] / call.normalizer.temperature)[0]
             return out.reshape(*q.shape[:-1], v.shape[-1])
-        impl = options.pop("impl", "auto")
-        self._in_attend = True
-        call = replace(validate_inputs(q, k, v, mask, **options), reads_bias=False)
-        out = select_implementation(call, impl).run(call)
-        self._in_attend = False
-        return out
+        inputs = validate_inputs(
+            q,
+            k,
+            v,
+            mask,
+            scores=call.scores,
+            normalizer=call.normalizer,
+            bias=call.bias,
+            query_offset=call.query_offset,
+        )
+        inputs = replace(inputs, reads_bias=False)
+        return select_implementation(inputs, call.impl).run(inputs)
 
-    def _with_pairs(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> AttentionRecord:
+    def _with_pairs(self, record: AttentionRecord, mask: Mask, call: ObservedCall) -> AttentionRecord:
         """Add plan and pair counts to a record; if formulas are recovered, primes replace the counts."""
         if self.reference is not None:
             call_plan = next(x for x in self.reference if x.path == record.path).plan
             allowed, computed = (record.mask_repeats * prime for prime in PAIR_SYMBOLS)
         else:
-            call_plan = self._plan(record, mask, q, options)
+            call_plan = self._plan(record, mask, call)
             with _disable_current_modes():
                 pairs = mask.count(record.queries, record.keys, query_offset=_query_offset(mask, record))
                 allowed = record.mask_repeats * pairs
                 computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed_pairs
         return replace(record, allowed=allowed, computed=None if call_plan is None else computed, plan=call_plan)
 
-    def _plan(self, record: AttentionRecord, mask: Mask, q: Tensor, options: dict[str, Any]) -> Plan | None:
+    def _plan(self, record: AttentionRecord, mask: Mask, call: ObservedCall) -> Plan | None:
         """Return the plan if `impl` asks for it, or if `attend` would choose it as faster."""
-        impl = options.get("impl", "auto")
-        normalizer = options.get("normalizer", Softmax())
-        if impl in ("reference", "sdpa") or not isinstance(normalizer, Softmax) or normalizer.dropout:
+        normalizer = call.normalizer
+        if call.impl in ("reference", "sdpa") or not isinstance(normalizer, Softmax) or normalizer.dropout:
             return None
-        if impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
+        if call.impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
             return None
-        mask_plan = device_plan(self.device, mask, record, q.dtype)
+        mask_plan = device_plan(self.device, mask, record, call.q.dtype)
         with _disable_current_modes():
-            rates = rates_for(torch.device(self.device), q.dtype)
-            backward = torch.is_grad_enabled() and q.requires_grad
+            rates = rates_for(torch.device(self.device), call.q.dtype)
+            backward = torch.is_grad_enabled() and call.q.requires_grad
             heads = record.batch * record.heads
-            is_faster = impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)
+            is_faster = call.impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)
         return mask_plan if is_faster else None
 
 

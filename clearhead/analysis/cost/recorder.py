@@ -237,7 +237,7 @@ def record_execution(
         if recompute and training:
             in_backward = lambda: dispatch if recorder.phase == "backward" else nullcontext()  # noqa: E731
             stack.enter_context(_checkpointing(model, in_backward))
-        stack.enter_context(dispatch.patched(model.modules()))
+        stack.enter_context(dispatch.observing())
         for context in (torch.set_grad_enabled(training), _readable_errors(recorder), dispatch, recorder):
             stack.enter_context(context)
         out = run(model)

@@ -11,22 +11,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import GumbelSoftmax, ScaledDot, Softmax
+from clearhead.attention import GumbelSoftmax, Softmax
 from clearhead.attention.attend import select_implementation
 from clearhead.attention.inputs import AttentionInputs
+from clearhead.attention.observe import ObservedCall
 from clearhead.attention.reference import statistics_dtype
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.masks import Full, Mask
+from clearhead.masks import Full
 
 Indices = int | Sequence[int] | slice | range | None
 """Indices of heads or rows: one, several, a slice, or None for all."""
 
-_DEFAULTS: dict[str, Any] = {"scores": ScaledDot(), "normalizer": Softmax(), "bias": None}
 _WEIGHTS_PER_BLOCK = 1 << 24  # bounds the memory of iterating over a layer
 
 
@@ -107,16 +107,18 @@ class AttentionCall:
         return statistics_dtype(self.call)
 
 
-def attend_inputs(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, *, impl: str = "auto", **options: Any
-) -> tuple[AttentionInputs, str]:
-    """Return the arguments of an `attend` call, with references to its tensors, and the requested implementation."""
-    arguments = {**_DEFAULTS, **options, "query_offset": options.get("query_offset") or 0}
-    if arguments["bias"] is not None:
-        arguments["bias"] = arguments["bias"].detach()
+def attention_inputs(call: ObservedCall) -> AttentionInputs:
+    """Return the arguments of an observed call, with references to its tensors."""
     return AttentionInputs(
-        q.detach(), k.detach(), v.detach(), None if isinstance(mask, Full) else mask, **arguments
-    ), impl
+        call.q.detach(),
+        call.k.detach(),
+        call.v.detach(),
+        None if isinstance(call.mask, Full) else call.mask,
+        call.scores,
+        call.normalizer,
+        None if call.bias is None else call.bias.detach(),
+        call.query_offset or 0,
+    )
 
 
 def resolve_indices(choice: Indices, size: int, name: str) -> list[int]:

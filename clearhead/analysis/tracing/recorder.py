@@ -1,15 +1,15 @@
-"""Record attention from outside the model, with module hooks and with wrappers of the attention functions.
+"""Record attention from outside the model, with module hooks and an attention observer.
 
 The inputs of a layer's `attend` (q, k, v, mask, bias) are computed inside the layer, so a hook on the layer cannot read
-them. While a recorder is active, the names by which the model's source files call `attend` and torch's
-`scaled_dot_product_attention` therefore refer to a wrapper, which calls the original function and stores references to
-its arguments. Nothing is copied, computed or synchronized. Hooks identify the running module, to which a call is
-assigned, and the length of its cache. `nn.MultiheadAttention` has several code paths, some of them one fused operator,
-so it is recorded as one call. (Because of a rule of torch, a hook inside `nn.TransformerEncoderLayer` makes it call its
+them. The recorder therefore observes attention calls (`clearhead.attention.observe`) and stores references to their
+arguments. Nothing is copied, computed or synchronized. Hooks identify the running module, to which a call is assigned,
+and the length of its cache. While a third-party module runs, a torch function mode also intercepts torch's
+`scaled_dot_product_attention`. `nn.MultiheadAttention` has several code paths, some of them one fused operator, so it
+is recorded as one call. (Because of a rule of torch, a hook inside `nn.TransformerEncoderLayer` makes it call its
 submodules one by one.)
 
-Wrappers are installed for the whole process. A thread-local stack of modules distinguishes calls of other
-threads, which pass through. Recorders may stop in any order; a stopped one passes calls through.
+The state is per thread: the recorder observes the thread that started it, and every other thread while a hooked module
+runs there.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakSet
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.tensor_state import is_concrete
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.edits import Intervention
-from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attend_inputs
-from clearhead.analysis.tracing.torch_layers import TorchLayerCall, sdpa_inputs, to_padded
-from clearhead.attention import attend
-from clearhead.attention.inputs import AttentionInputs
+from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attention_inputs
+from clearhead.analysis.tracing.torch_layers import TorchLayerCall, to_padded
+from clearhead.attention.observe import (
+    OBSERVERS,
+    AttentionObserver,
+    ObservedCall,
+    Proceed,
+    add_observer,
+    remove_observer,
+)
+from clearhead.attention.third_party import InterceptSDPA
 from clearhead.errors import ConfigError
 from clearhead.nn import KVCache
-
-InputsReader = Callable[..., tuple[AttentionInputs, str | None]]
-"""Converts the arguments of an attention function to `AttentionInputs` and returns them with the requested
-implementation, if any."""
 
 
 class ThreadState(threading.local):
@@ -50,11 +49,12 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.running: list[CallContext] = []  # contexts of the modules whose forward is running
-        self.depth = 0  # nesting of wrappers: torch's function inside `attend` is not recorded separately
+        self.added_observer = False  # whether the running modules registered the observer
+        self.mode: InterceptSDPA | None = None  # set while torch's function is intercepted
 
 
-class AttentionRecorder:
-    """Hooks and wrappers that `start` installs and `stop` always removes; they record the requested activations and
+class AttentionRecorder(AttentionObserver):
+    """Hooks and an observer that `start` installs and `stop` always removes; they record the requested activations and
     apply interventions.
     """
 
@@ -66,34 +66,37 @@ class AttentionRecorder:
         store: RecordStore,
     ) -> None:
         _reject_compiled(modules)
-        self._modules, self._recorded_paths, self._edits, self._store = modules, recorded_paths, edits, store
+        self._modules = modules
+        self._recorded_paths = recorded_paths
+        self._edits = edits
+        self._store = store
         self._paths = {module: path for path, module in modules.items()}
         self.applied: set[Intervention] = set()
         self._hooked: set[nn.Module] = set()
-        self._thread, self._calls, self._stack = ThreadState(), itertools.count(1), ExitStack()
+        self._thread = ThreadState()
+        self._calls = itertools.count(1)
+        self._stack = ExitStack()
         self.on = False
         self.has_run = False  # whether a hooked module was called
 
     def start(self, modules: Iterable[nn.Module]) -> None:
-        """Register hooks on these modules and on those whose calls reveal the cache length, and install
-        the wrappers."""
-        readers: dict[Any, InputsReader] = {attend: attend_inputs, F.scaled_dot_product_attention: sdpa_inputs}
+        """Register hooks on these modules and on those whose calls reveal the cache length, and the observer."""
         try:
             for module in (*_outermost_with_cache(self._paths), *modules):
                 self.hook(module)
-            for function, reader in readers.items():
-                for place, name in _bindings(self._paths, function):
-                    self._replace_function(place, name, functools.partial(self._wrap_attention, reader=reader))
-            self._replace_function(KVCache, "reorder", self._wrap_reorder)
+            add_observer(self)
         except BaseException:
             self.stop()
             raise
         self.on = True
 
     def stop(self) -> None:
+        """Remove hooks and observer."""
         self.on = False
         self._stack.close()
         self._hooked.clear()
+        self._intercept(False)
+        remove_observer(self)
         self._thread = ThreadState()
 
     def hook(self, module: nn.Module) -> None:
@@ -101,7 +104,9 @@ class AttentionRecorder:
         if module in self._hooked:
             return
         self._hooked.add(module)
-        enter, leave = (functools.partial(callback, self._paths[module]) for callback in (self._enter, self._leave))
+        path = self._paths[module]
+        enter = functools.partial(self._enter, path)
+        leave = functools.partial(self._leave, path)
         self._stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         self._stack.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
@@ -121,7 +126,11 @@ class AttentionRecorder:
         elif isinstance(cache, KVCache):
             context = replace(context, cache=cache, past=None if cache.is_cross else cache.length)
         self.has_run = True
+        if not running and self not in OBSERVERS.get():  # another thread than the one that started the recorder
+            add_observer(self)
+            self._thread.added_observer = True
         running.append(context)
+        self._intercept(_may_call_sdpa(module))
         self._record("input", (*args, *kwargs.values()), context)
 
     def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -137,51 +146,38 @@ class AttentionRecorder:
             return None if output is None else self._on_output(module, args, kwargs, output, running[-1])
         finally:
             running.pop()
+            self._intercept(bool(running) and _may_call_sdpa(self._modules[running[-1].path]))
+            if not running and self._thread.added_observer:
+                remove_observer(self)
+                self._thread.added_observer = False
 
-    def _context_from_stack(self) -> CallContext | None:
-        """Return the context of a method of the model that attends although no hooked module is running."""
-        frame = inspect.currentframe()
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module):
-                return CallContext(self._paths[owner], 0) if owner in self._paths else None
-            frame = frame.f_back
-        return None
+    def _intercept(self, on: bool) -> None:
+        """Intercept torch's attention function in this thread, or stop doing so."""
+        thread = self._thread
+        if on and thread.mode is None:
+            thread.mode = InterceptSDPA()
+            thread.mode.__enter__()
+        elif not on and thread.mode is not None:
+            thread.mode.__exit__(None, None, None)
+            thread.mode = None
 
-    # -- wrappers -----------------------------------------------------------------------------------------------------
+    # -- observed calls -----------------------------------------------------------------------------------------------
 
-    def _replace_function(self, place: Any, name: str, make_wrapper: Callable[[Any], Any]) -> None:
-        with _LOCK:
-            wrapper = make_wrapper(getattr(place, name))
-            self._stack.callback(_restore_function, place, name, wrapper)
-            setattr(place, name, wrapper)
+    def on_attend(self, call: ObservedCall, proceed: Proceed) -> Tensor:
+        """Run the call, record it and apply the interventions on heads."""
+        output = proceed(call)
+        context = self._thread.running[-1] if self._thread.running else self._context_of_scores(call)
+        return output if context is None or not self.on else self._on_attention(context, call, output)
 
-    def _wrap_attention(self, original: Callable[..., Tensor], reader: InputsReader) -> Callable[..., Tensor]:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Tensor:
-            thread = self._thread
-            if not self.on or thread.depth:
-                return original(*args, **kwargs)
-            thread.depth += 1
-            try:
-                output = original(*args, **kwargs)
-            finally:
-                thread.depth -= 1
-            context = thread.running[-1] if thread.running else self._context_from_stack()
-            if context is None:
-                return output
-            return self._on_attention(context, functools.partial(reader, *args, **kwargs), output)
+    def on_reorder(self, cache: object, rows: Tensor) -> None:
+        """Reorder the recorded rows."""
+        if self.on and isinstance(cache, KVCache):
+            self._store.reorder(cache, rows)  # sub-caches are reordered too, but have no separate record
 
-        return wrapper
-
-    def _wrap_reorder(self, original: Callable[[KVCache, Tensor], None]) -> Callable[[KVCache, Tensor], None]:
-        @functools.wraps(original)
-        def reorder(cache: KVCache, rows: Tensor) -> None:
-            original(cache, rows)
-            if self.on:
-                self._store.reorder(cache, rows)  # sub-caches are reordered too, but have no separate record
-
-        return reorder
+    def _context_of_scores(self, call: ObservedCall) -> CallContext | None:
+        """Return the context of a call outside of all forward calls: that of the module with its score function."""
+        path = self._paths.get(call.scores) if isinstance(call.scores, nn.Module) else None
+        return None if path is None else CallContext(path.rpartition(".")[0], 0)
 
     # -- recording and interventions ---------------------------------------------------------------------------------
 
@@ -201,23 +197,21 @@ class AttentionRecorder:
         self._record("output", output, context)
         return None if output is before else output
 
-    def _on_attention(
-        self, context: CallContext, call: Callable[[], tuple[AttentionInputs, str | None]], output: Tensor
-    ) -> Tensor:
-        """Return the replacement for the output of an attention function; `call` reads its arguments."""
+    def _on_attention(self, context: CallContext, call: ObservedCall, output: Tensor) -> Tensor:
+        """Return the replacement for the output of an attention call."""
         if isinstance(self._modules[context.path], nn.MultiheadAttention):
             return output  # recorded as one call when the layer returns
-        # Torch's function accepts tensors without heads.
-        original = output if output.dim() > 3 else output.unsqueeze(-3)
-        edited = self._intervene(original, context, of_heads=True)
+        edited = self._intervene(output, context, of_heads=True)
         if self._is_recorded("weights", context):
-            call_record = AttentionCall(*call(), require_concrete(original).detach(), require_concrete(edited).detach())
+            impl = call.impl if call.sdpa_arguments is None else None
+            outputs = (require_concrete(output).detach(), require_concrete(edited).detach())
+            call_record = AttentionCall(attention_inputs(call), impl, *outputs)
             # Without a cache, calls over the same keys within one call of the module belong to one run.
             shared_context = replace(
                 context, call=(context.call, call_record.call.k.data_ptr(), call_record.call.k.shape)
             )
-            self._store.add("weights", call_record, original, shared_context)
-        return output if edited is original else edited.reshape(output.shape)
+            self._store.add("weights", call_record, output, shared_context)
+        return edited
 
     def _on_torch_layer(
         self, layer: nn.MultiheadAttention, arguments: dict[str, Any], output: Any, context: CallContext
@@ -254,23 +248,6 @@ class AttentionRecorder:
         return context.path in self._recorded_paths[kind] and torch._C._current_graph_task_id() == -1
 
 
-_LOCK = threading.Lock()
-_REMOVED: WeakSet[Callable[..., Any]] = WeakSet()
-"""Wrappers of recorders that have stopped."""
-
-
-def _restore_function(place: Any, name: str, wrapper: Any) -> None:
-    """Remove a wrapper. If another wrapper was installed on top, defer removal until that one is removed."""
-    with _LOCK:
-        _REMOVED.add(wrapper)
-        top = getattr(place, name)
-        function = top
-        while function in _REMOVED:
-            function = function.__wrapped__
-        if function is not top:
-            setattr(place, name, function)
-
-
 def _reject_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError if a module is compiled, because compiled graphs call neither hooks nor wrappers."""
     for path, module in modules.items():
@@ -300,22 +277,9 @@ def _takes_cache(forward: Callable[..., Any]) -> bool:
     return "cache" in inspect.signature(forward).parameters
 
 
-def _bindings(modules: Iterable[nn.Module], function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
-    """Return where the source files of these modules (and torch's own) bind this function to a name."""
-    kinds = {kind for module in modules for kind in type(module).__mro__}
-    files = {F, *(sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules)}
-    original = inspect.unwrap(function)
-    return [(file, name) for file in files for name in _names(file, original, len(vars(file)))]
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(file: ModuleType, function: Callable[..., Any], size: int) -> tuple[str, ...]:
-    """Return the names of a function in a module; cached while the module has the same number of names."""
-    return tuple(
-        name
-        for name, value in list(vars(file).items())
-        if isinstance(value, (FunctionType, BuiltinFunctionType)) and inspect.unwrap(value) is function
-    )
+def _may_call_sdpa(module: nn.Module) -> bool:
+    """Return whether the module's code may call torch's attention function, other than inside `attend`."""
+    return not type(module).__module__.startswith(("torch.nn.modules.", "clearhead."))
 
 
 def require_concrete(x: Tensor) -> Tensor:

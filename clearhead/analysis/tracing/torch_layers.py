@@ -1,8 +1,7 @@
-"""Represent torch's attention function and layer as attention calls.
+"""Represent torch's attention layer as an attention call.
 
-`F.scaled_dot_product_attention` takes a bool mask in which True may attend, or a float mask that is added; its causal
-flag aligns the first query with the first key. `nn.MultiheadAttention` takes bool masks in which True is hidden. Both
-become the mask and bias of `AttentionInputs`, from which weights are recomputed as for clearhead's layers.
+`nn.MultiheadAttention` takes bool masks in which True is hidden, and float masks that are added. They become the mask
+and bias of `AttentionInputs`, from which weights are recomputed as for clearhead's layers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, dr
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.masks import Mask, forbid
-from clearhead.nn.apply_mask import attend_kwargs_from_sdpa
 
 
 def to_padded(x: Tensor) -> Tensor:
@@ -33,13 +31,6 @@ def nested_padding(x: Tensor) -> Tensor:
     """Return the padding mask (B, T) of a nested tensor of B sequences: True is padding."""
     lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
     return torch.arange(int(lengths.max()), device=x.device) >= lengths[:, None]
-
-
-def sdpa_inputs(*args: Any, **kwargs: Any) -> tuple[AttentionInputs, None]:
-    """Convert the arguments of `F.scaled_dot_product_attention`; tensors without heads get one."""
-    arguments: dict[str, Any] = attend_kwargs_from_sdpa(*args, **kwargs)
-    arguments |= {name: x.detach() for name, x in arguments.items() if isinstance(x, Tensor)}
-    return AttentionInputs(**arguments | {"query_offset": 0}), None
 
 
 class TorchLayerCall(AttentionCall):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,10 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from clearhead import analysis
 from clearhead.analysis.tracing.activation_store import path_matches
 from clearhead.attention import Additive
+from clearhead.attention.observe import OBSERVERS
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.masks import causal, padding
+from clearhead.masks import causal, padding, window
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
-from clearhead.nn import MultiHeadAttention, attention
+from clearhead.nn import MultiHeadAttention, apply_mask, attention
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.positions import ALiBi, RelativeBias, Rotary, Sinusoidal
 
@@ -130,25 +134,87 @@ def test_trace_in_training_records_weights_before_dropout():
     assert not t.weights("blocks.0.attention").requires_grad
 
 
-def patched_functions():
-    """Yield all functions that a trace replaces."""
-    yield attention.attend
-    yield nn.functional.scaled_dot_product_attention
-    yield KVCache.reorder
+def functions_of_others():
+    """Return functions that a trace could be tempted to replace."""
+    return [attention.attend, nn.functional.scaled_dot_product_attention, KVCache.reorder]
 
 
-def test_trace_restores_patched_functions():
+def test_trace_replaces_no_functions_and_removes_hooks():
     model = EncoderDecoder(tiny_encoder_decoder())
-    before = list(patched_functions())
+    before = functions_of_others()
     ids = torch.randint(model.config.vocab_size, (2, 7))
     with analysis.trace(model, "**.output", "**.weights") as outer, analysis.trace(model):
         model(ids, ids)
-        assert all(now is not was for now, was in zip(patched_functions(), before, strict=True))
+        assert functions_of_others() == before
+        assert len(OBSERVERS.get()) == 2
     assert outer.runs == 1
     with pytest.raises(RuntimeError, match="on purpose"), analysis.trace(model):
         raise RuntimeError("on purpose")
-    assert all(now is was for now, was in zip(patched_functions(), before, strict=True))
+    assert OBSERVERS.get() == ()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class SDPADecoder(nn.Module):
+    """A third-party model: one layer that calls torch's attention function."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(31, 24)
+
+    def forward(self, ids):
+        x = self.embedding(ids).unflatten(-1, (6, 4)).transpose(-2, -3)
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize("build", [decoder, SDPADecoder])
+def test_traces_in_two_threads_are_separate(build):
+    """Both traces are open, and both models run, at the same time."""
+    models = [build(), build()]
+    inputs = [torch.randint(31, (2, 5)), torch.randint(31, (3, 7))]
+    both_open, both_ran = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
+
+    def run(model, ids):
+        with torch.no_grad(), analysis.trace(model) as t:
+            both_open.wait()
+            for _ in range(3):
+                model(ids)
+            both_ran.wait()
+        return t
+
+    with ThreadPoolExecutor(2) as pool:
+        traces = list(pool.map(run, models, inputs))
+    for model, ids, t in zip(models, inputs, traces, strict=True):
+        with torch.no_grad(), analysis.trace(model) as alone:
+            model(ids)
+        assert (t.runs, t.paths) == (3, alone.paths)
+        for path in t.paths:
+            torch.testing.assert_close(t.weights(path), alone.weights(path))
+
+
+def test_trace_records_modules_that_run_in_another_thread():
+    """Modules that run in another thread than the one that opened the trace are recorded, too."""
+    model, ids = SDPADecoder(), torch.randint(31, (2, 5))
+    with torch.no_grad(), analysis.trace(model) as t:
+        worker = threading.Thread(target=lambda: model(ids))
+        worker.start()
+        worker.join()
+    assert t.runs == 1
+    assert t.weights("").shape == (2, 6, 5, 5)
+
+
+def test_trace_with_applied_mask_records_masked_weights():
+    """In either order, the recorded weights are those of the call with the mask."""
+    model, ids, mask = SDPADecoder(), torch.randint(31, (2, 9)), window(2, 0)
+    for contexts in ("mask first", "trace first"):
+        with torch.no_grad(), ExitStack() as stack:
+            if contexts == "mask first":
+                stack.enter_context(apply_mask(model, mask))
+            t = stack.enter_context(analysis.trace(model))
+            if contexts == "trace first":
+                stack.enter_context(apply_mask(model, mask))
+            model(ids)
+        assert torch.equal(t.weights("") > 0, (causal() & mask).dense(9).expand(2, 6, 9, 9))
+        assert t.difference("") <= t.tolerance("")
 
 
 def test_trace_recovers_from_error_inside_model():

@@ -1,0 +1,116 @@
+"""Notify attention observers of `F.scaled_dot_product_attention`, which modules of other libraries call.
+
+A torch function mode intercepts the function. Functions of torch run without the modes that intercepted them, so
+`F.multi_head_attention_forward`, which calls the function inside, runs with a substitute for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from clearhead.attention.attend import run_observed
+from clearhead.attention.normalizers import Softmax
+from clearhead.attention.observe import OBSERVERS, ObservedCall, observe_call
+from clearhead.attention.scores import Scaled, ScaledDot, Scores
+from clearhead.masks import Mask, allow, causal
+
+_SDPA = F.scaled_dot_product_attention
+
+
+class InterceptSDPA(TorchFunctionMode):
+    """Passes calls of torch's attention function to the observers while it is active.
+
+    Args:
+        compiled: Replacement of the function in graphs of `torch.compile`, which notify no observers.
+    """
+
+    def __init__(self, compiled: Callable[..., Tensor] = _SDPA) -> None:
+        super().__init__()
+        self.compiled = compiled
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _SDPA:
+            return self.compiled(*args, **kwargs) if torch.compiler.is_compiling() else observed_sdpa(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            if torch.compiler.is_compiling():
+                torch._dynamo.graph_break()  # the substitute cannot be compiled, so the call runs eagerly
+            return _with_observed_sdpa(func)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def observed_sdpa(*args: Any, **kwargs: Any) -> Tensor:
+    """Call `F.scaled_dot_product_attention`, and notify the observers."""
+    if not OBSERVERS.get():
+        return _SDPA(*args, **kwargs)
+    call = sdpa_call(*args, **kwargs)
+    has_heads = (args[0] if args else kwargs["query"]).dim() > 3
+    out = observe_call(call, _run)
+    return out if has_heads else out.squeeze(-3)
+
+
+def sdpa_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> ObservedCall:
+    """Convert the arguments of `F.scaled_dot_product_attention`; tensors without heads get one.
+
+    Its causal flag aligns the first query with the first key. A bool mask is True at pairs that may attend, and a float
+    mask is added to the scores.
+    """
+    q, k, v = (x if x.dim() > 3 else x.unsqueeze(-3) for x in (query, key, value))
+    mask: Mask | None = causal() if is_causal else None
+    bias: Tensor | None = None
+    if attn_mask is not None:
+        pairs = attn_mask.unsqueeze(-3) if query.dim() <= 3 and attn_mask.dim() > 2 else attn_mask
+        pairs = pairs.expand(*pairs.shape[:-2], q.shape[-2], k.shape[-2])  # a view, not a (T, S) tensor
+        if pairs.is_floating_point():
+            bias = pairs
+        else:
+            mask = allow(pairs)
+    scores: Scores = ScaledDot() if scale is None else Scaled(scale)
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    return ObservedCall(
+        q,
+        k,
+        v,
+        mask,
+        scores,
+        Softmax(dropout=dropout_p),
+        bias,
+        query_offset=0 if is_causal else None,
+        sdpa_arguments=(arguments, options),
+    )
+
+
+def _run(call: ObservedCall) -> Tensor:
+    """Run torch's function, or `attend` if an observer changed the call."""
+    if call.sdpa_arguments is None:
+        return run_observed(call)
+    args, kwargs = call.sdpa_arguments
+    out = _SDPA(*args, **kwargs)
+    return out if out.dim() > 3 else out.unsqueeze(-3)
+
+
+def _with_observed_sdpa(function: Any) -> Callable[..., Any]:
+    """Return a copy of a function of `torch.nn.functional` that calls `observed_sdpa`; torch's module is unchanged."""
+    names = {**vars(F), "scaled_dot_product_attention": observed_sdpa}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
