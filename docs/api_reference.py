@@ -51,6 +51,7 @@ PACKAGES = (
     "analysis.cost",
     "analysis.checks",
     "course.exercises",
+    "course.proofs",
     "course.claims",
     "course.sources",
 )
@@ -66,6 +67,7 @@ COMMANDS = {
     "exercise list": "exercise list",
     "exercise solve": "exercise solve attention-by-hand",
     "exercise grade": "exercise grade layer-norm-identity {folder}/answers.toml",
+    "exercise proof": "exercise proof weights-sum-to-one",
     "exercise starter": "exercise starter layer-norm",
     "exercise schema": "exercise schema layer-norm",
     "exam": "exam --from ceng403-exam --seed 7 --out {folder}/exam.pdf",

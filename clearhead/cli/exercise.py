@@ -110,6 +110,30 @@ def starter(
 
 
 @exercise.command()
+def proof(
+    name: Annotated[str | None, argument("A proof; without it, all are listed.", metavar="[NAME]")] = None,
+    format: Annotated[
+        Format, option(f"Output format: {', '.join(Format)}.", "--format", "-f", metavar="FORMAT")
+    ] = Format.terminal,
+    json: Json = False,
+) -> None:
+    """Print a proof in letters, after verifying every step of it for any size."""
+    from clearhead.course import proofs
+
+    if name is None:
+        titles = proofs.bundled_proofs()
+        document = [{"name": key, "title": title} for key, title in titles.items()]
+        return emit(json or format is Format.json, document, table(("proof", "title"), titles.items()))
+    verified = proofs.prove(name)
+    if json or format is Format.json:
+        show_json(proofs.to_dict(verified))
+    elif format is Format.terminal:
+        show_picture(proofs.terminal(verified, max(40, min(console.width, 100))))
+    else:
+        show_picture(getattr(proofs, format)(verified))
+
+
+@exercise.command()
 def new(
     file: Annotated[Path, argument("The problem file to write (.toml).", metavar="FILE")],
     problem_type: Annotated[

@@ -98,3 +98,20 @@ def test_wrong_usage_exits_with_2(run, tmp_path):
     assert run("solve", "sort-dedup", "--format", "pdf")[0] == 2
     assert run("grade", "sort-dedup")[0] == 2
     assert run("grade", "multi-head", "a.py", "b.py")[0] == 2
+
+
+def test_proof_prints_each_format(run):
+    openings = {
+        "terminal": "The attention weights",
+        "markdown": "# The attention weights",
+        "latex": "\\documentclass",
+        "html": "<!doctype html>",
+        "json": "{",
+    }
+    for format, begin in openings.items():
+        status, out, _ = run("proof", "weights-sum-to-one", "--format", format)
+        assert status == 0
+        assert out.startswith(begin)
+    assert "weights-sum-to-one" in run("proof")[1]
+    assert {"name", "title"} == set(json.loads(run("proof", "--json")[1])[0])
+    assert json.loads(run("proof", "weights-sum-to-one", "--json")[1])["verified_steps"] == 5
