@@ -28,6 +28,8 @@ from clearhead.course.answers.blocks import (
 from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_value
 from clearhead.course.claims import HOLDS, HOLDS_CONDITIONALLY, MISPRINT, Outcome
 from clearhead.course.exercises import Worksheet, solve
+from clearhead.course.proofs import prove, verification
+from clearhead.course.proofs.notation import PlainText
 from clearhead.errors import ConfigError
 
 
@@ -134,7 +136,24 @@ def _claim(name: str) -> tuple[Block, ...]:
 
 
 def _proof(name: str) -> tuple[Block, ...]:
-    raise ConfigError(f"there is no proof {name!r}")
+    """Return a proof in letters, after verifying it: one table of formulas and reasons per chain."""
+    proof = prove(name)
+    notation = PlainText(proof.symbols)
+    blocks: list[Block] = [Paragraph(plain(proof.statement))]
+    definitions = [notation.format(tree) + (f": {text}" if text else "") for tree, text in proof.definitions]
+    if definitions:
+        blocks.append(BulletList(tuple((Paragraph(plain(definition)),) for definition in definitions)))
+    for part in proof.parts:
+        blocks += [Paragraph((Span(part.heading, "strong"),))] if part.heading else []
+        blocks += [Paragraph(plain(part.text))] if part.text else []
+        blocks += [Paragraph(plain(f"Claim: {notation.format(part.claim)}"))] if part.claim is not None else []
+        for heading, lines in part.chains:
+            rows = [(f"{line.relation} {notation.format(line.expression)}".strip(), line.reason) for line in lines]
+            cells = tuple((plain(formula), plain(reason)) for formula, reason in rows)
+            blocks.append(TableBlock((plain(heading or "step"), plain("reason")), cells, (False, False)))
+    blocks += [Paragraph(plain(proof.conclusion))] if proof.conclusion else []
+    blocks.append(Paragraph((Span(verification(proof), "emphasis"),)))
+    return (Box(f"Proof: {proof.title}", tuple(blocks), f"clearhead exercise proof {name}"),)
 
 
 def _solution(name: str) -> tuple[Block, ...]:

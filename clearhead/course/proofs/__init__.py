@@ -6,7 +6,7 @@ bringing both sides to a normal form.
 
 from clearhead.course.proofs.language import ProofError
 from clearhead.course.proofs.proof import Proof, ProofLine, ProofPart, bundled_proofs, prove, verify
-from clearhead.course.proofs.render import html, latex, markdown, terminal, to_dict
+from clearhead.course.proofs.render import html, latex, markdown, terminal, to_dict, verification
 
 __all__ = [
     "Proof",
@@ -20,5 +20,6 @@ __all__ = [
     "prove",
     "terminal",
     "to_dict",
+    "verification",
     "verify",
 ]

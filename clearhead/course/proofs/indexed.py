@@ -10,7 +10,7 @@ array, deltas, sums, products and permutations of indices are applied undefined 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, permutations, product
 from typing import Any
 
@@ -250,13 +250,13 @@ def _apply_deltas(monomial: Term) -> Term:
     return sympy.Mul(*factors)
 
 
-def _open_sums(monomial: Term, wanted: Any) -> tuple[list[Term], list[Term]]:
-    """Return the factors of a monomial, with the sums that are `wanted` opened, and their bound indices."""
+def _open_sums(monomial: Term, is_opened: Callable[[Term], bool]) -> tuple[list[Term], list[Term]]:
+    """Return the factors of a monomial, with the sums for which `is_opened` is true opened, and their bound indices."""
     factors, bound = [], []
     pending = _factors(monomial)
     while pending:
         factor = pending.pop()
-        if factor.func == _SUM and wanted(factor):
+        if factor.func == _SUM and is_opened(factor):
             renamed = {old: fresh_index(range_of(old)) for old in factor.args[1:]}
             bound += renamed.values()
             pending += _factors(factor.args[0].xreplace(renamed))
@@ -312,9 +312,9 @@ def _canonical(function: Any, body: Term, bound: Sequence[Term]) -> Term:
     for order in orders:
         names = [index(f"#{level + k}", range_of(old)) for k, old in enumerate(order)]
         turned = [old for old in order if body.has(_PERMUTED(old))]
-        for chosen in product((False, True), repeat=len(turned)):
+        for choices in product((False, True), repeat=len(turned)):
             # A permutation of a bound index may be undone: Σ_l f(σ(l)) = Σ_m f(m).
-            undone = {old: _UNPERMUTED(old) for old, undo in zip(turned, chosen, strict=True) if undo}
+            undone = {old: _UNPERMUTED(old) for old, undo in zip(turned, choices, strict=True) if undo}
             renamed = _substitute(body, undone).xreplace(dict(zip(order, names, strict=True)))
             candidates.append((sympy.count_ops(renamed, visual=False), str(renamed), renamed, names))
     _, _, renamed, names = min(candidates, key=lambda candidate: candidate[:2])

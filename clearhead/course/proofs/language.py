@@ -244,11 +244,11 @@ def _array_entry(name: str, indices: Sequence[Term], scope: Scope) -> Term:
     """Return an entry of an array: its definition if there is one that fits, or a symbol."""
     for definition in scope.definitions:
         if definition.name == name and definition.pattern:
-            given = len(definition.pattern)
-            bound = _match(definition.pattern, indices[:given], scope)
+            n = len(definition.pattern)
+            bound = _match(definition.pattern, indices[:n], scope)
             if bound is not None:
                 value = evaluate(definition.body, replace(scope, indices={**scope.indices, **bound}))
-                return value.at(*indices[given:])
+                return value.at(*indices[n:])
     return sympy.Function(name, real=True, positive=name in scope.positive or None)(*indices)
 
 

@@ -203,9 +203,9 @@ class Latex(Notation):
         return rf"\frac{{{above}}}{{{below}}}"
 
     def call(self, name: str, arguments: list[str]) -> str:
-        known = {"exp": r"\exp", "log": r"\log", "sin": r"\sin", "cos": r"\cos", "σ": r"\sigma", "E": r"\mathrm{E}"}
-        shown = known.get(name, rf"\operatorname{{{name}}}")
-        return rf"{shown}\left({', '.join(arguments)}\right)"
+        commands = {"exp": r"\exp", "log": r"\log", "sin": r"\sin", "cos": r"\cos", "σ": r"\sigma", "E": r"\mathrm{E}"}
+        command = commands.get(name, rf"\operatorname{{{name}}}")
+        return rf"{command}\left({', '.join(arguments)}\right)"
 
     def binder(self, sign: str, bound: str, last: str, body: str) -> str:
         code = r"\sum" if sign == "Σ" else r"\prod"

@@ -12,7 +12,7 @@ document = proofs.to_dict(proofs.prove("matrix-form"))
 print(proofs.terminal(proofs.prove("matrix-form"), 72))
 text = proofs.markdown(proofs.prove("matrix-form"), level=2) + proofs.latex(proofs.prove("matrix-form"))
 
-own = """
+source = """
 title = "Twice"
 statement = "A sum of equal terms."
 sizes = ["n"]
@@ -21,6 +21,7 @@ start = "sum(j, n, 2)"
 [[part.step]]
 equals = "2 * n"
 """
-proofs.verify(own).n_steps  # → 1
+proofs.verify(source).n_steps  # → 1
+proofs.verification(proofs.verify(source))  # → 'The step was verified in letters, for any size.'
 
 proofs.ProofError  # raised for a text that is not an expression; a step that does not hold raises ProblemError

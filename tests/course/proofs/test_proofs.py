@@ -1,4 +1,4 @@
-"""Proofs in letters: every step holds in numbers too, and a step that is changed slightly is refused."""
+"""Proofs in letters: every step holds in numbers too, and a step that is changed slightly is rejected."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def mutations(tree):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_changed_step_is_refused(name):
-    """Each step is changed in every place; a change that makes it wrong in numbers is refused."""
+def test_changed_step_is_rejected(name):
+    """Each step is changed in every place; a change that makes it wrong in numbers is rejected."""
     values = source(name)
-    refused = 0
+    rejected = 0
     for part, path, position, before, after, relation in lines(values):
         for changed in mutations(after):
             if holds(values, part, before, changed, RELATIONS[relation]) is not False:
@@ -143,11 +143,11 @@ def test_changed_step_is_refused(name):
             holder[path[-1]] = chain
             with pytest.raises(ProblemError):
                 proofs.verify(toml_document(values | {"part": [short]}))
-            refused += 1
-    assert refused >= len(list(lines(values)))
+            rejected += 1
+    assert rejected >= len(list(lines(values)))
 
 
-def test_gap_that_may_be_negative_is_refused():
+def test_gap_that_may_be_negative_is_rejected():
     text = """
     title = "x"
     statement = "x"
@@ -176,7 +176,7 @@ def test_gap_that_may_be_negative_is_refused():
         ("sum(j, n, x[sigma(j)] * x[j])", "sum(j, n, x[j] * x[j])"),
     ],
 )
-def test_wrong_equation_is_refused(start, step):
+def test_wrong_equation_is_rejected(start, step):
     with pytest.raises(ProblemError):
         proofs.verify(_proof(start, step))
 
