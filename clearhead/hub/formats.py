@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -27,6 +28,7 @@ from clearhead._core.atomic_io import read_json
 from clearhead.data.tokenizers.base import FILE_NAME
 from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers.sentencepiece import FILES
+from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files
 from clearhead.errors import DataError, StorageError, optional_dependency
 from clearhead.hub.gguf_header import check_header
 from clearhead.hub.weight_map import Shape, WeightMap
@@ -45,11 +47,7 @@ _HUB_PATTERNS = [
     "spiece.model",
     "*.spm",
 ]
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_CONVERT = (
-    'python -c "import torch; from safetensors.torch import save_file; '
-    "save_file({{k: v.contiguous() for k, v in torch.load('{old}', weights_only=True).items()}}, '{new}')\""
-)
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class CheckpointReader(ABC):
@@ -127,7 +125,8 @@ class HFFolder(CheckpointReader):
             return dict.fromkeys(opened.keys(), file)
 
     def tokenizer(self) -> HFTokenizer:
-        if not any((self.path / name).is_file() for name in (FILE_NAME, *FILES)):
+        has_file = any((self.path / name).is_file() for name in (FILE_NAME, *FILES))
+        if not has_file and not has_vocabulary_files(self.path):
             raise DataError(f"{self.path} has no {FILE_NAME}: copy the tokenizer that the model was trained with there")
         return load_hf_tokenizer(self.path)
 
@@ -305,10 +304,11 @@ def _transformers_name(name: str) -> str:
 
 def reject_pickle(path: Path, subject: str | None = None) -> None:
     """Raise for a file that would have to be unpickled."""
-    if path.suffix in _PICKLES:
-        convert = _CONVERT.format(old=path, new=path.with_name(WEIGHTS))
-        reason = "a pickle, which can run code when it is loaded; convert it:"
-        raise StorageError(f"{subject or f'{path} is'} {reason} {convert}")
+    if path.suffix in PICKLE_SUFFIXES:
+        raise StorageError(
+            f"{subject or f'{path} is'} a pickle, which can run code when it is loaded; convert it with: "
+            f"clearhead convert {shlex.quote(str(path))} --out FOLDER"
+        )
 
 
 def fetch(name: str) -> Path:

@@ -13,7 +13,7 @@ from clearhead.generation import LogitsProcessors
 from clearhead.hub.formats import CONFIG, GENERATION, CheckpointReader
 
 # Text files next to the parameters: tokenizer files and generation settings.
-_COMPANIONS = (
+COMPANIONS = (
     *(FILE_NAME, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "chat_template.jinja", "preprocessor_config.json"),
 )
@@ -21,7 +21,7 @@ _COMPANIONS = (
 
 def tokenizer_files(source: CheckpointReader) -> dict[str, str]:
     """Return the text files of a checkpoint by name: tokenizer files and generation settings."""
-    paths = {name: source.path / name for name in _COMPANIONS if (source.path / name).is_file()}
+    paths = {name: source.path / name for name in COMPANIONS if (source.path / name).is_file()}
     try:
         return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
     except (OSError, UnicodeDecodeError) as error:

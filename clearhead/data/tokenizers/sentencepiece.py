@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.tokenizers.vocabulary_files import tokenizer_class
 from clearhead.errors import DataError, StorageError
 
 FILES = ("tokenizer.model", "spiece.model", "source.spm")
@@ -34,7 +35,7 @@ def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
 
     config_path = path.with_name("tokenizer_config.json")
     settings = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    kind = str(tokenizer_class(path.parent))
     if kind not in _TEMPLATES:
         expected = ", ".join(_TEMPLATES)
         raise DataError(f"{path} belongs to a {kind}, which is not supported; expected {expected}, or a tokenizer.json")
