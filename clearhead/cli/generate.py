@@ -104,11 +104,11 @@ def _strategy(
     """Return the decoding strategy that the options select."""
     from clearhead.generation import Greedy, Sample
 
-    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
-    if greedy and given:
-        raise ConfigError(f"--greedy excludes sampling; remove it or --{next(iter(given)).replace('_', '-')}")
-    if given:
-        return Sample(**given, seed=seed)
+    options: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+    if greedy and options:
+        raise ConfigError(f"--greedy excludes sampling; remove it or --{next(iter(options)).replace('_', '-')}")
+    if options:
+        return Sample(**options, seed=seed)
     if samples_by_default and not greedy:
         return Sample(temperature=_DEFAULT_TEMPERATURE, seed=seed)
     return Greedy()

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from clearhead.data.batch import Split as Split
     from clearhead.data.batch import Task as Task
     from clearhead.data.batch import TokenBatch as TokenBatch
+    from clearhead.data.dataset import DatasetSplit as DatasetSplit
+    from clearhead.data.dataset import DatasetTask as DatasetTask
+    from clearhead.data.dataset import InputBatch as InputBatch
     from clearhead.data.download import DATASETS as DATASETS
     from clearhead.data.download import DatasetFile as DatasetFile
     from clearhead.data.download import DatasetInfo as DatasetInfo

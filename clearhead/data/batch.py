@@ -156,7 +156,7 @@ class Split(ABC, Generic[B_co]):
     """An indexed collection of examples."""
 
     packable: ClassVar[bool] = False  # whether several examples can share a row
-    is_streaming: ClassVar[bool] = False  # whether batches are read from files on demand, to the CPU
+    is_streaming: bool = False  # whether batches are read from files on demand, to the CPU
     device_attrs: ClassVar[tuple[str, ...]] = ()  # tensor attributes on the device on which batches are made
 
     @abstractmethod

@@ -9,6 +9,7 @@ from clearhead._core.lazy import lazy
 if TYPE_CHECKING:
     from clearhead.training.averaging import EMA as EMA
     from clearhead.training.averaging import CheckpointAverage as CheckpointAverage
+    from clearhead.training.callbacks import ExperimentLogger as ExperimentLogger
     from clearhead.training.callbacks import Progress as Progress
     from clearhead.training.callbacks import ProgressBar as ProgressBar
     from clearhead.training.callbacks import RunInfo as RunInfo
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from clearhead.training.config import TrainConfig as TrainConfig
     from clearhead.training.distributed import DDP as DDP
     from clearhead.training.distributed import FSDP as FSDP
-    from clearhead.training.launch import RunSummary as RunSummary
     from clearhead.training.launch import train as train
     from clearhead.training.plots import draw_run as draw_run
     from clearhead.training.plots import draw_schedule as draw_schedule
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clearhead.training.schedules import Constant as Constant
     from clearhead.training.schedules import InverseSqrt as InverseSqrt
     from clearhead.training.schedules import WarmupCosine as WarmupCosine
+    from clearhead.training.summary import RunSummary as RunSummary
     from clearhead.training.trainer import DivergedError as DivergedError
     from clearhead.training.trainer import Trainer as Trainer
 

@@ -1,7 +1,8 @@
 """Callbacks and the log of a training run.
 
-The loop calls the methods of `Progress`, which do nothing by default; `ProgressBar` draws a bar with rich. `log.jsonl`
-has one JSON object per line, and TensorBoard files are written if it is installed. A resumed run first drops the rows
+The loop calls the methods of `Progress`, which do nothing by default; `ProgressBar` draws a bar with rich, and
+`ExperimentLogger` sends the log to a tracker such as Weights & Biases. `log.jsonl` has one JSON object per line, and
+TensorBoard files are written if it is installed. A resumed run first drops the rows
 after its step (and an incomplete last line), so that the final log is that of an uninterrupted run."""
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from torch import nn
 
@@ -63,6 +64,78 @@ class Progress:
 
     def on_train_end(self, summary: Any) -> None:
         """The run ended; `summary` is the return value of `train`."""
+
+
+class CallbackList(Progress):
+    """Several callbacks as one; each method calls theirs in order."""
+
+    def __init__(self, callbacks: Sequence[Progress]) -> None:
+        self.callbacks = tuple(callbacks)
+
+    def on_train_begin(self, info: RunInfo) -> None:
+        for callback in self.callbacks:
+            callback.on_train_begin(info)
+
+    def on_step_end(self, step: int) -> None:
+        for callback in self.callbacks:
+            callback.on_step_end(step)
+
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_log(row)
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_evaluate(row)
+
+    def on_save(self, step: int, folder: Path) -> None:
+        for callback in self.callbacks:
+            callback.on_save(step, folder)
+
+    def on_train_end(self, summary: Any) -> None:
+        for callback in self.callbacks:
+            callback.on_train_end(summary)
+
+
+Callbacks: TypeAlias = Progress | Sequence[Progress] | None
+
+
+def combine(callbacks: Callbacks) -> Progress:
+    """Return one callback for none, one or several."""
+    if callbacks is None:
+        return Progress()
+    return callbacks if isinstance(callbacks, Progress) else CallbackList(callbacks)
+
+
+class ExperimentRun(Protocol):
+    """A run of an experiment tracker, such as that of `wandb.init()`."""
+
+    def log(self, data: dict[str, Any], *, step: int) -> object:
+        """Record values of a step."""
+
+
+class ExperimentLogger(Progress):
+    """Sends the rows of the log to an experiment tracker, as `train/loss`, `valid/accuracy` and so on.
+
+        with wandb.init(project="mine") as run:
+            train("text", data="book.txt", progress=[ExperimentLogger(run)])
+
+    Args:
+        run: An object with `log(values, step=…)`, such as a run of Weights & Biases.
+    """
+
+    def __init__(self, run: ExperimentRun) -> None:
+        self._run = run
+
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        self._log(row)
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        self._log(row)
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        values = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step")}
+        self._run.log(values, step=row["step"])
 
 
 _NARROW = 120  # columns

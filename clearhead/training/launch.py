@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -34,58 +33,13 @@ from clearhead.data import Task, Tokenizer, load_tokenizer
 from clearhead.errors import ConfigError, MissingDependencyError
 from clearhead.models.storage import load_checkpoint
 from clearhead.training import presets, run_lock
-from clearhead.training.callbacks import Progress, RunInfo, read_log
+from clearhead.training.callbacks import Callbacks, read_log
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.plots import draw_run
 from clearhead.training.recipe import FILE_NAME, LENGTH_FIELDS, RESUMABLE_FIELDS, Recipe
+from clearhead.training.summary import RunSummary
 from clearhead.training.tasks import DigitsData, fit_model_config
-from clearhead.training.trainer import Ending, Trainer
-
-_FEW_VALIDATION_EXAMPLES = 20  # fewer are noted
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """Result of a run. `table()` is for display, `dataclasses.asdict` for programs."""
-
-    ending: Ending
-    task: str
-    preset: str
-    folder: str
-    model: str | None  # folder of the exported model; None if the run was interrupted
-    steps: int
-    total_steps: int
-    epochs: float
-    n_parameters: int
-    train_loss: float | None
-    valid_loss: float | None
-    valid_accuracy: float | None
-    best_loss: float | None
-    best_step: int
-    seconds: float
-    tokens: int
-    data_wait: float  # fraction of the time that the device waited for data
-    device: str
-    processes: int
-    message: str
-    notes: tuple[str, ...] = ()  # about the data, such as skipped rows
-
-    def table(self) -> dict[str, str]:
-        """Return names and values for display."""
-        rows = {
-            "run": f"{self.task} ({self.preset}), {self.ending}",
-            "parameters": f"{self.n_parameters:,}",
-            "steps": f"{self.steps:,} of {self.total_steps:,} ({self.epochs:.1f} epochs)",
-            "training loss": _format_loss(self.train_loss),
-            "validation loss": _format_loss(self.valid_loss),
-            "validation accuracy": "–" if self.valid_accuracy is None else f"{self.valid_accuracy:.2%}",
-            "best validation loss": f"{_format_loss(self.best_loss)} at step {self.best_step:,}",
-            "time": f"{self.seconds:.1f} s on {self.device}" + (f" × {self.processes}" if self.processes > 1 else ""),
-            "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
-            "waiting for data": f"{self.data_wait:.2%} of the time",
-            "folder": self.folder,
-        }
-        return rows if self.model is None else rows | {"model": self.model}
+from clearhead.training.trainer import Trainer
 
 
 def train(
@@ -98,7 +52,7 @@ def train(
     init: str | Path | None = None,
     resume: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Callbacks = None,
 ) -> RunSummary:
     """Train a model, or resume an interrupted run.
 
@@ -124,7 +78,7 @@ def train(
             settings in `RESUMABLE_FIELDS` may change. More steps or epochs extend a run, also a finished one; the
             learning rate of the further steps follows the schedule of the new length.
         overrides: Settings that differ from the recipe.
-        progress: Callbacks.
+        progress: One or several callbacks.
 
     Returns:
         A summary of the run.
@@ -188,7 +142,7 @@ class _Start:
         return folder
 
 
-def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progress | None) -> RunSummary:
+def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Callbacks) -> RunSummary:
     """Start or resume a run."""
     recipe = replace(recipe, data=recipe.data.with_path(data))
     with join(recipe.train.device, recipe.train.parallel) as world, ExitStack() as stack:
@@ -214,8 +168,8 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Progr
                         tokenizer.save(trainer.folder)
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
-            trainer.progress.on_train_begin(_info(recipe, trainer))
-            return _finish(recipe, trainer, trainer.run(signals), signals)
+            trainer.run(signals)
+            return _finish(trainer)
 
 
 @contextmanager
@@ -262,17 +216,17 @@ def _change_length(folder: Path, settings: Mapping[str, Any], trainer: Trainer) 
     length = {key: value for key, value in settings.items() if key.removeprefix("train.") in LENGTH_FIELDS}
     if not length:
         return
-    made, total = trainer.state.step, trainer.total_steps
+    done, total = trainer.state.step, trainer.total_steps
     key, value = next(iter(length.items()))
     require(
-        total >= made, f"{key}={value} is {total:,} steps, but {folder} has made {made:,}; set {made + 1:,} or more"
+        total >= done, f"{key}={value} is {total:,} steps, but {folder} has made {done:,}; set {done + 1:,} or more"
     )
     if trainer.world.is_first:
         changed = Recipe.load(folder).with_overrides(length)
         write_atomically(folder / FILE_NAME, changed.to_toml().encode())
 
 
-def _prepare(recipe: Recipe, start: _Start, world: World, progress: Progress | None) -> tuple[Recipe, Trainer]:
+def _prepare(recipe: Recipe, start: _Start, world: World, progress: Callbacks) -> tuple[Recipe, Trainer]:
     """Load the data, build the model and choose the folder; return the completed recipe and the trainer."""
     torch.manual_seed(recipe.train.seed)
     tokenizer = start.load_tokenizer(recipe)
@@ -342,57 +296,10 @@ def _data_hash(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _run_facts(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
-    """Return the fields that `RunInfo` and `RunSummary` share."""
-    return {
-        "task": recipe.task,
-        "preset": recipe.preset,
-        "total_steps": trainer.total_steps,
-        "n_parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-        "device": str(trainer.world.device),
-        "processes": trainer.world.size,
-    }
-
-
-def _info(recipe: Recipe, trainer: Trainer) -> RunInfo:
-    return RunInfo(
-        **_run_facts(recipe, trainer),
-        folder=trainer.folder,
-        first_step=trainer.state.step,
-        steps_per_epoch=trainer.steps_per_epoch,
-        n_train=len(trainer.task.train),
-        n_validation=len(trainer.task.validation),
-        model=trainer.model,
-        tokenizer=getattr(trainer.task, "tokenizer", None),
-        notes=_notes(recipe, trainer),
-    )
-
-
-def _notes(recipe: Recipe, trainer: Trainer) -> tuple[str, ...]:
-    """Return notes about the data: skipped rows, a smaller vocabulary than requested, few validation examples."""
-    task = trainer.task
-    reports = (getattr(part, "report", None) for part in (task, task.train, task.validation))
-    notes = [str(report) for report in reports if report is not None and report.n_skipped]
-    for name, batches in (("training", trainer.batches), ("validation", trainer.validation)):
-        if skipped := batches.statistics().n_skipped:
-            notes.append(f"{skipped:,} {name} examples are longer than a batch and were skipped")
-    requested = getattr(recipe.data, "vocab_size", None)
-    actual = getattr(getattr(task, "tokenizer", None), "vocab_size", None)
-    if requested is not None and actual is not None and actual < requested:
-        notes.append(
-            f"the vocabulary has {actual:,} tokens instead of {requested:,}: the text has no more pairs to merge"
-        )
-    n_validation = len(task.validation)
-    if n_validation < _FEW_VALIDATION_EXAMPLES:
-        advice = "; data.hold_out sets the held-out share" if hasattr(recipe.data, "hold_out") else ""
-        examples = "example" if n_validation == 1 else "examples"
-        notes.append(f"the validation loss is uncertain: the validation set has {n_validation} {examples}{advice}")
-    return tuple(dict.fromkeys(notes))
-
-
-def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> RunSummary:
-    """Write the plot and the summary, and return the summary."""
-    summary = _summary(recipe, trainer, ending, signals)
+def _finish(trainer: Trainer) -> RunSummary:
+    """Write the plot and the summary of a run that ended, and return the summary."""
+    summary = trainer.summary
+    assert summary is not None
     if trainer.world.is_first:
         # The plot is optional; `draw_run` can create it later from the log.
         with suppress(MissingDependencyError):
@@ -401,35 +308,4 @@ def _finish(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]
         text = json.dumps(asdict(summary), indent=1) + "\n"
         write_atomically(trainer.folder / "summary.json", text.encode())
     trainer.world.barrier()
-    trainer.progress.on_train_end(summary)
     return summary
-
-
-def _summary(recipe: Recipe, trainer: Trainer, ending: Ending, signals: list[str]) -> RunSummary:
-    state, folder, model = trainer.state, str(trainer.folder), trainer.exported
-    if ending == "interrupted":
-        received = signals[-1] if signals else "a signal"
-        message = (
-            f"{received} received: saved after step {state.step:,} of {trainer.total_steps:,}. "
-            f"Resume with: clearhead train --resume {shlex.quote(folder)}"
-        )
-    elif ending == "stopped early":
-        message = f"stopped early: no better validation loss since step {state.best_step:,}; the model is in {model}"
-    else:
-        message = f"finished: the model is in {model}"
-    return RunSummary(
-        **_run_facts(recipe, trainer),
-        **{name: value for name, value in vars(state).items() if name in RunSummary.__dataclass_fields__},
-        ending=ending,
-        folder=folder,
-        model=None if model is None else str(model),
-        steps=state.step,
-        epochs=trainer.prefetcher.epochs,
-        data_wait=state.data_seconds / max(1e-9, state.seconds),
-        message=message,
-        notes=_notes(recipe, trainer),
-    )
-
-
-def _format_loss(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

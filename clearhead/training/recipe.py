@@ -193,13 +193,14 @@ def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, lis
         if path[0] in sections[first]:
             return first, path  # the full path, which is unambiguous
     candidates = [candidate for section in searched for candidate in _settings(section, sections[section])]
-    matches = [(section, found) for section, found in candidates if found[-1] == path[0]]
+    matches = [candidate for candidate in candidates if candidate[1][-1] == path[0]]
     if len(matches) > 1:
-        names = [".".join([section, *found, *path[1:]]) for section, found in matches]
+        names = [".".join([section, *parents, *path[1:]]) for section, parents in matches]
         raise ConfigError(f"the setting {key!r} is ambiguous; write {' or '.join(names)}")
-    for section, found in matches:
-        return section, [*found, *path[1:]]
-    hint = _conventional_hint(path[0], candidates) or did_you_mean(path[0], [found[-1] for _, found in candidates])
+    for section, parents in matches:
+        return section, [*parents, *path[1:]]
+    names = [setting[-1] for _, setting in candidates]
+    hint = _conventional_hint(path[0], candidates) or did_you_mean(path[0], names)
     raise ConfigError(f"there is no setting {key!r}; {hint}")
 
 
@@ -214,9 +215,9 @@ def _settings(section: str, fields: Mapping[str, Any]) -> list[tuple[str, list[s
 
 def _conventional_hint(name: str, candidates: list[tuple[str, list[str]]]) -> str | None:
     """Return "did you mean …?" for a setting's name in other libraries."""
-    paths = {".".join(found) for _, found in candidates} | {found[-1] for _, found in candidates}
-    known = [target for target in _CONVENTIONAL_NAMES.get(name, ()) if target in paths]
-    return f"did you mean {known[0]!r}?" if known else None
+    settings = {".".join(path) for _, path in candidates} | {path[-1] for _, path in candidates}
+    targets = [target for target in _CONVENTIONAL_NAMES.get(name, ()) if target in settings]
+    return f"did you mean {targets[0]!r}?" if targets else None
 
 
 def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: Config) -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +23,15 @@ from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ClearheadError, ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
 from clearhead.training import optimizer
-from clearhead.training.callbacks import Log, Progress
+from clearhead.training.callbacks import Callbacks, Log, combine
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
 from clearhead.training.step_runner import StepRunner, training_mode, widest
+from clearhead.training.summary import Ending, RunSummary, describe, summarize
 
 MODEL = "model"  # the folder of the result, in that of the run
-Ending = Literal["finished", "stopped early", "interrupted"]
 
 
 class DivergedError(ClearheadError, ArithmeticError):
@@ -101,11 +101,12 @@ class Trainer:
         config: Settings of the run.
         folder: Folder of the run; created if necessary.
         world: The processes of the run; by default a single process.
-        progress: Callbacks of the first process.
+        progress: One or several callbacks, which the first process calls.
         fingerprint: Hash of everything that determines the results; checkpoints of other runs are rejected.
         recipe: Recipe of the run; by default derived from the model and the task, as far as possible.
 
     Attributes:
+        summary: Result of `run`.
         missing: Files that could not be exported, and why.
     """
 
@@ -117,18 +118,19 @@ class Trainer:
         folder: Path,
         *,
         world: World | None = None,
-        progress: Progress | None = None,
+        progress: Callbacks = None,
         fingerprint: str = "",
         recipe: Recipe | None = None,
     ) -> None:
         self.exported: Path | None = None  # the folder of the result
+        self.summary: RunSummary | None = None
         self.recipe, self.missing = recipe_from_model(model, task, config) if recipe is None else (recipe, [])
         self.task = task
         self.config = config
         self.folder = folder
         self.fingerprint = fingerprint
         self.world = World(device=choose_device(config.device)) if world is None else world
-        self.progress = Progress() if progress is None or not self.world.is_first else progress
+        self.progress = combine(progress if self.world.is_first else None)
         self._log_file: Log | None = None  # open during `run`, in the first process
         device = self.world.device
         self.batches = self._batches(task.train, shuffle=True)
@@ -176,6 +178,8 @@ class Trainer:
         if self.world.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._log_file = Log(self.folder, after=self.state.step)
+        info = describe(self)
+        self.progress.on_train_begin(info)
         self._interval_started = time.perf_counter()
         self._started = self._interval_started - self.state.seconds
         try:
@@ -189,6 +193,8 @@ class Trainer:
             self.prefetcher.close()
             if self._log_file is not None:
                 self._log_file.close()
+        self.summary = summarize(self, info, ending, signals)
+        self.progress.on_train_end(self.summary)
         return ending
 
     def _train(self, signals: Sequence[str]) -> Ending:

@@ -39,7 +39,7 @@ class Page:
         """The code of every cell, without its options."""
         bodies = [body for head, body in self.fences if head.startswith("{code-cell}")]
         return [
-            re.sub(r"\A(?:---\n.*?^---\n|(?::[\w-]+:.*\n)+)", "", body, flags=re.DOTALL | re.MULTILINE)
+            re.sub(r"\A(?:---\n.*?^---\n|(?::[\w-]+:[^\n]*\n)+)", "", body, flags=re.DOTALL | re.MULTILINE)
             for body in bodies
         ]
 

@@ -54,4 +54,10 @@ data.identify(book) is None  # → True
 
 (data.DigitClassification, data.load_images)  # read a folder of MNIST, Fashion-MNIST or SVHN
 
+points = torch.utils.data.TensorDataset(torch.randn(20, 5), torch.randint(3, (20,)))
+split = data.DatasetSplit(points)  # its batches are of class InputBatch
+split.batch(torch.tensor([3, 7])).inputs.shape  # → torch.Size([2, 5])
+task = data.DatasetTask(train=split, validation=split, name="points")
+data.InputBatch.of(torch.randn(2, 5), torch.tensor([0, 2])).n_labels  # → 2
+
 Batches(SortDedup(n_train=64, n_validation=16).train, FixedSize(8)).statistics()  # a BatchStatistics
