@@ -28,23 +28,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.validation import did_you_mean
+from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer
 from clearhead.errors import ConfigError
-from clearhead.nn import KVCache, MultiHeadAttention
+from clearhead.nn import KVCache
 
 KINDS = ("weights", "output", "input")
 
 RecordedPaths = dict[str, set[str]]
 """Module paths by the kind of activation to record, one of `KINDS`."""
-
-
-def is_attention_layer(module: nn.Module) -> bool:
-    """Return whether this module is an attention layer by its type."""
-    return isinstance(module, (MultiHeadAttention, nn.MultiheadAttention))
-
-
-def can_attend(module: nn.Module) -> bool:
-    """Return whether the module's code may call attention; of torch's own classes only `nn.MultiheadAttention` does."""
-    return is_attention_layer(module) or not type(module).__module__.startswith("torch.nn.modules.")
 
 
 def resolve_patterns(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> RecordedPaths:

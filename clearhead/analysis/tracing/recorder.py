@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from clearhead._core.tensor_state import is_concrete
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
+from clearhead.analysis.tracing.call_analysis import calls_torch_attention
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attention_inputs
 from clearhead.analysis.tracing.torch_layers import TorchLayerCall, to_padded
@@ -71,6 +72,7 @@ class AttentionRecorder(AttentionObserver):
         self._edits = edits
         self._store = store
         self._paths = {module: path for path, module in modules.items()}
+        self._intercepted = {path for path, module in modules.items() if calls_torch_attention(module)}
         self.applied: set[Intervention] = set()
         self._hooked: set[nn.Module] = set()
         self._thread = ThreadState()
@@ -130,7 +132,7 @@ class AttentionRecorder(AttentionObserver):
             add_observer(self)
             self._thread.added_observer = True
         running.append(context)
-        self._intercept(_may_call_sdpa(module))
+        self._intercept(path in self._intercepted)
         self._record("input", (*args, *kwargs.values()), context)
 
     def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -146,7 +148,7 @@ class AttentionRecorder(AttentionObserver):
             return None if output is None else self._on_output(module, args, kwargs, output, running[-1])
         finally:
             running.pop()
-            self._intercept(bool(running) and _may_call_sdpa(self._modules[running[-1].path]))
+            self._intercept(bool(running) and running[-1].path in self._intercepted)
             if not running and self._thread.added_observer:
                 remove_observer(self)
                 self._thread.added_observer = False
@@ -275,11 +277,6 @@ def _outermost_with_cache(paths: Mapping[nn.Module, str]) -> list[nn.Module]:
 @functools.lru_cache(maxsize=1024)
 def _takes_cache(forward: Callable[..., Any]) -> bool:
     return "cache" in inspect.signature(forward).parameters
-
-
-def _may_call_sdpa(module: nn.Module) -> bool:
-    """Return whether the module's code may call torch's attention function, other than inside `attend`."""
-    return not type(module).__module__.startswith(("torch.nn.modules.", "clearhead."))
 
 
 def require_concrete(x: Tensor) -> Tensor:

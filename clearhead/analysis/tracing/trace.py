@@ -23,12 +23,11 @@ from clearhead.analysis.tracing import recompute
 from clearhead.analysis.tracing.activation_store import (
     RecordedRun,
     RecordStore,
-    can_attend,
     concat_steps,
-    is_attention_layer,
     resolve_patterns,
     split_by_step,
 )
+from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer, modules_to_hook
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, Indices, VersionedRef, resolve_indices, select_indices
 from clearhead.analysis.tracing.recorder import AttentionRecorder
@@ -117,7 +116,7 @@ class Trace:
         modules = [self._modules[path] for path in paths]
         if all(is_attention_layer(module) for module in modules):
             return modules
-        return [module for module in self._modules.values() if can_attend(module)]
+        return modules_to_hook(self._modules)
 
     # -- contents ------------------------------------------------------------------------------------------------------
 
