@@ -72,7 +72,7 @@ class SDPAImplementation(Implementation):
         q, scale = dot
         k, v = inputs.k, inputs.v
         enable_gqa = False
-        is_upcast = needs_fp32_upcast(inputs)
+        is_upcast = needs_fp32_upcast(inputs) or _rounds_gradients(inputs)
         if is_upcast:
             # The only CUDA kernel for float32 with a bias does not support grouped-query attention.
             k, v = (repeat_kv_heads(x, inputs.groups) for x in (k, v))
@@ -108,6 +108,18 @@ def needs_fp32_upcast(inputs: AttentionInputs) -> bool:
         return False
     is_unscaled = isinstance(inputs.normalizer, Softmax) and inputs.normalizer.temperature == 1.0
     return not is_unscaled or torch.promote_types(inputs.bias.dtype, inputs.q.dtype) != inputs.q.dtype
+
+
+def _rounds_gradients(inputs: AttentionInputs) -> bool:
+    """Return whether the CPU kernel must run in float32 for exact gradients.
+
+    Its backward pass computes row sums from the output, which half precision has rounded. The scores' gradients are the
+    difference from these sums, and a temperature below 1 multiplies their error.
+    """
+    if inputs.q.device.type != "cpu" or inputs.q.dtype == inputs.acc_dtype or not torch.is_grad_enabled():
+        return False
+    assert isinstance(inputs.normalizer, Softmax)
+    return inputs.normalizer.temperature < 1.0 and any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v)])
 
 
 def _only_bias_needs_grad(inputs: AttentionInputs) -> bool:

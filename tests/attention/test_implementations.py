@@ -1,8 +1,6 @@
 """Tests that all implementations of `attend` agree with the reference, forward and backward, in every dtype.
 
-The tolerance is derived. Compared with the reference in float64, an implementation may err at most twice as much as the
-reference in the same dtype, plus two roundings of the largest entry, because the reference may be exact by chance. In
-float64 the bound is that of another summation order: one rounding per term of the two sums, over D and over S.
+`tests/support/attention_accuracy.py` derives the tolerance.
 """
 
 from __future__ import annotations
@@ -18,85 +16,22 @@ from clearhead.attention import Bilinear, Dot, GumbelSoftmax, HardMax, ScaledDot
 from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
-    blocks,
     causal,
-    dilated,
     documents,
     every,
     forbid,
-    full,
     padding,
     prefix,
-    scattered,
     window,
 )
-
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-STRUCTURAL = [
-    None,
-    full(),
-    causal(),
-    window(2, 1),
-    every(3),
-    dilated(2),
-    prefix(4),
-    blocks(3),
-    causal() & (window(1, 0) | every(4)),
-    ~causal(),
-    ~full(),
-    every(2).T,
-    prefix(3).T & causal(),
-    scattered(2, seed=5),
-]
-
-
-def assert_errs_at_most_twice(fast, plain, exact, terms, largest_score=0.0):
-    """Assert that `fast` errs at most twice as much against `exact` as `plain` does, plus rounding.
-
-    `largest_score` is needed with a bias and a temperature. Fast implementations divide before they add, while the
-    reference adds first and subtracts the largest score of a row before it divides. The two additional roundings of a
-    score are a relative error of its weight.
-    """
-    # A gradient that is exactly zero (if only one key is visible) is the difference of two that are not.
-    largest = max(e.abs().max().item() if e.numel() else 0.0 for e in exact)
-    for f, p, e in zip(fast, plain, exact, strict=True):
-        assert f.dtype == p.dtype
-        assert f.shape == p.shape == e.shape
-        assert f.isfinite().all()
-        plain_error = (p.double() - e).abs().max().item() if e.numel() else 0.0
-        fast_error = (f.double() - e).abs().max().item() if e.numel() else 0.0
-        rounding = torch.finfo(f.dtype).eps * largest * (terms if f.dtype == torch.float64 else 2)
-        rounding += torch.finfo(torch.promote_types(f.dtype, torch.float32)).eps * largest_score * largest
-        assert fast_error <= 2 * plain_error + rounding, (fast_error, plain_error, rounding)
-
-
-def forward_backward(inputs, cotangent, impl, **kwargs):
-    """Return the output and the gradients of q, k and v."""
-    inputs = [x.detach().clone().requires_grad_() for x in inputs]
-    out = attend(*inputs, impl=impl, **kwargs)
-    out.backward(cotangent.to(out.dtype))
-    return [out.detach(), *(x.grad for x in inputs)]
-
-
-def run_implementations(impls, shape, dtype, *, mask=None, bias=None, **kwargs):
-    """Return outputs and gradients for random inputs: of the reference in float64, then of each of `impls` in `dtype`.
-
-    A float64 bias is converted to the dtype of the computation; others are not converted.
-    """
-    B, H, K, T, S, D, E = shape
-    generator = torch.Generator().manual_seed(B + 10 * T + 100 * S)
-    inputs = [
-        torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
-        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E))
-    ]
-    cotangent = torch.randn(B, H, T, E, generator=generator, dtype=torch.float64)
-    inputs64 = [x.double() for x in inputs]
-    impl_bias = bias
-    if bias is not None and bias.dtype == torch.float64:
-        impl_bias = bias.to(torch.promote_types(dtype, torch.float32))
-    bias64 = None if bias is None else bias.double()
-    exact = forward_backward(inputs64, cotangent.to(dtype).double(), "reference", mask=mask, bias=bias64, **kwargs)
-    return exact, *(forward_backward(inputs, cotangent, impl, mask=mask, bias=impl_bias, **kwargs) for impl in impls)
+from tests.support.attention_accuracy import (
+    DTYPES,
+    MASK_EXPRESSIONS,
+    STRUCTURAL_MASKS,
+    assert_errs_at_most_twice,
+    forward_backward,
+    run_implementations,
+)
 
 
 def compare_sdpa(shape, dtype, **kwargs):
@@ -107,7 +42,7 @@ def compare_sdpa(shape, dtype, **kwargs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mask", STRUCTURAL, ids=str)
+@pytest.mark.parametrize("mask", STRUCTURAL_MASKS, ids=str)
 def test_sdpa_with_structural_mask_agrees_with_reference(mask, dtype):
     compare_sdpa((2, 3, 3, 13, 13, 7, 5), dtype, mask=mask)
 
@@ -254,20 +189,9 @@ def test_attend_without_heads_or_width_returns_empty_tensor(lead, H, E):
             assert attend(q, k, v, mask, bias=bias, impl=impl).shape == (*lead, H, 5, E)
 
 
-MASKS = st.deferred(
-    lambda: st.one_of(
-        st.sampled_from([m for m in STRUCTURAL if m is not None]),
-        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] & ab[1]),
-        st.tuples(MASKS, MASKS).map(lambda ab: ab[0] | ab[1]),
-        MASKS.map(lambda m: ~m),
-        MASKS.map(lambda m: m.T),
-    )
-)
-
-
 @settings(max_examples=60)
 @given(
-    mask=MASKS,
+    mask=MASK_EXPRESSIONS,
     B=st.integers(0, 2),
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2)]),
     T=st.integers(0, 9),

@@ -135,10 +135,13 @@ def backward(
     state: BackwardState,
     gradients: tuple[Tensor, Tensor, Tensor],
     dbias: Tensor | None = None,
+    *,
+    is_only_piece: bool = False,
 ) -> None:
     """Add a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the accumulation dtype, and to dbias.
 
-    `dbias` has the four dimensions of the bias; gradients are summed over dimensions of size 1."""
+    `dbias` has the four dimensions of the bias; gradients are summed over dimensions of size 1.
+    `is_only_piece`: the piece contains all keys of its queries, so that it needs no `delta`."""
     (grad, shift, delta), (dq, dk, dv), scale = state, gradients, inputs.scale
     for chunk in chunks(inputs, block_index):
         R, M, L = chunk.shape
@@ -146,12 +149,23 @@ def backward(
         scores, q_chunk, k_chunk = _scores(inputs, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
         padding = ~chunk.valid.reshape(1, R, M, 1)
-        # Filled, not multiplied by 0: padding contains the scores of another query, which may be inf here.
-        weights = torch.exp_(scores.sub_(shift[rows].reshape(-1, R, M, 1))).masked_fill_(padding, 0.0)
+        row_shift = shift[rows].reshape(-1, R, M, 1)
+        if is_only_piece:
+            # Large scores leave the log-sum-exp few digits, but a row of this piece can be normalized again.
+            weights = torch.softmax(scores, -1).masked_fill_(padding | (row_shift == math.inf), 0.0)
+        else:
+            # Filled, not multiplied by 0: padding contains the scores of another query, which may be inf here.
+            weights = torch.exp_(scores.sub_(row_shift)).masked_fill_(padding, 0.0)
         g = _rows(grad, chunk).unflatten(1, (R, M))
         v_chunk = _gather(inputs.flat[2], chunk.kv_heads, columns).unflatten(1, (R, L))
         _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
-        ds = weights * (torch.matmul(g, v_chunk.mT) - delta[rows].reshape(-1, R, M, 1))
+        dweights = torch.matmul(g, v_chunk.mT)
+        if is_only_piece:
+            # Rounding errors of `dweights` cancel in the difference, which they do not if delta is Σ out · grad.
+            row_delta = (weights * dweights).sum(-1, keepdim=True)
+        else:
+            row_delta = delta[rows].reshape(-1, R, M, 1)
+        ds = weights * (dweights - row_delta)
         _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q_chunk) * scale)
         if dbias is not None:
             _add_bias(dbias, inputs.H, chunk, ds)

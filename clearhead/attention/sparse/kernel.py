@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead._core.tensor_state import HAS_TRITON, is_concrete
+from clearhead._core.tensor_state import HAS_TRITON, is_concrete, runs_triton
 from clearhead.attention import sdpa
 from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
@@ -81,9 +81,13 @@ class SparseImplementation(Implementation):
         if bias is not None and len(lead) != 1 and bias.requires_grad:
             bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
         bias = None if bias is None else mask_to_bhts(bias, lead)
-        out, _ = gathered(
-            to_bhtd(q), to_bhtd(inputs.k), to_bhtd(inputs.v), bias, handle, scale / inputs.normalizer.temperature
-        )
+        k, v = inputs.k, inputs.v
+        if not runs_triton(q):
+            # Half precision would round the output from which the backward pass computes its row sums, and a low
+            # temperature magnifies that error. The kernel for CPUs converts its inputs to this dtype anyway.
+            q, k, v = (x.to(inputs.acc_dtype) for x in (q, k, v))
+        out, _ = gathered(to_bhtd(q), to_bhtd(k), to_bhtd(v), bias, handle, scale / inputs.normalizer.temperature)
+        out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
     def is_preferred(self, inputs: AttentionInputs) -> bool:

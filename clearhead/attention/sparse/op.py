@@ -178,8 +178,9 @@ def _backward_cpu(
     shift = torch.where(lse == -math.inf, math.inf, lse)
     state = (grad.flatten(0, 1), shift.flatten(0, 1), delta.flatten(0, 1))
     gradients = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
+    is_only_piece = dense is None and len(plan.query_pieces) == 1
     for block_index in plan.query_pieces if x.q.numel() else ():
-        cpu.backward(x, block_index, state, gradients, dbias)
+        cpu.backward(x, block_index, state, gradients, dbias, is_only_piece=is_only_piece)
     return dq.to(x.q.dtype), dk.to(x.k.dtype), dv.to(x.v.dtype)
 
 

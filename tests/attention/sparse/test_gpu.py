@@ -44,7 +44,7 @@ from clearhead.masks import (
 from clearhead.masks.catalogue import CATALOGUE
 from clearhead.nn.positions import ALiBi, RelativeBias
 from tests.attention.sparse.test_triton import rounding
-from tests.attention.test_implementations import forward_backward
+from tests.support.attention_accuracy import forward_backward
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(),
