@@ -16,7 +16,7 @@ SETTINGS = {
     "n_layers": 1,
     "frame_stacking": 4,
     "model.dropout": 0.0,
-    "mel.n_mels": 20,
+    "data.mel.n_mels": 20,
     "streams": '{type = "StreamSettings", seconds = 0.6, digits = [0, 2], pause = [0.0, 0.2], clean = 0.3}',
     "n_validation": 5,
     "steps": 180,
