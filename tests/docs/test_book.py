@@ -89,12 +89,58 @@ def test_parse_command_with_unknown_names_raises(command_line):
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
-def test_chapter_ends_in_exercises_and_claims(page):
+def test_chapter_starts_with_goals_and_ends_with_its_closing_sections(page):
     headings = re.findall(r"^## (.+)$", page.text, re.MULTILINE)
-    assert headings[-3:] == ["Summary", "Exercises", "What was run"]
+    assert headings[-4:] == ["Summary", "Exercises", "Claims and exam questions", "Further reading"]
+    assert ":::{admonition} Goals and prerequisites" in page.text[: page.text.index("\n## ")]
+    summary = page.text.split("\n## Summary\n")[1].split("\n## ")[0]
+    assert re.findall(r"^(\d+)\. ", summary, re.MULTILINE) == [str(i) for i in range(1, 11)], "ten lines"
+    assert "Solution of exercise" in page.text
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
+def test_chapter_cites_entries_of_the_bibliography(page):
+    entries = set(re.findall(r"^@\w+\{(\w+),", (DOCS / "references.bib").read_text(encoding="utf-8"), re.MULTILINE))
+    cited = {key for keys in re.findall(r"\{cite:[pt]\}`([^`]+)`", page.text) for key in keys.split(",")}
+    assert cited
+    assert cited <= entries
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
+def test_chapter_runs_its_exercises_and_claims(page):
     called = [words[1:3] for words in page.commands]
     assert ["exercise", "solve"] in called, "an exercise is a sheet"
     assert ["claims", "show"] in called
+
+
+def test_diagrams_are_well_formed_and_use_the_color_of_the_page(monkeypatch):
+    from xml.etree import ElementTree
+
+    monkeypatch.syspath_prepend(DOCS)
+    diagrams = importlib.import_module("diagrams")
+    tokens = ["a", "b < c"]
+    drawings = [
+        diagrams.lookup(),
+        diagrams.heads(),
+        diagrams.block("pre"),
+        diagrams.block("post"),
+        diagrams.encoder_decoder(tokens, tokens, tokens),
+        diagrams.rotation(),
+        diagrams.key_value_cache(tokens),
+        diagrams.ctc_lattice("AA", 4),
+        diagrams.flash_tiles(),
+    ]
+    for drawing in drawings:
+        figure = ElementTree.fromstring(drawing._repr_html_())
+        assert figure[0].get("fill") == "currentColor"
+        assert figure.find(".//title").text
+
+
+def test_ctc_lattice_forbids_the_skip_between_equal_symbols(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    diagrams = importlib.import_module("diagrams")
+    n_arrows = {text: diagrams.ctc_lattice(text, 3)._repr_html_().count("<polygon") for text in ("AA", "AB")}
+    assert n_arrows["AA"] < n_arrows["AB"]
 
 
 def test_plotting_helpers_return_html(monkeypatch):
@@ -106,7 +152,10 @@ def test_plotting_helpers_return_html(monkeypatch):
     shades = [float(square.get("fill-opacity")) for square in grid.iter("rect")]
     assert shades[0] > shades[1] > shades[2] == shades[3]
     assert [text.text for text in grid.iter("text")][-2:] == ["−∞", "a < b"]
-    assert show.matrices(W_Q=[[1.0, 0.25]])._repr_latex_() == r"$$W_{Q} = \begin{bmatrix} 1 & 0.25 \end{bmatrix}$$"
+    assert (
+        show.matrices(W_Q=[[1.0, 0.25]])._repr_latex_()
+        == r"$$\mathbf{W}_{Q} = \begin{bmatrix} 1 & 0.25 \end{bmatrix}$$"
+    )
     assert '<td class="number">−1,234.500</td>' in show.table([(-1234.5,)], ["x"])._repr_html_()
     with mpl.rc_context():  # other tests draw too
         drawn = show.lines([0, 1], {"y": [0, 1]})._repr_html_()
