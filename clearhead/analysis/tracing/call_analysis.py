@@ -40,8 +40,17 @@ def calls_attention(module: nn.Module) -> bool:
         return True
     if not can_attend(module):
         return False
-    has_functions = any(callable(x) and not isinstance(x, (nn.Module, Tensor, type)) for x in vars(module).values())
-    return has_functions or _class_calls_attention(type(module))
+    if _class_calls_attention(type(module)):
+        return True
+    is_clearhead = type(module).__module__.startswith("clearhead.")
+    return not is_clearhead and any(map(_is_unknown_function, vars(module).values()))
+
+
+def _is_unknown_function(attribute: object) -> bool:
+    """Return whether an attribute of a module is a function that may attend."""
+    if not callable(attribute) or isinstance(attribute, (nn.Module, Tensor)):
+        return False
+    return getattr(attribute, "__name__", "") in _ATTENTION_FUNCTIONS or not _is_harmless(attribute)
 
 
 def calls_torch_attention(module: nn.Module) -> bool:
