@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from clearhead._core.validation import lookup
@@ -25,7 +26,7 @@ from clearhead.course.answers.blocks import (
     TableBlock,
     plain,
 )
-from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_value
+from clearhead.course.answers.content import AnswerFigure, AnswerTable, SvgFigure, format_value
 from clearhead.course.claims import HOLDS, HOLDS_CONDITIONALLY, MISPRINT, Outcome
 from clearhead.course.exercises import Worksheet, solve
 from clearhead.course.proofs import prove, verification
@@ -79,18 +80,19 @@ class Placeholders:
         figure = self._call(name)
         if not isinstance(figure, AnswerFigure):
             raise ConfigError(f"{{{{figure {name}}}}} of {self.slug} has no svg() and text(); return an SvgFigure")
-        return (Picture(figure, getattr(figure, "caption", "")),)
+        return (Picture(figure, figure.caption if isinstance(figure, SvgFigure) else ""),)
 
 
 def computed_functions(slug: str) -> dict[str, Callable[[], Any]]:
-    """Return the functions of a document's module by name."""
-    module = import_module(f"clearhead.course.answers.computed.{slug.replace('-', '_')}")
-    functions = inspect.getmembers(module, inspect.isfunction)
-    return {
-        name: function
-        for name, function in functions
-        if function.__module__ == module.__name__ and not name.startswith("_")
-    }
+    """Return the public functions of a document's module, or of the modules of its package, by name."""
+    package = import_module(f"clearhead.course.answers.computed.{slug.replace('-', '_')}")
+    names = [f"{package.__name__}.{entry.name}" for entry in iter_modules(getattr(package, "__path__", ()))]
+    functions: dict[str, Callable[[], Any]] = {}
+    for module in (package, *map(import_module, names)):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                functions[name] = function
+    return functions
 
 
 def _exercise(name: str) -> tuple[Block, ...]:
@@ -129,7 +131,7 @@ def _claim(name: str) -> tuple[Block, ...]:
     }
     blocks: list[Block] = [Paragraph((Span(outcome.claim.statement, "emphasis"), Span(f" — {verdict}.")))]
     blocks += [Paragraph((Span(f"{label}: ", "strong"), Span(text))) for label, text in details.items() if text]
-    blocks.append(BulletList(tuple((Paragraph(plain(line)),) for line in outcome.evidence)))
+    blocks.append(BulletList(tuple((Paragraph(plain(line.removeprefix("· "))),) for line in outcome.evidence)))
     if outcome.figure is not None:
         blocks.append(Picture(outcome.figure))
     return (Box("Tested", tuple(blocks), f"clearhead claims show {name}"),)

@@ -30,8 +30,25 @@ def by_heads(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     return attend(q, k, v, None if mask is None else allow(mask))[0].transpose(0, 1).flatten(1) @ w_o
 
 
-# The same functions by clearhead or torch.
+def by_texts(x, w_q, w_k, w_v, w_o, n_heads, lengths=None, causal=False, mask=None):
+    """Attend text by text, head by head and query by query, to a list of allowed keys."""
+    n_texts, n_tokens, width = x.shape
+    out = torch.zeros_like(x)
+    for b in range(n_texts):
+        n_keys = n_tokens if lengths is None else int(lengths[b])
+        for columns in torch.arange(width).chunk(n_heads):
+            q, k, v = (x[b] @ w[:, columns] for w in (w_q, w_k, w_v))
+            for i in range(n_tokens):
+                keys = [j for j in range(n_keys) if (not causal or j <= i) and (mask is None or mask[i, j])]
+                if keys:
+                    weights = torch.softmax(k[keys] @ q[i] / len(columns) ** 0.5, 0)
+                    out[b, i, columns] = weights @ v[keys]
+    return out @ w_o
+
+
+# The same functions by clearhead, torch or loops.
 REFERENCES = {
+    "multi-head-batch": by_texts,
     "multi-head": by_heads,
     "attention": lambda q, k, v, mask=None: attend(
         q[None, None], k[None, None], v[None, None], None if mask is None else allow(mask)
