@@ -79,12 +79,13 @@ def coverage(
     json: Json = False,
 ) -> None:
     """Count the assertions of the course documents, and how many of them are tested."""
-    from clearhead.course.claims.coverage import REASONS
+    from clearhead.course.claims.coverage import ACCOUNTED_FOR, REASONS
 
     lists = [ch.course.claims.ledger_of(document)] if document else ch.course.claims.coverage()
     if json:
         detail = {"list": [asdict(a) for a in lists[0].assertions]} if document else {}
-        return show_json({"documents": [ledger.to_dict() for ledger in lists]} | detail)
+        documents = [ledger.to_dict() for ledger in lists]
+        return show_json({"documents": documents, "accounted_for": ACCOUNTED_FOR} | detail)
     for a in lists[0].assertions if document else ():
         print_wrapped(f"{a.location}. {a.statement}")
         print_wrapped(", ".join(a.claims) or f"not tested: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
@@ -98,6 +99,7 @@ def coverage(
     shares = [*(d["share"] for d in rows_of_source), 1 - sum(d["unaccounted"] for d in rows_of_source) / total]
     rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
     console.print(table(["", *(d["document"] for d in rows_of_source), "all"], rows))
+    print_wrapped(ACCOUNTED_FOR)
     for name, text in REASONS.items():
         print_wrapped(f"{name}: {text}")
 
@@ -118,7 +120,7 @@ def quiz(
 
     def ask(number: int, c: ch.course.claims.Claim) -> str | None:
         write(f"\n{number} of {len(questions)}. {c.statement}", style="bold", markup=False)
-        write(f"{c.source}, {c.location}", markup=False)
+        write(c.reference, markup=False)
         while True:
             write("1 holds, 2 holds conditionally, 3 does not hold, 4 misprint (q ends): ", end="", markup=False)
             line = sys.stdin.readline()
@@ -181,7 +183,7 @@ def _print_tables(outcomes: list[ch.course.claims.Outcome]) -> None:
 def _print_one(o: ch.course.claims.Outcome) -> None:
     c = o.claim
     console.print(Text(c.statement, style="bold"))
-    console.print(f"{c.source}, {c.location}", markup=False)
+    console.print(c.reference, markup=False)
     console.print(Text(o.verdict, style=_COLOR[o.verdict]))
     details = (
         ("condition", c.condition if o.verdict == "holds conditionally" else ""),

@@ -209,7 +209,11 @@ def field_after_conv2(pool: int) -> int:
     FINAL,
     f"{PLACE}.1",
     statement="Max pooling keeps the most prominent value of a patch, average pooling smooths all of them.",
-    method="The patch (0, 0, 0, 8): both poolings; then with a second channel.",
+    method="The patch (0, 0, 0, 8): both poolings; then with a second channel; then the patch (0, 1, 0, −8).",
+    condition=(
+        "prominent means large and positive, as after a ReLU; a strong negative response is lost, and in this exam's "
+        "network the pooling comes before the ReLU"
+    ),
 )
 def pooling_max_average(t: Experiment) -> None:
     x = torch.tensor([[[0.0, 0.0, 0.0, 8.0]]])
@@ -217,6 +221,8 @@ def pooling_max_average(t: Experiment) -> None:
     t.record_case("max, average", f"{top:g}, {mean:g}", top == 8.0 and mean == 2.0)
     both = nn.AvgPool1d(4)(torch.cat([x, -x], 1)).flatten().tolist()
     t.assert_equal("two channels, averaged", both, [mean, -mean])
+    signed = torch.tensor([[[0.0, 1.0, 0.0, -8.0]]])
+    t.assert_equal("maximum of (0, 1, 0, −8)", nn.MaxPool1d(4)(signed).item(), -8.0, "{:g}", in_scope=False)
 
 
 @claim(

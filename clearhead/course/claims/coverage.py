@@ -22,6 +22,12 @@ REASONS = {
     "report": "reports data, training runs or practices that are not available",
     "tendency": "describes tendencies of large models without a countable statement",
 }
+# What the share of assertions that are accounted for means.
+ACCOUNTED_FOR = (
+    "An assertion is accounted for if it names existing claims that test it, or a reason why it is not tested. Every "
+    "sentence of a document belongs to an assertion or is a heading, a question or an instruction. This does not mean "
+    "that the sentence is right (the verdicts of its claims say that), nor that each of its words is tested."
+)
 # Sentences without an assertion.
 SILENT = {
     "heading": "a title, a number, a name",

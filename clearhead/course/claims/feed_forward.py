@@ -54,6 +54,30 @@ def ffn_positionwise(t: Experiment) -> None:
 
 @claim(
     HOMEWORK,
+    "1.4d.3",
+    statement="The feed-forward layer is a bottleneck structure: it expands and then compresses.",
+    method=(
+        "Is the middle of the library's layer narrower than its ends, as a bottleneck is? Then the rank of the two "
+        "matrices without the ReLU, for a middle of 128 and of 2048."
+    ),
+)
+def ffn_bottleneck(t: Experiment) -> None:
+    ranks = {}
+    for middle in (128, 2048):
+        ffn = FeedForward(512, middle, ReLU())
+        ranks[middle] = int(torch.linalg.matrix_rank(ffn.down.weight.double() @ ffn.up.weight.double()))
+    ends = FeedForward(512, 2048, ReLU()).up
+    widths = f"{ends.in_features} → {ends.out_features} → {ends.in_features}"
+    t.record_case("widths", widths, ends.out_features < ends.in_features)
+    correct = (
+        f"It is an inverted bottleneck, wider in the middle. A bottleneck of 128 would leave {ranks[128]} of 512 "
+        f"directions; a middle of 2048 leaves {ranks[2048]}."
+    )
+    t.correction(correct, ranks == {128: 128, 2048: 512})
+
+
+@claim(
+    HOMEWORK,
     "1.4d.4",
     statement=(
         "Self-attention mixes information across positions, the feed-forward layer across the features of one position."

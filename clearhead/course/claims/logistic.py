@@ -99,6 +99,26 @@ def infinity_norm_update(t: Experiment) -> None:
 
 @claim(
     FINAL,
+    "Part 1, Q3, solution, first line",
+    statement="The gradient of −y_i log P − (1 − y) log(1 − P) is (P − y_i) x (one term with y_i, the other with y).",
+    method="Symbolic derivative with two labels and with one.",
+)
+def gradient_two_labels(t: Experiment) -> None:
+    w, x, first, second = sp.symbols("w x y_i y", real=True)
+    p = 1 / (1 + sp.exp(-w * x))
+
+    def gap(other: sp.Symbol) -> sp.Expr:
+        """Return the derivative minus the printed one, with this label in the second term."""
+        loss = -first * sp.log(p) - (1 - other) * sp.log(1 - p)
+        return sp.simplify(sp.diff(loss, w) - (p - first) * x)
+
+    difference = gap(second).subs({w: 0, x: 2, first: 1, second: 0})
+    t.assert_equal("x = 2, w = 0, y_i = 1, y = 0: derivative minus formula", difference, 0)
+    t.intended("Both labels are y_i, the label of the one example of this step.", gap(first) == 0)
+
+
+@claim(
+    FINAL,
     "Part 1, Q3, solution",
     statement="‖w‖∞² is w_i² for the i with w_i ≥ w_j for all j (no absolute values in the condition).",
     method="w = (−2, 1): the printed case distinction against the definition.",

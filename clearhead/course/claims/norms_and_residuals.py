@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -60,20 +60,49 @@ def batch_norm_depends(t: Experiment) -> None:
         "nn.LayerNorm on a vector alone and in a batch; then, exactly, x = (0, 0, 3) and (0, 3, 3): does the "
         "first output depend on another entry?"
     ),
+    condition=(
+        "the elements are the vectors of the batch; 'elementwise' usually means entry by entry, and within a vector "
+        "each output depends on every entry"
+    ),
 )
 def layer_norm_elementwise(t: Experiment) -> None:
     batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
     t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
     a, b = normalized((0, 0, 3)), normalized((0, 3, 3))
-    within = "'elementwise' refers to the vectors; within a vector, each output depends on every entry"
-    t.note(f"{within}: (0, 0, 3) and (0, 3, 3) begin with {a[0]} and {b[0]}")
+    case_name = "(0, 0, 3) and (0, 3, 3), which differ in their second entry: first outputs"
+    t.record_case(case_name, f"{a[0]} and {b[0]}", a[0] == b[0], in_scope=False)
 
 
 def normalized(x: Sequence[Any]) -> list[Any]:
     mean = sp.Rational(1, len(x)) * sum(x)
     variance = sp.Rational(1, len(x)) * sum((v - mean) ** 2 for v in x)
     return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
+
+
+@claim(
+    HOMEWORK,
+    "1.4e.2",
+    statement="Layer norm normalizes over the features, for each example independently.",
+    method=(
+        "nn.LayerNorm on 2 examples of 3 positions: does a change in one example reach the other, and does a change at "
+        "one position reach the other positions of its example?"
+    ),
+    condition=(
+        "an example is a single position: the positions of one sequence are normalized independently as well, each "
+        "with its own mean and variance"
+    ),
+)
+def layer_norm_per_example(t: Experiment) -> None:
+    norm = nn.LayerNorm(5).double()
+    x = t.normal(2, 3, 5)
+    changed = x.clone()
+    changed[0, 1] += t.normal(5)
+    gaps = (norm(changed) - norm(x)).abs().amax(-1)
+    t.assert_equal("position 2 of example 1 disturbed: change in example 2", gaps[1].max(), 0, "{:g}")
+    others = max(gaps[0, 0].item(), gaps[0, 2].item())
+    case_name = "the same: change at the other positions of example 1, if they shared their statistics"
+    t.record_case(case_name, f"{others:g}", others > 0, in_scope=False)
 
 
 @claim(
@@ -117,6 +146,40 @@ def residual_gradient_formula(t: Experiment) -> None:
     f = sp.Matrix([sp.Function("f")(*x), sp.Function("g")(*x)])
     gap = sp.simplify((x + f).jacobian(x) - sp.eye(2) - f.jacobian(x))
     t.record_case("difference", gap.tolist(), gap == sp.zeros(2))
+
+
+@claim(
+    HOMEWORK,
+    "1.4e.1, with the block LayerNorm(x + Sublayer(x))",
+    statement="In the block LayerNorm(x + F(x)) gradients can bypass the sub-layer through the identity connection.",
+    method=(
+        "Jacobians of LayerNorm(x + F(x)), post-norm, and of x + F(LayerNorm(x)), pre-norm, at x = (1, 2, 4, 9) with a "
+        "sub-layer that passes nothing (F = 0): their rank, and whether they are the identity."
+    ),
+    condition=(
+        "only F is bypassed: the norm after the sum is not, and changes every gradient on the way; in a pre-norm block "
+        "x + F(LayerNorm(x)) the identity bypasses both"
+    ),
+)
+def residual_bypass(t: Experiment) -> None:
+    x = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    norm = nn.LayerNorm(4, eps=0.0).double()
+
+    def silent(h: torch.Tensor) -> torch.Tensor:
+        return 0.0 * h
+
+    def jacobian(block: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        result = torch.autograd.functional.jacobian(block, x)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    post, pre = jacobian(lambda h: norm(h + silent(h))), jacobian(lambda h: h + silent(norm(h)))
+    ranks = [int(torch.linalg.matrix_rank(matrix, tol=1e-9)) for matrix in (post, pre)]
+    t.record_case("gradients of 4 directions that pass: post-norm, pre-norm", ranks, min(ranks) > 0)
+    gaps = [max_abs_diff(matrix, torch.eye(4, dtype=torch.float64)) for matrix in (post, pre)]
+    t.assert_below("pre-norm: distance of the Jacobian from the identity", gaps[1], 1e-12)
+    t.assert_below("post-norm: the same", gaps[0], 1e-12, "{:.2f}", in_scope=False)
+    t.note("the post-norm Jacobian is J_LN (I + ∂F/∂x): J_LN sends the direction 1 and the normalized vector to 0")
 
 
 @claim(
@@ -176,7 +239,9 @@ def _through_layers(skip: float, seed: int) -> float:
 @claim(
     FINAL,
     "Part 2, Q3",
-    statement="Skip connections safeguard against overfitting, as a form of regularization.",
+    statement=(
+        "Skip connections safeguard against overfitting, as a form of regularization that encourages simpler features."
+    ),
     method=(
         "The slope of y = w·x and of y = x + a·x by least squares, exactly, with and without a penalty λ on "
         "the weight; the points (1, 3) and (2, 2) are noisy ones of y = x. Then a two-layer network with and "
@@ -303,6 +368,7 @@ def skip_reuses(t: Experiment) -> None:
         "12 blocks whose sublayers return zero: does the output equal the input, and is the gradient the "
         "identity? Then at their random start: how the size of the residual stream grows."
     ),
+    is_asserted=False,
 )
 def norm_placement(t: Experiment) -> None:
     changed, growth = [], []

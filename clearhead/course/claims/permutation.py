@@ -236,9 +236,11 @@ def patches_shuffled(t: Experiment) -> None:
     FINAL,
     "Part 3, Problem 2.1",
     statement=(
-        "Without positional encodings the exam's Transformer of one layer treats its input as a bag of symbols."
+        "Without positional encodings the Transformer treats its input as a bag of symbols and ignores the "
+        "sequential structure."
     ),
     method="Last output for every order of D, A, A before a <START>, one causal layer, in fractions; then two.",
+    condition="it has one layer, as in this exam; a second causal layer sees the order",
 )
 def bag_of_symbols(t: Experiment) -> None:
     letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
@@ -255,7 +257,9 @@ def bag_of_symbols(t: Experiment) -> None:
         exact.show(first_order[0]),
         first_order[0] == first_order[1] == first_order[2],
     )
-    t.note("a second causal layer would see the order: " + join_numbers((float(row[0]) for row in two), ".4f"))
+    first_entries = [float(row[0]) for row in two]
+    case_name = "two causal layers, the same orders: first entry of the last output"
+    t.record_case(case_name, join_numbers(first_entries, ".4f"), len(set(first_entries)) == 1, in_scope=False)
 
 
 @claim(

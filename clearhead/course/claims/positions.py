@@ -15,6 +15,8 @@ from clearhead.course.claims.figure import Lines
 from clearhead.course.claims.numerics import fit, max_abs_diff, n_parameters
 from clearhead.course.claims.registry import ANSWERED, EXAM, HOMEWORK, claim
 from clearhead.errors import ShapeError
+from clearhead.masks import Mask, causal
+from clearhead.nn import MultiHeadAttention
 from clearhead.nn.positions import ALiBi, LearnedPositions, Positions, RelativeBias, Rotary, Sinusoidal
 
 TRAINED, TWICE, BEYOND = 12, 24, 48
@@ -215,3 +217,49 @@ def learned_bound_to_length(t: Experiment) -> None:
     t.record_case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
     t.assert_equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
     t.assert_below("resized to its own size: change", max_abs_diff(grid.resized((4, 6)).weight, grid.weight), 1e-6)
+
+
+@claim(
+    HOMEWORK,
+    "1.4a.4",
+    statement=(
+        "Positional encodings must be explicitly added to the input embeddings for a Transformer to know the order."
+    ),
+    method=(
+        "Does the last output depend on the order of the tokens before it? One layer without positions, with a bias on "
+        "the scores and with rotated queries and keys; then two causal layers without positions."
+    ),
+)
+def positions_must_be_added(t: Experiment) -> None:
+    x = t.normal(1, 4, 8)
+    distance = (torch.arange(4)[:, None] - torch.arange(4)).abs()
+    plain = change_by_order(x, [MultiHeadAttention(8, 2)])
+    t.note(f"one layer without positions: the last output changes by {plain:.1e}")
+    changes = {
+        "bias −|i − j| on the scores": change_by_order(x, [MultiHeadAttention(8, 2)], bias=-distance.double()),
+        "rotated queries and keys": change_by_order(x, [MultiHeadAttention(8, 2, rotary=Rotary())]),
+        "two causal layers": change_by_order(x, [MultiHeadAttention(8, 2) for _ in range(2)], mask=causal()),
+    }
+    for name, change in changes.items():
+        t.assert_below(f"{name}, nothing added to the input: the last output changes by", change, 1e-9, "{:.3f}")
+    t.correction(
+        "Something must distinguish the orders: encodings added to the input, biases on the scores, rotated queries "
+        "and keys, or a causal mask and a second layer.",
+        plain < 1e-12 and min(changes.values()) > 1e-6,
+    )
+
+
+def change_by_order(
+    x: torch.Tensor,
+    layers: list[MultiHeadAttention],
+    *,
+    bias: torch.Tensor | None = None,
+    mask: Mask | None = None,
+) -> float:
+    """Return how much the last output of these layers changes if the first two tokens are exchanged."""
+    outputs = []
+    for h in (x, x[:, [1, 0, 2, 3]]):
+        for layer in layers:
+            h = layer.double()(h, bias=bias, mask=mask)
+        outputs.append(h[0, -1])
+    return max_abs_diff(*outputs)

@@ -85,6 +85,11 @@ class Claim:
     function: ClaimFunction
     is_asserted: bool = True
 
+    @property
+    def reference(self) -> str:
+        """The document and the location, and whether the document only asks about the statement."""
+        return f"{self.source}, {self.location}" + ("" if self.is_asserted else " (asked, not asserted)")
+
     def run(self, seed: int = 0) -> Outcome:
         """Test the claim; the same seed gives the same outcome."""
         started = time.perf_counter()

@@ -11,7 +11,7 @@ import torch
 from clearhead.course.claims import exact
 from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import Grid
-from clearhead.course.claims.numerics import single_head_attention
+from clearhead.course.claims.numerics import join_numbers, max_abs_diff, single_head_attention
 from clearhead.course.claims.registry import ANSWERED, HOMEWORK, claim
 from clearhead.masks import window
 
@@ -72,7 +72,10 @@ def selected_value(t: Experiment) -> None:
         "With weights (¼, ½, ¼) on positions i − 1, i, i + 1 attention is a convolution with a kernel of size 3."
     ),
     method="`attend` with a bias ln(kernel) on the distance against `conv1d`, positions 1 … 9.",
-    condition="the position is not at an edge, and the kernel is non-negative and sums to 1",
+    condition=(
+        "the position is not at an edge, the kernel is non-negative and sums to 1, and it multiplies all channels by "
+        "the same matrix at every offset"
+    ),
 )
 def attention_as_convolution(t: Experiment) -> None:
     n, kernel = 9, torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
@@ -88,6 +91,11 @@ def attention_as_convolution(t: Experiment) -> None:
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
     result_text = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
     t.record_case(f"kernel {edge}", result_text, min(edge) >= 0, in_scope=False)
+    # A head computes Σ_o a_o W_V v_{i+o}: its kernels a_o W_V, one matrix per offset, are multiples of one matrix.
+    matrices = torch.eye(2, dtype=torch.float64), torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    rank = int(torch.linalg.matrix_rank(torch.stack(matrices).flatten(1)))
+    case_name = "two channels, kept at one offset and exchanged at another: heads needed, one per independent matrix"
+    t.assert_equal(case_name, rank, 1, in_scope=False)
     t.draw(Grid("Weights of a convolution by attention", bias.softmax(1).tolist()))
 
 
@@ -172,17 +180,90 @@ def dropout_diffuses(t: Experiment) -> None:
 
 @claim(
     HOMEWORK,
-    "1.4a.3 and 1.4b",
-    statement=(
-        "In self-attention what a position becomes is a weighted combination of all positions, itself "
-        "included (as 1.4b says; 1.4a speaks of all others)."
-    ),
+    "1.4b",
+    statement="In self-attention each position becomes a weighted combination of all positions, itself included.",
     method="Every weight of 1, 2 and 3 equal tokens and of three different ones, in fractions.",
 )
+def combination_of_all(t: Experiment) -> None:
+    for tokens, rows in self_weights():
+        t.record_case(f"tokens {exact.show(tokens)}: weights", exact.show(rows), is_combination_of_all(rows))
+
+
+@claim(
+    HOMEWORK,
+    "1.4a.3",
+    statement="In self-attention each position becomes a weighted combination of all other positions.",
+    method="The weight of each position on itself, for 1, 2 and 3 equal tokens and for three different ones.",
+)
 def combination_of_others(t: Experiment) -> None:
-    for tokens in ([[1, 0]], [[1, 0]] * 2, [[1, 0]] * 3, [[1, 0], [0, 1], [1, 1]]):
-        x = exact.matrix(tokens)
-        rows = exact.attention(x, x, exact.eye(len(x)))
-        is_convex = all(min(row) > 0 and sum(row) == 1 for row in rows)
-        t.record_case(f"tokens {exact.show(x)}: weights", exact.show(rows), is_convex)
-    t.note("a single token attends only to itself")
+    for tokens, rows in self_weights():
+        own = [row[i] for i, row in enumerate(rows)]
+        t.record_case(f"tokens {exact.show(tokens)}: weights on themselves", exact.show(own), not any(own))
+    correct = "It is a combination of all positions, itself included; a single token attends only to itself."
+    t.correction(correct, all(is_combination_of_all(rows) for _, rows in self_weights()))
+
+
+def self_weights() -> list[tuple[exact.Matrix, exact.Matrix]]:
+    """Return sequences of tokens with the self-attention weights of each."""
+    sequences = [exact.matrix(rows) for rows in ("1 0", "1 0; 1 0", "1 0; 1 0; 1 0", "1 0; 0 1; 1 1")]
+    return [(x, exact.attention(x, x, exact.eye(len(x)))) for x in sequences]
+
+
+def is_combination_of_all(rows: exact.Matrix) -> bool:
+    """Return whether all weights are positive and those of each row sum to 1."""
+    return all(min(row) > 0 and sum(row) == 1 for row in rows)
+
+
+@claim(
+    HOMEWORK,
+    "1.3d, positional encoding",
+    statement=(
+        "Self-attention acts as a convolution by relative encodings that bias the scores by the distance, higher for "
+        "near positions and lower for distant ones."
+    ),
+    method=(
+        "Weights of a query in the middle with the bias b(|j − i|) = ln of the kernel at that distance, in the "
+        "library; kernels (¼, ½, ¼), (½, ¼, ¼) and (1, 0, 0)."
+    ),
+    condition=("the kernel is symmetric and falls from its middle; any other needs a bias on the signed offset j − i"),
+)
+def distance_bias_kernels(t: Experiment) -> None:
+    n, middle = 7, 3
+    distance = (torch.arange(n) - middle).abs()
+    for kernel in ((0.25, 0.5, 0.25), (0.5, 0.25, 0.25), (1.0, 0.0, 0.0)):
+        # The best that the distance allows: both neighbors get the mean of the two entries.
+        side = (kernel[0] + kernel[2]) / 2
+        by_distance = torch.tensor([kernel[1], side, *[0.0] * (n - 2)], dtype=torch.float64)
+        q = torch.zeros(1, 2, dtype=torch.float64)
+        bias = by_distance[distance].log()[None]
+        weights = single_head_attention(q, torch.zeros(n, 2).double(), bias=bias, impl="reference")[0]
+        used = tuple(weights[middle - 1 : middle + 2].tolist())
+        is_symmetric = kernel[0] == kernel[2]
+        same = all(abs(a - b) < 1e-12 for a, b in zip(used, kernel, strict=True))
+        t.record_case(f"kernel {kernel}: weights", join_numbers(used, ".3f"), same, in_scope=is_symmetric)
+
+
+@claim(
+    HOMEWORK,
+    "1.3d, learned projections",
+    statement=("W_Q and W_K can be learned such that queries are most similar to the keys in their neighborhood."),
+    method=(
+        "Scores of 5 tokens: with one-hot positions as input and a banded W_K; then five equal tokens without "
+        "positions, under 100 random W_Q and W_K."
+    ),
+    condition="the input contains positions; without them equal tokens have equal scores, whatever W_Q and W_K are",
+)
+def projections_favor_neighbors(t: Experiment) -> None:
+    places = torch.arange(5)
+    near = (places[:, None] - places).abs() <= 1
+    positions = torch.eye(5, dtype=torch.float64)
+    scores = positions @ (positions @ near.double()).T  # W_Q = I, W_K the band
+    is_local = bool((scores[near] > scores[~near].max()).all())
+    t.record_case("positions as input, W_Q = I, W_K a band: neighbors have the largest scores", is_local, is_local)
+    tokens = t.normal(1, 5).expand(5, 5)
+    spreads = [
+        max_abs_diff(row_scores, row_scores[:, :1])
+        for row_scores in ((tokens @ t.normal(5, 5)) @ (tokens @ t.normal(5, 5)).T for _ in range(100))
+    ]
+    case_name = "equal tokens, no positions: largest difference of two scores of a query"
+    t.record_case(case_name, f"{max(spreads):.1e}", max(spreads) > 1e-9, in_scope=False)

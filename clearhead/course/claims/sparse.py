@@ -42,6 +42,7 @@ def sparse_saves(t: Experiment) -> None:
     "Q6b",
     statement="There is a trade-off between full attention and local windows.",
     method="Pairs and reach (farthest input after L layers) of a window of ±2 against full attention, 64 tokens.",
+    is_asserted=False,
 )
 def local_windows(t: Experiment) -> None:
     local, all_pairs = window(2, 2).count(64), full().count(64)
@@ -58,6 +59,7 @@ def local_windows(t: Experiment) -> None:
     method=(
         "Dot is linear in the query, Additive is not (score of 2q against twice the score of q); parameters counted."
     ),
+    is_asserted=False,
 )
 def additive_multiplicative(t: Experiment) -> None:
     q, k = (t.normal(1, 1, m, 7) for m in (3, 5))

@@ -67,12 +67,14 @@ def never_uniform_is_false(t: Experiment) -> None:
     FINAL,
     "Part 1, Q1, solution",
     statement="For equal scores the weights are uniform for any real T.",
-    method="Exact weights at T = 5, 1/5 and −1; the question defines them for T > 0.",
+    method="Exact weights at T = 5, 1/5, −1 and 0; the question defines them for T > 0.",
+    condition="T is not 0: there z/T divides by zero and no weights are defined",
 )
 def equal_scores_any_real_T(t: Experiment) -> None:
     for value in (sp.Integer(5), sp.Rational(1, 5), sp.Integer(-1)):
         t.assert_equal(f"T = {value}", exact.softmax((2, 2, 2, 2), value), [sp.Rational(1, 4)] * 4, exact.show)
-    t.note(f"at T = 0, which the question leaves out, z/T is finite: {(sp.Integer(2) / sp.Integer(0)).is_finite}")
+    quotient = sp.Integer(2) / sp.Integer(0)
+    t.record_case("T = 0: is z/T a finite number", bool(quotient.is_finite), quotient.is_finite, in_scope=False)
 
 
 @claim(

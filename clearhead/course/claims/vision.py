@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,6 +14,20 @@ from clearhead.course.claims.registry import HOMEWORK, claim
 from clearhead.hub import load
 from clearhead.models import VisionConfig, VisionTransformer
 from clearhead.nn import PatchEmbedding
+
+# Dosovitskiy et al. (2021), An Image is Worth 16x16 Words, table 2: accuracies after pre-training on JFT-300M, and of
+# the best convolutional networks before it. Noisy Student is reported for the first two data sets only.
+TABLE_2 = {
+    "ImageNet": {"ViT-H/14": 88.55, "ViT-L/16": 87.76, "BiT-L": 87.54, "Noisy Student": 88.5},
+    "ImageNet ReaL": {"ViT-H/14": 90.72, "ViT-L/16": 90.54, "BiT-L": 90.54, "Noisy Student": 90.55},
+    "CIFAR-10": {"ViT-H/14": 99.50, "ViT-L/16": 99.42, "BiT-L": 99.37},
+    "CIFAR-100": {"ViT-H/14": 94.55, "ViT-L/16": 93.90, "BiT-L": 93.51},
+    "Oxford-IIIT Pets": {"ViT-H/14": 97.56, "ViT-L/16": 97.32, "BiT-L": 96.62},
+    "Oxford Flowers-102": {"ViT-H/14": 99.68, "ViT-L/16": 99.74, "BiT-L": 99.63},
+    "VTAB": {"ViT-H/14": 77.63, "ViT-L/16": 76.28, "BiT-L": 76.29},
+}
+# Pictures of each set, in thousands (the same paper, section 4.1).
+PICTURES = {"ImageNet-1k": 1_300, "ImageNet-21k": 14_000, "JFT-300M": 303_000}
 
 
 def small(seed: int | None = None, **choices: Any) -> VisionTransformer:
@@ -121,3 +136,47 @@ def no_spatial_bias(t: Experiment) -> None:
     changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())
     case_name = "two pixels of different patches exchanged: patch vectors changed"
     t.assert_equal(case_name, changed, 0, "{}; no rearrangement of positions undoes it", in_scope=False)
+
+
+@claim(
+    HOMEWORK,
+    "1.5d.3",
+    statement=(
+        "ViT-H/14 and ViT-L/16, pre-trained on JFT-300M, outperform BiT and Noisy Student on multiple benchmarks."
+    ),
+    method=(
+        "The accuracies of Dosovitskiy et al. (2021), An Image is Worth 16x16 Words, table 2: for each pair of models, "
+        "the benchmarks on which the vision Transformer is ahead. Multiple means two or more."
+    ),
+    condition="ViT-L/16 is compared with BiT: it is ahead of Noisy Student on neither of the two benchmarks reported",
+)
+def vit_beats_convolution(t: Experiment) -> None:
+    for vision, convolutional in product(("ViT-H/14", "ViT-L/16"), ("BiT-L", "Noisy Student")):
+        results = [scores for scores in TABLE_2.values() if convolutional in scores]
+        ahead = sum(scores[vision] > scores[convolutional] for scores in results)
+        in_scope = (vision, convolutional) != ("ViT-L/16", "Noisy Student")
+        case_name = f"{vision} against {convolutional}: ahead on"
+        t.record_case(case_name, f"{ahead} of {len(results)} benchmarks", ahead >= 2, in_scope=in_scope)
+
+
+@claim(
+    HOMEWORK,
+    "1.5d.1, example",
+    statement=(
+        "On small data sets such as ImageNet-1k with 1.3 million pictures, ViT-B/32 performs much worse than ResNet50 "
+        "on small subsets of 9 million pictures."
+    ),
+    method=(
+        "Can a set have a subset of this size? The sizes are those of Dosovitskiy et al. (2021), An Image is Worth "
+        "16x16 Words, section 4.1; the subsets are described in section 4.3."
+    ),
+)
+def subset_of_imagenet(t: Experiment) -> None:
+    subset = 9_000
+    sizes = f"{subset:,} of {PICTURES['ImageNet-1k']:,} thousand pictures"
+    t.record_case("a subset of ImageNet-1k", sizes, subset <= PICTURES["ImageNet-1k"])
+    t.intended(
+        "The 9 million pictures are a random subset of JFT-300M; on subsets of 90 million and more the paper finds "
+        "ViT-B/32 ahead.",
+        subset <= PICTURES["JFT-300M"],
+    )

@@ -63,6 +63,11 @@ def test_show_prints_evidence_and_writes_svg(run, tmp_path):
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
+def test_show_says_that_a_document_only_asks(run):
+    assert "Q6b (asked, not asserted)" in run("show", "local-windows")[1]
+    assert "not asserted" not in run("show", "sparse-saves")[1]
+
+
 @pytest.mark.parametrize("width", [140, 80, 60, 33])
 def test_overview_does_not_truncate_ids(run, shared_outcomes, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -28,11 +28,18 @@ def test_ledger_accounts_for_every_assertion(slug):
     assert all(re.fullmatch(r"\d+:[0-9a-f]{8}", at) for at in ledger.pointers)
 
 
-def test_every_claim_is_referenced_by_its_document():
+def test_every_asserted_claim_is_referenced_by_its_document():
     for ledger in coverage():
         referenced = {name for a in ledger.assertions for name in a.claims}
-        registered = {c.id for c in claims().values() if c.source == ledger.source}
-        assert registered <= referenced, registered - referenced
+        asserted = {c.id for c in claims().values() if c.source == ledger.source and c.is_asserted}
+        assert asserted <= referenced, asserted - referenced
+
+
+def test_statements_that_a_document_asks_about_are_not_assertions():
+    """An exam that asks to discuss a trade-off does not assert it."""
+    asked = {c.id for c in claims().values() if not c.is_asserted}
+    assert asked == {"local-windows", "additive-multiplicative", "norm-placement", "initialization-matters"}
+    assert not asked & {name for ledger in coverage() for a in ledger.assertions for name in a.claims}
 
 
 def test_ledger_counts_unaccounted_assertions():
@@ -56,7 +63,9 @@ def test_coverage_command_prints_counts(run):
         assert d["unaccounted"] == 0
         assert d["share"] == 1
         assert d["tested"] + sum(d[f"untested_{reason}"] for reason in REASONS) == d["assertions"]
+    assert "nor that each of its words is tested" in json.loads(out)["accounted_for"]
     status, out, error = run("coverage", "transformer-exercises")
+    assert "An assertion is accounted for if it names existing claims" in out
     assert status == 0, error
     assert "theta-line-numbers" in out
     assert "not tested: definition" in out

@@ -63,7 +63,9 @@ SIMILAR = [
     ("decoder-masks", "encoder-decoder-masks"),  # "padding on the right"
     ("dedup-scores", "dedup-attention-printed", "dedup-representations"),  # a column, a row
     ("variance-printed-index", "infinity-norm-cases", "scale-by-length"),  # an index, bars, a letter
-    ("sparse-saves", "minibatch-iterations", "heads-gradient-flow", "heads-redundancy"),  # "can", "may"
+    ("sparse-saves", "minibatch-iterations", "heads-redundancy"),  # "can", "may"
+    ("combination-of-others", "positions-must-be-added", "residual-at-least-one"),  # "all", "must", "ensures"
+    ("layer-norm-elementwise", "layer-norm-per-example"),  # which elements, which examples
 ]
 
 
