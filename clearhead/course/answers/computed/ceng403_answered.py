@@ -189,7 +189,7 @@ def verb_and_subject_heads() -> SvgFigure:
     for panel, (layer, head, title) in enumerate(((2, 6, "head 2.6: the next word"), (3, 4, "head 3.4: the subject"))):
         matrix = weights[layer, head]
         axes = figure.add_subplot(1, 2, panel + 1)
-        axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
+        axes.imshow(matrix.numpy(), cmap="Blues", vmin=0, vmax=1)
         axes.set_title(title, fontsize=10)
         axes.set_xticks(range(len(tokens)), tokens, rotation=60, ha="right", fontsize=8)
         axes.set_yticks(range(len(tokens)), tokens, fontsize=8)
