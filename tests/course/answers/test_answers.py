@@ -18,7 +18,7 @@ from clearhead.course.exercises import bundled_problems
 from clearhead.course.sources import documents
 
 # Documents whose questions all have an answer.
-FINISHED = ("ceng403-exam", "transformer-exercises")
+FINISHED: tuple[str, ...] = ("ceng403-answered", "ceng403-exam", "csci2572-homework", "transformer-exercises")
 QUESTIONS = [(slug, q.location) for slug, d in documents().items() for q in d.questions if has_answer(slug, q.location)]
 _COMMAND = re.compile(r"`clearhead ([^`]+)`")
 _NAMED = re.compile(r"(claims show|exercise solve) ([\w-]+)")

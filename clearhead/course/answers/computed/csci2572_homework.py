@@ -27,6 +27,12 @@ def _weights(scores: Tensor, beta: float = 1.0) -> Tensor:
     return (beta * scores).softmax(0)
 
 
+def example_inputs() -> str:
+    """Return the keys, queries and values of the example."""
+    names = {"keys": KEYS, "queries": QUERIES, "values": VALUES}
+    return "; ".join(f"{name} {', '.join(map(_numbers, matrix.T))}" for name, matrix in names.items())
+
+
 def example_scores() -> str:
     """Return S = KᵀQ of the example, row by row."""
     return _rows(KEYS.T @ QUERIES, "g")
@@ -238,7 +244,7 @@ def _heads_against_convolution(factor: float) -> float:
     for shift, w in zip((-1, 0, 1), matrices, strict=True):
         offset = (position - position[:, None] - shift).double()
         heads.append((-factor * offset**2).softmax(-1) @ x @ w)
-    return (sum(heads) - _convolve(x, matrices))[1:-1].abs().max().item()  # type: ignore[operator, union-attr]
+    return (sum(heads) - _convolve(x, matrices))[1:-1].abs().max().item()
 
 
 def streaming_mask() -> Drawing:
@@ -278,13 +284,13 @@ def _contexts() -> tuple[list[str], list[float]]:
     import clearhead as ch
 
     pipeline = ch.pipeline("en-es")
-    encoder = pipeline.model.encoder
+    encoder = pipeline.model.get_submodule("encoder")
+    modules = [encoder.get_submodule("embedding"), *encoder.get_submodule("blocks").children()]
     states = []
     for sentence in CONTEXTS:
         ids = pipeline.tokenizer.encode(sentence)
         position = [token.strip() for token in pipeline.tokenizer.tokens(ids)].index(COMMON_WORD)
         recorded: list[Tensor] = []
-        modules = [encoder.embedding, *encoder.blocks]
         handles = [_record_output(module, recorded, position) for module in modules]
         with torch.no_grad():
             encoder(torch.tensor([[*ids, *pipeline.stop_ids]]))
@@ -313,7 +319,8 @@ def similarity_by_layer() -> AnswerTable:
     similarities = _contexts()[1]
     header = ["", "embedding", *(f"block {layer}" for layer in range(len(similarities) - 1))]
     row = ["cosine of the two vectors", *(f"{value:.2f}" for value in similarities)]
-    return AnswerTable(header, [row], f"Similarity of “{COMMON_WORD}” in the two sentences; it is the second token in both.")
+    caption = f"Similarity of “{COMMON_WORD}” in the two sentences; it is the second token in both."
+    return AnswerTable(header, [row], caption)
 
 
 def two_hard_heads() -> AnswerTable:
@@ -365,10 +372,11 @@ def rank_collapse() -> AnswerTable:
     """Return how much tokens differ from their mean after layers of attention alone and of whole blocks."""
     torch.manual_seed(0)
     layers, width, n = 8, 32, 12
-    kwargs = {"batch_first": True, "dtype": torch.float64}
     x = torch.randn(1, n, width, dtype=torch.float64)
-    attention = [nn.MultiheadAttention(width, 4, bias=False, **kwargs) for _ in range(layers)]
-    blocks = [nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, **kwargs) for _ in range(layers)]
+    attention = [nn.MultiheadAttention(width, 4, bias=False, batch_first=True).double() for _ in range(layers)]
+    blocks = [
+        nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True).double() for _ in range(layers)
+    ]
 
     def attend(layer: nn.Module, y: Tensor) -> Tensor:
         output: Tensor = layer(y, y, y, need_weights=False)[0]
