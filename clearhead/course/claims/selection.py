@@ -91,6 +91,14 @@ def attention_as_convolution(t: Experiment) -> None:
     edge = (-1, 2, 0)  # sums to 1, as weights do, and finds edges
     result_text = f"needs a weight of {min(edge)}, and a softmax gives none below 0"
     t.record_case(f"kernel {edge}", result_text, min(edge) >= 0, in_scope=False)
+    before, after = (torch.where(distance == offset, 0.0, -torch.inf) for offset in (-1, 1))
+    before[0], after[-1] = 0.0, 0.0  # the first has no token before, the last none after
+    heads = [
+        single_head_attention(q, q, w * v, bias=b.double(), impl="reference") for w, b in ((-1, before), (1, after))
+    ]
+    difference = torch.nn.functional.conv1d(v.T[:, None], torch.tensor([[[-1.0, 0.0, 1.0]]]).double(), padding=1)
+    gap = max_abs_diff((heads[0] + heads[1])[1:-1], difference[:, 0].T[1:-1])
+    t.note(f"two heads, with W_V = −1 for the token before and 1 for the one after, give (−1, 0, 1): off by {gap:.1e}")
     # A head computes Σ_o a_o W_V v_{i+o}: its kernels a_o W_V, one matrix per offset, are multiples of one matrix.
     matrices = torch.eye(2, dtype=torch.float64), torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     rank = int(torch.linalg.matrix_rank(torch.stack(matrices).flatten(1)))
