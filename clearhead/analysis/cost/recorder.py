@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
 from clearhead.errors import ClearheadError, ConfigError
+from clearhead.training.step_runner import MethodReplacement, replace_methods
 
 
 class OpRecord(NamedTuple):
@@ -298,19 +299,18 @@ def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractCon
         with recompute_context():
             return forward(*args, **kwargs)
 
-    for block in blocks:
-        block.forward = partial(
+    def recomputed(block: nn.Module) -> MethodReplacement:
+        forward = partial(
             checkpoint,
             partial(run, block.forward),
             use_reentrant=False,
             preserve_rng_state=False,
             determinism_check="none",
         )
-    try:
+        return MethodReplacement(block, "forward", forward)
+
+    with replace_methods(map(recomputed, blocks)):
         yield
-    finally:
-        for block in blocks:
-            del block.forward
 
 
 # ---------------------------------------------------------------------- modules that cannot run on fake tensors
