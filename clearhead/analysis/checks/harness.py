@@ -21,7 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from clearhead.analysis.checks.numerics_recorder import NumericsRecorder, Observations
 from clearhead.analysis.checks.rounding import SAFETY, noise
-from clearhead.analysis.inputs.module_spec import CallInputs, Embeddings, Ids, ModuleSpec, tensor_of
+from clearhead.analysis.inputs.module_spec import CallInputs, Embeddings, Ids, ModuleSpec
+from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.errors import ConfigError
 
 LENGTH = 11
@@ -72,7 +73,7 @@ class Harness:
     def out(self, batch: CallInputs, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the main output tensor, without gradients."""
         with torch.no_grad():
-            return tensor_of(self.raw(batch, module, dtype)).detach()
+            return output_tensor(self.raw(batch, module, dtype)).detach()
 
     def memoize(self, name: str, inputs: CallInputs, compute: Callable[[], T]) -> T:
         """Return the result of `compute`, which is stored if `inputs` are the inputs of the harness."""

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
+from clearhead.analysis.tracing.module_calls import observing_modules
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.training.step_runner import MethodReplacement, replace_methods
 
@@ -199,15 +200,12 @@ class OpRecorder(TorchDispatchMode):
         self.log.blocks = list(blocks_of(model))
 
         def push(path: str, *_: Any) -> None:
-            self.module_stack.append(path)
+            self.module_stack.append(path or root)
 
         def pop(*_: Any) -> None:
             self.module_stack.pop()
 
-        with ExitStack() as stack:
-            for path, module in model.named_modules():
-                stack.callback(module.register_forward_pre_hook(partial(push, path or root), prepend=True).remove)
-                stack.callback(module.register_forward_hook(pop, always_call=True).remove)
+        with observing_modules(model, push, pop):
             yield
 
 

@@ -17,16 +17,8 @@ from torch import Tensor, nn
 
 from clearhead._core.validation import check_int
 from clearhead.analysis.inputs.infer_spec import spec_for
-from clearhead.analysis.inputs.module_spec import (
-    Caching,
-    CallInputs,
-    Embeddings,
-    Ids,
-    Inputs,
-    ModuleSpec,
-    Values,
-    tensor_of,
-)
+from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, Inputs, ModuleSpec, Values
+from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.nn import MultiHeadAttention
@@ -46,7 +38,7 @@ class Example:
     targets: Tensor | None = None
 
     def run(self, model: nn.Module) -> Tensor:
-        return tensor_of(self.call(model))
+        return output_tensor(self.call(model))
 
     def loss(self, model: nn.Module) -> Tensor:
         # No variable refers to the logits, so they are freed as soon as the loss has read them.

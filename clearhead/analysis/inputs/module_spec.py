@@ -9,7 +9,7 @@ the caller provides it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.validation import check_int
-from clearhead.errors import ConfigError, DtypeError
+from clearhead.errors import ConfigError
 from clearhead.masks import Mask
 
 
@@ -222,32 +222,3 @@ def direct_run(padding: Padding | None, caching: Caching | None, target_padding:
         return module(*[x for x in (batch.source, batch.x) if x is not None], **extra)
 
     return run
-
-
-def tensor_of(output: Any) -> Tensor:
-    """Return the main tensor of a module output: a tensor, a tuple, a dict or an output object."""
-    for name in ("logits", "last_hidden_state"):
-        tensor = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(tensor, Tensor):
-            return tensor
-    if isinstance(output, Tensor):
-        return output
-    parts = list(output.values()) if isinstance(output, Mapping) else output
-    for part in parts if isinstance(parts, (tuple, list)) else ():
-        if isinstance(part, Tensor) and part.is_floating_point():
-            return part
-    raise DtypeError(
-        f"the module returned a {type(output).__name__}; expected a tensor, or a tuple, dict or "
-        "object that contains one; pass run=, a function of (module, inputs) that returns it"
-    )
-
-
-def all_tensors(output: Any) -> list[Tensor]:
-    """Return every floating-point tensor of a module output, because a loss can depend on any of them."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, (tuple, list)):
-        return [tensor for part in output for tensor in all_tensors(part)]
-    return []

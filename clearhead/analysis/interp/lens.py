@@ -7,20 +7,18 @@ another layer. After the last block, the lens is therefore bit-identical to the 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.interp.metric import ModelArgs, run_logits
 from clearhead.analysis.interp.residual_stream import record_residual_stream
 from clearhead.analysis.tracing.recompute import Indices, resolve_indices, select_indices
-from clearhead.analysis.tracing.recorder import first_tensor, replace_first_tensor
 from clearhead.analysis.views.chart import Chart, HasCharts
 from clearhead.errors import ConfigError
 
@@ -100,33 +98,28 @@ def logit_lens(model: nn.Module, args: ModelArgs, *, positions: Indices = None) 
     outputs = {path: call.output for path, call in ran.items() if call.number < end and not path.startswith(last)}
     logits_by_layer = []
     for state in (ran[blocks[0]].block_input, *states):
-        with _fixed_outputs(model, outputs | {last: output if state is None else replace_first_tensor(output, state)}):
-            logits = run_logits(model, args)
+        fixed = outputs | {last: output if state is None else replace_first_tensor(output, state)}
+        by_module = {model.get_submodule(path): value for path, value in fixed.items()}
+        logits = run_logits(_with_fixed_outputs(model, by_module), args)
         logits_by_layer.append((select_indices(logits, -2, position_ids) if is_text else logits).clone())
     return LogitLens(
         layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(logits_by_layer), positions=tuple(position_ids)
     )
 
 
-_LOCK = threading.Lock()
+def _with_fixed_outputs(model: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
+    """Return a copy of the model in which these modules return fixed outputs without running.
 
-
-@contextmanager
-def _fixed_outputs(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
-    """Make modules return these outputs in this thread; other threads run the original modules."""
-    modules, thread = {path: model.get_submodule(path) for path in outputs}, threading.get_ident()
-
-    def constant_forward(original: Callable[..., Any], output: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: output if threading.get_ident() == thread else original(*args, **kwargs)
-
-    with _LOCK, ExitStack() as stack:  # concurrent replacements would overwrite each other
-        for path, module in modules.items():
-            original, output = module.forward, vars(module)
-            restore = (
-                partial(output.__setitem__, "forward", original)
-                if "forward" in output
-                else partial(output.pop, "forward")
-            )
-            stack.callback(restore)
-            output["forward"] = constant_forward(original, outputs[path])
-        yield
+    Only these modules and those that contain them are copied; parameters are shared.
+    """
+    if model in outputs:
+        clone = copy.copy(model)
+        vars(clone)["forward"] = lambda *args, **kwargs: outputs[model]
+        return clone
+    clones = {child: _with_fixed_outputs(child, outputs) for child in model.children()}
+    if all(clone is child for child, clone in clones.items()):
+        return model
+    clone = copy.copy(model)
+    children = {name: None if child is None else clones[child] for name, child in model._modules.items()}
+    vars(clone)["_modules"] = children
+    return clone

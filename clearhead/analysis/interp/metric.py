@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.analysis.tracing.recorder import first_tensor
+from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 ModelArgs = Tensor | Sequence[Any] | Mapping[str, Any]

@@ -15,11 +15,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.interp.metric import ModelArgs, check_model, input_tensors, run_logits
-from clearhead.analysis.tracing.recorder import first_tensor
+from clearhead.analysis.tracing.module_calls import observing_modules
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
 _SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")
@@ -233,20 +231,20 @@ class ResidualStream:
 def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     """Run the model once and record its operations."""
     check_model(model)
-    notes, thread = ResidualOpRecorder(input_tensors(args)), threading.get_ident()
+    notes = ResidualOpRecorder(input_tensors(args))
     ran: dict[str, BlockCall] = {}
     block_input: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
     lists = (nn.ModuleList, nn.Sequential)
     in_list = {path for path in modules if path and isinstance(modules[path.rpartition(".")[0]], lists)}
 
-    def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == thread:
+    def enter(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path:
             notes.running.append(path)
             block_input[path] = first_tensor((*args, *kwargs.values()))
 
-    def leave(path: str, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != thread:
+    def leave(path: str, module: nn.Module, output: Any) -> None:
+        if not path:
             return
         notes.running.pop()
         for x in tree_flatten(output)[0]:
@@ -256,13 +254,8 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
             ran.pop(path, None)  # keep the last call
             ran[path] = BlockCall(block_input[path], output, next(notes.count))
 
-    with ExitStack() as stack:
-        for path, module in modules.items():
-            if path:
-                stack.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(partial(leave, path)).remove)
-        with notes:
-            logits = run_logits(model, args)
+    with observing_modules(model, enter, leave), notes:
+        logits = run_logits(model, args)
     return ResidualStream(model, notes, logits, ran)
 
 

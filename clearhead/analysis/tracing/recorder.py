@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.tensor_state import is_concrete
+from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.call_analysis import calls_torch_attention
 from clearhead.analysis.tracing.edits import Intervention
@@ -287,27 +288,3 @@ def require_concrete(x: Tensor) -> Tensor:
             "store them; call the model itself in the `with` block"
         )
     return x
-
-
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the main tensor of an input or output with several values: the logits, or the first tensor."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Mapping):
-        value = (value["logits"],) if "logits" in value else tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        return next((x for x in map(first_tensor, value) if x is not None), None)
-    return None
-
-
-def replace_first_tensor(value: Any, new: Tensor) -> Any:
-    """Return the same structure with the tensor that `first_tensor` finds replaced."""
-    if isinstance(value, Tensor):
-        return new
-    parts = dict(value if isinstance(value, Mapping) else enumerate(value))
-    names = (name for name, part in parts.items() if first_tensor(part) is not None)
-    name = "logits" if "logits" in parts else next(names)
-    parts[name] = replace_first_tensor(parts[name], new)
-    if isinstance(value, Mapping):
-        return type(value)(**parts)
-    return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.outputs import first_tensor
+from clearhead.analysis.tracing.module_calls import observing_modules
 from clearhead.analysis.tracing.recompute import recompute_scores
-from clearhead.analysis.tracing.recorder import first_tensor
 from clearhead.analysis.tracing.trace import Trace
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, texts
 from clearhead.attention import ScaledDot
@@ -69,7 +70,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(_: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         prefix = f"{running[-1].path}." if running and running[-1].path else ""
         path = next((path for path in names[module] if path.startswith(prefix)), names[module][0])
         tensors = [x for x in args if isinstance(x, Tensor)]
@@ -78,14 +79,11 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         (running[-1].children if running else calls).append(visit)
         running.append(visit)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(_: str, module: nn.Module, output: Any) -> None:
         first = first_tensor(output)
         running.pop().output = None if first is None else first.detach().clone()
 
-    with ExitStack() as stack:
-        for module in names:
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(leave).remove)
+    with observing_modules(model, enter, leave):
         yield calls
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from clearhead.analysis import reports as tasks
-from clearhead.analysis.tracing.recorder import first_tensor
+from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.page import iframe, render_template
 from clearhead.analysis.walkthrough.builder import TokenAxis, WalkthroughBuilder, record_calls

@@ -400,6 +400,7 @@ def test_logit_lens_does_not_affect_other_threads():
     real = model.norm.forward
 
     def norm(x):
+        assert not any("forward" in vars(block) for block in model.blocks)
         if threading.current_thread() is threading.main_thread() and not thread_logits:
             other = threading.Thread(
                 target=lambda: thread_logits.append(run_logits(model, change_middle_token(model_args)))

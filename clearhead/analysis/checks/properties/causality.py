@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from clearhead.analysis.checks.harness import Harness, by_position
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property
-from clearhead.analysis.inputs.module_spec import CallInputs, tensor_of
+from clearhead.analysis.inputs.module_spec import CallInputs
+from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.masks import causal
 
 
@@ -58,7 +59,7 @@ def gradient(harness: Harness, inputs: CallInputs) -> Tensor | None:
     with ExitStack() as stack:
         for table in tables:
             stack.enter_context(table.register_forward_hook(start))
-        out = by_position(tensor_of(harness.raw(inputs)))[0]  # (T, outputs)
+        out = by_position(output_tensor(harness.raw(inputs)))[0]  # (T, outputs)
     if not leaf or not out.requires_grad:
         return None
     weights = torch.randn(out.shape[1], generator=harness.generator, dtype=torch.float64).to(out.dtype)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from clearhead.analysis.checks.harness import Harness, cast_to, reason
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.rounding import SAFETY, difference, noise
-from clearhead.analysis.inputs.module_spec import CallInputs, Ids, all_tensors
+from clearhead.analysis.inputs.module_spec import CallInputs, Ids
+from clearhead.analysis.inputs.outputs import all_tensors
 
 NARROW = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _UNSUPPORTED = ("not implemented for", "must have the same dtype", "expected scalar type", "same dtype", "mixed dtype")
