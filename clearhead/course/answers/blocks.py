@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Protocol, TypeAlias
 
 from markdown_it import MarkdownIt
@@ -59,7 +60,7 @@ class BulletList:
 
 @dataclass(frozen=True)
 class Formula:
-    """Displayed mathematics, one formula per line."""
+    """Displayed mathematics, one formula per line; lines may be indented."""
 
     lines: tuple[str, ...]
 
@@ -224,7 +225,7 @@ class _Builder:
     def _fence(self, token: Token) -> Block:
         code = self._fill(token.content)
         if token.info == "math":
-            return Formula(tuple(line.strip() for line in code.splitlines() if line.strip()))
+            return Formula(tuple(line.rstrip() for line in dedent(code).splitlines() if line.strip()))
         if token.info in ("python", "python run", "text", ""):
             return Program(code, token.info == "python run")
         raise ConfigError(f"an answer contains a fence {token.info!r}; expected math, python, python run or text")

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_INDEX = r"\{[^{}]*\}|[A-Za-z0-9α-ωΑ-Ω′]+"
+_INDEX = r"\{[^{}]*\}|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+"
 _POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
 _SCRIPT = re.compile(rf"(?<=[^\s])(?:_({_INDEX})|\^({_POWER}))")
-_INDICES = re.compile(r"[a-z]|[hijklmnpqrst]{2}")
-_SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z])(?![A-Za-z'’])")
+_INDICES = re.compile(r"[a-z]|[abhijklmnpqrst]{2}")
+_SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{2}(?=[ᵀ²]))(?![A-Za-z'’])")
+_IS_EQUATION = re.compile(r"\s?[=≥≤≈·ᵀ]")
 # Single letters that are words or the names of options in sentences.
 _WORDS = frozenset("aIABCD")
 
@@ -52,7 +53,7 @@ def _letters(text: str, script: int, is_formula: bool, *, has_script: bool = Fal
         return
     end = 0
     for match in _SYMBOL.finditer(text):
-        is_base = has_script and match.end() == len(text)
+        is_base = (has_script and match.end() == len(text)) or _IS_EQUATION.match(text, match.end())
         if match[1] in _WORDS and not (is_formula or script or is_base):
             continue
         if match.start() > end:

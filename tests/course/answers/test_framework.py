@@ -179,6 +179,7 @@ def test_runs_split_scripts_and_variables():
         ("e", 0, True), ("−", 1, False), ("x", 1, True), ("·", 0, False), ("W", 0, True), ("Q", -1, True),
     ]  # fmt: skip
     assert [text for text, level, _ in script("10^(2i/d)") if level] == ["2", "i", "/", "d"]
+    assert script("y_<t") == [("y", 0, True), ("<", -1, False), ("t", -1, True)]
     assert script("A", is_formula=True) == [("A", 0, True)]
     assert script("option A") == [("option A", 0, False)]
 

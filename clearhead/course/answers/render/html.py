@@ -22,7 +22,7 @@ from clearhead.course.answers.blocks import (
 )
 from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
 from clearhead.course.answers.notation import Run, runs
-from clearhead.course.answers.render.layout import answer_title, format_points
+from clearhead.course.answers.render.layout import answer_title, format_points, indentation
 from clearhead.course.exercises.render.formats import fragment
 
 _TAGS = {"strong": "strong", "emphasis": "em"}
@@ -107,7 +107,10 @@ def _block(block: Block) -> str:
             body = "".join(f"<li>{''.join(map(_block, item))}</li>" for item in items)
             return f"<ul>{body}</ul>\n" if start is None else f'<ol start="{start}">{body}</ol>\n'
         case Formula(formulas):
-            body = "".join(f"<p>{_text(formula, is_formula=True)}</p>" for formula in formulas)
+            body = "".join(
+                f'<p style="margin-left: {indentation(formula) / 2:g}em">{_text(formula.strip(), is_formula=True)}</p>'
+                for formula in formulas
+            )
             return f'<div class="formula">{body}</div>\n'
         case Program(code):
             return f"<pre><code>{escape(code.rstrip(), quote=False)}</code></pre>\n"

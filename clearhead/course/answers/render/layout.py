@@ -17,3 +17,8 @@ def answer_title(booklet: Booklet, answer: ResolvedAnswer) -> str:
 def format_points(points: Fraction) -> str:
     """Return points as text, such as 2 or 1.5."""
     return str(points) if points.denominator == 1 else f"{float(points):g}"
+
+
+def indentation(formula: str) -> int:
+    """Return the number of spaces before a formula."""
+    return len(formula) - len(formula.lstrip())

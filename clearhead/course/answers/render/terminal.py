@@ -19,7 +19,7 @@ from clearhead.course.answers.blocks import (
     plain_text,
 )
 from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
-from clearhead.course.answers.render.layout import answer_title, format_points
+from clearhead.course.answers.render.layout import answer_title, format_points, indentation
 from clearhead.course.exercises.render import Style
 from clearhead.course.exercises.render import terminal as sheet_in_terminal
 
@@ -70,7 +70,7 @@ def _block(block: Block, width: int) -> list[str]:
         case BulletList():
             return _list(block, width)
         case Formula(formulas):
-            return [line for formula in formulas for line in _wrapped(formula, width, "      ", "    ")]
+            return [line for formula in formulas for line in _formula(formula, width)]
         case Program(code):
             return [f"    {line}" for line in code.rstrip().splitlines()]
         case TableBlock():
@@ -83,6 +83,11 @@ def _block(block: Block, width: int) -> list[str]:
         case Box(title, inner, command):
             lines = [title, *_blocks(inner, width - 2), *(["", command] if command else [])]
             return [f"│ {line}" for line in lines]
+
+
+def _formula(formula: str, width: int) -> list[str]:
+    margin = " " * (4 + indentation(formula))
+    return _wrapped(formula.strip(), width, margin + "  ", margin)
 
 
 def _list(block: BulletList, width: int) -> list[str]:

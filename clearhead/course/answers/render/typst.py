@@ -21,12 +21,14 @@ from clearhead.course.answers.blocks import (
 )
 from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
 from clearhead.course.answers.notation import Run, runs
-from clearhead.course.answers.render.layout import answer_title, format_points
+from clearhead.course.answers.render.layout import answer_title, format_points, indentation
 from clearhead.course.exercises import Worksheet
 from clearhead.course.exercises.render import Style
 from clearhead.course.exercises.render.latex import math, number_in_latex
 from clearhead.course.exercises.render.layout import StepBlock, closing_sections, step_blocks
 from clearhead.errors import optional_dependency
+
+_SHORTEST_FORMULA = 6  # a lone Σ says less than the words "their sum"
 
 
 def pdf(booklet: Booklet) -> bytes:
@@ -72,6 +74,11 @@ def _run(run: Run) -> str:
     return f"#{function}({code});" if function else f"#{code};"
 
 
+def _formula(formula: str) -> str:
+    """Return the indentation in em and the content of a formula."""
+    return f"({indentation(formula) / 2:g}, {_text(formula.strip(), is_formula=True)}),"
+
+
 def _line(line: Line) -> str:
     return f"[{''.join(map(_span, line))}]"
 
@@ -89,6 +96,8 @@ def _content(blocks: tuple[Block, ...]) -> str:
 
 def _block(block: Block) -> str:
     match block:
+        case Paragraph((Span(_, "strong"),) as line):
+            return f"#inner-heading(3, {_line((Span(line[0].text),))})"
         case Paragraph(line):
             return f"#par({_line(line)})"
         case Heading(level, line):
@@ -97,7 +106,7 @@ def _block(block: Block) -> str:
             body = "".join(f"{_content(item)}," for item in items)
             return f"#list({body})" if start is None else f"#enum(start: {start}, {body})"
         case Formula(formulas):
-            return f"#formula(({''.join(f'{_text(line, is_formula=True)},' for line in formulas)}))"
+            return f"#formula(({''.join(map(_formula, formulas))}))"
         case Program(code):
             return f"#program({_string(code.rstrip())})"
         case TableBlock():
@@ -130,7 +139,8 @@ def _sheet(worksheet: Worksheet) -> str:
 def _step(block: StepBlock) -> str:
     step = block.step
     parts = [f"#inner-heading(3, {_text(f'{block.number}. {step.title}')})"]
-    derivation = "" if step.latex.startswith(r"\text{") else _math(step.latex)
+    is_formula = len(step.latex) >= _SHORTEST_FORMULA and not step.latex.startswith(r"\text{")
+    derivation = _math(step.latex) if is_formula else ""
     if derivation or step.formula:
         parts.append(f"#derivation({derivation or _text(step.formula)})")
     tables = [_cells(block, block.exact, is_exact=True)]
@@ -141,7 +151,7 @@ def _step(block: StepBlock) -> str:
         parts.append(f"#par([#emph({_string(letter)}); = {_math(value) or _text(value)}])")
     if block.note:
         parts.append(f"#par({_text(block.note)})")
-    return "\n".join(parts)
+    return f"#block(breakable: false, width: 100%, [{' '.join(parts)}])"
 
 
 def _cells(block: StepBlock, cells: list[list[str]], *, is_exact: bool) -> str:

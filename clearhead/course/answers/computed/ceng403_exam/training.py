@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from clearhead.course.answers.content import AnswerFigure, AnswerTable
+
+if TYPE_CHECKING:
+    from clearhead.nn import Residual
 
 
 def schedule_curve() -> AnswerFigure:
@@ -21,28 +26,35 @@ def half_rate_step() -> str:
 
 
 def norm_placements() -> AnswerTable:
-    """Return how the residual stream and the gradient change over 12 blocks, by the placement of the norm."""
+    """Return, by placement and depth, the gradient of the last block's parameters at initialization."""
+    from clearhead.nn import PostNorm, PreNorm
+
+    depths = (6, 12, 24, 48)
+    rows = []
+    for name, residual in (("pre-norm", PreNorm()), ("post-norm", PostNorm())):
+        gradients = [_last_gradient(residual, depth) for depth in depths]
+        rows.append([name, *(f"{gradient / gradients[0]:.2f}" for gradient in gradients)])
+    header = ["gradient of the last block", *(f"L = {depth}" for depth in depths)]
+    return AnswerTable(header, rows, "Norm relative to 6 blocks, width 32, at initialization; one draw each.")
+
+
+def _last_gradient(residual: Residual, depth: int) -> float:
+    """Return the norm of the gradient of the last block's parameters."""
     import torch
     from torch import nn
 
-    from clearhead.nn import Block, BlockConfig, PostNorm, PreNorm
+    from clearhead.nn import Block, BlockConfig, PreNorm
 
-    rows = []
-    for name, residual in (("pre-norm", PreNorm()), ("post-norm", PostNorm())):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            config = BlockConfig(d_model=64, n_heads=4, d_ff=256, residual=residual)
-            blocks = nn.ModuleList(Block(config) for _ in range(12)).double()
-            states = [torch.randn(4, 16, 64, dtype=torch.float64, requires_grad=True)]
-            for block in blocks:
-                states.append(block(states[-1]))
-            output_gradient = torch.randn_like(states[-1])
-        gradients = torch.autograd.grad(states[-1], states[:1], output_gradient)
-        growth = (states[-1].norm() / states[1].norm()).item()
-        rows.append([name, f"{growth:.2f}", f"{(gradients[0].norm() / output_gradient.norm()).item():.2f}"])
-    return AnswerTable(
-        ["placement", "‖x_12‖/‖x_1‖", "‖∂L/∂x_0‖/‖∂L/∂x_12‖"], rows, "12 blocks of width 64 at initialization."
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = BlockConfig(d_model=32, n_heads=4, d_ff=64, residual=residual)
+        blocks = nn.Sequential(*(Block(config) for _ in range(depth))).double()
+        output = blocks(torch.randn(4, 8, 32, dtype=torch.float64))
+        if isinstance(residual, PreNorm):
+            output = nn.functional.layer_norm(output, (32,))  # the final norm of a pre-norm model
+        loss = (output * torch.randn_like(output)).sum()
+    gradients = torch.autograd.grad(loss, list(blocks[-1].parameters()))
+    return sum(gradient.square().sum().item() for gradient in gradients) ** 0.5
 
 
 def initial_scores() -> AnswerTable:
