@@ -77,6 +77,22 @@ class SvgFigure:
         return self.drawing
 
 
+def format_scientific(value: float, digits: int = 2) -> str:
+    """Return a number with a power of ten, or "0".
+
+    Example:
+        >>> [format_scientific(x) for x in (0.00143, -2500.0, 0.5, 0.0)]
+        ['1.4·10⁻³', '−2.5·10³', '0.50', '0']
+    """
+    if value == 0:
+        return "0"
+    if 0.1 <= abs(value) < 10:
+        return f"{value:.{digits}f}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa}·10{power}".replace("-", "−")
+
+
 def format_value(value: str | int | float) -> str:
     """Return a computed value as text: integers with separators, floats with four significant digits.
 

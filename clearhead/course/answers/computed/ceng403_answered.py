@@ -8,7 +8,7 @@ import sympy as sp
 import torch
 from torch import Tensor
 
-from clearhead.course.answers.content import AnswerTable, SvgFigure
+from clearhead.course.answers.content import AnswerTable, SvgFigure, format_scientific
 
 # ---------------------------------------------------------------------- Q1a: the scale
 
@@ -85,9 +85,11 @@ def two_orders() -> AnswerTable:
     from clearhead.nn.positions import Sinusoidal
 
     generator = torch.Generator().manual_seed(1)
-    vectors = dict(zip(("cat", "chased", "dog"), torch.randn(3, 8, generator=generator), strict=True))
-    projections = torch.randn(3, 8, 8, generator=generator) / 8**0.5
-    table = Sinusoidal().table(3, 8)
+    vectors = dict(
+        zip(("cat", "chased", "dog"), torch.randn(3, 8, generator=generator, dtype=torch.float64), strict=True)
+    )
+    projections = torch.randn(3, 8, 8, generator=generator, dtype=torch.float64) / 8**0.5
+    table = Sinusoidal().table(3, 8).double()
     rows: list[list[str | float]] = []
     for name, added in (("none", torch.zeros_like(table)), ("sinusoidal", table)):
         outputs = []
@@ -95,7 +97,7 @@ def two_orders() -> AnswerTable:
             x = torch.stack([vectors[word] for word in sentence]) + added
             outputs.append(dict(zip(sentence, _self_attention(x, projections), strict=True)))
         differences = [(outputs[0][word] - outputs[1][word]).abs().max().item() for word in vectors]
-        rows.append([name, *(f"{difference:.1e}" for difference in differences)])
+        rows.append([name, *(format_scientific(difference) for difference in differences)])
     header = ["positions", *(f"“{word}”" for word in vectors)]
     return AnswerTable(header, rows, "Largest difference between the outputs of a word in the two sentences.")
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from clearhead.course.answers.content import AnswerTable
+from clearhead.course.answers.content import AnswerTable, format_scientific
 from clearhead.masks import causal, window
 from clearhead.masks.drawing import Drawing, draw
 
@@ -182,7 +182,7 @@ def sharpness_of_permutation() -> AnswerTable:
         for n in (4, 64):
             scores = torch.zeros(n, dtype=torch.float64)
             scores[0] = factor
-            cells.append(f"{1 - scores.softmax(0)[0].item():.2e}")
+            cells.append(format_scientific(1 - scores.softmax(0)[0].item()))
         rows.append([f"{factor:g}", *cells])
     caption = "Weight outside of the selected key, 1 − a = (n − 1)/(n − 1 + e^b)."
     return AnswerTable(["b", "n = 4", "n = 64"], rows, caption)
@@ -195,7 +195,8 @@ def convolution_by_bias() -> str:
     """Return the largest difference of biased attention and a convolution at positions with a whole window."""
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(9, 4, generator=generator).double(), torch.randn(4, 3, generator=generator).double()
-    return f"{(_biased_attention(x, w) - _convolve(x, [k * w for k in KERNEL]))[1:-1].abs().max().item():.1e}"
+    difference = _biased_attention(x, w) - _convolve(x, [k * w for k in KERNEL])
+    return format_scientific(difference[1:-1].abs().max().item())
 
 
 def convolution_by_bias_at_end() -> str:
@@ -224,12 +225,14 @@ def _convolve(x: Tensor, matrices: list[Tensor]) -> Tensor:
 
 def convolution_by_heads() -> str:
     """Return the largest difference of three shifting heads and a convolution with any three matrices."""
-    return f"{_heads_against_convolution(1000.0):.1e}"
+    return format_scientific(_heads_against_convolution(1000.0))
 
 
 def convolution_by_soft_heads() -> AnswerTable:
     """Return the same difference for heads of several sharpness."""
-    rows = [[f"{factor:g}", f"{_heads_against_convolution(factor):.1e}"] for factor in (2.0, 8.0, 32.0, 1000.0)]
+    rows = [
+        [f"{factor:g}", format_scientific(_heads_against_convolution(factor))] for factor in (2.0, 8.0, 32.0, 1000.0)
+    ]
     return AnswerTable(
         ["b", "largest difference"], rows, "Three heads with scores −b(j − i − δ)² against the convolution."
     )
@@ -383,7 +386,7 @@ def rank_collapse() -> AnswerTable:
         return output
 
     def spread(y: Tensor) -> str:
-        return f"{((y - y.mean(1, keepdim=True)).norm() / y.norm()).item():.1e}"
+        return format_scientific(((y - y.mean(1, keepdim=True)).norm() / y.norm()).item())
 
     rows = []
     alone, whole = x, x
@@ -411,7 +414,7 @@ def gradients_through_depth() -> AnswerTable:
     }
     rows = []
     for name, block in designs.items():
-        cells = [f"{_gradient_ratio(block, gain):.1e}" for gain in (0.5, 1.0, 2.0)]
+        cells = [format_scientific(_gradient_ratio(block, gain)) for gain in (0.5, 1.0, 2.0)]
         rows.append([name, *cells])
     header = ["block", "weights × 0.5", "weights × 1", "weights × 2"]
     caption = f"Norm of the gradient at the input of {DEPTH} blocks, divided by its norm at their output."

@@ -1,0 +1,188 @@
+"""Values in the answers to the homework and to the answered exam, compared with independent computations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.course.answers.computed import ceng403_answered as answered
+from clearhead.course.answers.computed import csci2572_homework as homework
+
+
+def cell(table, row, column):
+    """Return a cell, found by the first cell of its row and the name of its column."""
+    (cells,) = [cells for cells in table.cells if cells[0] == row]
+    return cells[list(table.header).index(column)]
+
+
+def numbers(text):
+    """Return the numbers of "(1.0, 2.0)"."""
+    return [float(part) for part in text.strip("()").split(", ")]
+
+
+def scientific(text):
+    """Return the number of "1.4·10⁻³"."""
+    mantissa, _, power = text.partition("·10")
+    return float(mantissa) * 10.0 ** int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+
+
+def test_example_output_equals_loops():
+    expected = []
+    for query in homework.QUERIES.T.tolist():
+        scores = [sum(k * q for k, q in zip(key, query, strict=True)) for key in homework.KEYS.T.tolist()]
+        total = sum(map(math.exp, scores))
+        weights = [math.exp(score) / total for score in scores]
+        expected.append([sum(a * v for a, v in zip(weights, row, strict=True)) for row in homework.VALUES.tolist()])
+    columns = zip(*(row.split(", ") for row in homework.example_output().split("; ")), strict=True)
+    for column, reference in zip(columns, expected, strict=True):
+        assert [float(x) for x in column] == pytest.approx(reference, abs=5e-4)
+
+
+def test_beta_for_weight_reaches_wanted_weight():
+    table = homework.beta_for_weight()
+    for wanted, beta, _ in table.cells:
+        assert 1 / (1 + 4 * math.exp(-float(beta))) == pytest.approx(float(wanted), abs=2e-3)
+
+
+def test_weights_by_beta_at_zero_are_uniform():
+    assert homework.weights_by_beta().cells[0][1:4] == ["0.3333"] * 3
+
+
+def test_uniformity_by_beta_bounds_contain_weights():
+    for _, smallest, largest, low, high in homework.uniformity_by_beta().cells:
+        assert float(low) <= float(smallest) <= float(largest) <= float(high)
+
+
+@pytest.mark.parametrize("table", [homework.perturbed_key, homework.perturbed_query])
+def test_perturbation_first_order_prediction_is_close(table):
+    """The prediction is much closer to the output after the step than the output before the step is."""
+    result = table()
+    predicted = numbers(result.caption.rsplit("becomes ", 1)[1].rstrip("."))
+    before, after = (numbers(cell(result, "h_1", name)) for name in ("before", "after"))
+    change = max(abs(a - b) for a, b in zip(after, before, strict=True))
+    assert change > 0.01
+    assert max(abs(a - p) for a, p in zip(after, predicted, strict=True)) < change / 10
+
+
+def test_perturbed_query_leaves_other_output():
+    table = homework.perturbed_query()
+    assert cell(table, "h_2", "before") == cell(table, "h_2", "after")
+
+
+def test_scaled_key_moves_weight_by_sign_of_score():
+    weights = {row[0]: [float(x) for x in row[1:]] for row in homework.scaled_key().cells}
+    assert weights["2"] == sorted(weights["2"])
+    assert weights["−1"] == sorted(weights["−1"], reverse=True)
+    assert len(set(weights["0"])) == 1
+
+
+def test_convolution_by_heads_equals_conv1d():
+    x = torch.randn(9, 4, dtype=torch.float64)
+    matrices = torch.randn(3, 4, 3, dtype=torch.float64)
+    expected = nn.functional.conv1d(x.T[None], matrices.permute(2, 1, 0), padding=1)[0].T
+    assert torch.allclose(homework._convolve(x, list(matrices)), expected)
+    assert scientific(homework.convolution_by_heads()) < 1e-12
+
+
+def test_convolution_by_bias_equals_kernel_inside_and_is_rescaled_at_end():
+    assert scientific(homework.convolution_by_bias()) < 1e-12
+    assert homework.convolution_by_bias_at_end() == "0.6667, 0.3333"
+
+
+def test_sharpness_of_permutation_equals_formula():
+    for factor, four, many in homework.sharpness_of_permutation().cells:
+        for n, text in ((4, four), (64, many)):
+            assert scientific(text) == pytest.approx((n - 1) / (n - 1 + math.exp(float(factor))), rel=0.05)
+
+
+def test_layer_costs_equal_flop_counter():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.empty(1, 64, 512, device="meta")
+    weights = torch.empty(512, 512, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        q, k, v = x @ weights, x @ weights, x @ weights
+        ((q @ k.mT) @ v) @ weights
+    row = homework.layer_costs().rows[0]
+    assert counter.get_total_flops() == 2 * (row[2] + row[3])
+
+
+def test_common_word_starts_equal_and_moves_apart():
+    table = homework.similarity_by_layer()
+    similarities = [float(value) for value in table.cells[0][1:]]
+    assert similarities[0] == 1.0
+    assert similarities == sorted(similarities, reverse=True)
+    assert similarities[-1] < 0.9
+
+
+def test_feed_forward_parameters_equal_formula():
+    rows = {row[0]: row[1] for row in homework.feed_forward_parameters().rows}
+    assert rows["feed-forward network"] == 512 * 2048 + 2048 + 2048 * 512 + 512
+    assert rows["multi-head attention"] == 4 * (512 * 512 + 512)
+
+
+def test_bottleneck_ranks_are_bounded_by_middle():
+    assert [row[1] for row in homework.bottleneck_ranks().rows] == [128, 512, 512]
+
+
+def test_gradients_through_depth_vanish_without_skip_only():
+    rows = {row[0]: row[1] for row in homework.gradients_through_depth().cells}
+    assert scientific(rows["F(x)"]) < 1e-12
+    assert 0.5 < scientific(rows["x + F(x)"]) < 2
+
+
+def test_norm_of_positions_normalizes_each_position():
+    assert len(set(homework.norm_of_positions().split("; "))) == 1
+
+
+def test_classified_seven_is_a_seven():
+    table = homework.classified_seven()
+    probabilities = {name: float(x) for name, x in zip(table.header[1:], table.cells[1][1:], strict=True)}
+    assert max(probabilities, key=probabilities.__getitem__) == "7"
+    assert homework.sum_of_probabilities() == "1.0000"
+
+
+def test_base_model_sizes_equal_vision_transformer():
+    from clearhead.models import VisionConfig
+    from clearhead.models.vision import ClsPooling
+
+    config = VisionConfig(
+        d_model=768, n_heads=12, n_layers=1, image_size=(224, 224), patch_size=16, n_classes=1000, n_channels=3,
+        pooling=ClsPooling(),
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = config.build()
+    sizes = {row[0]: row[2].replace(",", "") for row in homework.base_model_sizes().cells}
+    assert int(sizes["embedded patches"]) == sum(p.numel() for p in model.embedding.parameters())
+    assert int(sizes["plus positions"]) == sum(p.numel() for p in model.positions.parameters())
+    assert int(sizes["logits of the linear head"]) == sum(p.numel() for p in model.head.parameters())
+
+
+def test_scale_and_saturation_scaled_deviation_is_one():
+    for row in answered.scale_and_saturation().rows:
+        width, deviation, scaled = int(row[0]), row[1], row[4]
+        assert deviation == pytest.approx(width**0.5, rel=0.1)
+        assert scaled == pytest.approx(1, rel=0.1)
+
+
+def test_weights_of_shifted_scores_are_equal():
+    assert answered.weights_of_shifted_scores() == answered.weights_of_four_scores()
+    assert answered.sum_of_weights() == "1"
+
+
+def test_two_orders_differ_with_positions_only():
+    without, with_positions = answered.two_orders().cells
+    assert all(scientific(x) < 1e-12 for x in without[1:])
+    assert all(scientific(x) > 0.1 for x in with_positions[1:])
+
+
+def test_heads_and_relations_examples_exceed_other_heads():
+    rows = {(row[0], row[1]): (float(row[3]), float(row[4])) for row in answered.heads_and_relations().cells}
+    assert all(weight > 5 * others or weight > 0.9 for weight, others in rows.values())
+
+
+def test_mask_times_infinity_is_not_a_number():
+    assert answered.mask_times_infinity() == "NaN, ∞"
