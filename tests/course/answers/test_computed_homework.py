@@ -43,8 +43,8 @@ def test_example_output_equals_loops():
 
 def test_beta_for_weight_reaches_wanted_weight():
     table = homework.beta_for_weight()
-    for wanted, beta, _ in table.cells:
-        assert 1 / (1 + 4 * math.exp(-float(beta))) == pytest.approx(float(wanted), abs=2e-3)
+    for target, beta, _ in table.cells:
+        assert 1 / (1 + 4 * math.exp(-float(beta))) == pytest.approx(float(target), abs=2e-3)
 
 
 def test_weights_by_beta_at_zero_are_uniform():
