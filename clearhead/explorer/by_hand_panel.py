@@ -8,17 +8,17 @@ vectors. This is enough for hard, soft and uniform attention, identity, permutat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 
 from clearhead import masks
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeInt, require
 from clearhead.config import Validated
 from clearhead.course.exercises.algebra import Matrix, mask_scores, matmul, softmax, to_floats, transpose
 from clearhead.course.exercises.numbers import Number, as_float, read_number, text
 from clearhead.errors import ConfigError
-from clearhead.explorer.request import RequestContext
+from clearhead.explorer.request import RequestContext, action
 
 _MAX_INPUT_CHARS = 40
 _MAX_EXACT_CHARS = 44  # longer exact numbers are shown as decimals only
@@ -47,7 +47,8 @@ class ByHandRequest(Validated):
         require(self.perturbed_key < n, f"perturbed_key is {self.perturbed_key}; expected 0 to {n - 1}")
 
 
-def attention_by_hand(request: ByHandRequest, context: RequestContext) -> dict[str, Any]:
+@action(ByHandRequest)
+def attention_by_hand(request: ByHandRequest, context: RequestContext) -> JSONObject:
     """Return scores, weights and outputs, exact and as decimals, and the effect of the perturbed key."""
     x = [[_parse_number(cell, f"x{i + 1}") for cell in vector] for i, vector in enumerate(request.vectors)]
     beta = _parse_number(request.beta, "β", allow_infinity=True)
@@ -77,7 +78,7 @@ def attention_by_hand(request: ByHandRequest, context: RequestContext) -> dict[s
     context.checkpoint()
     outputs = [[sympy.Add(*map(sympy.Mul, row, column)) for column in transpose(x)] for row in numerators]
     exact = {"x": x, "queries": queries, "keys": keys, "scores": scores}
-    result: dict[str, Any] = {name: {"exact": _texts(m), "values": to_floats(m)} for name, m in exact.items()}
+    result: JSONObject = {name: {"exact": _texts(m), "values": to_floats(m)} for name, m in exact.items()}
     result["weights"] = {"exact": _texts(numerators), "values": weights}
     result["outputs"] = {"exact": _texts(outputs), "values": _divide_rows(outputs, row_sums)}
     if beta != 0 and not beta.is_infinite:

@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import INVALID, coerce, require
 from clearhead.config import Validated
 from clearhead.course import claims as claims_package
 from clearhead.course import exercises
 from clearhead.course.claims.registry import THEMES, VERDICTS
 from clearhead.course.exercises.render.layout import Style, closing_sections, step_blocks
-from clearhead.explorer.request import EmptyRequest, RequestContext, Seed
+from clearhead.explorer.request import EmptyRequest, RequestContext, Seed, action
 
 _MAX_CELLS = 2000
 Matrix = tuple[tuple[str, ...], ...]
@@ -30,17 +31,19 @@ class SeededRequest(Validated):
 class GradeRequest(SeededRequest):
     """The answers of a student: a matrix of texts per step."""
 
-    answers: dict[str, Any]
+    answers: JSONObject
 
 
-def claims(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+@action(EmptyRequest)
+def claims(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return all statements, theme by theme, without their verdicts, which are the result of running them."""
     names = ("id", "statement", "source", "location", "method")
     entries = [_fields(claim, *names) | {"theme": THEMES[claim.theme]} for claim in claims_package.claims().values()]
     return {"verdicts": list(VERDICTS), "claims": entries}
 
 
-def run_claim(request: SeededRequest, context: RequestContext) -> dict[str, Any]:
+@action(SeededRequest)
+def run_claim(request: SeededRequest, context: RequestContext) -> JSONObject:
     """Run one claim and return its outcome."""
     (claim,) = claims_package.find([request.name])
     context.checkpoint(0, 1, "running the claim")
@@ -49,12 +52,14 @@ def run_claim(request: SeededRequest, context: RequestContext) -> dict[str, Any]
     return outcome.to_dict() | {"method": claim.method, "figure": figure, "seed": request.seed}
 
 
-def problems(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+@action(EmptyRequest)
+def problems(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return names and titles of the exercises."""
     return {"problems": [{"name": name, "title": title} for name, title in exercises.bundled_problems().items()]}
 
 
-def worksheet(request: SeededRequest, context: RequestContext) -> dict[str, Any]:
+@action(SeededRequest)
+def worksheet(request: SeededRequest, context: RequestContext) -> JSONObject:
     """Return an exercise with empty cells, and its solution, which the page shows on request."""
     solution = _solve(request)
     context.checkpoint()
@@ -75,7 +80,8 @@ def worksheet(request: SeededRequest, context: RequestContext) -> dict[str, Any]
     return header | {"steps": steps, "closing": closing_sections(solution, Style())}
 
 
-def grade(request: GradeRequest, context: RequestContext) -> dict[str, Any]:
+@action(GradeRequest)
+def grade(request: GradeRequest, context: RequestContext) -> JSONObject:
     """Return the grades of a student's answers, cell by cell."""
     cells = [cell for rows in request.answers.values() if isinstance(rows, list) for row in rows for cell in row]
     require(len(cells) <= _MAX_CELLS, f"answers has {len(cells)} cells; expected at most {_MAX_CELLS}")
@@ -87,7 +93,7 @@ def grade(request: GradeRequest, context: RequestContext) -> dict[str, Any]:
     return exercises.grade_text(_solve(request), "\n".join(lines)).to_dict()
 
 
-def _fields(value: Any, *names: str) -> dict[str, Any]:
+def _fields(value: Any, *names: str) -> JSONObject:
     """Return some attributes as a dictionary."""
     return {name: getattr(value, name) for name in names}
 

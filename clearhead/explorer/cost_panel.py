@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import Range, require
 from clearhead.analysis.cost import Cost, Machine
 from clearhead.analysis.cost import cost as predict_cost
 from clearhead.analysis.cost.fit import largest_fit
 from clearhead.config import Config, Validated
-from clearhead.explorer.request import RequestContext
-from clearhead.masks import parse
+from clearhead.explorer.request import RequestContext, action
+from clearhead.masks import Mask, parse
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.nn.positions import Rotary, Sinusoidal
 
@@ -22,24 +23,19 @@ _N_LENGTHS = 7
 _GIB = 1 << 30
 
 
-def _up_to(maximum: int) -> Any:
-    """Return the type of an integer from 1 to `maximum`."""
-    return Annotated[int, Range(ge=1, le=maximum)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class CostRequest(Validated):
     """Sizes of a model and of its input."""
 
     kind: Literal["decoder", "encoder"] = "decoder"
-    d_model: _up_to(16384) = 768  # type: ignore[valid-type]
-    n_heads: _up_to(256) = 12  # type: ignore[valid-type]
-    n_kv_heads: _up_to(256) | None = None  # type: ignore[valid-type]
-    n_layers: _up_to(128) = 12  # type: ignore[valid-type]
-    d_ff: _up_to(65536) | None = None  # type: ignore[valid-type]
-    vocab_size: _up_to(1 << 20) = 50257  # type: ignore[valid-type]
-    tokens: _up_to(1 << 20) = 1024  # type: ignore[valid-type]
-    batch: _up_to(1 << 14) = 1  # type: ignore[valid-type]
+    d_model: Annotated[int, Range(ge=1, le=16384)] = 768
+    n_heads: Annotated[int, Range(ge=1, le=256)] = 12
+    n_kv_heads: Annotated[int, Range(ge=1, le=256)] | None = None
+    n_layers: Annotated[int, Range(ge=1, le=128)] = 12
+    d_ff: Annotated[int, Range(ge=1, le=65536)] | None = None
+    vocab_size: Annotated[int, Range(ge=1, le=1 << 20)] = 50257
+    tokens: Annotated[int, Range(ge=1, le=1 << 20)] = 1024
+    batch: Annotated[int, Range(ge=1, le=1 << 14)] = 1
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     training: bool = False
     mask: str = ""
@@ -56,25 +52,44 @@ class CostRequest(Validated):
     def config(self) -> Config:
         """The configuration of the model."""
         fits_rotary = self.d_model % 2 == 0 and (self.d_model // self.n_heads) % 2 == 0
-        fields: dict[str, Any] = {
-            name: getattr(self, name) for name in ("d_model", "n_heads", "n_kv_heads", "n_layers", "d_ff", "vocab_size")
-        }
-        fields |= {"max_len": self.tokens, "positions": Rotary() if fits_rotary else Sinusoidal()}
-        return DecoderConfig(**fields) if self.kind == "decoder" else EncoderConfig(**fields)
+        make = DecoderConfig if self.kind == "decoder" else EncoderConfig
+        return make(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            n_layers=self.n_layers,
+            d_ff=self.d_ff,
+            vocab_size=self.vocab_size,
+            max_len=self.tokens,
+            positions=Rotary() if fits_rotary else Sinusoidal(),
+        )
 
     @property
-    def cost_options(self) -> dict[str, Any]:
-        """Further arguments of `analysis.cost`."""
-        mask = parse(self.mask) if self.mask.strip() else None
-        return {"dtype": getattr(torch, self.dtype), "training": self.training, "mask": mask}
+    def parsed_mask(self) -> Mask | None:
+        """The mask, or None for the model's own."""
+        return parse(self.mask) if self.mask.strip() else None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of parameters and activations."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
 
 def _predict(request: CostRequest, tokens: int) -> Cost:
     """Return the predicted cost at a length."""
-    return predict_cost(request.config, tokens=tokens, batch=request.batch, **request.cost_options)
+    return predict_cost(
+        request.config,
+        tokens=tokens,
+        batch=request.batch,
+        dtype=request.torch_dtype,
+        training=request.training,
+        mask=request.parsed_mask,
+    )
 
 
-def cost(request: CostRequest, context: RequestContext) -> dict[str, Any]:
+@action(CostRequest)
+def cost(request: CostRequest, context: RequestContext) -> JSONObject:
     """Return the cost of every part, memory, and the time on a GPU with its breakdown."""
     prediction = _predict(request, request.tokens)
     context.checkpoint()
@@ -97,7 +112,8 @@ def cost(request: CostRequest, context: RequestContext) -> dict[str, Any]:
     }
 
 
-def cost_growth(request: CostRequest, context: RequestContext) -> dict[str, Any]:
+@action(CostRequest)
+def cost_growth(request: CostRequest, context: RequestContext) -> JSONObject:
     """Return FLOPs, memory and time at lengths around the chosen one, which double from row to row."""
     machine = Machine.read(_MACHINE)
     lengths = sorted({max(1, request.tokens << i >> 3) for i in range(_N_LENGTHS)})
@@ -116,10 +132,19 @@ def cost_growth(request: CostRequest, context: RequestContext) -> dict[str, Any]
     return {"rows": rows}
 
 
-def largest_batch(request: CostRequest, context: RequestContext) -> dict[str, Any]:
+@action(CostRequest)
+def largest_batch(request: CostRequest, context: RequestContext) -> JSONObject:
     """Return the largest batch at this length, and the greatest length at this batch, that fit in the memory."""
     config = request.config.replace(max_len=1 << 20)
     context.checkpoint(0, 1, "searching")
     memory = int(request.memory * _GIB)
-    limit = largest_fit(config, memory, tokens=request.tokens, batch=request.batch, **request.cost_options)
+    limit = largest_fit(
+        config,
+        memory,
+        tokens=request.tokens,
+        batch=request.batch,
+        dtype=request.torch_dtype,
+        training=request.training,
+        mask=request.parsed_mask,
+    )
     return {"batch": limit.max_batch, "tokens": limit.max_tokens, "is_search_limit": limit.is_model_limit}

@@ -6,18 +6,18 @@ from the output to the patches."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import analysis
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import require
 from clearhead.analysis.measures import rollout
 from clearhead.analysis.reports import image_input
 from clearhead.config import Validated
 from clearhead.explorer.model_panel import decode_pixels
-from clearhead.explorer.request import RequestContext
+from clearhead.explorer.request import RequestContext, action
 from clearhead.models import VisionTransformer
 
 
@@ -28,18 +28,19 @@ class DigitRequest(Validated):
     pixels: str  # grey bytes, in base64
 
 
-def classify_digit(request: DigitRequest, context: RequestContext) -> dict[str, Any]:
+@action(DigitRequest)
+def classify_digit(request: DigitRequest, context: RequestContext) -> JSONObject:
     """Return probabilities, pixel attribution and attention of every image model on this page."""
     names = [name for name in context.registry.names if context.registry.model(name).task == "digits"]
     require(bool(names), "this page has no image model; start it with digits-vit and digits-conv")
     return {"models": [_classify(name, request.pixels, context) for name in names]}
 
 
-def _classify(name: str, pixels: str, context: RequestContext) -> dict[str, Any]:
+def _classify(name: str, pixels: str, context: RequestContext) -> JSONObject:
     """Return the result of one model."""
     context.checkpoint()
     pipeline = context.registry.model(name)
-    model: Any = pipeline.model
+    model = pipeline.model
     x = image_input(pipeline, decode_pixels(pixels, model)).requires_grad_()
     with torch.enable_grad():
         logits = model(x)
@@ -54,7 +55,7 @@ def _classify(name: str, pixels: str, context: RequestContext) -> dict[str, Any]
 
 
 @torch.no_grad()
-def _attention_rollout(model: Any, x: Tensor) -> list[list[int]] | None:
+def _attention_rollout(model: nn.Module, x: Tensor) -> list[list[int]] | None:
     """Return the attention rollout on the grid of patches; None for a model without attention."""
     if not isinstance(model, VisionTransformer):
         return None

@@ -8,24 +8,25 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
 from clearhead import analysis, masks
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeInt, Range, did_you_mean, require
 from clearhead.analysis.reports import attention_layers
 from clearhead.attention import Softmax
 from clearhead.config import Validated
 from clearhead.errors import ConfigError
 from clearhead.explorer.model_panel import EncodedInput, ModelRequest, encode_input, with_answer
-from clearhead.explorer.request import RequestContext
+from clearhead.explorer.request import RequestContext, action
 from clearhead.nn import MultiHeadAttention
 
 _N_CANDIDATES = 8
 _MAX_CELLS = 64  # per side of a map
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, type[analysis.Intervention]] = {
     "zero": analysis.ZeroAblation,
     "scale": analysis.ReplaceActivation,
     "patch": analysis.PatchActivation,
@@ -61,11 +62,12 @@ class InterventionRequest(ModelRequest):
         require(n <= 64, f"interventions has {n} entries; expected at most 64")
 
 
+@action(InterventionRequest)
 @torch.no_grad()
-def intervene(request: InterventionRequest, context: RequestContext) -> dict[str, Any]:
+def intervene(request: InterventionRequest, context: RequestContext) -> JSONObject:
     """Return next-token probabilities and weights of both forward passes, and all differences."""
     encoded = with_answer(encode_input(request, context))
-    model: Any = encoded.pipeline.model
+    model = encoded.pipeline.model
     layers = attention_layers(model)
     for spec in request.interventions:
         _check_spec(spec, model, layers)
@@ -115,10 +117,14 @@ def _check_spec(spec: InterventionSpec, model: nn.Module, layers: dict[str, Mult
 
 def _to_intervention(spec: InterventionSpec, patch_source: analysis.Trace | None) -> analysis.Intervention:
     """Return the intervention of a request."""
-    arguments: dict[str, list[Any]] = {"zero": [], "scale": [lambda x: spec.factor * x], "patch": [patch_source]}
-    location = {"heads": list(spec.heads) or None, "positions": list(spec.positions) or None}
-    intervention: analysis.Intervention = _KINDS[spec.kind](*arguments[spec.kind], **location)
-    return intervention
+    heads = list(spec.heads) or None
+    positions = list(spec.positions) or None
+    if spec.kind == "patch":
+        assert patch_source is not None
+        return analysis.PatchActivation(patch_source, heads=heads, positions=positions)
+    if spec.kind == "scale":
+        return analysis.ReplaceActivation(lambda x: spec.factor * x, heads=heads, positions=positions)
+    return analysis.ZeroAblation(heads=heads, positions=positions)
 
 
 def _check_lengths(request: InterventionRequest, encoded: EncodedInput, patch_input: EncodedInput) -> None:
@@ -175,7 +181,7 @@ def _modified_attention(layers: dict[str, MultiHeadAttention], mask: str, temper
         yield
 
 
-def _summarize(encoded: EncodedInput, trace: analysis.Trace, layer: str, head: int | None) -> dict[str, Any]:
+def _summarize(encoded: EncodedInput, trace: analysis.Trace, layer: str, head: int | None) -> JSONObject:
     """Return what the page shows of one forward pass."""
     probs = trace.output("")[0, -1].double().softmax(-1)
     best = probs.topk(min(_N_CANDIDATES, len(probs)))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from clearhead import masks
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import Range
 from clearhead.attention.sparse.cost_model import rates_for
 from clearhead.attention.sparse.plan import default_blocking, plan
 from clearhead.config import Validated
-from clearhead.explorer.request import EmptyRequest, RequestContext
+from clearhead.explorer.request import EmptyRequest, RequestContext, action
 from clearhead.masks.catalogue import CATALOGUE
 
 _CELLS = 64  # per side of a drawing
@@ -34,17 +35,18 @@ class MaskRequest(Validated):
     query_offset: Annotated[int, Range(ge=0, le=1 << 17)] | None = None
 
 
-def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
+@action(MaskRequest)
+def mask(request: MaskRequest, context: RequestContext) -> JSONObject:
     """Return drawing, count, density, plan and predicted cost of an expression."""
     parsed = masks.parse(request.expression)
     T = request.queries
     S = T if request.keys is None else request.keys
-    offset: dict[str, Any] = {"query_offset": request.query_offset}
-    drawing = parsed.draw(T, S, **offset, cells=_CELLS)
+    offset = request.query_offset
+    drawing = parsed.draw(T, S, query_offset=offset, cells=_CELLS)
     context.checkpoint()
     gpu = torch.device("cuda")  # the plan depends on structure only, so this works without a GPU
     rates = rates_for(gpu)
-    sparse_plan = plan(parsed, T, S, **offset, blocking=default_blocking(gpu))
+    sparse_plan = plan(parsed, T, S, query_offset=offset, blocking=default_blocking(gpu))
     explanation = sparse_plan.explain(rates).splitlines()[1:]
     plan_cells = _to_bytes(sparse_plan.draw(_CELLS).cells)
     context.checkpoint()
@@ -52,11 +54,11 @@ def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
         "expression": str(parsed),
         "queries": T,
         "keys": S,
-        "allowed": parsed.count(T, S, **offset),
-        "density": parsed.density(T, S, **offset),
+        "allowed": parsed.count(T, S, query_offset=offset),
+        "density": parsed.density(T, S, query_offset=offset),
         "cells": _to_bytes(drawing.cells),
         "caption": drawing.caption,
-        "may_have_empty_rows": parsed.may_be_empty(T, S, **offset),
+        "may_have_empty_rows": parsed.may_be_empty(T, S, query_offset=offset),
         "plan": {
             "explanation": explanation,
             "computed": sparse_plan.computed_pairs,
@@ -73,7 +75,8 @@ def mask(request: MaskRequest, context: RequestContext) -> dict[str, Any]:
     }
 
 
-def mask_catalogue(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+@action(EmptyRequest)
+def mask_catalogue(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return common masks with a thumbnail, and the functions of mask expressions."""
     patterns = []
     for i, pattern in enumerate(CATALOGUE):

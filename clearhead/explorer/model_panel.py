@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from clearhead import analysis
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, did_you_mean, require
 from clearhead.analysis.reports import (
     attention_layers,
@@ -28,8 +29,9 @@ from clearhead.analysis.views.report import AttentionReport
 from clearhead.config import Validated
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
-from clearhead.explorer.request import EmptyRequest, RequestContext, Seed
+from clearhead.explorer.request import EmptyRequest, RequestContext, Seed, action
 from clearhead.generation import BeamSearch, Sample, generate, search
+from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from clearhead.hub import Pipeline, Translation
@@ -104,7 +106,7 @@ class EncodedInput:
         """Return the text of these ids without stop tokens."""
         return self.pipeline.tokenizer.decode([i for i in ids if i not in self.pipeline.stop_ids])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the tokens as plain data for JSON."""
         names = self.pipeline.tokenizer.tokens
         tokens = {"tokens": names(self.ids), "ids": self.ids, "n_prompt": self.n_prompt}
@@ -174,16 +176,17 @@ def decode_pixels(text: str, model: Any) -> Tensor:
 # ---------------------------------------------------------------------- actions
 
 
-def models(request: EmptyRequest, context: RequestContext) -> dict[str, Any]:
+@action(EmptyRequest)
+def models(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return the models of this page: task, architecture and size of each."""
     registry = context.registry
     limit = registry.limits.max_tokens
     return {"models": [_describe_model(registry.model(name), name, limit) for name in registry.names]}
 
 
-def _describe_model(pipeline: Pipeline, name: str, limit: int) -> dict[str, Any]:
+def _describe_model(pipeline: Pipeline, name: str, limit: int) -> JSONObject:
     """Return what the page shows of a model."""
-    model: Any = pipeline.model
+    model = pipeline.model
     layers = attention_layers(model)
     return {
         "name": name,
@@ -200,8 +203,9 @@ def _describe_model(pipeline: Pipeline, name: str, limit: int) -> dict[str, Any]
     }
 
 
+@action(NextTokenRequest)
 @torch.no_grad()
-def next_token(request: NextTokenRequest, context: RequestContext) -> dict[str, Any]:
+def next_token(request: NextTokenRequest, context: RequestContext) -> JSONObject:
     """Return the tokens of a text, the probabilities of the next token, and the one that sampling selects."""
     encoded = encode_input(request, context)
     tokens = encoded.to_dict()
@@ -253,8 +257,9 @@ def _attention_report(request: ModelRequest, context: RequestContext) -> Attenti
     return analysis.translation_report(pipeline, translation)
 
 
+@action(ModelRequest)
 @torch.no_grad()
-def attention(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+def attention(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the attention weights of every layer, as the data of a report page."""
     report = _attention_report(request, context)
     context.checkpoint()
@@ -266,14 +271,16 @@ def attention(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
     return page_data(report, on_layer=on_layer)
 
 
+@action(ModelRequest)
 @torch.no_grad()
-def report_page(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+def report_page(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the attention report as one self-contained HTML page."""
     return {"html": _attention_report(request, context).html()}
 
 
+@action(ModelRequest)
 @torch.no_grad()
-def walkthrough(request: ModelRequest, context: RequestContext) -> dict[str, Any]:
+def walkthrough(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the forward pass step by step, and the drawing of the model."""
     pipeline = context.registry.model(request.model)
     if isinstance(pipeline.model, VisionTransformer):
@@ -292,11 +299,19 @@ def walkthrough(request: ModelRequest, context: RequestContext) -> dict[str, Any
     return analysis.build_walkthrough(pipeline, text, max_new_tokens=max_new_tokens).to_dict()
 
 
+class TreeNode(TypedDict):
+    """A prefix that beam search kept: its parent, last id, and the id's log-probability."""
+
+    parent: int | None
+    id: int
+    log_prob: float
+
+
 class _BeamTree:
     """An incremental decoder that records every prefix that beam search kept, and delegates to another decoder."""
 
-    def __init__(self, decoder: Any, context: RequestContext, max_new_tokens: int) -> None:
-        self.nodes: list[dict[str, Any]] = []
+    def __init__(self, decoder: IncrementalDecoder, context: RequestContext, max_new_tokens: int) -> None:
+        self.nodes: list[TreeNode] = []
         self._decoder = decoder
         self._context = context
         self._max_new_tokens = max_new_tokens
@@ -333,12 +348,13 @@ class _BeamTree:
         key = (parent, id_)
         if key not in self._nodes_by_key:
             self._nodes_by_key[key] = len(self.nodes)
-            self.nodes.append({"parent": parent, "id": id_, "log_prob": log_prob})
+            self.nodes.append(TreeNode(parent=parent, id=id_, log_prob=log_prob))
         return self._nodes_by_key[key]
 
 
+@action(BeamSearchRequest)
 @torch.no_grad()
-def beam_search(request: BeamSearchRequest, context: RequestContext) -> dict[str, Any]:
+def beam_search(request: BeamSearchRequest, context: RequestContext) -> JSONObject:
     """Return all prefixes that beam search kept, as a tree, and its final hypotheses."""
     encoded = encode_input(request, context)
     model: Any = encoded.pipeline.model
@@ -375,5 +391,5 @@ def beam_search(request: BeamSearchRequest, context: RequestContext) -> dict[str
             }
         )
     names = encoded.pipeline.tokenizer.tokens([node["id"] for node in tree.nodes]) if tree.nodes else []
-    named_nodes = [node | {"token": name} for node, name in zip(tree.nodes, names, strict=True)]
+    named_nodes = [{**node, "token": name} for node, name in zip(tree.nodes, names, strict=True)]
     return {"nodes": named_nodes, "hypotheses": hypotheses}

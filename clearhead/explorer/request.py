@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
 from clearhead import hub
-from clearhead._core.validation import Range, did_you_mean, lookup
+from clearhead._core.json_types import JSONObject
+from clearhead._core.validation import Range, did_you_mean, lookup, require
 from clearhead.config import Validated, decode_variant
 from clearhead.errors import ConfigError
 from clearhead.explorer.worker_pool import ServerLimits
 
 Seed: TypeAlias = Annotated[int, Range(ge=0, le=(1 << 63) - 1)]  # what torch.Generator accepts
 
-# All actions that the page may request, by the module that defines them. An action is a function of a request, which is
-# the frozen value that its first argument is annotated with, and of the request's context.
+# All actions that the page may request, by the module that defines them; they are imported when they are first used.
 _PANELS = {
     "model_panel": ("models", "next_token", "attention", "walkthrough", "beam_search", "report_page"),
     "intervention_panel": ("intervene",),
@@ -53,16 +53,16 @@ class ModelRegistry:
 
     Args:
         models: Names of the models.
-        limits: Fields of `ServerLimits`.
+        limits: Resource limits of the server.
         device: Device of the models.
         dtype: Dtype of the models.
     """
 
     def __init__(
-        self, models: Sequence[str], limits: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
+        self, models: Sequence[str], limits: ServerLimits, *, device: str = "cpu", dtype: str = "float32"
     ) -> None:
         self.names = list(models)
-        self.limits = ServerLimits(**limits)
+        self.limits = limits
         self._load = cache(partial(hub.pipeline, device=device, dtype=getattr(torch, dtype)))
 
     def load_all(self) -> None:
@@ -72,7 +72,7 @@ class ModelRegistry:
         for panel in _PANELS:
             importlib.import_module(f"clearhead.explorer.{panel}")
 
-    def model(self, name: str) -> Any:
+    def model(self, name: str) -> hub.Pipeline:
         """Return a model by its name.
 
         Raises:
@@ -82,21 +82,26 @@ class ModelRegistry:
             raise ConfigError(f"unknown model {name[:80]!r}; {did_you_mean(name, self.names)}")
         return self._load(name)
 
-    def action(self, name: str) -> Callable[[dict[str, Any], RequestContext], Any]:
-        """Return an action, as a function of a request's JSON object and its context."""
+    def run(self, name: str, fields: JSONObject, context: RequestContext) -> JSONObject:
+        """Run an action.
+
+        Args:
+            name: Name of the action.
+            fields: The fields of its request; decoding checks the name, the type and the range of each.
+            context: The context of the request.
+
+        Raises:
+            ConfigError: There is no such action, or a field is invalid.
+        """
         panel = lookup(name, ACTIONS, "there is no action")
-        function = getattr(importlib.import_module(f"clearhead.explorer.{panel}"), name)
-        kind, *_ = get_type_hints(function).values()
-        # Decoding checks the name, the type and the range of every field.
-        return lambda fields, context: function(
-            decode_variant({**fields, "type": kind.__name__}, (kind,), "this request"), context
-        )
+        importlib.import_module(f"clearhead.explorer.{panel}")  # registers its actions
+        return _REGISTERED[name].run(fields, context)
 
 
 class RequestContext:
     """What an action can use besides its request: the models, progress reports and cancellation."""
 
-    def __init__(self, registry: ModelRegistry, send: Callable[[str, Any], None], stop: threading.Event) -> None:
+    def __init__(self, registry: ModelRegistry, send: Callable[[str, object], None], stop: threading.Event) -> None:
         self.registry = registry
         self._send = send
         self._stop = stop
@@ -107,7 +112,45 @@ class RequestContext:
         if total:
             self._send("progress", {"completed": completed, "total": total, "label": label})
 
-    def send_part(self, value: Any) -> None:
+    def send_part(self, value: object) -> None:
         """Send a partial result."""
         self.checkpoint()
         self._send("part", value)
+
+
+# ---------------------------------------------------------------------- registry of actions
+
+R = TypeVar("R", bound=Validated)
+Run: TypeAlias = Callable[[R, RequestContext], JSONObject]
+
+
+@dataclass(frozen=True)
+class Action(Generic[R]):
+    """A function of the page, and the type of its requests."""
+
+    request_type: type[R]
+    function: Run[R]
+
+    def run(self, fields: JSONObject, context: RequestContext) -> JSONObject:
+        """Decode a request and call the function."""
+        request = decode_variant({**fields, "type": self.request_type.__name__}, (self.request_type,), "this request")
+        return self.function(request, context)
+
+
+_REGISTERED: dict[str, Action[Any]] = {}
+
+
+def action(request_type: type[R]) -> Callable[[Run[R]], Run[R]]:
+    """Decorator: register a function as an action whose requests have this type.
+
+    Raises:
+        ConfigError: The action is not listed in the panel that defines it.
+    """
+
+    def register(function: Run[R]) -> Run[R]:
+        name, panel = function.__name__, function.__module__.rpartition(".")[2]
+        require(ACTIONS.get(name) == panel, f"the action {name} is not listed as one of {panel}")
+        _REGISTERED[name] = Action(request_type, function)
+        return function
+
+    return register

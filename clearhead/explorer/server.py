@@ -30,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.views.page import read_assets, script_module
 from clearhead.errors import StorageError
 from clearhead.explorer.request import ACTIONS
@@ -197,7 +198,7 @@ async def _post(pool: WorkerPool, request: Request) -> Response:
     return _JobResponse(job)
 
 
-async def _read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
+async def _read_body(request: Request, limits: ServerLimits) -> JSONObject:
     """Return the JSON object of a request, within the limits of size and time."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "expected a request of type application/json")

@@ -16,10 +16,20 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
+from clearhead._core.json_types import JSONObject
 from clearhead.errors import ClearheadError, ParseError
 from clearhead.explorer.request import Cancelled, ModelRegistry, RequestContext, raise_if_set
+from clearhead.explorer.worker_pool import ServerLimits
+
+
+class ActionCall(NamedTuple):
+    """An action to run, and the fields of its request."""
+
+    action: str
+    fields: JSONObject
+
 
 _OUT_OF_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
 
@@ -33,23 +43,24 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(settings.get("threads", 1))
-    jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[ActionCall | None] = queue.SimpleQueue()
     stop = threading.Event()
     # A request can be cancelled before every module of a forward pass.
     torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: raise_if_set(stop))
     with contextlib.suppress(KeyboardInterrupt):
-        registry = ModelRegistry(settings["models"], settings["limits"], **settings.get("device_kwargs", {}))
+        limits = ServerLimits(**settings["limits"])
+        registry = ModelRegistry(settings["models"], limits, **settings.get("device_kwargs", {}))
         registry.load_all()
         gc.collect()
         gc.freeze()  # scanning the loaded models again in every collection would delay requests
-        limit_memory(settings["limits"]["memory"])
+        limit_memory(limits.memory)
         write_event(out, "ready", {})
         threading.Thread(target=_read_messages, args=(sys.stdin.buffer, jobs, stop), daemon=True).start()
         while (job := jobs.get()) is not None:
             run_job(job, registry, out, stop)
 
 
-def _read_messages(messages: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] | None], stop: threading.Event) -> None:
+def _read_messages(messages: IO[bytes], jobs: queue.SimpleQueue[ActionCall | None], stop: threading.Event) -> None:
     """Queue requests, and set `stop` when the running one is cancelled."""
     for line in messages:
         message = json.loads(line)
@@ -57,7 +68,7 @@ def _read_messages(messages: IO[bytes], jobs: queue.SimpleQueue[dict[str, Any] |
             stop.set()
         else:
             stop.clear()  # the pool sends a request only after the one before has ended
-            jobs.put(message)
+            jobs.put(ActionCall(message["action"], message["request"]))
     stop.set()
     jobs.put(None)
 
@@ -74,21 +85,21 @@ def limit_memory(n_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, ((int(used[1]) << 10) + n_bytes, resource.RLIM_INFINITY))
 
 
-def write_event(out: IO[bytes], kind: str, value: Any) -> None:
+def write_event(out: IO[bytes], kind: str, value: object) -> None:
     """Write one event: a line with its kind and length, then its value as JSON."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     out.write(f"{kind} {len(text)}\n".encode() + text)
     out.flush()
 
 
-def run_job(job: dict[str, Any], registry: ModelRegistry, out: IO[bytes], stop: threading.Event) -> None:
+def run_job(job: ActionCall, registry: ModelRegistry, out: IO[bytes], stop: threading.Event) -> None:
     """Run one request; its last event is always "done" or "error"."""
 
-    def send(kind: str, value: Any) -> None:
+    def send(kind: str, value: object) -> None:
         write_event(out, kind, value)
 
     try:
-        send("done", registry.action(job["action"])(job["request"], RequestContext(registry, send, stop)))
+        send("done", registry.run(job.action, job.fields, RequestContext(registry, send, stop)))
     except Cancelled:
         send("error", {"error": "cancelled: the client disconnected"})
     except ClearheadError as error:

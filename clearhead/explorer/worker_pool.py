@@ -15,8 +15,8 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from clearhead._core.json_types import JSONObject
 from clearhead.errors import ClearheadError
 
 _STOP_SECONDS = 5.0  # before a worker that was asked to stop is killed
@@ -63,7 +63,7 @@ class Job:
     """A request in the pool. `events` are pairs of a kind and a JSON text; the last kind is "done" or "error"."""
 
     action: str
-    request: dict[str, Any]
+    request: JSONObject
     events: asyncio.Queue[tuple[str, bytes]] = field(default_factory=asyncio.Queue)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -85,7 +85,7 @@ class WorkerPool:
 
     command: Sequence[str] = (sys.executable, "-P", "-m", "clearhead.explorer.worker")
 
-    def __init__(self, models: Sequence[str], limits: ServerLimits | None = None, **settings: Any) -> None:
+    def __init__(self, models: Sequence[str], limits: ServerLimits | None = None, **settings: object) -> None:
         self.limits = limits or ServerLimits()
         self._settings = json.dumps({"models": list(models), "limits": asdict(self.limits), **settings})
         self._queue: asyncio.Queue[Job] = asyncio.Queue()
@@ -105,7 +105,7 @@ class WorkerPool:
         for process in list(self._processes):
             await self._kill(process)
 
-    def submit(self, action: str, request: dict[str, Any]) -> Job:
+    def submit(self, action: str, request: JSONObject) -> Job:
         """Queue a request.
 
         Args:
@@ -254,7 +254,7 @@ def _error(message: str) -> tuple[str, bytes]:
     return "error", json.dumps({"error": message}).encode()
 
 
-async def _send(process: Process, message: dict[str, Any]) -> None:
+async def _send(process: Process, message: JSONObject) -> None:
     """Write one message, a line of JSON."""
     assert process.stdin is not None
     process.stdin.write(json.dumps(message).encode() + b"\n")

@@ -7,21 +7,24 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
+from clearhead._core.validation import PositiveInt
+from clearhead.config import Validated
 from clearhead.errors import ConfigError, ParseError
-from clearhead.explorer.request import Cancelled
-from clearhead.explorer.worker import run_job
+from clearhead.explorer.request import ACTIONS, Action, Cancelled, ModelRegistry, RequestContext, action
+from clearhead.explorer.worker import ActionCall, run_job
 from clearhead.explorer.worker_pool import ServerLimits
 
 
 def events_of(action, stop=None):
     """The events of one job whose action is `action(request, context)`."""
     out = io.BytesIO()
-    registry = SimpleNamespace(limits=ServerLimits(), action=lambda name: action)
-    run_job({"action": "x", "request": {"n": 1}}, registry, out, stop or threading.Event())
+    registry = SimpleNamespace(limits=ServerLimits(), run=lambda name, fields, context: action(fields, context))
+    run_job(ActionCall("x", {"n": 1}), registry, out, stop or threading.Event())
     events, text = [], out.getvalue()
     while text:
         head, _, text = text.partition(b"\n")
@@ -99,3 +102,43 @@ def test_limit_memory_makes_large_allocations_fail():
     output = subprocess.run((sys.executable, "-c", "\n".join(lines)), capture_output=True, text=True, check=True).stdout
     assert output.startswith("1048576.0")
     assert "can't allocate memory" in output
+
+
+# ---------------------------------------------------------------------- the registry of actions
+
+
+@dataclass(frozen=True)
+class CountRequest(Validated):
+    """A request with one number."""
+
+    n: PositiveInt = 1
+
+
+def test_action_decodes_the_request_and_checks_its_fields():
+    counted = Action(CountRequest, lambda request, context: {"n": request.n + 1})
+    context = RequestContext(ModelRegistry([], ServerLimits()), lambda kind, value: None, threading.Event())
+    assert counted.run({"n": 4}, context) == {"n": 5}
+    assert counted.run({}, context) == {"n": 2}
+    with pytest.raises(ConfigError, match="n is 0; expected a whole number of at least 1"):
+        counted.run({"n": 0}, context)
+    with pytest.raises(ConfigError, match="m"):
+        counted.run({"m": 1}, context)
+
+
+def test_action_that_no_panel_lists_raises_config_error():
+    def unlisted(request: CountRequest, context: RequestContext) -> dict[str, object]:
+        return {}
+
+    with pytest.raises(ConfigError, match="the action unlisted is not listed as one of test_worker"):
+        action(CountRequest)(unlisted)
+
+
+def test_registry_runs_every_listed_action():
+    registry = ModelRegistry([], ServerLimits())
+    registry.load_all()
+    context = RequestContext(registry, lambda kind, value: None, threading.Event())
+    for name in ACTIONS:
+        with pytest.raises(ConfigError, match="unknown_field"):
+            registry.run(name, {"unknown_field": 1}, context)
+    with pytest.raises(ConfigError, match="there is no action 'mak'; did you mean 'mask'"):
+        registry.run("mak", {}, context)
