@@ -10,7 +10,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 
 class _Lazy(ModuleType):
@@ -18,25 +17,26 @@ class _Lazy(ModuleType):
 
     _sources: dict[str, tuple[str, str]]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name not in self._sources:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         source, attribute = self._sources[name]
         if source == self.__name__:
-            value = import_module(f"{source}.{attribute}")
+            value: object = import_module(f"{source}.{attribute}")
         else:
             value = getattr(import_module(source), attribute)
         self.__dict__[name] = value
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # A submodule may have the same name as the function that it defines; the import system must not overwrite it.
         is_shadowing = isinstance(value, ModuleType) and self._sources.get(name, (self.__name__,))[0] != self.__name__
         if not is_shadowing:
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return list(self.__all__)
+        names: list[str] = self.__dict__["__all__"]
+        return list(names)
 
 
 def lazy(package: str) -> None:

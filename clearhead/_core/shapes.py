@@ -6,7 +6,7 @@ tensor type, so that clearhead does not depend on jaxtyping."""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
     from jaxtyping import Bool, Float, Int, Integer
@@ -15,7 +15,7 @@ else:
     class _Shaped:
         """`_Shaped[Tensor, "B T"]` is `Tensor`; the shape is ignored."""
 
-        def __class_getitem__(cls, item: Any) -> Any:
+        def __class_getitem__(cls, item: tuple[object, str]) -> object:
             return item[0]
 
     Bool = Float = Int = Integer = _Shaped

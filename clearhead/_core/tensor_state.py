@@ -40,7 +40,13 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return False
     # A nested transform hides the tangent of the outer one, so any wrapper counts.
-    return any(x is not None and (is_wrapped(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+    return any(x is not None and (is_wrapped(x) or _tangent(x) is not None) for x in tensors)
+
+
+def _tangent(x: Tensor) -> Tensor | None:
+    dual = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+    tangent: Tensor | None = dual.tangent
+    return tangent
 
 
 def find_out_of_range(ids: Tensor, limit: int) -> int | None:

@@ -19,8 +19,8 @@ def keyed_forward_hooks(
     module: nn.Module,
     key: str,
     *,
-    pre: Callable[..., Any] | None = None,
-    post: Callable[..., Any] | None = None,
+    pre: Callable[..., object] | None = None,
+    post: Callable[..., object] | None = None,
     prepend: bool = False,
     with_kwargs: bool = False,
 ) -> Iterator[None]:
@@ -64,7 +64,7 @@ _PATCH_LOCK = threading.RLock()
 
 
 @contextmanager
-def patched_functions(replacements: Iterable[tuple[str, str, Callable[..., Any]]]) -> Iterator[None]:
+def patched_functions(replacements: Iterable[tuple[str, str, Callable[..., object]]]) -> Iterator[None]:
     """Replace functions of other libraries during the `with` block, for one thread at a time.
 
     Only for functions that fail on fake tensors and that no torch function mode can intercept.

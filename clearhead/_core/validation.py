@@ -63,14 +63,14 @@ Probability: TypeAlias = Annotated[float, Range(ge=0, le=1)]
 OpenUnit: TypeAlias = Annotated[float, Range(gt=0, lt=1)]
 
 
-def members(hint: Any) -> tuple[Any, ...]:
+def members(hint: object) -> tuple[object, ...]:
     """Return the alternatives of a union, or the annotation itself if it is not a union."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return tuple(member for part in typing.get_args(hint) for member in members(part))
     return (hint,)
 
 
-def item_hints(hint: Any, length: int) -> tuple[Any, ...] | None:
+def item_hints(hint: object, length: int) -> tuple[object, ...] | None:
     """Return the annotations of the items of a tuple, or None if the tuple cannot have this length."""
     args = typing.get_args(hint)
     if len(args) == 2 and args[1] is Ellipsis:
@@ -78,7 +78,7 @@ def item_hints(hint: Any, length: int) -> tuple[Any, ...] | None:
     return args if len(args) == length else None
 
 
-def describe(hint: Any) -> str:
+def describe(hint: object) -> str:
     """Describe the values that an annotation accepts, for error messages."""
     if len(parts := members(hint)) > 1:
         return " or ".join(map(describe, parts))
@@ -110,7 +110,7 @@ def describe(hint: Any) -> str:
 INVALID = object()
 
 
-def coerce(value: Any, hint: Any) -> Any:
+def coerce(value: object, hint: object) -> Any:
     """Convert `value` to the annotation (1 to a float, a list to a tuple); return INVALID if it does not match.
 
     A bool does not match a number.
@@ -128,8 +128,9 @@ def coerce(value: Any, hint: Any) -> Any:
     if origin is Literal:
         return value if isinstance(value, tuple({type(arg) for arg in args})) and value in args else INVALID
     if origin is tuple:
-        hints = item_hints(hint, len(value)) if isinstance(value, (tuple, list)) else None
-        items = (INVALID,) if hints is None else tuple(map(coerce, value, hints))
+        if not isinstance(value, (tuple, list)) or (hints := item_hints(hint, len(value))) is None:
+            return INVALID
+        items = tuple(map(coerce, value, hints))
         return INVALID if any(item is INVALID for item in items) else items
     if hint is int or hint is float:
         number = value if hint is float and isinstance(value, float) else _index(value)
@@ -137,10 +138,11 @@ def coerce(value: Any, hint: Any) -> Any:
             return INVALID if number is None else hint(number)
         except OverflowError:  # an integer beyond the range of float
             return INVALID
-    return value if isinstance(value, origin or hint) else INVALID
+    expected_type: Any = origin or hint
+    return value if isinstance(value, expected_type) else INVALID
 
 
-def validate(value: Any, label: str, hint: Any, error: type[ClearheadError] = ConfigError) -> Any:
+def validate(value: object, label: str, hint: object, error: type[ClearheadError] = ConfigError) -> Any:
     """Return `value` converted to an annotation, or raise.
 
     Args:
@@ -164,7 +166,7 @@ def validate(value: Any, label: str, hint: Any, error: type[ClearheadError] = Co
 
 
 def check_int(
-    value: Any,
+    value: object,
     label: str,
     *,
     minimum: int = 0,
@@ -183,12 +185,12 @@ def check_int(
     return number
 
 
-def _index(value: Any) -> int | None:
+def _index(value: object) -> int | None:
     """Return an integer, or None for other values, bools and tensors."""
     from torch import Tensor  # imported late, so that commands such as `clearhead models` start without torch
 
     try:
-        return None if isinstance(value, (bool, Tensor)) else operator.index(value)
+        return None if isinstance(value, (bool, Tensor)) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
 
@@ -208,7 +210,7 @@ def require_known(
     message: str,
     error: type[ClearheadError] = ConfigError,
     *,
-    fallback: Any = None,
+    fallback: str | None = None,
 ) -> None:
     """Raise unless `name` is a candidate; `message` (for example "there is no task") is followed by the closest one."""
     if name not in candidates:
@@ -229,7 +231,7 @@ def format_sizes(sizes: Iterable[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def short_repr(value: Any, max_chars: int = 60) -> str:
+def short_repr(value: object, max_chars: int = 60) -> str:
     """Return the repr of a value on one line, truncated to `max_chars` characters."""
     try:
         text = " ".join(repr(value).split())
@@ -238,7 +240,7 @@ def short_repr(value: Any, max_chars: int = 60) -> str:
     return text if len(text) <= max_chars else text[:max_chars] + "…"
 
 
-def did_you_mean(name: Any, candidates: Iterable[str], fallback: str | None = None) -> str:
+def did_you_mean(name: object, candidates: Iterable[str], fallback: str | None = None) -> str:
     """Return "did you mean …?" with the closest candidate; if none is close, `fallback` or all candidates."""
     names = [word for word in candidates if word]
     close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)

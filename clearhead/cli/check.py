@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,11 +39,18 @@ def check(
     from the current folder."""
     from clearhead.analysis.checks import check as run
 
-    kwargs: dict[str, Any] = {"causal": causal, **input_spec(vocab_size, input_dim, input_shape)}
-    module = load_named(model, **load_kwargs(device, dtype))
+    inputs = input_spec(vocab_size, input_dim, input_shape)
+    module = load_named(model, load_kwargs(device, dtype))
     with progress("preparing", hidden=json) as advance:
-        kwargs["on_start"] = lambda name, completed, total: advance(completed, total, name)
-        report = run(module, only=only or None, seed=seed, length=length, **kwargs)
+        report = run(
+            module,
+            only=only or None,
+            seed=seed,
+            length=length,
+            causal=causal,
+            on_start=lambda name, completed, total: advance(completed, total, name),
+            **inputs,
+        )
     if json:
         show_json({"model": model, **report.to_dict()})
     else:

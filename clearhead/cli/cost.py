@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from clearhead.cli.app import app
-from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, resolve_device
+from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, parse_dtype, resolve_device
 from clearhead.cli.output import console, emit, show_json
 from clearhead.errors import ConfigError
 
@@ -50,9 +50,11 @@ def cost(
     """Predict parameters, FLOPs, bytes, memory and kernel launches of a module without computing anything.
 
     FLOPs count matrix products, two per multiply-add."""
-    from clearhead.analysis.cost import cost as predict
+    from clearhead import masks
+    from clearhead.analysis.cost.fit import parse_bytes
     from clearhead.cli import cost_output as output
 
+    layer = output.LayerSizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
     has_no_model = model is None and d_model is None and n_heads is None and tokens is None
     if save_machine is not None:
         if not has_no_model or measure:
@@ -62,29 +64,34 @@ def cost(
         raise ConfigError("--measure needs a model; `python -m benchmarks cost` measures the reference models")
     if source_length is not None and tokens is None:
         raise ConfigError("--source-length needs --tokens, the length of the target")
-    target = output.resolve_model(model, d_model, n_heads, {"n_kv_heads": n_kv_heads, "d_head": d_head, "bias": bias})
-    options, machine = output.cost_options(dtype, train, mask, impl, device, measure)
-    length: Any = tokens if source_length is None or tokens is None else (source_length, tokens)
-    prediction = predict(
-        target, tokens=length, batch=batch, activation_checkpointing=activation_checkpointing, **options
+    target_device, machine = output.choose_device(device, measure=measure)
+    query = output.CostQuery(
+        subject=output.resolve_model(model, layer),
+        tokens=tokens if source_length is None or tokens is None else (source_length, tokens),
+        batch=batch,
+        dtype=parse_dtype(dtype),
+        training=train,
+        mask=None if mask is None else masks.parse(mask),
+        impl=impl,
+        device=target_device,
+        activation_checkpointing=activation_checkpointing,
     )
-    document = prediction.to_dict(formulas=formulas or json)
+    prediction = query.predict()
+    sections: list[output.Section] = []
     if machine is not None:
-        document["time"] = output.predict_time(prediction, machine)
+        sections.append(output.TimeSection(prediction, machine))
     if gpus is not None or parallel is not None:
-        document["per_gpu"] = output.predict_per_gpu(prediction, gpus, parallel, interconnect, machine)
+        sections.append(output.PerGPUSection.predict(prediction, gpus, parallel, interconnect, machine))
     if memory_limit is not None:
-        fit_options = options | {"activation_checkpointing": activation_checkpointing}
-        document["memory_limit"] = output.find_largest_fit(target, memory_limit, length, batch, fit_options)
+        sections.append(output.FitSection(query, query.largest_fit(parse_bytes(memory_limit))))
     if measure:
-        document["measured"] = output.measure_and_compare(target, prediction, length, batch, options)
+        sections.append(output.MeasuredSection.measure(query, prediction))
     if json:
-        return show_json(document)
+        return show_json(prediction.to_dict(formulas=True) | {part.key: part.to_dict() for part in sections})
     output.show(prediction, model or "one attention layer", formulas, is_layer=model is None)
-    for key, show in output.SECTIONS.items():
-        if key in document:
-            console.print()
-            show(document[key])
+    for section in sections:
+        console.print()
+        section.show()
 
 
 def _measure_machine(device: str | None, path: Path, json: bool) -> None:

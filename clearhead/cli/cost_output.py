@@ -6,40 +6,95 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+import torch
 from rich.table import Table
 from torch import nn
 
-from clearhead import hub, masks
+from clearhead import hub
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost import AttentionSizes, Cost, Machine, preset
-from clearhead.analysis.cost.fit import cost_per_gpu, largest_fit, parse_bandwidth, parse_bytes
+from clearhead.analysis.cost import cost as predict_cost
+from clearhead.analysis.cost.fit import MemoryFit, PerGPUCost, cost_per_gpu, largest_fit, parse_bandwidth
 from clearhead.analysis.cost.formulas import SymbolicCount
 from clearhead.analysis.cost.machine import dtype_name
-from clearhead.analysis.cost.predict import build_module, model_builder
+from clearhead.analysis.cost.predict import ModelBuilder, Tokens, build_module, model_builder
 from clearhead.analysis.cost.result import PartCost, readable_bytes, readable_count
 from clearhead.cli.module_options import import_target
-from clearhead.cli.options import parse_dtype, resolve_device
+from clearhead.cli.options import resolve_device
 from clearhead.cli.output import console, fits, print_wrapped, table
 from clearhead.errors import ConfigError
 from clearhead.hub import checkpoint
+from clearhead.masks import Mask
 from clearhead.models import Config
 
+if TYPE_CHECKING:
+    from clearhead.analysis.cost.measure import MeasuredCost
 
-def resolve_model(model: str | None, d_model: int | None, n_heads: int | None, layer_options: dict[str, Any]) -> Any:
+
+CostSubject: TypeAlias = Config | nn.Module | AttentionSizes | ModelBuilder | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostQuery:
+    """A module and how it runs, whose cost is predicted and measured."""
+
+    subject: CostSubject
+    tokens: Tokens
+    batch: int
+    dtype: torch.dtype
+    training: bool
+    mask: Mask | None
+    impl: str
+    device: str
+    activation_checkpointing: bool
+
+    def predict(self) -> Cost:
+        """Return the predicted cost."""
+        return predict_cost(**vars(self))
+
+    def measure(self) -> MeasuredCost:
+        """Run the module on this machine and return the measured cost."""
+        from clearhead.analysis.cost.measure import measure
+
+        options = dict(vars(self))
+        del options["activation_checkpointing"]  # only predicted
+        return measure(**options)
+
+    def largest_fit(self, memory_limit: int) -> MemoryFit:
+        """Return the largest batch and length within a memory limit in bytes."""
+        options = dict(vars(self))
+        return largest_fit(options.pop("subject"), memory_limit, **options)
+
+
+def resolve_model(model: str | None, layer: LayerSizes) -> CostSubject:
     """Return the model of a name, or one attention layer of these sizes."""
     if model is not None:
-        if d_model is not None or n_heads is not None or any(layer_options.values()):
+        if any(vars(layer).values()):
             raise ConfigError("got a model and the sizes of a layer; give one of them")
         return _resolve_name(model)
-    if d_model is None or n_heads is None:
+    if layer.d_model is None or layer.n_heads is None:
         raise ConfigError("give a model, such as base, or the sizes of one attention layer: --d-model 512 --n-heads 8")
-    return AttentionSizes(d_model, n_heads, **layer_options)
+    return AttentionSizes(
+        layer.d_model, layer.n_heads, n_kv_heads=layer.n_kv_heads, d_head=layer.d_head, bias=layer.bias
+    )
 
 
-def _resolve_name(name: str) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class LayerSizes:
+    """Options of one attention layer, given instead of a model."""
+
+    d_model: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    bias: bool = False
+
+
+def _resolve_name(name: str) -> CostSubject:
     """Return the configuration or builder of a preset, model folder, run, TOML file, or package.module:factory."""
     path = Path(name) if name not in hub.names() else hub.BUNDLED_FOLDER / name
     if checkpoint.is_third_party(name):
@@ -62,7 +117,7 @@ def _resolve_name(name: str) -> Any:
     return Config.from_dict(data["model"] if "type" not in data and "model" in data else data)
 
 
-def _from_factory(name: str) -> Any:
+def _from_factory(name: str) -> ModelBuilder:
     """Return the builder of package.module:factory, whose result is a module or configuration, or (module, inputs)."""
     factory = import_target(name)
     module: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
@@ -72,20 +127,16 @@ def _from_factory(name: str) -> Any:
     return replace(model_builder(module, inputs), label=name)
 
 
-def cost_options(
-    dtype: str, train: bool, mask: str | None, impl: str, device: str | None, measure: bool
-) -> tuple[dict[str, Any], Machine | None]:
-    """Return the keyword arguments of `analysis.cost`, and the machine whose time is predicted."""
-    machine = None if device in (None, "cpu", "cuda") or measure else Machine.read(device or "")
-    options = {
-        "dtype": parse_dtype(dtype),
-        "training": train,
-        "mask": None if mask is None else masks.parse(mask),
-        "impl": impl,
-        # Predictions are for a GPU by default; measurements use this machine.
-        "device": machine.device if machine else resolve_device(device) if measure else device or "cuda",
-    }
-    return options, machine
+def choose_device(device: str | None, *, measure: bool) -> tuple[str, Machine | None]:
+    """Return the device of a prediction, and the machine whose time is predicted.
+
+    Predictions are for a GPU by default; measurements use this machine."""
+    if measure:
+        return resolve_device(device), None
+    if device in (None, "cpu", "cuda"):
+        return device or "cuda", None
+    machine = Machine.read(device or "")
+    return machine.device, machine
 
 
 # ---------------------------------------------------------------------- a model, part by part
@@ -152,19 +203,18 @@ def _split_products(cost: Cost) -> list[PartCost]:
 
 def tree(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return (label, path) of every node of the tree of module paths; labels are indented by depth."""
-    root: dict[str, Any] = {}
+    nodes: dict[tuple[str, ...], None] = {}
     for name in names:
-        level = root
-        for part in re.split(r"\.(?!\*)", name):  # "blocks.*" is one node: all blocks together
-            level = level.setdefault(part, {})
+        parts = tuple(re.split(r"\.(?!\*)", name))  # "blocks.*" is one node: all blocks together
+        nodes |= dict.fromkeys(parts[: depth + 1] for depth in range(len(parts)))
 
-    def walk(level: dict[str, Any], parent: str, depth: int) -> Iterator[tuple[str, str]]:
-        for name, children in level.items():
-            path = f"{parent}.{name}" if parent else name
-            yield "  " * depth + name, path
-            yield from walk(children, path, depth + 1)
+    def walk(parent: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            if node[:-1] == parent:
+                yield "  " * len(parent) + node[-1], ".".join(node)
+                yield from walk(node)
 
-    return list(walk(root, "", 0))
+    return list(walk(()))
 
 
 def _cells(part: PartCost, cost: Cost, formulas: bool, count: Callable[[int], str]) -> dict[str, str]:
@@ -205,92 +255,139 @@ def _show_attention(cost: Cost) -> None:
 # ---------------------------------------------------------------------- machine, several GPUs, memory limit, measured
 
 
-def predict_time(cost: Cost, machine: Machine) -> dict[str, Any]:
-    """Return the time on a machine, and that of every part."""
-    time = cost.time(machine)
-    parts = cost.ceilings(machine).items()
-    return {
-        "machine": machine.name,
-        "seconds": time.seconds,
-        "bottleneck": time.bottleneck,
-        "host_wait": time.host_wait,
-        "parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts],
-    }
+class Section(Protocol):
+    """A part of the output: `key` is its name in the JSON document."""
+
+    key: ClassVar[str]
+
+    def to_dict(self) -> JSONObject:
+        """Return it as JSON data."""
+
+    def show(self) -> None:
+        """Print it."""
 
 
-def show_time(prediction: dict[str, Any]) -> None:
-    """Print the predicted time of every part."""
-    total = prediction["seconds"]
-    parts = {
-        part["part"]: (f"{1e3 * part['seconds']:.3f} ms", f"{100 * part['seconds'] / total:.1f} %", part["ceiling"])
-        for part in prediction["parts"]
-    }
-    rows = [(label, *parts.get(path, ("", "", ""))) for label, path in tree(parts)]
-    rows.append(("total", f"{1e3 * total:.3f} ms", "", prediction["bottleneck"]))
-    console.print(table((prediction["machine"], "predicted", "share", "bound by"), rows))
-    if prediction["host_wait"]:
-        print_wrapped(f"{1e3 * prediction['host_wait']:.3f} ms of this time is the device waiting for the host")
+@dataclass(frozen=True)
+class TimeSection:
+    """The time on a machine, and that of every part."""
+
+    key: ClassVar[str] = "time"
+    cost: Cost
+    machine: Machine
+
+    def to_dict(self) -> JSONObject:
+        time = self.cost.time(self.machine)
+        parts = self.cost.ceilings(self.machine).items()
+        return {
+            "machine": self.machine.name,
+            "seconds": time.seconds,
+            "bottleneck": time.bottleneck,
+            "host_wait": time.host_wait,
+            "parts": [{"part": name, "seconds": s, "ceiling": ceiling} for name, (s, ceiling) in parts],
+        }
+
+    def show(self) -> None:
+        time = self.cost.time(self.machine)
+        parts = {
+            name: (f"{1e3 * seconds:.3f} ms", f"{100 * seconds / time.seconds:.1f} %", ceiling)
+            for name, (seconds, ceiling) in self.cost.ceilings(self.machine).items()
+        }
+        rows = [(label, *parts.get(path, ("", "", ""))) for label, path in tree(parts)]
+        rows.append(("total", f"{1e3 * time.seconds:.3f} ms", "", time.bottleneck))
+        console.print(table((self.machine.name, "predicted", "share", "bound by"), rows))
+        if time.host_wait:
+            print_wrapped(f"{1e3 * time.host_wait:.3f} ms of this time is the device waiting for the host")
 
 
-def predict_per_gpu(
-    cost: Cost, gpus: int | None, parallel: str | None, interconnect: str | None, machine: Machine | None
-) -> dict[str, Any]:
-    """Return memory, communication and time of one of several GPUs."""
-    if gpus is None or parallel is None:
-        raise ConfigError("--gpus and --parallel need each other; give both, such as --gpus 64 --parallel fsdp")
-    if interconnect is not None and machine is None:
-        raise ConfigError("--interconnect needs a machine; add --device h200, or a file written with --save-machine")
-    bandwidth = None if interconnect is None else parse_bandwidth(interconnect)
-    return asdict(cost_per_gpu(cost, gpus, parallel, machine=machine, interconnect=bandwidth))
+@dataclass(frozen=True)
+class PerGPUSection:
+    """Memory, communication and time of one of several GPUs."""
 
+    key: ClassVar[str] = "per_gpu"
+    cost: PerGPUCost
 
-def show_per_gpu(prediction: dict[str, Any]) -> None:
-    """Print memory, communication and time of one of several GPUs."""
-    kinds = ("parameters", "gradients", "optimizer", "gathered", "peak", "sent")
-    rows = [(kind, readable_bytes(prediction[kind])) for kind in kinds]
-    console.print(table((f"each of {prediction['gpus']} GPUs, {prediction['parallel']}", "per step"), rows))
-    if prediction["seconds"] is not None:
-        compute, communication = prediction["compute_seconds"], prediction["communication_seconds"]
-        overlap = compute + communication - prediction["seconds"]
+    @classmethod
+    def predict(
+        cls, cost: Cost, gpus: int | None, parallel: str | None, interconnect: str | None, machine: Machine | None
+    ) -> PerGPUSection:
+        """Return the section for these options."""
+        if gpus is None or parallel is None:
+            raise ConfigError("--gpus and --parallel need each other; give both, such as --gpus 64 --parallel fsdp")
+        if interconnect is not None and machine is None:
+            raise ConfigError(
+                "--interconnect needs a machine; add --device h200, or a file written with --save-machine"
+            )
+        bandwidth = None if interconnect is None else parse_bandwidth(interconnect)
+        return cls(cost_per_gpu(cost, gpus, parallel, machine=machine, interconnect=bandwidth))
+
+    def to_dict(self) -> JSONObject:
+        return asdict(self.cost)
+
+    def show(self) -> None:
+        cost = self.cost
+        kinds = ("parameters", "gradients", "optimizer", "gathered", "peak", "sent")
+        rows = [(kind, readable_bytes(getattr(cost, kind))) for kind in kinds]
+        console.print(table((f"each of {cost.gpus} GPUs, {cost.parallel}", "per step"), rows))
+        if cost.seconds is None or cost.compute_seconds is None or cost.communication_seconds is None:
+            return
+        overlap = cost.compute_seconds + cost.communication_seconds - cost.seconds
         print_wrapped(
-            f"step: {1e3 * prediction['seconds']:.2f} ms ({1e3 * compute:.2f} ms computation, "
-            f"{1e3 * communication:.2f} ms communication, of which {1e3 * overlap:.2f} ms overlap)"
+            f"step: {1e3 * cost.seconds:.2f} ms ({1e3 * cost.compute_seconds:.2f} ms computation, "
+            f"{1e3 * cost.communication_seconds:.2f} ms communication, of which {1e3 * overlap:.2f} ms overlap)"
         )
 
 
-def find_largest_fit(model: Any, limit: str, tokens: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the largest batch and length within a memory limit."""
-    fit = largest_fit(model, parse_bytes(limit), tokens=tokens, batch=batch, **options)
-    batches = {"memory_limit": fit.memory_limit, "tokens": tokens, "max_batch": fit.max_batch, "batch": batch}
-    return batches | {"max_tokens": fit.max_tokens, "is_model_limit": fit.is_model_limit}
+@dataclass(frozen=True)
+class FitSection:
+    """The largest batch and length within a memory limit."""
+
+    key: ClassVar[str] = "memory_limit"
+    query: CostQuery
+    fit: MemoryFit
+
+    def to_dict(self) -> JSONObject:
+        fit, query = self.fit, self.query
+        return {
+            "memory_limit": fit.memory_limit,
+            "tokens": query.tokens,
+            "max_batch": fit.max_batch,
+            "batch": query.batch,
+            "max_tokens": fit.max_tokens,
+            "is_model_limit": fit.is_model_limit,
+        }
+
+    def show(self) -> None:
+        fit, query = self.fit, self.query
+        size = "" if query.tokens is None else f" of {query.tokens} tokens"
+        print_wrapped(f"in {readable_bytes(fit.memory_limit)}: a batch of up to {fit.max_batch:,}{size}")
+        if fit.max_tokens is not None:
+            end = ", the limit of the model" if fit.is_model_limit else ""
+            print_wrapped(f"   or, at a batch of {query.batch:,}, up to {fit.max_tokens:,} tokens{end}")
 
 
-def show_fit(fit: dict[str, Any]) -> None:
-    """Print the largest batch and length."""
-    size = "" if fit["tokens"] is None else f" of {fit['tokens']} tokens"
-    print_wrapped(f"in {readable_bytes(fit['memory_limit'])}: a batch of up to {fit['max_batch']:,}{size}")
-    if fit["max_tokens"] is not None:
-        end = ", the limit of the model" if fit["is_model_limit"] else ""
-        print_wrapped(f"   or, at a batch of {fit['batch']:,}, up to {fit['max_tokens']:,} tokens{end}")
+@dataclass(frozen=True)
+class MeasuredSection:
+    """Prediction and measurement next to each other, and their ratio."""
 
+    key: ClassVar[str] = "measured"
+    comparison: dict[str, Any]
 
-def measure_and_compare(model: Any, cost: Cost, tokens: Any, batch: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Run the model on this machine and return prediction, measurement and their ratio."""
-    from clearhead.analysis.cost.measure import compare_with_measured, measure, measure_this_machine
+    @classmethod
+    def measure(cls, query: CostQuery, cost: Cost) -> MeasuredSection:
+        """Run the module on this machine and compare."""
+        from clearhead.analysis.cost.measure import compare_with_measured, measure_this_machine
 
-    machine = measure_this_machine(options["device"], (options["dtype"],))
-    measured = measure(model, tokens=tokens, batch=batch, **options)
-    return {"machine": machine.to_dict(), **compare_with_measured(cost, machine, asdict(measured))}
+        machine = measure_this_machine(query.device, (query.dtype,))
+        comparison = compare_with_measured(cost, machine, asdict(query.measure()))
+        return cls({"machine": machine.to_dict(), **comparison})
 
+    def to_dict(self) -> JSONObject:
+        return self.comparison
 
-def show_measured(comparison: dict[str, Any]) -> None:
-    """Print prediction and measurement next to each other."""
-    sides = (comparison["predicted"], comparison["measured"])
-    peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
-    times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
-    ratio = comparison["ratio"]
-    rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
-    console.print(table((comparison["machine"]["name"], "predicted", "measured", "ratio"), rows))
-
-
-SECTIONS = {"time": show_time, "per_gpu": show_per_gpu, "memory_limit": show_fit, "measured": show_measured}
+    def show(self) -> None:
+        sides = (self.comparison["predicted"], self.comparison["measured"])
+        peaks = [readable_bytes(side["peak_bytes"]) for side in sides]
+        times = [f"{1e3 * side['seconds']:.2f} ms" for side in sides]
+        ratio = self.comparison["ratio"]
+        rows = [("peak memory", *peaks, f"{ratio['memory']:.3f}"), ("time", *times, f"{ratio['time']:.3f}")]
+        console.print(table((self.comparison["machine"]["name"], "predicted", "measured", "ratio"), rows))

@@ -70,8 +70,14 @@ def tokenize_files(
 ) -> None:
     """Tokenize text files once for `clearhead train text --data SHARDS`. An interrupted run is resumed."""
     with progress("tokenizing", hidden=json, transient=False) as report:
-        options: dict[str, Any] = {"separator": separator, "processes": processes, "progress": report}
-        shards = data_package.tokenize(files, data_package.load_tokenizer(tokenizer), out, **options)
+        shards = data_package.tokenize(
+            files,
+            data_package.load_tokenizer(tokenizer),
+            out,
+            separator=separator,
+            processes=processes,
+            progress=report,
+        )
     counts = {"tokens": len(shards), "documents": shards.n_documents, "shards": len(shards.names)}
     line = f"{counts['tokens']:,} tokens of {counts['documents']:,} documents in {counts['shards']:,} shards: {out}"
     emit(json, {"folder": str(out), **counts, "dtype": shards.dtype}, line)

@@ -75,12 +75,20 @@ def generate(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     samples_by_default = trained.train_recipe is not None and trained.task == "text"
     strategy = _strategy(sampling, seed, greedy=greedy, samples_by_default=samples_by_default)
-    kwargs: dict[str, Any] = {"strategy": strategy, "max_new_tokens": limit, "sliding_context": sliding_context}
     new_ids: list[int] = []
     text = ""
     if not json:
         sys.stdout.write("" if standalone or chat else prompt)
-    for piece in stream_text(trained, ids, new_ids, standalone=standalone, **kwargs):
+    pieces = stream_text(
+        trained,
+        ids,
+        new_ids,
+        standalone=standalone,
+        strategy=strategy,
+        max_new_tokens=limit,
+        sliding_context=sliding_context,
+    )
+    for piece in pieces:
         text += piece
         if not json:
             sys.stdout.write(piece)

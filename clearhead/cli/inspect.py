@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 
 from clearhead.cli.app import app
-from clearhead.cli.module_options import InputDim, InputShape, VocabSize, is_factory
+from clearhead.cli.module_options import InputDim, InputShape, VocabSize, input_spec, is_factory
 from clearhead.cli.options import (
     BeamWidth,
     Device,
@@ -83,27 +83,33 @@ def inspect_model(
     (with --corrupted), ablation, induction, vectors (token embeddings in two dimensions)."""
     from clearhead.analysis import save_page
     from clearhead.analysis.views import figures
-    from clearhead.cli.inspect_views import model_inspection, module_inspection, show_analysis
+    from clearhead.cli.inspect_views import ViewSettings, model_inspection, module_inspection, show_analysis
     from clearhead.hub.translate import DEFAULT_STRATEGY
 
     if is_factory(model):
-        inputs = (vocab_size, input_dim, input_shape)
+        inputs = input_spec(vocab_size, input_dim, input_shape)
         inspection = module_inspection(model, input_, inputs, load_kwargs(device, dtype), seed=seed, length=length)
     else:
         if (vocab_size, input_dim, input_shape) != (None, None, None):
             raise ConfigError(
                 f"{model} has known inputs; --vocab-size, --input-dim and --input-shape are for a factory"
             )
-        kwargs = {"strategy": decoding_strategy(beam, length_penalty, DEFAULT_STRATEGY), "data": data}
-        inspection = model_inspection(model, input_, load_kwargs(device, dtype), kwargs)
+        strategy = decoding_strategy(beam, length_penalty, DEFAULT_STRATEGY)
+        inspection = model_inspection(model, input_, load_kwargs(device, dtype), strategy=strategy, data=data)
     view = View.patching if corrupted is not None and view is None else view
     if view in DEEPER:
         if (corrupted is None) == (view is View.patching):
             raise ConfigError(
                 "the patching view needs --corrupted, a second input of the same length; no other view takes it"
             )
-        settings = {"query": query, "target_token": target_token, "baseline_token": baseline_token}
-        settings |= {"corrupted": corrupted, "granularity": granularity, "modules": modules}
+        settings = ViewSettings(
+            query=query,
+            target_token=target_token,
+            baseline_token=baseline_token,
+            corrupted=corrupted,
+            granularity=granularity,
+            modules=modules,
+        )
         return show_analysis(inspection, view, settings, html=html, out=out, json=json)
     report = inspection.report()
     attention_map = choose_map(report, layer)

@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import analysis, hub
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis import AttentionReport, LogitMetric, ModelInputs
 from clearhead.analysis.checks import spec_for
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
 from clearhead.analysis.interp.metric import run_logits
 from clearhead.analysis.views import figures
-from clearhead.cli.module_options import input_spec, load_named
+from clearhead.analysis.views.chart import Chart, PCAProjection
+from clearhead.cli.module_options import load_named
+from clearhead.cli.options import LoadKwargs
 from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, use_color
 from clearhead.errors import ConfigError
 
-ViewResult = tuple[str, dict[str, Any], list[Any]]
-"""A title, a JSON document, and charts."""
+if TYPE_CHECKING:
+    from clearhead.cli.module_options import InputKind
+    from clearhead.generation import Strategy
+
+
+class ViewResult(NamedTuple):
+    """What a view shows."""
+
+    title: str
+    document: JSONObject
+    charts: Sequence[Chart | PCAProjection]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """Options of the views.
+
+    Attributes:
+        query: Position of the query, or of the target token.
+        target_token: Target token or its id; by default the most likely token.
+        baseline_token: Token whose logit is subtracted from the target's.
+        corrupted: A corrupted input, for activation patching.
+        granularity: Unit of patching and ablation.
+        modules: Pattern of the modules to patch or ablate.
+    """
+
+    query: int | None = None
+    target_token: str | None = None
+    baseline_token: str | None = None
+    corrupted: str | None = None
+    granularity: str | None = None
+    modules: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,52 +71,55 @@ class Inspection:
 
 
 def model_inspection(
-    name: str, text: str | None, load_kwargs: Mapping[str, Any], kwargs: Mapping[str, Any]
+    name: str, text: str | None, load: LoadKwargs, *, strategy: Strategy, data: Path | None
 ) -> Inspection:
     """Return the inspection of a named model, which has a tokenizer or takes images."""
-    trained = hub.pipeline(name, **load_kwargs)
+    trained = hub.pipeline(name, **load)
 
     def require_text(text: str | None) -> str:
         if text is None:
             raise ConfigError(f"{name} needs an input; give a text or an image file")
         return text
 
-    token_names: dict[str, Any] = {}
-    if trained.task not in ("digits", "speech"):
-        tokenizer = trained.tokenizer
-        token_names = {"name": lambda token: tokenizer.tokens([token])[0], "n_tokens": tokenizer.vocab_size}
-    return Inspection(
+    inspection = Inspection(
         trained.model,
         text,
-        lambda new_text: analysis.model_inputs(trained, require_text(new_text), **kwargs),
-        lambda: analysis.attention_report(trained, require_text(text), **kwargs),
-        **token_names,
+        lambda new_text: analysis.model_inputs(trained, require_text(new_text), strategy=strategy, data=data),
+        lambda: analysis.attention_report(trained, require_text(text), strategy=strategy, data=data),
     )
+    if trained.task in ("digits", "speech"):
+        return inspection
+    tokenizer = trained.tokenizer
+    return replace(inspection, name=lambda token: tokenizer.tokens([token])[0], n_tokens=tokenizer.vocab_size)
 
 
 def module_inspection(
-    name: str, text: str | None, inputs: tuple[Any, ...], load_kwargs: Mapping[str, Any], *, seed: int, length: int
+    name: str, text: str | None, inputs: dict[str, InputKind], load: LoadKwargs, *, seed: int, length: int
 ) -> Inspection:
     """Return the inspection of a factory's module; its input is random unless token ids are given."""
-    spec = spec_for(load_named(name), **input_spec(*inputs))
+    spec = spec_for(load_named(name), **inputs)
     model = spec.module
     input_kind = spec.inputs
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{name} returned a {type(model).__name__}; expected a PyTorch module")
-    model = model.to(**load_kwargs).eval()
+    model = model.to(**load).eval()
 
     def make_inputs(text: str | None) -> ModelInputs:
         generator = torch.Generator().manual_seed(seed)
-        samples: list[Any] = [kind and kind.draw(1, length, generator) for kind in (spec.source, input_kind)]
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(load["device"], load["dtype"] if x.is_floating_point() else None)
+
+        source = None if spec.source is None else move(spec.source.draw(1, length, generator))
+        x = input_kind.draw(1, length, generator)
         if text is not None:
             if not isinstance(input_kind, Ids):
                 raise ConfigError(f"{name} does not take token ids; omit INPUT to use a random input")
-            samples[1] = torch.tensor([parse_ids(text, input_kind.vocab_size)])
-        on_device: list[Any] = [y if y is None else y.to(load_kwargs["device"]) for y in samples]
-        source, x = (y.to(load_kwargs["dtype"]) if y is not None and y.is_floating_point() else y for y in on_device)
+            x = torch.tensor([parse_ids(text, input_kind.vocab_size)])
+        x = move(x)
         arguments: dict[str, Any] = {}
 
-        def record_arguments(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def record_arguments(module: nn.Module, args: tuple[object, ...], kwargs: JSONObject) -> None:
             arguments.update(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
 
         handle = model.register_forward_pre_hook(record_arguments, with_kwargs=True)
@@ -114,7 +150,7 @@ def parse_ids(text: str, vocab_size: int) -> list[int]:
 
 
 def show_analysis(
-    inspection: Inspection, view: str, settings: Mapping[str, Any], *, html: Path | None, out: Path | None, json: bool
+    inspection: Inspection, view: str, settings: ViewSettings, *, html: Path | None, out: Path | None, json: bool
 ) -> None:
     """Show one view in the terminal, as JSON, as a figure or as a page."""
     title, document, charts = _VIEWS[view](inspection, settings)
@@ -134,56 +170,58 @@ def show_analysis(
             console.print(f"\n{note}", markup=False, style="dim")
 
 
-def _lens(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+def _lens(inspection: Inspection, settings: ViewSettings) -> ViewResult:
     """Show the prediction after each layer."""
     inputs = inspection.inputs(inspection.text)
-    result = analysis.logit_lens(inspection.model, inputs.args, positions=settings["query"])
-    return inputs.title, result.to_dict(inputs.name), result.charts(inputs.tokens, inputs.name)
+    result = analysis.logit_lens(inspection.model, inputs.args, positions=settings.query)
+    return ViewResult(inputs.title, result.to_dict(inputs.name), result.charts(inputs.tokens, inputs.name))
 
 
-def _attribution(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+def _attribution(inspection: Inspection, settings: ViewSettings) -> ViewResult:
     """Show the contribution of each part to a logit."""
     inputs, metric, title = _resolve_metric(inspection, settings)
     result = analysis.attribute(inspection.model, inputs.args, metric)
-    return title, result.to_dict(), result.charts()
+    return ViewResult(title, result.to_dict(), result.charts())
 
 
-def _patching(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+def _patching(inspection: Inspection, settings: ViewSettings) -> ViewResult:
     """Patch from the corrupted input, or ablate if there is none."""
     inputs, metric, title = _resolve_metric(inspection, settings)
-    kwargs: dict[str, Any] = {name: settings[name] for name in ("granularity", "modules") if settings[name] is not None}
-    if settings["corrupted"] is None:
+    options = {"granularity": settings.granularity, "modules": settings.modules}
+    kwargs: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if settings.corrupted is None:
         grid = analysis.ablate(inspection.model, inputs.args, metric, **kwargs)
     else:
-        corrupted: Any = inspection.inputs(settings["corrupted"]).args
+        corrupted: Any = inspection.inputs(settings.corrupted).args
         if inputs.source:  # the source of a translation differs, not the target
             corrupted = (corrupted[0], inputs.args[1])  # type: ignore[index]
         grid = analysis.patch(inspection.model, inputs.args, corrupted, metric, **kwargs)
     is_source = bool(inputs.source) and grid.rows[0].startswith("encoder")
-    return title, grid.to_dict(), grid.charts(inputs.source if is_source else inputs.tokens)
+    return ViewResult(title, grid.to_dict(), grid.charts(inputs.source if is_source else inputs.tokens))
 
 
-def _induction(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+def _induction(inspection: Inspection, settings: ViewSettings) -> ViewResult:
     """Show the induction score of each head."""
     result = analysis.induction_scores(inspection.model)
-    return "Induction scores on repeated random tokens", result.to_dict(), result.charts()
+    return ViewResult("Induction scores on repeated random tokens", result.to_dict(), result.charts())
 
 
-def _vectors(inspection: Inspection, settings: Mapping[str, Any]) -> ViewResult:
+def _vectors(inspection: Inspection, settings: ViewSettings) -> ViewResult:
     """Show the token embeddings in two dimensions."""
     table = next((m for m in inspection.model.modules() if isinstance(m, nn.Embedding)), None)
     if table is None:
         raise ConfigError("this model has no token embeddings")
     result = analysis.pca(table.weight, [inspection.name(i) for i in range(table.num_embeddings)])
-    return "Token embeddings in two dimensions", result.to_dict(), [result]
+    return ViewResult("Token embeddings in two dimensions", result.to_dict(), [result])
 
 
-def _resolve_metric(inspection: Inspection, settings: Mapping[str, Any]) -> tuple[ModelInputs, LogitMetric, str]:
+def _resolve_metric(inspection: Inspection, settings: ViewSettings) -> tuple[ModelInputs, LogitMetric, str]:
     """Return the model inputs, the metric and a title."""
     inputs = inspection.inputs(inspection.text)
     logits: Tensor = run_logits(inspection.model, inputs.args)
-    token, baseline = (_token(settings[name], inspection) for name in ("target_token", "baseline_token"))
-    position = -1 if settings["query"] is None else settings["query"]
+    token = _token(settings.target_token, inspection)
+    baseline = _token(settings.baseline_token, inspection)
+    position = -1 if settings.query is None else settings.query
     metric = LogitMetric(token, baseline, position).resolve(logits)
     names = [inputs.name(t).strip() or inputs.name(t) for t in (metric.token, baseline) if t is not None]
     context = f" after {inputs.tokens[metric.position].strip()}" if logits.dim() > 2 else ""
@@ -202,7 +240,7 @@ def _token(word: str | None, inspection: Inspection) -> int | None:
     return int(word) if index is None else index
 
 
-_VIEWS: dict[str, Callable[[Inspection, Mapping[str, Any]], ViewResult]] = {
+_VIEWS: dict[str, Callable[[Inspection, ViewSettings], ViewResult]] = {
     "lens": _lens,
     "attribution": _attribution,
     "patching": _patching,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import clearhead as ch
+from clearhead._core.json_types import JSONObject
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, writing
@@ -42,7 +43,7 @@ def mask(
             svg.write_text(parsed.draw(n, S, query_offset=offset).svg(), encoding="utf-8")
     sparse_plan, explanation = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
-        document: dict[str, Any] = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
+        document: JSONObject = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
         document |= {"density": density, "sparsity": 1.0 - density}
         if sparse_plan is not None:
             counts = {

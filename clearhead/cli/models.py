@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from clearhead import hub
 from clearhead.cli.app import app
@@ -45,6 +45,6 @@ def models(name: Annotated[str | None, argument("Show the card of this model.")]
     emit(json, cards, table(("model", "task", "parameters", "description", "summary"), lines))
 
 
-def _format_value(value: Any) -> Any:
+def _format_value(value: object) -> object:
     """Format a value: four digits for floats, thousands separators for integers."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

@@ -6,10 +6,16 @@ import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from clearhead.cli.options import option
+from clearhead import hub
+from clearhead.cli.options import LoadKwargs, option
 from clearhead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clearhead.analysis.checks import Embeddings, Ids, Values
+
+    InputKind: TypeAlias = Ids | Embeddings | Values
 
 VocabSize = Annotated[int | None, option("The module takes token ids smaller than this.")]
 InputDim = Annotated[int | None, option("The module takes one vector of this width per token.")]
@@ -23,24 +29,23 @@ def is_factory(name: str) -> bool:
     return ":" in name and not name.startswith("hf:") and not Path(name).exists()
 
 
-def load_named(model: str, **load_kwargs: Any) -> Any:
-    """Return the model of a name, or the result of a factory, on a device and in a dtype."""
+def load_named(model: str, load: LoadKwargs | None = None) -> object:
+    """Return the model of a name, or the result of a factory; `load` selects its device and its dtype."""
     from torch import nn
 
     from clearhead.analysis.checks import ModuleSpec
-    from clearhead.hub import load
 
     if not is_factory(model):
-        return load(model, **load_kwargs)
+        return hub.load(model) if load is None else hub.load(model, **load)
     target = import_target(model)
     if not isinstance(target, (nn.Module, ModuleSpec)):
         try:
             target = target()
         except TypeError as error:
             raise ConfigError(f"{model} could not be called without arguments: {error}") from error
-    if load_kwargs and isinstance(target, ModuleSpec) and isinstance(target.module, nn.Module):
-        return replace(target, module=target.module.to(**load_kwargs))
-    return target.to(**load_kwargs) if load_kwargs and isinstance(target, nn.Module) else target
+    if load is not None and isinstance(target, ModuleSpec) and isinstance(target.module, nn.Module):
+        return replace(target, module=target.module.to(**load))
+    return target.to(**load) if load is not None and isinstance(target, nn.Module) else target
 
 
 def import_target(name: str) -> Any:
@@ -70,11 +75,11 @@ def import_target(name: str) -> Any:
     return target
 
 
-def input_spec(vocab_size: int | None, input_dim: int | None, input_shape: str | None) -> dict[str, Any]:
+def input_spec(vocab_size: int | None, input_dim: int | None, input_shape: str | None) -> dict[str, InputKind]:
     """Return the input specification of a module as a keyword argument, or nothing if no option is given."""
     from clearhead.analysis.checks import Embeddings, Ids, Values
 
-    specs: list[Any] = [Ids(vocab_size)] if vocab_size is not None else []
+    specs: list[InputKind] = [Ids(vocab_size)] if vocab_size is not None else []
     specs += [Embeddings(input_dim)] if input_dim is not None else []
     if input_shape is not None:
         try:

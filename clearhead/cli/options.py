@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import typer
 
 from clearhead.errors import ConfigError, DtypeError
 
 if TYPE_CHECKING:
+    import torch
+
     from clearhead.generation import Strategy
 
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-def _require_int64(value: Any) -> Any:
+V = TypeVar("V")
+
+
+def _require_int64(value: V) -> V:
     """Reject integers beyond 64 bits, which no library that receives them can represent."""
     for item in value if isinstance(value, list | tuple) else (value,):
         if isinstance(item, int) and item not in _INT64:
@@ -50,19 +55,27 @@ Device = Annotated[str, option("cpu, cuda or auto (a GPU if available).")]
 Dtype = Annotated[str, option("float32, bfloat16, float16 or float64.")]
 
 
-def load_kwargs(device: str, dtype: str) -> dict[str, Any]:
+class LoadKwargs(TypedDict):
+    """Keyword arguments for loading a model."""
+
+    device: str
+    dtype: torch.dtype
+
+
+def load_kwargs(device: str, dtype: str) -> LoadKwargs:
     """Return `device` and `dtype` as keyword arguments for loading a model."""
     return {"dtype": parse_dtype(dtype), "device": resolve_device(None if device == "auto" else device)}
 
 
-def parse_dtype(name: str, *allowed: str) -> Any:
+def parse_dtype(name: str, *allowed: str) -> torch.dtype:
     """Return the torch dtype of a name; raise `DtypeError` unless it is allowed."""
     import torch
 
     allowed = allowed or ("float32", "bfloat16", "float16", "float64")
     if name not in allowed:
         raise DtypeError(f"dtype is {name!r}; expected one of {', '.join(allowed)}")
-    return getattr(torch, name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def resolve_device(name: str | None) -> str:

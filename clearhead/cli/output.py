@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
+from rich.progress import ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -77,11 +78,18 @@ def prepare_streams() -> None:
 def short_warnings() -> Iterator[None]:
     """Print the package's own warnings inside the block as one line, without the line of source code."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *where: Any) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if issubclass(category, RuntimeWarning) and "clearhead" in Path(filename).parts:
             sys.stderr.write(f"clearhead: {message}\n")
         else:
-            original(message, category, filename, lineno, *where)
+            original(message, category, filename, lineno, file, line)
 
     with warnings.catch_warnings():
         original = warnings.showwarning
@@ -89,18 +97,18 @@ def short_warnings() -> Iterator[None]:
         yield
 
 
-def show_json(document: Any) -> None:
+def show_json(document: object) -> None:
     """Print one JSON document, with escapes if the stream is not UTF."""
     sys.stdout.write(to_json(document) + "\n")
 
 
-def to_json(document: Any) -> str:
+def to_json(document: object) -> str:
     """Return a JSON document, with escapes if standard output is not UTF."""
     is_utf = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     return json.dumps(document, indent=2, ensure_ascii=not is_utf)
 
 
-def emit(json: bool, document: Any, *renderables: RenderableType) -> None:
+def emit(json: bool, document: object, *renderables: RenderableType) -> None:
     """Print a JSON document, or else tables and lines; lines are not wrapped, because they may contain paths."""
     if json:
         return show_json(document)
@@ -119,7 +127,9 @@ def use_color() -> bool:
 
 
 @contextmanager
-def progress(label: str, *columns: Any, hidden: bool, transient: bool = True) -> Iterator[Callable[..., None]]:
+def progress(
+    label: str, *columns: ProgressColumn, hidden: bool, transient: bool = True
+) -> Iterator[Callable[..., None]]:
     """Show a progress bar; yield a function of (completed, total, label) that updates it."""
     from rich.progress import Progress
 
@@ -158,8 +168,14 @@ def fits(rows: Table) -> bool:
 def print_wrapped(text: str, *, indent: int = 0, hang: int = 2, style: str | None = None) -> None:
     """Print sentences wrapped to the terminal, with a hanging indent; paths and identifiers are never broken."""
     for line in text.split("\n"):
-        indents: dict[str, Any] = {"initial_indent": " " * indent, "subsequent_indent": " " * (indent + hang)}
-        wrapped = textwrap.wrap(line, console.width, **indents, break_long_words=False, break_on_hyphens=False)
+        wrapped = textwrap.wrap(
+            line,
+            console.width,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * (indent + hang),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         console.print("\n".join(wrapped), markup=False, soft_wrap=True, style=style)
 
 
@@ -168,7 +184,7 @@ def show_picture(text: str) -> None:
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
     """Return a table of plain text; columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")

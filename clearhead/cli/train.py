@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,13 +40,18 @@ def train(
     trains in several processes."""
     if list_:
         return _list(json)
-    options: dict[str, Any] = {"preset": preset, "data": data, "out": out, "tokenizer": tokenizer, "init": init}
-    options |= {"resume": resume, "overrides": dict(_setting(item) for item in set_ or [])}
-    if json:
-        summary = training.train(task, **options)
-    else:
-        with training.ProgressBar() as bar:
-            summary = training.train(task, **options, progress=bar)
+    with nullcontext() if json else training.ProgressBar() as bar:
+        summary = training.train(
+            task,
+            preset=preset,
+            data=data,
+            out=out,
+            tokenizer=tokenizer,
+            init=init,
+            resume=resume,
+            overrides=dict(_setting(item) for item in set_ or []),
+            progress=bar,
+        )
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun only the first process prints
     emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)

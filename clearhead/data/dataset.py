@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from clearhead._core.shapes import Float, Int
 from clearhead.data.batch import B_co, Batch, Split
 from clearhead.data.tokenizers.base import Tokenizer
 from clearhead.errors import DataError
+
+Example: TypeAlias = Any  # whatever the user's dataset contains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +53,11 @@ class MapDataset(Protocol):
     def __len__(self) -> int:
         """Return the number of examples."""
 
-    def __getitem__(self, index: int, /) -> Any:
+    def __getitem__(self, index: int, /) -> Example:
         """Return an example."""
 
 
-def collate_pairs(examples: Sequence[Any]) -> Batch:
+def collate_pairs(examples: Sequence[Example]) -> Batch:
     """Stack (inputs, label) pairs to an `InputBatch`; the inputs must have one shape."""
     inputs, labels = default_collate(list(examples))
     return InputBatch.of(inputs, labels)
@@ -81,7 +83,7 @@ class DatasetSplit(Split[B_co], Generic[B_co]):
     def __init__(
         self,
         dataset: MapDataset,
-        collate: Callable[[list[Any]], B_co] | None = None,
+        collate: Callable[[list[Example]], B_co] | None = None,
         *,
         lengths: Sequence[int] | None = None,
         background: bool = False,
@@ -94,7 +96,7 @@ class DatasetSplit(Split[B_co], Generic[B_co]):
             raise DataError(f"lengths has {len(sizes):,} items, expected one for each of the {len(dataset):,} examples")
         self.dataset = dataset
         self.is_streaming = background
-        self._collate: Callable[[list[Any]], Any] = collate_pairs if collate is None else collate
+        self._collate: Callable[[list[Example]], Any] = collate_pairs if collate is None else collate
         self._lengths = torch.tensor(sizes, dtype=torch.int64)[:, None]
 
     def __len__(self) -> int:
@@ -104,16 +106,14 @@ class DatasetSplit(Split[B_co], Generic[B_co]):
         return self._lengths
 
     def batch(self, rows: Int[Tensor, " B"], *, epoch: int = 0, multiple: int = 1) -> B_co:
-        batch = self._collate([self.dataset[row] for row in rows.tolist()])
-        if not isinstance(batch, Batch):
-            kind = type(batch).__name__
-            raise DataError(f"collate returned a {kind}; expected a Batch, such as InputBatch.of(inputs, labels)")
+        batch: B_co = self._collate([self.dataset[row] for row in rows.tolist()])
+        _require_batch(batch)
         return batch
 
     @classmethod
     def from_loader(
         cls,
-        loader: DataLoader[Any],
+        loader: DataLoader[Example],
         to_batch: Callable[..., B_co] | None = None,
         *,
         lengths: Sequence[int] | None = None,
@@ -128,14 +128,21 @@ class DatasetSplit(Split[B_co], Generic[B_co]):
             lengths: As in `DatasetSplit`.
             background: As in `DatasetSplit`.
         """
-        convert: Callable[..., Any] = InputBatch.of if to_batch is None else to_batch
+        convert: Callable[..., Batch] = InputBatch.of if to_batch is None else to_batch
 
-        def collate(examples: list[Any]) -> Any:
+        def collate(examples: list[Example]) -> Batch:
             collated = loader.collate_fn(examples)
             return convert(*collated) if isinstance(collated, tuple | list) else convert(collated)
 
-        dataset: Any = loader.dataset
-        return cls(dataset, collate, lengths=lengths, background=background)
+        make: Any = cls
+        split: DatasetSplit[B_co] = make(loader.dataset, collate, lengths=lengths, background=background)
+        return split
+
+
+def _require_batch(batch: object) -> None:
+    if not isinstance(batch, Batch):
+        kind = type(batch).__name__
+        raise DataError(f"collate returned a {kind}; expected a Batch, such as InputBatch.of(inputs, labels)")
 
 
 @dataclass

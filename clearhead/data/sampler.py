@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias
+from typing import Generic, TypeAlias
 
 import torch
 from torch import Tensor
 
 from clearhead._core.counter_rng import permutation
+from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Int
 from clearhead._core.validation import PositiveInt, check_int, require
 from clearhead.config import Validated
@@ -290,15 +291,15 @@ class Batches(Generic[B_co]):
 
     # ------------------------------------------------------------------ saved positions
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> JSONObject:
         """Return the settings that a saved position must share."""
         return {"seed": self.seed, "shuffle": self.shuffle, "size": repr(self.size), "examples": len(self.split)}
 
-    def position_dict(self, epoch: int, index: int) -> dict[str, Any]:
+    def position_dict(self, epoch: int, index: int) -> JSONObject:
         """Return a position as plain values; it does not depend on the number of processes."""
         return {"epoch": epoch, "position": index, **self._identity()}
 
-    def check_position(self, state: Mapping[str, Any]) -> tuple[int, int]:
+    def check_position(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Return (epoch, index) of a saved position.
 
         Raises:
@@ -315,10 +316,10 @@ class Batches(Generic[B_co]):
         index = check_int(state["position"], "position", maximum=_MAX_EPOCH)
         return epoch, index
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JSONObject:
         """Return the position of the iterator as plain values."""
         return self.position_dict(self.epoch, self.position)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue at a saved position; see `check_position`."""
         self.epoch, self.position = self.check_position(state)

@@ -10,16 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
 from torch import nn
 
 from clearhead._core.atomic_io import wrap_os_errors, write_atomically
 from clearhead.data import Tokenizer
 from clearhead.errors import StorageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from clearhead.training.summary import RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,30 @@ class RunInfo:
     notes: tuple[str, ...] = ()  # such as rows of the data that were skipped
 
 
+class TrainRow(TypedDict):
+    """A row of the log about training: means over the steps since the row before."""
+
+    kind: Literal["train"]
+    step: int
+    epoch: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    tokens_per_s: float
+    time: float
+
+
+class ValidRow(TypedDict):
+    """A row of the log about a validation."""
+
+    kind: Literal["valid"]
+    step: int
+    loss: float
+    accuracy: float
+    time: float
+
+
 class Progress:
     """Callbacks of the first process of a run. Override the ones you need."""
 
@@ -53,16 +83,16 @@ class Progress:
     def on_step_end(self, step: int) -> None:
         """An optimizer step was made (on a GPU: queued)."""
 
-    def on_log(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: TrainRow) -> None:
         """A training row was logged: step, epoch, loss, lr, grad_norm, tokens_per_s, time."""
 
-    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: ValidRow) -> None:
         """A validation row was logged: step, loss, accuracy, time."""
 
     def on_save(self, step: int, folder: Path) -> None:
         """A checkpoint was written."""
 
-    def on_train_end(self, summary: Any) -> None:
+    def on_train_end(self, summary: RunSummary) -> None:
         """The run ended; `summary` is the return value of `train`."""
 
 
@@ -80,11 +110,11 @@ class CallbackList(Progress):
         for callback in self.callbacks:
             callback.on_step_end(step)
 
-    def on_log(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: TrainRow) -> None:
         for callback in self.callbacks:
             callback.on_log(row)
 
-    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: ValidRow) -> None:
         for callback in self.callbacks:
             callback.on_evaluate(row)
 
@@ -92,7 +122,7 @@ class CallbackList(Progress):
         for callback in self.callbacks:
             callback.on_save(step, folder)
 
-    def on_train_end(self, summary: Any) -> None:
+    def on_train_end(self, summary: RunSummary) -> None:
         for callback in self.callbacks:
             callback.on_train_end(summary)
 
@@ -110,7 +140,7 @@ def combine(callbacks: Callbacks) -> Progress:
 class ExperimentRun(Protocol):
     """A run of an experiment tracker, such as that of `wandb.init()`."""
 
-    def log(self, data: dict[str, Any], *, step: int) -> object:
+    def log(self, data: dict[str, object], *, step: int) -> object:
         """Record values of a step."""
 
 
@@ -127,13 +157,13 @@ class ExperimentLogger(Progress):
     def __init__(self, run: ExperimentRun) -> None:
         self._run = run
 
-    def on_log(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: TrainRow) -> None:
         self._log(row)
 
-    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: ValidRow) -> None:
         self._log(row)
 
-    def _log(self, row: Mapping[str, Any]) -> None:
+    def _log(self, row: TrainRow | ValidRow) -> None:
         values = {f"{row['kind']}/{name}": value for name, value in row.items() if name not in ("kind", "step")}
         self._run.log(values, step=row["step"])
 
@@ -144,7 +174,7 @@ _NARROW = 120  # columns
 class ProgressBar(Progress):
     """A bar with loss, learning rate, gradient norm, tokens per second and time left. Use it in a `with` block."""
 
-    def __init__(self, console: Any = None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
@@ -159,8 +189,14 @@ class ProgressBar(Progress):
             TimeRemainingColumn(),
             console=console,
         )
-        self._bar: Any = None
+        self._bar: TaskID | None = None
         self._train = self._valid = ""
+
+    @property
+    def _task(self) -> TaskID:
+        if self._bar is None:
+            raise RuntimeError("the bar has not been started; on_train_begin starts it")
+        return self._bar
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -184,20 +220,20 @@ class ProgressBar(Progress):
         self._bar = self._bars.add_task("training", total=info.total_steps, completed=info.first_step, numbers="")
 
     def on_step_end(self, step: int) -> None:
-        self._bars.update(self._bar, completed=step)
+        self._bars.update(self._task, completed=step)
 
-    def on_log(self, row: Mapping[str, Any]) -> None:
+    def on_log(self, row: TrainRow) -> None:
         if self._is_narrow:
             speed = f"{row['tokens_per_s'] / 1e3:.0f}k tok/s"
             self._train = f"loss {row['loss']:.3f} lr {row['lr']:.0e} |g| {row['grad_norm']:.2f} {speed}"
         else:
             speed = f"{row['tokens_per_s']:,.0f} tok/s"
             self._train = f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  |g| {row['grad_norm']:.2f}  {speed}"
-        self._bars.update(self._bar, numbers=self._train + self._valid)
+        self._bars.update(self._task, numbers=self._train + self._valid)
 
-    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+    def on_evaluate(self, row: ValidRow) -> None:
         self._valid = f"{' ' if self._is_narrow else '  '}valid {row['loss']:.3f}"
-        self._bars.update(self._bar, numbers=self._train + self._valid)
+        self._bars.update(self._task, numbers=self._train + self._valid)
 
 
 # ---------------------------------------------------------------------- the log
@@ -244,7 +280,7 @@ class Log:
         else:  # `purge_step` drops the points after the resumed step
             self._board = SummaryWriter(str(run / "tensorboard"), purge_step=after + 1)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: TrainRow | ValidRow) -> None:
         """Append a row and flush it."""
         with wrap_os_errors(f"cannot write to {self.path}", advice="free some space and resume the run"):
             self._file.write(json.dumps(row) + "\n")

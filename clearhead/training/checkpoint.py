@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from clearhead._core import counter_rng
 from clearhead._core.atomic_io import save_tensors, sync, wrap_os_errors
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import short_repr
 from clearhead.data.files import sha256
 from clearhead.errors import StorageError
@@ -52,7 +53,7 @@ class Checkpoint:
 
     folder: Path
     step: int
-    state: Mapping[str, Any]
+    state: Mapping[str, object]
     tensors: Mapping[str, tuple[int, ...]]
     stored_names: Mapping[str, str]
 
@@ -61,7 +62,7 @@ class Checkpoint:
 
 
 def write(
-    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], world: World | None = None
+    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], world: World | None = None
 ) -> Path:
     """Write a checkpoint into the folder of a run; all processes of the world must call it.
 
@@ -225,7 +226,7 @@ def _current_name(stored_name: str) -> str:
     return prefix + slash + storage.current_name(name)
 
 
-def _shapes(stored: Any, folder: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(stored: object, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor as `state.json` lists it."""
     start = f"checkpoint {folder} is invalid: {_STATE}: tensors"
     if not isinstance(stored, dict):
@@ -302,11 +303,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
-def _write_json(path: Path, document: Any) -> None:
+def _write_json(path: Path, document: object) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JSONObject:
     if not path.is_file():
         raise StorageError(f"checkpoint {path.parent} is incomplete: {path.name} is missing")
     try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import DropoutRate, NonNegativeFloat, PositiveFloat, PositiveInt, Range, require
 from clearhead.config import Config, Validated
 from clearhead.data.sampler import FixedSize, SequencePacking, TokenBudget
@@ -75,7 +76,7 @@ class TrainConfig(Config):
             self.rates(self.steps)
 
     @classmethod
-    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def migrate(cls, fields: JSONObject) -> JSONObject:
         # The schedule was a string, and its parameters were separate fields.
         if isinstance(word := fields.get("schedule", "warmup-cosine"), str):
             parameters = {name: fields.pop(name) for name in ("lr_max", "warmup_steps") if name in fields}

@@ -17,12 +17,11 @@ import itertools
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
@@ -51,7 +50,7 @@ def train(
     tokenizer: str | Path | None = None,
     init: str | Path | None = None,
     resume: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     progress: Callbacks = None,
 ) -> RunSummary:
     """Train a model, or resume an interrupted run.
@@ -110,7 +109,7 @@ def train(
 class _Start:
     """Arguments of a run that are not part of its recipe; a resumed run has only `resumed` and `settings`."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     tokenizer: Path | None = None
     init: Path | None = None
     out: Path | None = None
@@ -177,7 +176,7 @@ def _record_signals() -> Iterator[list[str]]:
     """Yield a list to which the first Ctrl-C or SIGTERM is appended by name; a second one has its usual effect.
 
     Only the main thread can handle signals; in other threads the list stays empty."""
-    before: dict[int, Any] = {}
+    before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
     received: list[str] = []
 
     def record(number: int, frame: FrameType | None) -> None:
@@ -196,7 +195,7 @@ def _record_signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _resumed_recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
+def _resumed_recipe(folder: Path, settings: Mapping[str, object]) -> Recipe:
     """Return the stored recipe of a run with the settings that may change."""
     action = "resume its run, or start a new run with init"
     require(not (folder / "config.toml").is_file(), f"{folder} contains a trained model instead of a run; {action}")
@@ -211,7 +210,7 @@ def _resumed_recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     return recipe.with_overrides(({} if is_launched() else {"parallel": None}) | dict(settings))
 
 
-def _change_length(folder: Path, settings: Mapping[str, Any], trainer: Trainer) -> None:
+def _change_length(folder: Path, settings: Mapping[str, object], trainer: Trainer) -> None:
     """Store a new length of a resumed run in its recipe."""
     length = {key: value for key, value in settings.items() if key.removeprefix("train.") in LENGTH_FIELDS}
     if not length:
@@ -233,25 +232,26 @@ def _prepare(recipe: Recipe, start: _Start, world: World, progress: Callbacks) -
     task = recipe.data.load(seed=recipe.train.seed, tokenizer=tokenizer)
     task_tokenizer = getattr(task, "tokenizer", None)
     is_pretrained = task.train.is_streaming or (tokenizer is not None and start.resumed is None)
-    changes: dict[str, Any] = {"model": fit_model_config(recipe.model, task, recipe.train.batch)}
+    data = recipe.data
     if isinstance(recipe.data, DigitsData):
         # The statistics of the training images are needed for inference too.
-        changes["data"] = recipe.data.replace(normalize=getattr(task, "normalize", None))
+        data = data.replace(normalize=getattr(task, "normalize", None))
     elif task_tokenizer is not None and is_pretrained and getattr(recipe.data, "vocab_size", None):
-        changes["data"] = recipe.data.replace(vocab_size=start.requested_vocab_size(task_tokenizer))
-    completed = replace(recipe, **changes)
+        data = data.replace(vocab_size=start.requested_vocab_size(task_tokenizer))
+    completed = replace(recipe, data=data, model=fit_model_config(recipe.model, task, recipe.train.batch))
     _require_effective(start.settings, recipe, completed)
     model = completed.model.build()
     if start.init is not None:
         _load_initial(model, start.init)
     folder = world.broadcast(start.folder(completed) if world.is_first else None)
+    assert folder is not None
     fingerprint = completed.fingerprint(_data_hash(task))
     return completed, Trainer(
         model, task, completed.train, folder, world=world, progress=progress, fingerprint=fingerprint, recipe=completed
     )
 
 
-def _require_effective(settings: Mapping[str, Any], requested: Recipe, completed: Recipe) -> None:
+def _require_effective(settings: Mapping[str, object], requested: Recipe, completed: Recipe) -> None:
     """Raise for a setting that the data or the tokenizer override."""
     for key in settings:
         if key.rpartition(".")[2] in ("max_len", "positions"):

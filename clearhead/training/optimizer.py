@@ -7,7 +7,6 @@ positions, [CLS]), where a row that no batch uses would fade."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def adamw(
     The fused implementation is used if the parameters' device supports it."""
     parameters = dict(model.named_parameters())
     decay, no_decay = decay_groups(model)
-    groups: list[dict[str, Any]] = [
+    groups: list[dict[str, object]] = [
         {"params": [parameters[name] for name in names], "weight_decay": strength}
         for names, strength in ((decay, weight_decay), (no_decay, 0.0))
         if names

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbols
 
+from clearhead._core.json_types import JSONObject
 from clearhead.data.batch import Batch
 from clearhead.data.sampler import Batches, FixedSize, Size, examples_of
 from clearhead.ops.cuda_graph import sdpa_without_cudnn
@@ -100,11 +100,11 @@ class Prefetcher:
         """Number of epochs that have been returned."""
         return self.epoch + self.index / self._n_batches
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JSONObject:
         """Return the position in the data as plain values, for checkpoints."""
         return self._batches.position_dict(self.epoch, self.index)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue at a saved position.
 
         Raises:

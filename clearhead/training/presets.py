@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from clearhead._core.validation import lookup
 from clearhead.data import FixedSize, RandomAffine, TokenBudget
@@ -58,13 +57,20 @@ def translation_small() -> Recipe:
 
 def text_small() -> Recipe:
     """Return a small decoder over the characters of a text, or over BPE tokens if `vocab_size` is set."""
-    sizes: dict[str, Any] = {"vocab_size": 65, "max_len": 64, "d_model": 64, "n_layers": 2, "n_heads": 4}
     schedule = WarmupCosine(4e-3, 50)
     return Recipe(
         preset="small",
         description="a small decoder over characters, two layers",
         data=TextData(context=64),
-        model=DecoderConfig(**sizes, positions=LearnedPositions(max_len=64), init=DepthScaled()),
+        model=DecoderConfig(
+            vocab_size=65,
+            max_len=64,
+            d_model=64,
+            n_layers=2,
+            n_heads=4,
+            positions=LearnedPositions(max_len=64),
+            init=DepthScaled(),
+        ),
         train=TrainConfig(steps=1000, batch=FixedSize(32), schedule=schedule, eval_every=500, checkpoint_every=100),
     )
 
@@ -94,27 +100,43 @@ def gpt2() -> Recipe:
 
 def digits_small() -> Recipe:
     """Return a small vision Transformer; without data it trains on the 8×8 digits of scikit-learn."""
-    image: dict[str, Any] = {"image_size": (8, 8), "n_channels": 1, "n_classes": 10, "patch_size": 2}
-    sizes: dict[str, Any] = {"d_model": 48, "n_layers": 2, "n_heads": 4}
     schedule = WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         description="a small vision Transformer, patches of 2×2",
         data=DigitsData(affine=RandomAffine(shift=0.08, scale=0.15, degrees=10.0)),
-        model=VisionConfig(**image, **sizes, dropout=0.1, pooling=MeanPooling(), init=Xavier()),
+        model=VisionConfig(
+            image_size=(8, 8),
+            n_channels=1,
+            n_classes=10,
+            patch_size=2,
+            d_model=48,
+            n_layers=2,
+            n_heads=4,
+            dropout=0.1,
+            pooling=MeanPooling(),
+            init=Xavier(),
+        ),
         train=TrainConfig(epochs=40, batch=FixedSize(64), schedule=schedule, checkpoint_every=100, log_every=20),
     )
 
 
 def sort_dedup_small() -> Recipe:
     """Return a small decoder without positions for sorting and deduplicating letters."""
-    sizes: dict[str, Any] = {"vocab_size": 29, "max_len": 32, "d_model": 64, "n_layers": 2, "n_heads": 4}
     batch, schedule = TokenBudget(1024, multiple=8), WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         description="a small decoder without positions, up to 10 letters",
         data=SortDedupData(max_length=10, n_train=1 << 13, n_validation=1 << 9),
-        model=DecoderConfig(**sizes, positions=NoPE(), tie_embeddings=False),
+        model=DecoderConfig(
+            vocab_size=29,
+            max_len=32,
+            d_model=64,
+            n_layers=2,
+            n_heads=4,
+            positions=NoPE(),
+            tie_embeddings=False,
+        ),
         train=TrainConfig(steps=600, batch=batch, schedule=schedule, eval_every=200, checkpoint_every=100),
     )
 
@@ -151,7 +173,7 @@ def speech_small() -> Recipe:
 # The description of each bundled model's recipe, and the settings that a new run resets: sizes that depended on the
 # data, and defaults that have changed since.
 _BUNDLED_FOLDER = Path(str(resources.files("clearhead.hub") / "models"))
-_BUNDLED: dict[str, tuple[str, dict[str, Any]]] = {
+_BUNDLED: dict[str, tuple[str, dict[str, object]]] = {
     # Its phrases are translations of "Hello world", which the data does not contain.
     "en-es": ("English to Spanish on 113,000 short sentences; for one large GPU", {"steps": 10_000}),
     "shakespeare": (

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.atomic_io import save_tensors, write_atomically
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import did_you_mean
 from clearhead.config import Config, encode
 from clearhead.data import Task, Tokenizer
@@ -98,7 +99,7 @@ class Recipe:
         """Name of the task: translation, text, digits, sort-dedup or speech."""
         return self.data.task
 
-    def with_overrides(self, overrides: Mapping[str, Any]) -> Recipe:
+    def with_overrides(self, overrides: Mapping[str, object]) -> Recipe:
         """Return the recipe with some settings overridden.
 
         Args:
@@ -115,12 +116,12 @@ class Recipe:
             _put(sections[section], path, parse_setting(value), key, getattr(self, section))
         return replace(self, **_parts(sections))
 
-    def get(self, setting: str) -> Any:
+    def get(self, setting: str) -> object:
         """Return the value of a setting by its name in `with_overrides`; a nested setting returns its parent."""
         section, path = _find(setting, self._sections())
         return getattr(getattr(self, section), path[0])
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
+    def _sections(self) -> dict[str, JSONObject]:
         return {name: getattr(self, name).to_dict() for name in _SECTIONS}
 
     def to_toml(self) -> str:
@@ -173,7 +174,7 @@ def _parts(sections: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kind.from_dict(sections[name]) for name, kind in kinds.items()}
 
 
-def parse_setting(value: Any) -> Any:
+def parse_setting(value: object) -> object:
     """Parse a value of the command line as TOML (`3`, `1e-3`, `true`, `{type = "EMA"}`), or return the text."""
     if not isinstance(value, str):
         return encode(value)
@@ -184,7 +185,7 @@ def parse_setting(value: Any) -> Any:
     return document["value"] if document.keys() == {"value"} else value
 
 
-def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+def _find(key: str, sections: Mapping[str, Mapping[str, object]]) -> tuple[str, list[str]]:
     """Return the section of a setting and its path in the section."""
     first, *inner_path = path = key.split(".")
     searched: tuple[str, ...] = _SECTIONS
@@ -204,7 +205,7 @@ def _find(key: str, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, lis
     raise ConfigError(f"there is no setting {key!r}; {hint}")
 
 
-def _settings(section: str, fields: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _settings(section: str, fields: Mapping[str, object]) -> list[tuple[str, list[str]]]:
     """Return the section and the path of each setting of a section, and of the settings nested in it."""
     settings = [(section, [name]) for name in fields if name != "type"]
     for name, value in fields.items():
@@ -220,7 +221,7 @@ def _conventional_hint(name: str, candidates: list[tuple[str, list[str]]]) -> st
     return f"did you mean {targets[0]!r}?" if targets else None
 
 
-def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: Config) -> None:
+def _put(target: JSONObject, path: list[str], value: object, key: str, config: Config) -> None:
     """Set a value in the fields of `config`."""
     *parents, last = path
     for part in parents:
@@ -239,7 +240,9 @@ def _put(target: dict[str, Any], path: list[str], value: Any, key: str, config: 
 # ---------------------------------------------------------------------- exported model
 
 CUSTOM = "custom"  # preset name of runs without a preset
-_DATA_CONFIGS: dict[str, Any] = {kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)}
+_DATA_CONFIGS: dict[str, type[DataConfig]] = {
+    kind.task: kind for kind in (TranslationData, TextData, DigitsData, SortDedupData)
+}
 
 
 def recipe_from_model(model: nn.Module, task: Task, train: TrainConfig) -> tuple[Recipe | None, list[str]]:
@@ -290,9 +293,7 @@ def load_newest_checkpoint(run: Path) -> tuple[nn.Module, int]:
     return model.eval(), newest.step
 
 
-def export(
-    folder: Path, recipe: Recipe | None, weights: Mapping[str, Tensor], tokenizer: Tokenizer | Any | None
-) -> list[str]:
+def export(folder: Path, recipe: Recipe | None, weights: Mapping[str, Tensor], tokenizer: object) -> list[str]:
     """Write a model folder; without a recipe only the parameters.
 
     Returns:

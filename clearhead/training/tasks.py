@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeFloat, OpenUnit, PositiveInt, Probability, require
 from clearhead.config import Config
 from clearhead.data import (
@@ -108,7 +109,7 @@ class TextData(DataConfig):
     across_documents: bool = False  # of shards: whether tokens attend to previous documents
 
     @classmethod
-    def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def migrate(cls, fields: JSONObject) -> JSONObject:
         if "random_windows" in fields:
             consecutive = {"type": "ConsecutiveWindows", "shifted": True}
             fields["windows"] = {"type": "RandomWindows"} if fields.pop("random_windows") else consecutive
@@ -196,7 +197,7 @@ def fit_model_config(model: Config, task: Task, batch: Size) -> Config:
     """Return the model's configuration with the sizes that depend on the data: vocabulary, longest row, image size.
 
     A table of learned positions has a row for every position of a batch in any epoch, including padding."""
-    sizes: dict[str, Any] = {}
+    sizes: JSONObject = {}
     if (tokenizer := getattr(task, "tokenizer", None)) is not None:
         sizes["vocab_size"] = tokenizer.vocab_size
         longest = max(int(split.lengths().max()) for split in (task.train, task.validation))

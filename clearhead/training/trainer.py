@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ClearheadError, ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
 from clearhead.training import optimizer
-from clearhead.training.callbacks import Callbacks, Log, combine
+from clearhead.training.callbacks import Callbacks, Log, TrainRow, ValidRow, combine
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
@@ -261,7 +261,7 @@ class Trainer:
         now = time.perf_counter()
         self.state.seconds = now - self._started
         self.state.data_seconds += self.prefetcher.pop_wait_time()
-        row = {
+        row: TrainRow = {
             "kind": "train",
             "step": self.state.step,
             "epoch": self.prefetcher.epochs,
@@ -278,7 +278,7 @@ class Trainer:
         self._write_row(row)
         self.progress.on_log(row)
 
-    def _write_row(self, row: dict[str, Any]) -> None:
+    def _write_row(self, row: TrainRow | ValidRow) -> None:
         if self._log_file is not None:
             self._log_file.write(row)
 
@@ -297,8 +297,13 @@ class Trainer:
                 self.best = {name: (averaged or current).get(name, current[name]).detach().clone() for name in current}
         else:
             state.evals_since_best += 1
-        row = {"kind": "valid", "step": state.step, "loss": state.valid_loss, "accuracy": state.valid_accuracy}
-        row["time"] = time.perf_counter() - self._started
+        row: ValidRow = {
+            "kind": "valid",
+            "step": state.step,
+            "loss": state.valid_loss,
+            "accuracy": state.valid_accuracy,
+            "time": time.perf_counter() - self._started,
+        }
         self._interval_started += time.perf_counter() - start  # tokens_per_s excludes validation
         self._write_row(row)
         self.progress.on_evaluate(row)

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core import counter_rng
+from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability
 from clearhead.config import Validated, decode_variant, encode
@@ -125,12 +126,12 @@ class ImageNormalize(Validated):
 Normalization = DatasetNormalize | ImageNormalize
 
 
-def normalization_to_dict(choice: Normalization) -> dict[str, Any]:
+def normalization_to_dict(choice: Normalization) -> JSONObject:
     """Return a normalization as plain values, to be stored with the model."""
     return encode(choice)
 
 
-def normalization_from_dict(fields: dict[str, Any]) -> Normalization:
+def normalization_from_dict(fields: JSONObject) -> Normalization:
     """Return the normalization that `normalization_to_dict` wrote."""
     return decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
 

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -401,6 +401,6 @@ class SpeechRecognition:
         self.mean, self.std = round(sample.mean().item(), 3), round(sample.std().item(), 3)
 
     @property
-    def features(self) -> dict[str, Any]:
+    def features(self) -> dict[str, Mel | float]:
         """Fields of the model's configuration that depend on the data."""
         return {"mel": self.mel, "mean": self.mean, "std": self.std}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +58,15 @@ class SpeechBatch(Batch):
             logits = allowed
         log_probs = logits.log_softmax(-1).transpose(0, 1)
         sizes = (lengths, self.counts)  # Python integers, so that no device is synchronized
-        options: dict[str, Any] = {"blank": logits.shape[-1] - 1, "reduction": "sum", "zero_infinity": True}
-        total = total + F.ctc_loss(log_probs, self.labels, *sizes, **options)  # type: ignore[arg-type]
+        blank = logits.shape[-1] - 1
+        total = total + F.ctc_loss(
+            log_probs,
+            self.labels,
+            *sizes,  # type: ignore[arg-type]
+            blank=blank,
+            reduction="sum",
+            zero_infinity=True,
+        )
         return total * (self.weights.amax() > 0)
 
     def _allowed(self, logits: Tensor) -> Bool[Tensor, "B N V"]:
