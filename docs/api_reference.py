@@ -52,6 +52,7 @@ PACKAGES = (
     "analysis.checks",
     "course.exercises",
     "course.proofs",
+    "course.exams",
     "course.claims",
     "course.sources",
 )

@@ -27,15 +27,23 @@ def exam(
     variants: Annotated[int, option("Number of variants, named A, B, C; each has other numbers.", min=1, max=26)] = 1,
     json: Json = False,
 ) -> None:
-    """Write an exam: a question paper and a solution booklet for each variant.
+    """Write an exam: a question paper and a solution booklet with mark schemes for each variant.
 
-    An exam file contains a title and one question table per exercise. Keys of a question: sheet (a bundled exercise or
-    a problem file), points, and steps to ask only some of them. Grade answers with `clearhead exercise grade`."""
-    from clearhead.course.exercises.exam import exam_from_document, read_exam, write_exam
+    An exam file contains a title and one table per question: an exercise (sheet, points, steps), or parts with a text,
+    points, and the kind of answer. Grade answers to exercises with `clearhead exercise grade`."""
+    from clearhead.course.exams import exam_from_document, read_exam, write_exam
 
     with writing(out):
         selected_exam = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
         paths = write_exam(selected_exam, out, seed=seed, variants=variants)
-    sheets = [{"sheet": task.sheet, "points": task.points} for task in selected_exam.tasks]
+    entries = [
+        {"title": question.title, "sheet": question.exercise or None, "location": question.location or None,
+         "points": question.points}
+        for question in selected_exam.questions
+    ]  # fmt: skip
     files = [str(path) for path in paths]
-    emit(json, {"title": selected_exam.title, "questions": sheets, "files": files}, f"written: {', '.join(files)}")
+    emit(
+        json,
+        {"title": selected_exam.title, "questions": entries, "points": selected_exam.points, "files": files},
+        f"written: {', '.join(files)}",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -101,7 +102,8 @@ def _solve_source(source: ProblemSource, student_values: dict[str, Matrix]) -> W
     return Worksheet(
         name=source.name.removesuffix(".toml"), kind=kind, title=_fill(source, "title", kind),
         steps=tuple(sheet.steps), checks=tuple(sheet.checks), source=source.text("source"),
-        question=_fill(source, "question").strip(), remarks=(*sheet.remarks, *source.names("remarks")),
+        question=_fill(source, "question", computed=sheet.texts).strip(), texts=sheet.texts,
+        remarks=(*sheet.remarks, *source.names("remarks")),
         comparisons=compare(source, sheet.steps), problem=source.values,
     )  # fmt: skip
 
@@ -117,18 +119,26 @@ def solve_again(
     return _solve_source(ProblemSource(worksheet.name, values | (changes or {})), student_values or {})
 
 
-def _fill(source: ProblemSource, key: str, default: str = "") -> str:
-    """Return a text with placeholders such as {tokens} replaced by the values of the file."""
+def _fill(source: ProblemSource, key: str, default: str = "", computed: Mapping[str, str] | None = None) -> str:
+    """Return a text with placeholders such as {tokens} replaced by the values of the file, or computed texts."""
+    return _fill_values(source.text(key, default), source.values, computed or {})
 
+
+def fill_text(text: str, worksheet: Worksheet) -> str:
+    """Return a text with placeholders such as {tokens} replaced by the values of a worksheet's problem."""
+    return _fill_values(text, worksheet.problem, worksheet.texts)
+
+
+def _fill_values(text: str, values: Mapping[str, Any], computed: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        value_of_key = source.values.get(match[1], source.table("given").values.get(match[1]))
+        value_of_key = computed.get(match[1], values.get(match[1], values.get("given", {}).get(match[1])))
         if isinstance(value_of_key, list) and all(isinstance(item, (int, str)) for item in value_of_key):
             return " ".join(map(str, value_of_key))
         if value_of_key is None or isinstance(value_of_key, (list, dict)):
             return match[0]
         return f"{value_of_key:,}" if isinstance(value_of_key, int) else str(value_of_key)
 
-    return _PLACEHOLDER.sub(value, source.text(key, default))
+    return _PLACEHOLDER.sub(value, text)
 
 
 def read_text(path: Path) -> str:

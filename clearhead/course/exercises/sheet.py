@@ -118,6 +118,7 @@ class WorksheetBuilder:
         self.steps: list[WorksheetStep] = []
         self.checks: list[NumericCheck] = []
         self.remarks: list[str] = []
+        self.texts: dict[str, str] = {}  # computed words for placeholders in the question
 
     def add(self, key: str, title: str, grid: ExactGrid, *words: str, is_given: bool = False) -> Matrix:
         """Add a step and return the numbers for later steps: the student's if they were wrong."""
@@ -146,6 +147,8 @@ class Worksheet:
     question: str = ""
     remarks: tuple[str, ...] = ()
     comparisons: tuple[DocumentComparison, ...] = ()
+    # Computed words for placeholders in texts about the problem.
+    texts: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     # The values of the file, to solve it again.
     problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

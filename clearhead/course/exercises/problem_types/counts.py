@@ -24,6 +24,7 @@ def mask(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     source.require_keys("expression")
     pattern = _parse_mask(source, "expression", source.text("expression"))
     names = [f"{i}" for i in range(n)]
+    sheet.texts["pattern"] = pattern_in_words(source.text("expression"))
     sheet.add_given({"mask": str(pattern), "n": sympy.Integer(n)})
     grid = ExactGrid.of([[sympy.Integer(int(may)) for may in row] for row in pattern.dense(n).tolist()], names, names)
     formula = "row i, column j: may query i attend to key j?", r"M_{ij} = 1 \text{ where } i \text{ may attend to } j"
@@ -42,6 +43,27 @@ def mask(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         grid = ExactGrid.of([[count, 1 - count / (n * n)] for count in counts], expressions, ["pairs", "saving"])
         sheet.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
     sheet.check("the closed-form count of masks", ([[total]], [[pattern.count(n)]]))
+
+
+_CALL = re.compile(r"(window|every|dilated)\((\d+)(?:, (?:start=)?(\d+))?\)")
+
+
+def pattern_in_words(expression: str) -> str:
+    """Return a sentence for a mask that is an OR of windows and strides; other masks are quoted."""
+    calls = [_CALL.fullmatch(part.strip()) for part in expression.split("|")]
+    parts = ["itself"]
+    for call in calls:
+        if call is None:
+            return f"Each token attends as the mask {expression} allows."
+        name, first, second = call[1], call[2], call[3] or "0"
+        if name == "window":
+            parts.append(f"the {first} tokens before it and the {second} after it")
+        elif name == "dilated":
+            parts.append(f"all tokens at a distance that is a multiple of {first}")
+        else:
+            start = "" if second == "0" else f"{second} plus "
+            parts.append(f"all tokens whose number is {start}a multiple of {first}")
+    return f"Each token attends to {', to '.join(parts[:-1])}, and to {parts[-1]}."
 
 
 def _parse_mask(source: ProblemSource, key: str | KeyPath, text: str) -> masks.Mask:

@@ -1,0 +1,110 @@
+"""Solution booklets: the model answers and mark schemes of an exam, with the results of each variant's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from clearhead.course.answers import booklet as model_booklet
+from clearhead.course.answers.blocks import Block, Box, Paragraph, Program, Sheet, Span, plain, walk
+from clearhead.course.answers.booklet import Booklet, ResolvedAnswer, ResolvedMark
+from clearhead.course.answers.model_answer import has_answer
+from clearhead.course.exams.content import Paper, PaperPart, PaperQuestion
+from clearhead.course.exams.exam import ExamQuestion
+from clearhead.course.exercises import Worksheet
+
+_OTHER_NUMBERS = (
+    "The model answer uses the numbers of the original exercise; the results above are those of this paper."
+)
+
+
+def solution_booklet(paper: Paper) -> Booklet:
+    """Return the answers to a paper; render it with `clearhead.course.answers.render`.
+
+    Args:
+        paper: One variant of an exam.
+
+    Returns:
+        A booklet with, for each question, the results of its numbers, the model answer and the mark scheme.
+    """
+    title = f"{paper.title}: solutions"
+    answers = tuple(_answer(paper, question) for question in paper.questions)
+    return Booklet(paper.exam.title, title, answers, is_whole=True)
+
+
+def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
+    source = question.question
+    model = _model_answer(source)
+    blocks = _choices(question)
+    sheet = _results(question)
+    is_shown = model is not None and paper.seed is None and sheet is not None and _contains(model, sheet)
+    if sheet is not None and not is_shown:
+        blocks.append(Sheet(sheet))
+        grade = f"clearhead exercise grade {source.exercise} FILES"
+        grade += f" --seed {paper.seed}" if paper.seed is not None else ""
+        blocks.append(Paragraph((Span("To mark answers in files: "), Span(grade, "code"))))
+    if model is not None:
+        if sheet is not None and paper.seed is not None:
+            blocks.append(Paragraph((Span(_OTHER_NUMBERS, "emphasis"),)))
+        blocks += model.blocks
+    blocks += [
+        Box(f"Answer{f' ({part.label})' if part.label else ''}", (Paragraph(plain(part.part.solution)),))
+        for part in question.parts
+        if part.part.solution
+    ]
+    marks = model.marks if model is not None else tuple(map(_mark, question.parts))
+    return ResolvedAnswer(
+        location=f"{question.number}. {source.title}",
+        question=question.text or " ".join(question.parts[0].part.text.split()),
+        blocks=tuple(blocks),
+        marks=marks,
+        total=source.points,
+        uses_default_total=model is not None and model.uses_default_total,
+        commands=model.commands if model is not None else (),
+    )
+
+
+def _model_answer(question: ExamQuestion) -> ResolvedAnswer | None:
+    if not question.slug or not has_answer(question.slug, question.location):
+        return None
+    return model_booklet.booklet(question.slug, question.location).answers[0]
+
+
+def _choices(question: PaperQuestion) -> list[Block]:
+    """Return a sentence per multiple-choice part, with the letter that it has in this variant."""
+    blocks: list[Block] = []
+    for part in question.parts:
+        if part.correct:
+            text = dict(part.options)[part.correct]
+            label = f"({part.label}) " if part.label else ""
+            blocks.append(Paragraph((Span(f"{label}Correct option: {part.correct}.", "strong"), Span(f" {text}"))))
+    if question.program:
+        blocks.append(Program(question.program))
+    return blocks
+
+
+def _results(question: PaperQuestion) -> Worksheet | None:
+    """Return the worksheet with its data and the steps that are asked, or None if no step is asked."""
+    keys = {step.key for part in question.parts for step in part.fields}
+    if not keys or question.worksheet is None:
+        return None
+    steps = tuple(
+        step for step in question.worksheet.steps if step.key in keys or (step.is_given and step in question.data)
+    )
+    return replace(question.worksheet, steps=steps, comparisons=(), remarks=(), checks=(), source="", question="")
+
+
+def _contains(answer: ResolvedAnswer, sheet: Worksheet) -> bool:
+    """Return whether a model answer already shows these steps."""
+    keys = {
+        (block.worksheet.name, step.key)
+        for block in walk(answer.blocks)
+        if isinstance(block, Sheet)
+        for step in block.worksheet.steps
+    }
+    return all((sheet.name, step.key) in keys for step in sheet.steps if not step.is_given)
+
+
+def _mark(part: PaperPart) -> ResolvedMark:
+    text = " ".join(part.part.text.split())
+    return ResolvedMark(Fraction(part.part.points), plain(f"({part.label}) {text}" if part.label else text))

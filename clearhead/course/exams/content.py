@@ -1,0 +1,177 @@
+"""The content of a question paper: its questions with the data and the answer fields of one variant."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
+
+from clearhead.course.exams.exam import Exam, ExamPart, ExamQuestion
+from clearhead.course.exercises import Worksheet, WorksheetStep, solve, variant
+from clearhead.course.exercises.problem import fill_text
+from clearhead.course.exercises.sheet import ExactGrid
+
+RULES = (
+    "Write your answers in the spaces below the questions, and show how you arrived at them.",
+    "Give exact numbers (fractions, roots, powers of e) or decimals with at least three places.",
+    "A result that follows correctly from an earlier wrong one gets full points.",
+)
+_LINE = 8  # height of a line to write on, in millimeters
+# Millimeters of space per point, by kind of answer.
+_PER_POINT = {"text": 13, "proof": 17, "drawing": 14, "code": 11}
+_LEAST, _MOST = 24, 200
+
+
+@dataclass(frozen=True)
+class PaperPart:
+    """A part of a question on paper.
+
+    Attributes:
+        label: Its letter, or "" if the question has only one part.
+        part: What is asked.
+        fields: Steps whose results are entered.
+        options: Letters and texts of a multiple-choice question, in the order of this variant.
+        correct: Letter of the correct option.
+        size: Height of the space for the answer in millimeters.
+    """
+
+    label: str
+    part: ExamPart
+    fields: tuple[WorksheetStep, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    correct: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class PaperQuestion:
+    """A question on paper.
+
+    Attributes:
+        number: Its number in the exam.
+        question: The question.
+        text: Words before the parts, with the numbers of this variant.
+        parts: Its parts.
+        data: Data of the exercise that are printed.
+        program: Program that is printed.
+        worksheet: The solved exercise of this variant, or None.
+    """
+
+    number: int
+    question: ExamQuestion
+    text: str
+    parts: tuple[PaperPart, ...]
+    data: tuple[WorksheetStep, ...] = ()
+    program: str = ""
+    worksheet: Worksheet | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One variant of an exam.
+
+    Attributes:
+        exam: The exam.
+        questions: Its questions with the numbers of this variant.
+        variant: Letter of the variant, or "".
+        seed: Seed of its numbers; None for those of the exercises.
+    """
+
+    exam: Exam
+    questions: tuple[PaperQuestion, ...]
+    variant: str = ""
+    seed: int | None = None
+    rules: tuple[str, ...] = field(default=RULES)
+
+    @property
+    def title(self) -> str:
+        """Title with the variant."""
+        return self.exam.title + (f", variant {self.variant}" if self.variant else "")
+
+
+def paper(exam: Exam, variant_name: str = "", seed: int | None = None) -> Paper:
+    """Return one variant of an exam.
+
+    Args:
+        exam: The exam.
+        variant_name: Letter of the variant, or "".
+        seed: Seed of the numbers and of the order of options; None keeps those of the exercises.
+
+    Returns:
+        The paper with all its numbers.
+    """
+    questions = tuple(_question(i, question, seed) for i, question in enumerate(exam.questions, 1))
+    return Paper(exam, questions, variant_name, seed)
+
+
+def _question(number: int, question: ExamQuestion, seed: int | None) -> PaperQuestion:
+    worksheet = None
+    if question.exercise:
+        worksheet = solve(question.exercise if seed is None else variant(question.exercise, seed))
+    labels = ascii_lowercase if len(question.parts) > 1 else [""] * len(question.parts)
+    parts = tuple(
+        _part(label, part, worksheet, random.Random(f"{number} {label} {seed}") if seed is not None else None)
+        for label, part in zip(labels, question.parts, strict=False)
+    )
+    steps = worksheet.steps if worksheet else ()
+    data = tuple(step for step in steps if step.is_given and (question.data is None or step.key in question.data))
+    text = " ".join(question.text.split())
+    return PaperQuestion(
+        number,
+        question,
+        fill_text(text, worksheet) if worksheet else text,
+        parts,
+        data,
+        network_program(worksheet.problem) if worksheet and question.program else "",
+        worksheet,
+    )
+
+
+def _part(label: str, part: ExamPart, worksheet: Worksheet | None, rng: random.Random | None) -> PaperPart:
+    if part.choices:
+        order = list(range(len(part.choices)))
+        if rng is not None:
+            rng.shuffle(order)
+        options = tuple((ascii_uppercase[i], part.choices[k]) for i, k in enumerate(order))
+        return PaperPart(label, part, options=options, correct=ascii_uppercase[order.index(part.correct - 1)])
+    if part.steps and worksheet:
+        fields = tuple(select_rows(worksheet.step(key), part.rows) for key in part.steps)
+        return PaperPart(label, part, fields=fields)
+    size = part.size or max(_LEAST, min(_MOST, part.points * _PER_POINT[part.answer]))
+    return PaperPart(label, part, size=size)
+
+
+def select_rows(step: WorksheetStep, rows: tuple[str, ...]) -> WorksheetStep:
+    """Return a step with only these rows of its table; all rows if none is named."""
+    if not rows:
+        return step
+    indices = [i for i, name in enumerate(step.grid.rows) if name in rows]
+    grid = ExactGrid.of(
+        [step.grid.cells[i] for i in indices], [step.grid.rows[i] for i in indices], list(step.grid.columns)
+    )
+    return replace(step, grid=grid)
+
+
+def network_program(problem: dict[str, Any]) -> str:
+    """Return the layers of a convolution problem as a PyTorch program whose linear layer has a wrong input width."""
+    channels, lines, features = problem["input"][0], [], 0
+    for layer in problem["layer"]:
+        options = "".join(f", {key}={layer[key]}" for key in ("stride", "padding") if key in layer)
+        if layer["type"] == "convolution":
+            lines.append(f"nn.Conv2d({channels}, {layer['filters']}, kernel_size={layer['kernel']}{options}),")
+            channels = layer["filters"]
+        elif layer["type"] == "flatten":
+            lines.append("nn.Flatten(),")
+        elif layer["type"] == "linear":
+            features = 8 * channels - 8
+            lines.append(f"nn.Linear({features}, {layer['outputs']}),")
+        else:
+            name = "AvgPool2d" if layer["type"] == "average-pool" else "MaxPool2d"
+            lines += [f"nn.{name}(kernel_size={layer['kernel']}{options}),", "nn.ReLU(),"]
+    return "\n".join(["nn.Sequential(", *[f"    {line}" for line in lines], ")"])
+
+
+def n_lines(size: int) -> int:
+    """Return the number of lines to write on in a space."""
+    return max(2, size // _LINE)
