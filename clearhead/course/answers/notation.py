@@ -14,8 +14,8 @@ _SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{2}(?=[ᵀ²]))(?![A-Z
 _IS_EQUATION = re.compile(r"\s?[=≥≤≈·ᵀ]")
 # Single letters that are words or the names of options in sentences.
 _WORDS = frozenset("aIABCD")
-# What precedes a letter that belongs to a name (ImageNet-1k, ViT-L/16) or to a number (1.4e-03).
-_NAME_BEFORE = re.compile(r"[A-Za-z]-\d*$")
+# What precedes a letter that belongs to a name (ImageNet-1k, ViT-L/16, question 1.3d) or to a number (1.4e-03).
+_NAME_BEFORE = re.compile(r"(?:[A-Za-z]-|\d\.)\d*$")
 _EXPONENT = re.compile(r"(?<=\d)e[+-]\d")
 
 
@@ -59,7 +59,7 @@ def _letters(text: str, script: int, is_formula: bool, *, has_script: bool = Fal
         is_base = (has_script and match.end() == len(text)) or _IS_EQUATION.match(text, match.end())
         if match[1] in _WORDS and not (is_formula or script or is_base):
             continue
-        if _NAME_BEFORE.search(text[: match.start()]) or _EXPONENT.match(text, match.start()):
+        if (not is_formula and _NAME_BEFORE.search(text[: match.start()])) or _EXPONENT.match(text, match.start()):
             continue
         if match.start() > end:
             yield Run(text[end : match.start()], script)

@@ -182,7 +182,7 @@ def test_runs_split_scripts_and_variables():
     assert script("y_<t") == [("y", 0, True), ("<", -1, False), ("t", -1, True)]
     assert script("A", is_formula=True) == [("A", 0, True)]
     assert script("option A") == [("option A", 0, False)]
-    assert script("ImageNet-1k by ViT-L/16: 1.4e-03") == [("ImageNet-1k by ViT-L/16: 1.4e-03", 0, False)]
+    assert script("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03") == [("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03", 0, False)]
     assert ("e", 0, True) in script("2e + x")
 
 

@@ -122,7 +122,7 @@ def perturbed_query() -> AnswerTable:
 
 
 def _vector(x: Tensor) -> str:
-    return "(" + ", ".join(f"{value:.4f}" for value in x.tolist()) + ")"
+    return "(" + ", ".join(f"{value:.4f}".replace("-", "−") for value in x.tolist()) + ")"
 
 
 def scaled_key() -> AnswerTable:
