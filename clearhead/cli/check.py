@@ -64,13 +64,12 @@ def _show(model: str, report: CheckReport) -> None:
     from clearhead.analysis.checks.report import number
 
     rows = [
-        (f.property, f.verdict.value, number(f.max_abs_difference), number(f.tolerance))
+        (f.property, f.verdict.value, f.measured, number(f.tolerance))
         for f in report
         if f.verdict is not Verdict.NOT_APPLICABLE
     ]
-    console.print(
-        table(("property", "verdict", "largest difference", "rounding explains"), rows, title=f"{model}: {report.name}")
-    )
+    columns = ("property", "verdict", "measured", "rounding explains")
+    console.print(table(columns, rows, title=f"{model}: {report.name}"))
     for finding in report:
         if finding.verdict is Verdict.NOT_APPLICABLE:
             print_wrapped(f"not applicable: {finding.property}: {finding.cause}", style="dim")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from clearhead.cli.app import app
+from clearhead.cli.module_options import InputDim, InputShape, VocabSize, input_spec
 from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, parse_dtype, resolve_device
-from clearhead.cli.output import console, emit, show_json
+from clearhead.cli.output import console, emit, progress, show_json
 from clearhead.errors import ConfigError
 
 
@@ -30,6 +32,9 @@ def cost(
         bool,
         option("Save only the input of each block and recompute the block in backward.", "--activation-checkpointing"),
     ] = False,
+    vocab_size: VocabSize = None,
+    input_dim: InputDim = None,
+    input_shape: InputShape = None,
     mask: Annotated[str | None, option("A mask, such as 'causal() & window(256, 0)'.")] = None,
     impl: Annotated[str, option("Attention implementation: auto, sdpa, sparse or reference.")] = "auto",
     device: Annotated[
@@ -49,9 +54,11 @@ def cost(
 ) -> None:
     """Predict parameters, FLOPs, bytes, memory and kernel launches of a module without computing anything.
 
-    FLOPs count matrix products, two per multiply-add."""
+    FLOPs count matrix products, two per multiply-add. Describe the inputs of an unknown module with --vocab-size,
+    --input-dim or --input-shape."""
     from clearhead import masks
     from clearhead.analysis.cost.fit import parse_bytes
+    from clearhead.analysis.cost.predict import model_builder
     from clearhead.cli import cost_output as output
 
     layer = output.LayerSizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
@@ -64,9 +71,13 @@ def cost(
         raise ConfigError("--measure needs a model; `python -m benchmarks cost` measures the reference models")
     if source_length is not None and tokens is None:
         raise ConfigError("--source-length needs --tokens, the length of the target")
+    subject = output.resolve_model(model, layer)
+    inputs = input_spec(vocab_size, input_dim, input_shape)
+    if inputs:
+        subject = replace(model_builder(subject), **inputs)
     target_device, machine = output.choose_device(device, measure=measure)
     query = output.CostQuery(
-        subject=output.resolve_model(model, layer),
+        subject=subject,
         tokens=tokens if source_length is None or tokens is None else (source_length, tokens),
         batch=batch,
         dtype=parse_dtype(dtype),
@@ -76,7 +87,11 @@ def cost(
         device=target_device,
         activation_checkpointing=activation_checkpointing,
     )
-    prediction = query.predict()
+    with progress("running on tensors without data", hidden=json) as advance:
+        prediction = query.predict()
+        if formulas or json:
+            advance(1, 2, "finding formulas")
+            prediction.to_dict(formulas=True)
     sections: list[output.Section] = []
     if machine is not None:
         sections.append(output.TimeSection(prediction, machine))

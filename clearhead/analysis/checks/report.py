@@ -23,6 +23,7 @@ class Verdict(StrEnum):
     NOT_APPLICABLE = "not applicable"
 
 
+LARGEST_DIFFERENCE = "largest difference"
 _MARKS = dict(zip(Verdict, "✓✗?–", strict=True))
 _COLORS = dict(zip(Verdict, ("#1a7f37", "#cf222e", "#9a6700", "#57606a"), strict=True))
 
@@ -35,6 +36,7 @@ class Finding:
         property: Name of the property.
         verdict: The result.
         method: How the property was tested.
+        quantity: What `max_abs_difference` is, for example "without gradient" (parameters).
         max_abs_difference: Largest difference, of the comparison that decides.
         tolerance: Difference that rounding explains.
         location: Where the difference is largest.
@@ -46,6 +48,7 @@ class Finding:
     property: str
     verdict: Verdict
     method: str = ""
+    quantity: str = LARGEST_DIFFERENCE
     max_abs_difference: float | None = None
     tolerance: float | None = None
     location: str = ""
@@ -53,11 +56,20 @@ class Finding:
     minimal_example: str = ""
     example: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def measured(self) -> str:
+        """The largest difference as text, or the number of what the property counts."""
+        value = number(self.max_abs_difference)
+        return value if not value or self.quantity == LARGEST_DIFFERENCE else f"{value} {self.quantity}"
+
+    def _measured_in_words(self) -> str:
+        return f"{LARGEST_DIFFERENCE} {self.measured}" if self.quantity == LARGEST_DIFFERENCE else self.measured
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; NaN and infinite differences become text."""
         values = {"max_abs_difference": self.max_abs_difference, "tolerance": self.tolerance}
         sizes = {name: n if n is None or math.isfinite(n) else str(n) for name, n in values.items()}
-        texts = {name: getattr(self, name) for name in ("location", "cause", "method", "minimal_example")}
+        texts = {name: getattr(self, name) for name in ("location", "cause", "method", "quantity", "minimal_example")}
         return {"property": self.property, "verdict": self.verdict.value, **sizes, **texts}
 
     def __str__(self) -> str:
@@ -68,7 +80,7 @@ class Finding:
             return (
                 f"{mark} {self.property}: UNDECIDED: {self.location} ({number(self.max_abs_difference)}); {self.cause}"
             )
-        head = f"{mark} {self.property}: {self.method}; largest difference {number(self.max_abs_difference)}"
+        head = f"{mark} {self.property}: {self.method}; {self._measured_in_words()}"
         head += f" (rounding explains {number(self.tolerance)})" if self.tolerance else ""
         if self.verdict is Verdict.PASS:
             return head
@@ -125,10 +137,11 @@ class CheckReport:
         return "\n".join([head, *(str(finding) for finding in self.findings)])
 
     def _repr_html_(self) -> str:
-        rows: list[tuple[str, ...]] = [("property", "verdict", "difference", "location", "cause", "minimal example")]
+        heads = ("property", "verdict", "measured", "location", "cause", "minimal example")
+        rows: list[tuple[str, ...]] = [heads]
         for f in self.findings:
             verdict = RawHTML(f'<b style="color:{_COLORS[f.verdict]}">{f.verdict.value}</b>')
-            rows.append((f.property, verdict, number(f.max_abs_difference), f.location, f.cause, f.minimal_example))
+            rows.append((f.property, verdict, f.measured, f.location, f.cause, f.minimal_example))
         columns = [i for i in range(6) if i < 3 or any(row[i] for row in rows[1:])]
         rows = [tuple(row[i] for i in columns) for row in rows]
         return html_table(rows, right=(2,), caption=str(self).partition("\n")[0])

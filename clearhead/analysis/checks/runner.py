@@ -144,7 +144,8 @@ def _finding(prop: Property, harness: Harness) -> Finding:
     if not top.fails and top.tolerance == harness.tolerance > 0.05 * harness.largest:
         cause = f"the output itself varies by {harness.tolerance:.3g}, which hides any difference"
         return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)
-    fields |= {"method": prop.method, "max_abs_difference": top.difference, "tolerance": top.tolerance}
+    fields |= {"method": prop.method, "quantity": prop.quantity}
+    fields |= {"max_abs_difference": top.difference, "tolerance": top.tolerance}
     if not top.fails:
         return Finding(**fields, verdict=Verdict.PASS)
     fields["location"] = top.location

@@ -99,7 +99,10 @@ class TraceComparison:
         return rows
 
     def __str__(self) -> str:
-        return table(self._rows(), right=(1, 2))
+        text = table(self._rows(), right=(1, 2))
+        if self.logits is None:
+            text += '\nThe outputs of the model are not compared; add the pattern "output" to both traces.'
+        return text
 
     def _repr_html_(self) -> str:
         return html_table(self._rows(), right=(1, 2))

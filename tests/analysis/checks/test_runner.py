@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.analysis.checks import NAMES, check, runner
+from clearhead.analysis.checks import NAMES, Verdict, check, runner
 from clearhead.analysis.checks.buggy_modules import CORRECT
 from clearhead.analysis.checks.harness import Harness
 
@@ -60,6 +60,23 @@ def test_check_large_module_uses_fastest_thread_count(monkeypatch, runs, slow, e
         torch.set_num_threads(before)
     assert [threads for _, threads in runs][:3] == [2, 1, 2]  # one call, then one trial per thread count
     assert {threads for _, threads in runs[3:]} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"),
+    [
+        ("context use", "unused pairs"),
+        ("gradient flow", "without gradient"),
+        ("finiteness", "not finite"),
+        ("score scale", "factor error"),
+    ],
+)
+def test_check_names_what_a_property_counts(name, quantity):
+    """A difference is wanted here, so "largest difference 0" would mislead."""
+    finding = check(CORRECT["language model"](), only=name)[name]
+    assert finding.verdict is Verdict.PASS
+    assert str(finding).endswith(f"; 0 {quantity}")
+    assert finding.to_dict()["quantity"] == quantity
 
 
 def test_check_calls_on_start_before_each_property():

@@ -21,6 +21,23 @@ def test_command_attention_layer_prints_parts(run):
         assert any(name in line and f"{n:,}" in line for line in out.splitlines())
 
 
+def test_command_input_options_describe_unknown_module(run, tmp_path, monkeypatch):
+    (tmp_path / "mine_to_price.py").write_text(
+        "from torch import nn\ndef small():\n    return nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))\n"
+        "def wide():\n    return nn.Sequential(nn.Linear(12, 8))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, out, error = run("mine_to_price:small", "--vocab-size", "50", "--tokens", "7", "--json")
+    assert status == 0, error
+    assert json.loads(out)["flops"]["forward"]["value"] == 2 * 7 * 8 * 50
+    status, out, error = run("mine_to_price:wide", "--input-shape", "3,12", "--json")
+    assert status == 0, error
+    assert json.loads(out)["flops"]["forward"]["value"] == 2 * 3 * 12 * 8
+    status, _, error = run("mine_to_price:small", "--vocab-size", "50", "--input-dim", "3")
+    assert (status, error[:45]) == (1, "clearhead: a module takes one kind of input; ")
+
+
 def test_command_narrow_terminal_prints_all_digits(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(console, "_width", 60)  # the console may have another width

@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from clearhead.analysis.checks.harness import Harness
+from clearhead.analysis.checks.report import LARGEST_DIFFERENCE
 from clearhead.analysis.checks.rounding import difference
 from clearhead.analysis.inputs.module_spec import CallInputs
 
@@ -39,14 +40,15 @@ class Property(ABC):
 
     name: ClassVar[str]
     method: ClassVar[str]  # how the property is tested
+    quantity: ClassVar[str] = LARGEST_DIFFERENCE  # what the difference of a comparison counts or measures
     shrinks: ClassVar[bool] = True  # whether a smaller input can fail too
 
     def why_not(self, harness: Harness) -> str | None:
-        """Return why the property cannot be tested on this module, or Ncomparison."""
+        """Return why the property cannot be tested on this module, or None."""
         return None
 
     def undecided(self, harness: Harness) -> str | None:
-        """Return which option decides whether a failure is an error, or Ncomparison."""
+        """Return which option decides whether a failure is an error, or None."""
         return None
 
     @abstractmethod

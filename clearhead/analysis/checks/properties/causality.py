@@ -144,6 +144,7 @@ class ContextUse(Property):
 
     name = "context use"
     method = "changed the token at each position j and compared each output i that should depend on it"
+    quantity = "unused pairs"
 
     def why_not(self, harness: Harness) -> str | None:
         if not harness.per_token:

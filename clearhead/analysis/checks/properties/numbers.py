@@ -7,7 +7,6 @@ B batch   T tokens
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,6 +77,7 @@ class Finiteness(Property):
 
     name = "finiteness"
     method = "ran one token, a row that is all padding, and the largest and smallest inputs"
+    quantity = "not finite"
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
         module, dtype = harness.copy_module()
@@ -94,9 +94,7 @@ class Finiteness(Property):
                 problem = f"{bad} of {out.numel()} values are not finite"
             except Exception as error:
                 bad, problem = 1, reason(error)
-            yield Comparison(
-                difference=math.inf if bad else 0.0, tolerance=0.0, location=f"{name}: {problem}", kind=name
-            )
+            yield Comparison(difference=float(bad), tolerance=0.0, location=f"{name}: {problem}", kind=name)
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         kind = failed[0].kind
@@ -123,6 +121,7 @@ class GradientFlow(Property):
 
     name = "gradient flow"
     method = "took the gradient of a random sum of all outputs with respect to every parameter"
+    quantity = "without gradient"
     shrinks = False
 
     def why_not(self, harness: Harness) -> str | None:
@@ -173,6 +172,7 @@ class ScoreScale(Property):
 
     name = "score scale"
     method = "recorded the products of queries and keys and their constant factors"
+    quantity = "factor error"
     shrinks = False
 
     def why_not(self, harness: Harness) -> str | None:

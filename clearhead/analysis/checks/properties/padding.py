@@ -124,6 +124,7 @@ class MaskPolarity(Property):
 
     name = "mask polarity"
     method = "hid the first token and compared the effects of changing it and of changing a visible token"
+    quantity = "hidden influence"
 
     why_not = PaddingInvariance.why_not
 
