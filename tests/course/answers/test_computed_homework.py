@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from importlib import resources
 
 import pytest
 import torch
@@ -132,6 +134,36 @@ def test_gradients_through_depth_vanish_without_skip_only():
     rows = {row[0]: row[1] for row in homework.gradients_through_depth().cells}
     assert scientific(rows["F(x)"]) < 1e-12
     assert 0.5 < scientific(rows["x + F(x)"]) < 2
+
+
+def test_rank_collapse_needs_attention_alone():
+    rows = homework.rank_collapse().cells
+    assert scientific(rows[-1][1]) < 1e-9
+    assert scientific(rows[-1][2]) > 0.5
+
+
+def test_heads_and_filters_equal_formulas():
+    for count, attention, convolution in homework.heads_and_filters().rows:
+        assert attention == 4 * 512**2
+        assert convolution == count * 64 * 9
+
+
+def test_few_data_equals_stored_study():
+    document = json.loads((resources.files("clearhead.course.claims") / "results" / "vit-against-cnn.json").read_text())
+    for n, *cells, _ in homework.few_data().rows:
+        for network, text in zip(("vit", "cnn"), cells, strict=True):
+            accuracies = [
+                row["validation"]
+                for row in document["rows"]
+                if (row["network"], row["n_train"], row["pictures"]) == (network, n, "whole")
+            ]
+            assert text == f"{sum(accuracies) / len(accuracies):.1%}"
+
+
+def test_masks_of_streams_show_past_and_one_ahead():
+    past, ahead = (figure().text().splitlines() for figure in (homework.streaming_mask, homework.lookahead_mask))
+    assert past[-1].split()[1:] == ["·"] * 6 + ["■"] * 4
+    assert ahead[-2].split()[1:] == ["·"] * 5 + ["■"] * 5
 
 
 def test_norm_of_positions_normalizes_each_position():
