@@ -39,7 +39,19 @@ _BASE_TARGET, _SPARSE_TARGET = 2.0, 4.0
 # ---------------------------------------------------------------------- GPT-2
 
 
-def train_gpt2(setting: Setting) -> Iterator[Row]:
+Baseline = tuple[nn.Module, Callable[[], Tensor]]  # a module, and a function that returns its loss
+
+
+def gpt2_baseline(setting: Setting, config: Any, batch: Tensor) -> Baseline:
+    """Return transformers' GPT-2 without dropout, and a function that returns its loss."""
+    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = transformers_gpt2(config, n_positions=config.max_len, use_cache=False, **dropout)
+    model = model.to(setting.device).train()
+    compiled = model if setting.smoke else torch.compile(model)
+    return model, lambda: compiled(input_ids=batch, labels=batch).loss
+
+
+def train_gpt2(setting: Setting, baseline: Callable[[Setting, Any, Tensor], Baseline] = gpt2_baseline) -> Iterator[Row]:
     """Train GPT-2 on 64 rows of 1,024 random tokens, without dropout."""
     rows, context = (4, 16) if setting.smoke else (64, 1024)
     config = presets.gpt2().replace(dropout=0.0, attention_dropout=0.0)
@@ -51,20 +63,11 @@ def train_gpt2(setting: Setting) -> Iterator[Row]:
     task = LanguageModeling(train, validation, data.CharTokenizer("ab"), data.RowReport(source="random", n_rows=1))
     rate, memory = _train(setting, config.build(), task, batch=FixedSize(rows))
     batch = ids[: rows * context].view(rows, context).to(setting.device)
-    seconds, baseline_memory = _train_baseline(setting, *_transformers_gpt2(setting, config, batch))
+    seconds, baseline_memory = _train_baseline(setting, *baseline(setting, config, batch))
     name = f"train GPT-2 124M, {rows} × {context:,}"
     yield by_rate(name, "tokens/s", rate, "transformers, compiled", batch.numel() / seconds, _GPT2_TARGET)
     yield by_rate(name, "tokens/s", rate, "goal", _GPT2_RATE, 1.0)
     yield by_time(f"{name}, peak memory", "GiB", memory, "transformers, compiled", baseline_memory, _GPT2_MEMORY)
-
-
-def _transformers_gpt2(setting: Setting, config: Any, batch: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """Return transformers' GPT-2 without dropout, and a function that returns its loss."""
-    dropout: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    model = transformers_gpt2(config, n_positions=config.max_len, use_cache=False, **dropout)
-    model = model.to(setting.device).train()
-    compiled = model if setting.smoke else torch.compile(model)
-    return model, lambda: compiled(input_ids=batch, labels=batch).loss
 
 
 # ---------------------------------------------------------------------- the original base Transformer

@@ -143,7 +143,7 @@ def measure(
     measured: set[Key] = set()  # by this run: FlexAttention may be added to these rows later
     dense: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in stages(options):
-        missing = [job for job in stage if not _has(rows.get(job.key), job.flex)]
+        missing = [job for job in stage if not has_result(rows.get(job.key), job.flex)]
         if options.workers and any(job.flex for job in missing):
             done = compile_ahead(options, missing, (deadline - time.monotonic()) / 2)
             # Kernels whose compilation did not finish in time come last.
@@ -180,7 +180,7 @@ def stages(options: Options) -> list[list[Job]]:
     return job_lists
 
 
-def _has(row: SparseRow | None, flex: bool) -> bool:
+def has_result(row: SparseRow | None, flex: bool) -> bool:
     """Return whether a row needs no further measurement; failed rows are not repeated."""
     if row is None or (row.sparse_both is None and not row.notes):
         return False

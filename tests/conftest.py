@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
-import random
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.command_line import runner
 from tests.support.misalign import misalign
+from tests.support.ordering import shuffle_by_file
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     # The key of torch.compile's cache does not contain the capability: code for another one would fail to build.
@@ -80,17 +79,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("plain")
     seed = config.getoption("shuffle")
     if seed is not None:
-        items[:] = _shuffled(items, seed)
-
-
-def _shuffled(items, seed):
-    """Shuffle files, and tests within a file; tests of a file stay together because they share its fixtures."""
-    rng = random.Random(seed)
-    files = [list(group) for _, group in itertools.groupby(items, key=lambda item: item.path)]
-    rng.shuffle(files)
-    for file in files:
-        rng.shuffle(file)
-    return [item for file in files for item in file]
+        items[:] = shuffle_by_file(items, seed)
 
 
 @pytest.fixture(scope="session", autouse=True)

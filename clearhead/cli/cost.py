@@ -92,7 +92,7 @@ def cost(
         if formulas or json:
             advance(1, 2, "finding formulas")
             prediction.to_dict(formulas=True)
-    sections: list[output.Section] = []
+    sections: list[output.CostSection] = []
     if machine is not None:
         sections.append(output.TimeSection(prediction, machine))
     if gpus is not None or parallel is not None:

@@ -255,7 +255,7 @@ def _show_attention(cost: Cost) -> None:
 # ---------------------------------------------------------------------- machine, several GPUs, memory limit, measured
 
 
-class Section(Protocol):
+class CostSection(Protocol):
     """A part of the output: `key` is its name in the JSON document."""
 
     key: ClassVar[str]

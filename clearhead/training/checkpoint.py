@@ -391,7 +391,7 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def _empty_like(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+def empty_like_weights(weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
     """Return empty tensors, sharded like the parameters, for parameter names with or without a prefix."""
     parameter_names = {name: name if name in weights else name.partition("/")[2] for name in names}
     return {name: torch.empty_like(weights[parameter_name]) for name, parameter_name in parameter_names.items()}
@@ -403,6 +403,6 @@ def read_prefixed(prefix: str, checkpoint: Checkpoint, weights: Mapping[str, Ten
     for name in names:
         if name not in weights and name.partition("/")[2] not in weights:
             raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {prefix}/{name} is not a parameter")
-    tensors = _empty_like(weights, names)
+    tensors = empty_like_weights(weights, names)
     read(checkpoint, prefixed(prefix, tensors))
     return tensors

@@ -245,7 +245,7 @@ def _prepare(recipe: Recipe, start: _Start, world: World, progress: Callbacks) -
         _load_initial(model, start.init)
     folder = world.broadcast(start.folder(completed) if world.is_first else None)
     assert folder is not None
-    fingerprint = completed.fingerprint(_data_hash(task))
+    fingerprint = completed.fingerprint(data_hash(task))
     return completed, Trainer(
         model, task, completed.train, folder, world=world, progress=progress, fingerprint=fingerprint, recipe=completed
     )
@@ -285,7 +285,7 @@ def _require_free(folder: Path) -> None:
     require(not is_used, f"{folder} is not an empty folder; choose another out")
 
 
-def _data_hash(task: Task) -> str:
+def data_hash(task: Task) -> str:
     """Return a hash of the lengths of all examples and of the labels of up to 256 of them."""
     digest = hashlib.sha256()
     for split in (task.train, task.validation):

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -24,19 +24,26 @@ FILE_NAME = ".lock"
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock_file(file: IO[str]) -> None:
+    def lock_file(file: IO[str]) -> None:
+        """Lock an open file, or raise an OSError if another process has locked it."""
         file.seek(1 << 20)  # a locked byte cannot be read, so lock one beyond the content
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    def _lock_file(file: IO[str]) -> None:
+    def lock_file(file: IO[str]) -> None:
+        """Lock an open file, or raise an OSError if another process has locked it."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
-def run_lock(folder: Path, world: World) -> Iterator[None]:
+def run_lock(folder: Path, world: World, *, lock: Callable[[IO[str]], None] = lock_file) -> Iterator[None]:
     """Lock a run's folder. The first process holds the lock for all processes.
+
+    Args:
+        folder: The folder; created if necessary.
+        world: The processes of the run.
+        lock: Function that locks an open file.
 
     Raises:
         StorageError: Another process trains in the folder; raised in all processes.
@@ -44,7 +51,7 @@ def run_lock(folder: Path, world: World) -> Iterator[None]:
     file, message = None, None
     if world.is_first:
         try:
-            file = _acquire(folder)
+            file = _acquire(folder, lock)
         except StorageError as error:
             message = str(error)
     if message := world.broadcast(message):
@@ -56,13 +63,13 @@ def run_lock(folder: Path, world: World) -> Iterator[None]:
             file.close()  # releases the lock
 
 
-def _acquire(folder: Path) -> IO[str]:
+def _acquire(folder: Path, lock: Callable[[IO[str]], None]) -> IO[str]:
     """Return the locked file, which must stay open."""
     with wrap_os_errors(f"cannot train in {folder}", advice="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / FILE_NAME).open("a+", encoding="utf-8")
         try:
-            _lock_file(file)
+            lock(file)
         except (BlockingIOError, PermissionError) as error:  # POSIX and Windows
             file.seek(0)
             try:

@@ -71,11 +71,11 @@ def test_measure_without_time_returns_earlier_rows(small_catalogue: None):
 
 def test_has_row_with_failed_flex_is_complete():
     done = SparseRow("a", "", 37, 8, 1, 2, sparse=1.0, sparse_both=2.0)
-    assert sparse._has(done, flex=False)
-    assert not sparse._has(done, flex=True)
-    assert sparse._has(replace(done, flex=1.0, flex_both=1.0), flex=True)
-    assert sparse._has(replace(done, notes=" flex: InductorError"), flex=True)
-    assert not sparse._has(None, flex=False)
+    assert sparse.has_result(done, flex=False)
+    assert not sparse.has_result(done, flex=True)
+    assert sparse.has_result(replace(done, flex=1.0, flex_both=1.0), flex=True)
+    assert sparse.has_result(replace(done, notes=" flex: InductorError"), flex=True)
+    assert not sparse.has_result(None, flex=False)
 
 
 @pytest.mark.bad_input

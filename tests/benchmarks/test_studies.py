@@ -17,7 +17,7 @@ from clearhead.course import claims
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import DecoderConfig
 from clearhead.training import WarmupCosine
-from tests.data.recorded import recorded
+from tests.support.recordings import recorded
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

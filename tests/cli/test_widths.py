@@ -28,7 +28,7 @@ PICTURES = ["mask causal()&(window(256,0)|every(64)) --n 5000 --plan --device cu
 def run_at_width(cli, monkeypatch):
     def run(width: int, command: str) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setattr(console, "_width", width)
+        monkeypatch.setattr(console, "width", width)
         ran = cli(*command.split())
         assert ran.code == 0, ran.err
         return ran.out

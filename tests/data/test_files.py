@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import os
 import tarfile
 import zipfile
 
@@ -14,6 +15,7 @@ from clearhead._core import atomic_io
 from clearhead.data import files
 from clearhead.data.files import NO_TAB, TOO_LONG, RowReport
 from clearhead.errors import DataError, StorageError
+from tests.support.faults import failing
 
 CONTENT = b"\xef\xbb\xbfone\r\ntwo\n\nlast"
 LINES = [(1, b"one"), (2, b"two"), (3, b""), (4, b"last")]
@@ -108,15 +110,10 @@ def test_read_lines_invalid_compression_raises_storage_error(tmp_path, kind):
         list(files.read_lines(path))
 
 
-def test_write_atomically_interrupted_leaves_the_old_file(tmp_path, monkeypatch):
+def test_write_atomically_interrupted_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.json"
     atomic_io.write_atomically(path, b"old")
-
-    def fail(*_):
-        raise OSError("no space")
-
-    monkeypatch.setattr(atomic_io.os, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with failing(os, "replace"), pytest.raises(OSError, match="No space left on device"):
         atomic_io.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]

@@ -70,34 +70,34 @@ def test_tokenize_interrupted_resumes_and_rewrites_only_changed_shards(tmp_path,
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_text(BOOK)
     uninterrupted = ids_of(tokenize([source], bpe, tmp_path / "whole", bytes_per_shard=1009))
-    written_shards = []
-    real = room._texts
+    encoded_texts = []
+    encode_long = bpe.encode_long
 
-    def counted(piece, separator):
-        if len(written_shards) == 4:
+    def interrupted(text):
+        if len(encoded_texts) == 4:
             raise KeyboardInterrupt
-        written_shards.append(piece.number)
-        return real(piece, separator)
+        return recorded(text)
 
-    monkeypatch.setattr(room, "_texts", counted)
+    def recorded(text):
+        encoded_texts.append(text)
+        return encode_long(text)
+
+    monkeypatch.setattr(bpe, "encode_long", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tokenize([source], bpe, out, bytes_per_shard=1009)
     with pytest.raises(StorageError, match=r"there is no .*index\.json"):
         Shards.open(out)
-    before = written_shards.copy()
-    monkeypatch.setattr(
-        room, "_texts", lambda piece, separator: (written_shards.append(piece.number), real(piece, separator))[1]
-    )
+    monkeypatch.setattr(bpe, "encode_long", recorded)
     assert ids_of(tokenize([source], bpe, out, bytes_per_shard=1009)) == uninterrupted
-    assert written_shards == list(range(len(written_shards)))
-    assert written_shards[:4] == before
-    n = len(written_shards)
+    assert "".join(encoded_texts) == BOOK  # each part was encoded once
+    n = len(encoded_texts)
+    assert n > 5
     tokenize([source], bpe, out, bytes_per_shard=1009)
-    assert len(written_shards) == n
+    assert len(encoded_texts) == n
     source.write_text(BOOK + "and more\n")
     longer = ids_of(tokenize([source], bpe, out, bytes_per_shard=1009))
     assert longer == [*bpe.encode(BOOK + "and more\n"), bpe.eos_id]
-    assert written_shards[n:] == [written_shards[n - 1]]
+    assert encoded_texts[n:] == [encoded_texts[n - 1] + "and more\n"]
 
 
 def test_tokenize_large_vocabulary_uses_four_bytes(tmp_path):

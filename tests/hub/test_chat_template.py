@@ -11,8 +11,8 @@ from clearhead import hub
 from clearhead.errors import DataError
 from clearhead.hub import chat_template as templates
 from clearhead.hub.chat_template import render
-from tests.data.tokenizers.test_library import byte_pairs
 from tests.support.third_party_models import PEERS
+from tests.support.tokenizers import byte_pairs
 
 CONVERSATION = [
     {"role": "system", "content": '  Be brief. <ü> & "so"'},

@@ -12,8 +12,8 @@ from clearhead import generation, hub
 from clearhead.errors import DataError, ShapeError, StorageError
 from clearhead.generation import Greedy, Sample
 from clearhead.masks import padding
-from tests.data.tokenizers.test_library import word_piece
 from tests.support.third_party_models import PEERS
+from tests.support.tokenizers import word_piece
 
 TEXT = "ROMEO:\nWhat light"
 

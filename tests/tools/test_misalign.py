@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.conftest import _shuffled
 from tests.support.misalign import OFFSETS, misalign
+from tests.support.ordering import shuffle_by_file
 
 
 def test_misalign_moves_parameters_and_keeps_values_and_ties():
@@ -26,9 +26,9 @@ def test_shuffled_keeps_the_tests_of_a_file_together():
             self.path, self.number = path, number
 
     items = [Item(path, number) for path in "abcdefg" for number in range(5)]
-    shuffled = _shuffled(items, seed=3)
+    shuffled = shuffle_by_file(items, seed=3)
     assert sorted((item.path, item.number) for item in shuffled) == [(item.path, item.number) for item in items]
     assert shuffled != items
     paths = [item.path for item in shuffled]
     assert all(len(set(paths[i : i + 5])) == 1 for i in range(0, 35, 5))
-    assert [id(item) for item in _shuffled(items, seed=3)] == [id(item) for item in shuffled]
+    assert [id(item) for item in shuffle_by_file(items, seed=3)] == [id(item) for item in shuffled]

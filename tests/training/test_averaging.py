@@ -8,7 +8,7 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, CheckpointAverage
-from clearhead.training.checkpoint import _empty_like
+from clearhead.training.checkpoint import empty_like_weights
 from clearhead.training.step_runner import swapped_weights
 
 DECAY = 0.7
@@ -56,7 +56,7 @@ def test_average_restored_from_its_state_continues_bit_identically(average):
         average.update(first if step <= 7 else second, weights, step)
         if step == 7:
             stored = {name: tensor.clone() for name, tensor in first.items()}
-            targets = _empty_like(weights, stored)
+            targets = empty_like_weights(weights, stored)
             assert {name: target.shape for name, target in targets.items()} == {
                 name: tensor.shape for name, tensor in stored.items()
             }

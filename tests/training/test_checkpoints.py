@@ -8,11 +8,13 @@ import shutil
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
 from clearhead.errors import StorageError
 from clearhead.training import checkpoint as checkpoints
+from tests.support.faults import failing
 
 
 @pytest.fixture
@@ -135,19 +137,17 @@ def test_read_other_shapes_raises_storage_error(tmp_path, tensors):
         checkpoints.read(checkpoint, {"layer.weight": torch.zeros(5, 3), "more": torch.zeros(2)})
 
 
-@pytest.mark.parametrize("moment", ["save_file", "replace"])
-def test_write_interrupted_keeps_earlier_checkpoints(tmp_path, tensors, monkeypatch, moment):
+@pytest.mark.parametrize(
+    ("module", "function", "after"),
+    [(safetensors.torch, "save_file", 0), (safetensors.torch, "save_file", 1), (os, "replace", 0)],
+)
+def test_write_interrupted_keeps_earlier_checkpoints(tmp_path, tensors, module, function, after):
     write(tmp_path, 3, tensors)
-
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    import safetensors.torch
-
-    monkeypatch.setattr(*{"save_file": (safetensors.torch, "save_file"), "replace": (os, "replace")}[moment], fail)
-    with pytest.raises(StorageError, match="No space left on device; earlier checkpoints are intact"):
+    with (
+        failing(module, function, after=after),
+        pytest.raises(StorageError, match="No space left on device; earlier checkpoints are intact"),
+    ):
         write(tmp_path, 7, tensors)
-    monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [checkpoint.step for checkpoint in good(tmp_path)] == [3]

@@ -122,13 +122,12 @@ class _Second(World):
         return None
 
 
-def test_run_lock_unsupported_file_system_warns(tmp_path, monkeypatch):
+def test_run_lock_unsupported_file_system_warns(tmp_path):
     def no_locks(file):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("clearhead.training.run_lock._lock_file", no_locks)
     with (
         pytest.warns(RuntimeWarning, match=r"cannot be locked \(Operation not supported\)"),
-        run_lock(tmp_path, World()),
+        run_lock(tmp_path, World(), lock=no_locks),
     ):
         pass

@@ -8,7 +8,7 @@ from clearhead.errors import DataError
 from clearhead.hub import evaluate, pipeline
 from clearhead.hub.evaluate import RecordingScores
 from clearhead.training import train
-from tests.data.recorded import recorded
+from tests.support.recordings import recorded
 
 SETTINGS = {
     "d_model": 24,

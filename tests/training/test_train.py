@@ -15,7 +15,7 @@ from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage
 from clearhead.nn.positions import LearnedPositions
 from clearhead.training import Progress, ProgressBar, Recipe, WarmupCosine, draw_run, draw_schedule, read_log, train
-from clearhead.training.launch import _data_hash
+from clearhead.training.launch import data_hash
 from clearhead.training.objective import scores
 from tests.training.tiny import SETTINGS
 
@@ -125,7 +125,7 @@ def test_train_learned_positions_cover_padding_and_later_epochs(tmp_path, data, 
 
 
 @pytest.mark.bad_input  # a stand-in for a task
-def test_data_hash_of_many_examples_stays_in_range():
+def testdata_hash_of_many_examples_stays_in_range():
     class Many:
         def __len__(self):
             return 2**24 + 4
@@ -137,7 +137,7 @@ def test_data_hash_of_many_examples_stays_in_range():
             assert int(rows.max()) == len(self) - 1
             return rows
 
-    assert _data_hash(SimpleNamespace(train=Many(), validation=Many()))
+    assert data_hash(SimpleNamespace(train=Many(), validation=Many()))
 
 
 def test_train_resume_with_moved_data(tmp_path, data):

@@ -17,7 +17,7 @@ from clearhead.data.tasks.speech_ctc import SpeechBatch, align, greedy_decode
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.nn.mel import Mel
 from clearhead.training.objective import Objective, loss_sum, scores
-from tests.data.recorded import RATE, recorded, tone, write
+from tests.support.recordings import RATE, recorded, tone, write
 
 MEL = Mel(n_mels=11)
 

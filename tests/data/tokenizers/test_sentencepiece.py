@@ -9,7 +9,7 @@ import pytest
 
 from clearhead.data.tokenizers.library import load_hf_tokenizer
 from clearhead.errors import DataError, StorageError
-from tests.data.tokenizers.test_library import TEXTS
+from tests.support.tokenizers import TEXTS
 
 KINDS = {
     "unigram": {"model_type": "unigram"},
