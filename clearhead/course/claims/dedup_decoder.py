@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.attention import HardMax, ScaledDot, Softmax
 from clearhead.course.claims import exact
 from clearhead.course.claims.experiment import Experiment
-from clearhead.course.claims.figure import Grid
+from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import max_abs_diff, single_head_attention
 from clearhead.course.claims.registry import FINAL, claim
 from clearhead.masks import causal
@@ -76,7 +76,7 @@ def dedup_scores(t: Experiment) -> None:
 )
 def dedup_attention_printed(t: Experiment) -> None:
     t.assert_equal("sum of the last printed row", sum([sp.Rational(1, 7)] * 8), 1)
-    t.draw(Grid("Causal argmax attention", exact.to_tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
+    t.draw(MatrixFigure("Causal argmax attention", exact.to_tensor(P).tolist(), [s.strip("<>") for s in SEQUENCE]))
     t.intended("The last row has seven entries of 1/7: the matrix is 7 × 7.", P[-1] == [sp.Rational(1, 7)] * 7)
 
 

@@ -1,29 +1,34 @@
-"""Small drawings that need no library: curves and matrices as SVG for a report, and as characters for a terminal."""
+"""Figures of claims, curves and matrices: SVG by matplotlib for pages, and characters for a terminal."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
-from itertools import chain
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-# Told apart by lightness and by their dashes, too: a page may be printed in grey.
-_COLORS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
-_DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3")
-_BARS = "▁▂▃▄▅▆▇█"
-_MARKED = 12  # curves of few points show them
-_WIDTH, _HEIGHT, _MARGIN, _TOP, _END, _LINE = 560, 300, 58, 50, 530, 18
-_MIDDLE = ' text-anchor="middle"'
-Axis = Callable[[float], float]  # where a value stands
+from clearhead._core.plotting import new_figure, render_inline_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Distinguished by lightness and by dashes, too: a page may be printed in gray.
+COLORS = ("#1f5fa8", "#c2410c", "#2f7d4f", "#7c3aa0", "#8a6d00")
+DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)))
+BARS = "▁▂▃▄▅▆▇█"
+MAX_MARKED_POINTS = 12  # curves of few points show them
+MAX_LISTED_TICKS = 7  # few places on the x axis are all labeled
+MIN_LABELED_CELL = 0.39  # inches; smaller cells have no room for their value
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over one axis. A curve has a gap where its value is NaN."""
+    """Curves over one axis. A curve has a gap where its value is NaN.
+
+    `spread` contains a low and a high end for each point of a curve, drawn as a bar.
+    """
 
     title: str
     x_label: str
@@ -32,7 +37,6 @@ class Lines:
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
     log_x: bool = False
     log_y: bool = False
-    # By curve: a low and a high end for each point, drawn as a bar.
     spread: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def text(self, width: int = 80) -> str:
@@ -48,73 +52,47 @@ class Lines:
         return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
     def svg(self) -> str:
-        """Return the SVG with frame, ticks, curves, and the legend below."""
-        legend = self._legend()
-        base = _HEIGHT - 46 - _LINE * len(legend)
-        ys = _finite(chain(*self.series.values(), *chain(*self.spread.values())))
-        y_ticks = _decades(min(ys), max(ys)) if self.log_y else _round_ticks(min(*ys, 0.0), max(ys))
-        px = _axis(self.x[0], self.x[-1], self.log_x, _MARGIN, _END)
-        py = _axis(y_ticks[0], y_ticks[-1], self.log_y, base, _TOP)
-        out = [_open(_WIDTH, _HEIGHT, self.title), _text(_MARGIN, 34, self.y_label, ' fill="#555"')]
-        for value in y_ticks:
-            y = py(value)
-            out.append(f'<line x1="{_MARGIN}" x2="{_END}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dcdcdc"/>')
-            out.append(_text(_MARGIN - 6, f"{y + 4:.1f}", _short(value), ' text-anchor="end"'))
-        for value in self._x_ticks(px):
-            x = f"{px(value):.1f}"
-            out.append(f'<line x1="{x}" x2="{x}" y1="{base}" y2="{base + 4}" stroke="#888"/>')
-            out.append(_text(x, base + 17, _short(value), _MIDDLE))
-        out.append(_text((_END + _MARGIN) / 2, base + 33, self.x_label, f'{_MIDDLE} fill="#555"'))
-        for i, name in enumerate(self.series):
-            out += self._curve(i, name, px, py)
-        for row, items in enumerate(legend):
-            y = _HEIGHT - 8 - _LINE * (len(legend) - 1 - row)
-            for at, i, name in items:
-                stroke = f'stroke="{_COLORS[i % 5]}" stroke-width="2.5" stroke-dasharray="{_DASHES[i % 5]}"'
-                out.append(f'<line x1="{at}" x2="{at + 24}" y1="{y - 4}" y2="{y - 4}" {stroke}/>')
-                out.append(_text(at + 30, y, name))
-        return "".join(out) + "</svg>"
+        """Return the curves with axes and a legend, as an SVG element."""
+        figure = new_figure(5.8, 3.2)
+        axes = figure.add_subplot()
+        axes.set_title(self.title, fontsize=10, loc="left", weight="bold", pad=20)
+        axes.text(0, 1.03, self.y_label, transform=axes.transAxes, fontsize=9, color="#555555")
+        axes.set_xlabel(self.x_label, fontsize=9, color="#555555")
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dcdcdc", linewidth=0.6)
+        for number, name in enumerate(self.series):
+            self._draw_curve(axes, number, name)
+        self._scale_axes(axes)
+        if len(self.series) > 1:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        return render_inline_svg(figure, self.title)
 
-    def _x_ticks(self, px: Axis) -> list[float]:
-        x = self.x
-        if len(x) <= 7:
-            selected: list[float] = []
-            for value in x:  # those that would overlap the one before are left out
-                if not selected or px(value) - px(selected[-1]) > 34:
-                    selected.append(value)
-            return selected
-        ticks = _decades(x[0], x[-1]) if self.log_x else _round_ticks(x[0], x[-1])
-        ticks_in_range = [tick for tick in ticks if x[0] <= tick <= x[-1]]
-        return ticks_in_range if len(ticks_in_range) > 1 or not self.log_x else [x[0], x[-1]]
-
-    def _curve(self, i: int, name: str, px: Axis, py: Axis) -> list[str]:
-        color, dash = _COLORS[i % 5], f' stroke-dasharray="{_DASHES[i % 5]}"' if i % 5 else ""
-        points = [(px(x), py(y)) for x, y in zip(self.x, self.series[name], strict=True) if not math.isnan(y)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        out = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>']
-        if len(self.x) <= _MARKED:
-            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
+    def _draw_curve(self, axes: Axes, number: int, name: str) -> None:
+        color, dash = COLORS[number % len(COLORS)], DASHES[number % len(DASHES)]
+        marker = "o" if len(self.x) <= MAX_MARKED_POINTS else None
+        values = self.series[name]
+        axes.plot(self.x, values, label=name, color=color, linestyle=dash, linewidth=1.6, marker=marker, markersize=3.5)
         for x, (low, high) in zip(self.x, self.spread.get(name, ()), strict=False):
             if not math.isnan(low):
-                ends = f'x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{py(low):.1f}" y2="{py(high):.1f}"'
-                out.append(f'<line {ends} stroke="{color}" stroke-width="1.2"/>')
-        return out
+                axes.vlines(x, low, high, color=color, linewidth=1)
 
-    def _legend(self) -> list[list[tuple[int, int, str]]]:
-        """Return rows of (x, number, name), wrapped at the width."""
-        rows: list[list[tuple[int, int, str]]] = [[]]
-        at = _MARGIN
-        for i, name in enumerate(self.series):
-            wide = 44 + int(6.3 * len(name))
-            if rows[-1] and at + wide > _END + 14:
-                rows, at = [*rows, []], _MARGIN
-            rows[-1].append((at, i, name))
-            at += wide
-        return rows
+    def _scale_axes(self, axes: Axes) -> None:
+        if self.log_x:
+            axes.set_xscale("log")
+        if self.log_y:
+            axes.set_yscale("log")
+        else:
+            ends = [end for pairs in self.spread.values() for pair in pairs for end in pair]
+            values = [*(y for ys in self.series.values() for y in ys), *ends]
+            axes.set_ylim(bottom=min(0.0, *_finite(values)))
+        if len(self.x) <= MAX_LISTED_TICKS:
+            axes.set_xticks(self.x, [f"{x:,g}" if x < 1e6 else f"{x:g}" for x in self.x])
+            axes.set_xticks([], minor=True)
 
 
 @dataclass(frozen=True)
-class Grid:
+class MatrixFigure:
     """A matrix with its values; larger values are darker."""
 
     title: str
@@ -132,79 +110,33 @@ class Grid:
         return "\n".join([*textwrap.wrap(self.title, width), *lines])
 
     def svg(self) -> str:
-        n, m = len(self.rows), max(map(len, self.rows))
-        cell = max(12, min(40, 420 // max(n, m)))
-        margin = 12 + int(6.6 * max(map(len, self.labels), default=0))
-        width = max(m * cell + margin + 8, 20 + int(6.8 * len(self.title)))
-        out = [_open(width, n * cell + 34, self.title)]
+        """Return the matrix as an SVG element; cells that are large enough contain their values."""
+        n_rows, n_columns = len(self.rows), max(map(len, self.rows))
+        cell = max(0.13, min(0.42, 4.4 / max(n_rows, n_columns)))
+        figure = new_figure(max(n_columns * cell + 0.9, 3.6), n_rows * cell + 0.5)
+        axes = figure.add_subplot()
+        axes.set_title(self.title, fontsize=10, loc="left", weight="bold")
+        sizes = [[abs(x) / self._top for x in row] for row in self.rows]
+        axes.pcolormesh(sizes, cmap="Blues", vmin=0, vmax=1.15, edgecolors="#d5dbe3", linewidth=0.5)
+        axes.set_aspect("equal")
+        axes.invert_yaxis()
+        axes.set_frame_on(False)
+        axes.tick_params(length=0, labelsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([i + 0.5 for i in range(len(self.labels))], self.labels)
+        if cell >= MIN_LABELED_CELL:
+            self._write_values(axes)
+        return render_inline_svg(figure, self.title)
+
+    def _write_values(self, axes: Axes) -> None:
         for i, row in enumerate(self.rows):
-            if self.labels:
-                out.append(_text(margin - 6, f"{26 + (i + 0.5) * cell + 4:.1f}", self.labels[i], ' text-anchor="end"'))
-            out += [self._cell(x, margin + j * cell, 26 + i * cell, cell) for j, x in enumerate(row)]
-        return "".join(out) + "</svg>"
-
-    def _cell(self, x: float, at: int, down: int, cell: int) -> str:
-        share = abs(x) / self._top
-        shade = f"rgb({int(247 - 216 * share)},{int(249 - 154 * share)},{int(252 - 84 * share)})"
-        size = f'width="{cell - 1}" height="{cell - 1}"'
-        box = f'<rect x="{at}" y="{down}" {size} fill="{shade}" stroke="#d5dbe3" stroke-width=".5"/>'
-        if cell < 28 or not x:
-            return box
-        ink = "#fff" if share > 0.55 else "#222"
-        middle = f"{at + 0.5 * cell:.1f}", f"{down + 0.5 * cell + 4:.1f}"
-        return box + _text(*middle, f"{x:.2g}", f'{_MIDDLE} fill="{ink}"')
+            for j, x in enumerate(row):
+                if x:
+                    color = "white" if abs(x) > 0.55 * self._top else "#222222"
+                    axes.text(j + 0.5, i + 0.5, f"{x:.2g}", ha="center", va="center", fontsize=8, color=color)
 
 
-Figure: TypeAlias = Lines | Grid
-
-
-def _open(width: int, height: int, title: str) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" font-family="system-ui, sans-serif" font-size="12" fill="#222"><title>{escape(title)}</title>'
-        f'<text x="4" y="14" font-weight="600">{escape(title)}</text>'
-    )
-
-
-def _text(x: object, y: object, content: str, more: str = "") -> str:
-    return f'<text x="{x}" y="{y}"{more}>{escape(content)}</text>'
-
-
-def _axis(low: float, high: float, log: bool, first: float, last: float) -> Axis:
-    """Return positions on the page for values between `first`, for the low end, and `last`."""
-    start, span = _scaled(low, log), (_scaled(high, log) - _scaled(low, log)) or 1.0
-    return lambda value: first + (_scaled(value, log) - start) / span * (last - first)
-
-
-def _round_ticks(low: float, high: float) -> list[float]:
-    """Return about five round ticks from at most `low` to at least `high`."""
-    if high <= low:
-        high = low + 1.0
-    raw = (high - low) / 4
-    step = 10.0 ** math.floor(math.log10(raw))
-    step *= next(m for m in (1, 2, 2.5, 5, 10) if m * step >= raw * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Return powers of ten around the range, at most about seven."""
-    first, last = math.floor(math.log10(max(low, 1e-30))), math.ceil(math.log10(max(high, 1e-30)))
-    last = max(last, first + 1)
-    stride = math.ceil((last - first) / 6)
-    last = first + math.ceil((last - first) / stride) * stride
-    return [10.0**i for i in range(first, last + 1, stride)]
-
-
-def _short(value: float) -> str:
-    """Format a tick label: 16000 as 16,000, and 1e-06 as a power of ten."""
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
-        digits, power = f"{value:.2e}".split("e")
-        tens = "10" + str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        head = f"{float(digits):g}".replace("-", "−")
-        return tens if head == "1" else f"{head}·{tens}"
-    return (f"{value:,.0f}" if size >= 1000 else f"{value:g}").replace("-", "−")
+Figure: TypeAlias = Lines | MatrixFigure
 
 
 def _scaled(value: float, log: bool) -> float:
@@ -218,4 +150,4 @@ def _finite(values: Iterable[float]) -> list[float]:
 def _spark(values: Sequence[float]) -> str:
     low, high = min(_finite(values)), max(_finite(values))
     span = (high - low) or 1.0
-    return "".join(" " if math.isnan(v) else _BARS[min(7, int((v - low) / span * 7.999))] for v in values)
+    return "".join(" " if math.isnan(v) else BARS[min(7, int((v - low) / span * 7.999))] for v in values)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.attention import attend
 from clearhead.course.claims.experiment import Experiment
-from clearhead.course.claims.figure import Grid
+from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import max_abs_diff
 from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, claim
 from clearhead.masks import padding
@@ -52,7 +52,7 @@ def causal_lower_triangular(t: Experiment) -> None:
     a, b = (column_attention(n, t.generator) for n in (2, 5))
     result_text = f"{a[0, 1]:.3f}; below it (key 2, query 1): {a[1, 0]:.0f}"
     t.record_case("entry above the diagonal (key 1, query 2)", result_text, a.triu(1).eq(0).all())
-    t.draw(Grid("A by the homework's columns", b.tolist()))
+    t.draw(MatrixFigure("A by the homework's columns", b.tolist()))
     correct = "With keys as rows and queries as columns it is upper triangular; its transpose is lower triangular."
     t.correction(correct, b.tril(-1).eq(0).all() and b.triu().ne(0).sum() == 15)
 

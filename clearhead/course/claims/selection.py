@@ -10,7 +10,7 @@ import torch
 
 from clearhead.course.claims import exact
 from clearhead.course.claims.experiment import Experiment
-from clearhead.course.claims.figure import Grid
+from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import join_numbers, max_abs_diff, single_head_attention
 from clearhead.course.claims.registry import ANSWERED, HOMEWORK, claim
 from clearhead.masks import window
@@ -104,7 +104,7 @@ def attention_as_convolution(t: Experiment) -> None:
     rank = int(torch.linalg.matrix_rank(torch.stack(matrices).flatten(1)))
     case_name = "two channels, kept at one offset and exchanged at another: heads needed, one per independent matrix"
     t.assert_equal(case_name, rank, 1, in_scope=False)
-    t.draw(Grid("Weights of a convolution by attention", bias.softmax(1).tolist()))
+    t.draw(MatrixFigure("Weights of a convolution by attention", bias.softmax(1).tolist()))
 
 
 @claim(

@@ -6,7 +6,7 @@ import torch
 
 from clearhead.attention import Additive, Dot
 from clearhead.course.claims.experiment import Experiment
-from clearhead.course.claims.figure import Grid
+from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import join_numbers, max_abs_diff, n_parameters
 from clearhead.course.claims.registry import EXAM, claim
 from clearhead.masks import every, full, window
@@ -34,7 +34,7 @@ def sparse_saves(t: Experiment) -> None:
     t.record_case("the window alone, pairs a token at n = 16 … 65,536", join_numbers(local, ".2f"), max(local) < 5)
     saved = "the whole pattern saves pairs and stays O(n²), for every fourth token is a quarter of all"
     t.note(f"{saved}: {join_numbers(densities, '.1f')} pairs a token")
-    t.draw(Grid("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
+    t.draw(MatrixFigure("The pattern at n = 16 (rows are queries)", pattern.dense(16).float().tolist()))
 
 
 @claim(

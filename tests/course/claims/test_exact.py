@@ -10,7 +10,6 @@ import torch
 
 from clearhead.attention import Dot, Softmax, attend
 from clearhead.course.claims import exact
-from clearhead.course.claims.figure import Grid, Lines
 from clearhead.masks import causal
 
 
@@ -52,16 +51,6 @@ def test_probability_of_no_winner_matches_enumeration():
     gaps = [sum(a * (b - c) for a, b, c in zip(q, k, l, strict=True)) for q in signs for k in signs for l in signs]
     expected = Fraction(sum(abs(x) <= math.log(99) for x in gaps), len(gaps))
     assert chance_of_no_winner(2, 99) == expected
-
-
-def test_figures_render_as_text_and_svg():
-    lines = Lines("a <title>", "x", "y", (1, 10, 100), {"up": (0.0, 1.0, 2.0), "down": (3.0, 2.0, 1.0)}, log_x=True)
-    assert lines.svg().count("<polyline") == 2
-    assert "a &lt;title&gt;" in lines.svg()
-    assert "▁" in lines.text().splitlines()[1][:8]
-    grid = Grid("g", [[0.0, 1.0], [0.5, 0.25]])
-    assert grid.svg().count("<rect") == 4
-    assert grid.text().splitlines()[1:] == ["  ██", "▒▒░░"]
 
 
 def test_readable_formats_formulas():
