@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_INDEX = r"\{[^{}]*\}|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+"
+_INDEX = r"\{[^{}]*\}|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+|∞"
 _POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
-_SCRIPT = re.compile(rf"(?<=[^\s])(?:_({_INDEX})|\^({_POWER}))")
+_SCRIPT = re.compile(rf"(?<!\s)(?:_({_INDEX})|\^({_POWER}))")
 _INDICES = re.compile(r"[a-z]|[abhijklmnpqrst]{2}")
 _SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{2}(?=[ᵀ²]))(?![A-Za-z'’])")
 _IS_EQUATION = re.compile(r"\s?[=≥≤≈·ᵀ]")

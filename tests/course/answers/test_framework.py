@@ -180,6 +180,8 @@ def test_runs_split_scripts_and_variables():
     ]  # fmt: skip
     assert [text for text, level, _ in script("10^(2i/d)") if level] == ["2", "i", "/", "d"]
     assert script("y_<t") == [("y", 0, True), ("<", -1, False), ("t", -1, True)]
+    assert script("‖w‖_∞")[-1] == ("∞", -1, False)
+    assert script("_k")[-1] == ("k", -1, True)
     assert script("A", is_formula=True) == [("A", 0, True)]
     assert script("option A") == [("option A", 0, False)]
     assert script("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03") == [("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03", 0, False)]

@@ -71,7 +71,7 @@ def _block(block: Block) -> str:
         case BulletList():
             return _list(block)
         case Formula(formulas):
-            return _fence("\n".join(formulas), "math")
+            return _fence("\n".join(formulas))
         case Program(code):
             return _fence(code, "python")
         case TableBlock():

@@ -145,10 +145,11 @@ def _step(block: StepBlock) -> str:
         parts.append(f"#derivation({derivation or _text(step.formula)})")
     tables = [_cells(block, block.exact, is_exact=True)]
     if block.decimals is not None:
-        tables.append(f"[#math.equation($approx$);], {_cells(block, block.decimals, is_exact=False)}")
+        tables.append(f"approximately({_cells(block, block.decimals, is_exact=False)})")
     parts.append(f"#side-by-side(({', '.join(tables)},))")
     for letter, value in block.legend:
-        parts.append(f"#par([#emph({_string(letter)}); = {_math(value) or _text(value)}])")
+        typeset = _math(value) or _text(value)
+        parts.append(f"#par[#emph({_string(letter)}); = {typeset[1:-1]}]")
     if block.note:
         parts.append(f"#par({_text(block.note)})")
     return f"#block(breakable: false, width: 100%, [{' '.join(parts)}])"
