@@ -261,7 +261,7 @@ class _Builder:
             else:
                 raise ConfigError(f"an answer contains {token.type!r} in a line; use **strong**, *emphasis* and `code`")
         # Escaped characters are separate tokens; placeholders are found in the joined text.
-        return tuple(Span(self._fill(span.text), span.style) for span in _join(spans))
+        return tuple(Span(self._fill(span.text), span.style) for span in _join(spans) if span.text)
 
     def _fill(self, text: str) -> str:
         """Replace inline placeholders by computed values."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_INDEX = r"\{[^{}]*\}|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+|∞"
+_INDEX = r"\{[^{}]*\}|\([^()]*\)|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+|∞"
 _POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
 _SCRIPT = re.compile(rf"(?<!\s)(?:_({_INDEX})|\^({_POWER}))")
 _INDICES = re.compile(r"[a-z]|[abhijklmnpqrst]{2}")

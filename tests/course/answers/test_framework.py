@@ -105,6 +105,7 @@ def test_parse_blocks_builds_tree_with_values():
     assert plain_text(BLOCKS[2].items[0][0].line) == "first Σ_j a_{ij}"
     assert Formula(("e^{−x} = 7",)) in tuple(walk(BLOCKS))
     assert BLOCKS[3].start == 1
+    assert parse_blocks("**Bold.**", Fake()) == (Paragraph((Span("Bold.", "strong"),)),)
     assert BLOCKS[4].numeric == (False, True)
     assert BLOCKS[-1] == Program("assert 7 == 7\n", True)
     assert sum(isinstance(block, Picture) for block in walk(BLOCKS)) == 2
@@ -181,6 +182,7 @@ def test_runs_split_scripts_and_variables():
     assert [text for text, level, _ in script("10^(2i/d)") if level] == ["2", "i", "/", "d"]
     assert script("y_<t") == [("y", 0, True), ("<", -1, False), ("t", -1, True)]
     assert script("‖w‖_∞")[-1] == ("∞", -1, False)
+    assert script("p_(i,2l)")[1:][0] == ("i", -1, True)
     assert script("_k")[-1] == ("k", -1, True)
     assert script("A", is_formula=True) == [("A", 0, True)]
     assert script("option A") == [("option A", 0, False)]
