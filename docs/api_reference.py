@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import enum
 import importlib
 import inspect
 import io
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -225,16 +226,30 @@ def packages() -> Iterator[tuple[str, str]]:
     """Yield one page per package: its names with signatures, fields, members and an example."""
     for package in PACKAGES:
         module = importlib.import_module(f"clearhead.{package}")
+        names = {name: value for name, value in public(package).items() if not inspect.ismodule(value)}
         parts = [f"# `clearhead.{package}`", prose(inspect.getdoc(module) or "")]
+        parts += [
+            table(("name", ""), [(f"[`{name}`](#{_anchor(name)})", _summary(value)) for name, value in names.items()])
+        ]
         parts += ["The examples below begin with:", fence(examples(package)[0], "python")]
-        for name, value in public(package).items():
-            if not inspect.ismodule(value):
-                parts += _entry(package, name, value)
+        for name, value in names.items():
+            parts += _entry(package, name, value)
         yield f"api-{package.replace('.', '-')}", "\n\n".join(part for part in parts if part)
 
 
+def _anchor(name: str) -> str:
+    return f"name-{name.lower().replace('_', '-')}"
+
+
+def _summary(value: Any) -> str:
+    """Return the first sentence of the docstring of a public name; constants have none."""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return ""
+    return prose(" ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()))
+
+
 def _entry(package: str, name: str, value: Any) -> Iterator[str]:
-    yield f"## `{name}`"
+    yield f"({_anchor(name)})=\n## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
         example = list(value) if isinstance(value, dict | tuple) else value
         yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
@@ -312,33 +327,106 @@ def _field_table(kind: type) -> str:
 # ---------------------------------------------------------------------- commands
 
 
-def commands() -> tuple[str, str]:
-    """Return the page of commands: the help of each, its output and the shape of its JSON."""
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield the list of commands, and one page per command: arguments, options, an example, the shape of its JSON."""
     from clearhead.cli.app import every_command
 
-    parts = [
-        "# Commands",
-        "Commands print text; with `--json` they print one JSON document. The exit status is 0, 1 with an error "
-        "message of one line, or 2 for wrong usage.",
+    parsed = {" ".join(words): _command(words) for words in every_command()}
+    outputs = dict(_example_outputs(parsed))
+    rows = [(f"[`clearhead {name}`]({_slug(name)}.md)", _sentence(command.help)) for name, command in parsed.items()]
+    toctree = "\n".join(["```{toctree}", ":hidden:", "", *map(_slug, parsed), "```"])
+    about = (
+        "Commands print text; with `--json` they print one JSON document. The exit status is 0, 1 with a one-line "
+        "error message, or 2 for wrong usage. `clearhead COMMAND --help` prints the same descriptions."
+    )
+    yield "commands", "\n\n".join(["# Commands", about, table(("command", ""), rows), toctree])
+    for name, command in parsed.items():
+        parts = [f"# `clearhead {name}`", prose(command.help or ""), *_parameter_tables(name, command)]
+        if name in COMMANDS:
+            text, json_shape = outputs[name]
+            line = "clearhead " + COMMANDS[name].replace("{folder}/", "")
+            parts += ["## Example", fence(line, "sh"), fence(text, "text")]
+            parts += ["The JSON document of `--json`:", fence(json_shape, "text")] if json_shape != "null" else []
+        yield _slug(name), "\n\n".join(part for part in parts if part)
+
+
+def _command(words: Sequence[str]) -> Any:
+    """Return the parsed definition of a command, such as ("exercise", "solve")."""
+    import typer
+
+    from clearhead.cli.app import whole_app
+
+    command: Any = typer.main.get_command(whole_app())
+    for word in words:
+        command = command.commands[word]
+    return command
+
+
+def _slug(name: str) -> str:
+    return f"command-{name.replace(' ', '-')}"
+
+
+def _sentence(text: str | None) -> str:
+    """Return the first paragraph of a help text as Markdown."""
+    return prose((text or "").split("\n\n")[0])
+
+
+def _parameter_tables(name: str, command: Any) -> Iterator[str]:
+    """Yield the usage line, the table of arguments and the table of options of a command."""
+    arguments = [p for p in command.params if p.param_type_name == "argument" and not p.hidden]
+    options = [p for p in command.params if p.param_type_name != "argument" and not p.hidden]
+    usage = [f"[{_placeholder(p)}]" if not p.required else _placeholder(p) for p in arguments]
+    yield fence(" ".join(["clearhead", name, *usage, *(["[OPTIONS]"] if options else [])]), "text")
+    yield table(("argument", ""), [(f"`{_placeholder(p)}`", prose(p.help or "")) for p in arguments])
+    rows = [
+        (
+            ", ".join(f"`{flag}`" for flag in [*p.opts, *p.secondary_opts]),
+            _value_range(p),
+            _default(p),
+            prose(p.help or ""),
+        )
+        for p in options
     ]
-    helps = {" ".join(words): run(*words, "--help") for words in every_command()}
-    outputs = {}
+    yield table(("option", "value", "default", ""), rows)
+
+
+def _placeholder(parameter: Any) -> str:
+    return (parameter.metavar or parameter.name.strip("_").upper()) + ("…" if parameter.nargs == -1 else "")
+
+
+def _value_range(parameter: Any) -> str:
+    """Return what an option accepts: nothing for a flag, else its type with its limits."""
+    if getattr(parameter, "is_flag", False):
+        return ""
+    kind = parameter.type_descriptor.annotation
+    kind = next(iter(typing.get_args(kind)), kind)  # list[str] is a repeatable str
+    text = {int: "integer", float: "number", str: "text", Path: "path"}.get(kind, getattr(kind, "__name__", "value"))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        text = ", ".join(f"`{member.value}`" for member in kind)
+    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    limits = [f"≥ {low:g}"] if low is not None else []
+    limits += [f"≤ {high:g}"] if high is not None else []
+    return f"{text} {', '.join(limits)}".strip() + (", repeatable" if parameter.multiple else "")
+
+
+def _default(parameter: Any) -> str:
+    if parameter.default in (None, False, [], ()) or callable(parameter.default):
+        return ""
+    return f"`{parameter.default}`"
+
+
+def _example_outputs(parsed: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Run the example of each command, as text and as JSON, and yield its output and the shape of its document."""
     with tempfile.TemporaryDirectory() as text_folder, tempfile.TemporaryDirectory() as json_folder:
         for folder in (text_folder, json_folder):
             Path(folder, "book.txt").write_text("To be, or not to be, that is the question.\n" * 40, encoding="utf-8")
             Path(folder, "answers.toml").write_text('mean = 3.5\nvariance = "21/4"\n', encoding="utf-8")
         for name, line in COMMANDS.items():
             document = "null"
-            if "--json" in helps[name]:
+            if "json" in {parameter.name for parameter in parsed[name].params}:
                 document = run(*shlex.split(line.format(folder=json_folder)), "--json")
             output = run(*shlex.split(line.format(folder=text_folder))).replace(f"{text_folder}/", "")
-            outputs[name] = _truncate(output), shape(json.loads(document))
-    for name, output in helps.items():
-        parts += [f"## `clearhead {name}`", fence(output, "text")]
-        if name in COMMANDS:
-            line = "clearhead " + COMMANDS[name].replace("{folder}/", "")
-            parts += [fence(line, "sh"), fence(outputs[name][0], "text"), "JSON:", fence(outputs[name][1], "text")]
-    return "commands", "\n\n".join(parts)
+            yield name, (_truncate(output), shape(json.loads(document)))
 
 
 def run(*words: str) -> str:
@@ -397,7 +485,7 @@ def fence(text: str, language: str) -> str:
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a Markdown table, without empty columns; empty without rows."""
-    cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[re.sub(r"(?<!\\)\|", r"\\|", " ".join(str(cell).split())) for cell in row] for row in rows]
     columns = [i for i in range(len(head)) if any(row[i] for row in cells)]
     lines = [[head[i] for i in columns], ["---"] * len(columns), *([row[i] for i in columns] for row in cells)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) if rows else ""
@@ -436,7 +524,7 @@ def _is_python(code: str) -> bool:
 
 def write(app: Sphinx | None = None) -> None:
     """Write every page that changed."""
-    for name, text in [*packages(), files(), commands()]:
+    for name, text in [*packages(), files(), *commands()]:
         path = OUT / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text + "\n":
             path.write_text(text + "\n", encoding="utf-8")

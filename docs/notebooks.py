@@ -9,6 +9,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 NOTEBOOKS_FOLDER = "notebooks"
+MODULES = ("plotting.py", "diagrams.py")
+FOLDERS = ("results", "sounds", "book", "examples")  # in docs/ or in the root of the checkout
 
 
 def _link(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -17,7 +19,11 @@ def _link(app: Sphinx, page: str, template: str, context: dict[str, Any], doctre
         root = "../" * page.count("/")
         name = Path(page).name
         href = f"{root}{NOTEBOOKS_FOLDER}/{name}.ipynb"
-        link = f'<p class="as-notebook"><a href="{href}" download>This page as a notebook</a></p>'
+        archive = f"{root}{NOTEBOOKS_FOLDER}.zip"
+        link = (
+            f'<p class="as-notebook"><a href="{href}" download>This page as a notebook</a>; '
+            f'<a href="{archive}" download>all notebooks with the files that they read</a></p>'
+        )
         context["body"] = context["body"].replace("</h1>", f"</h1>\n{link}", 1)
 
 
@@ -27,17 +33,23 @@ def _executed(app: Sphinx, page: str) -> Path:
 
 
 def _copy(app: Sphinx, error: Exception | None) -> None:
-    """Copy the notebooks, with the helper module and the results that they read."""
+    """Copy the notebooks with the modules and files that they read, and pack all of them into one archive."""
     if error is not None or app.builder.name != "html":
         return
     folder = Path(app.outdir) / NOTEBOOKS_FOLDER
-    folder.mkdir(exist_ok=True)
-    shutil.copy(Path(app.srcdir) / "plotting.py", folder)
-    shutil.copytree(Path(app.srcdir) / "results", folder / "results", dirs_exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for module in MODULES:
+        shutil.copy(Path(app.srcdir) / module, folder)
+    for name in FOLDERS:
+        source = Path(app.srcdir) / name
+        source = source if source.exists() else Path(app.srcdir).parent / name
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for page in app.env.found_docs:
         notebook = _executed(app, page)
         if notebook.exists():
             shutil.copy(notebook, folder)
+    shutil.make_archive(str(folder), "zip", folder)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -211,9 +211,21 @@ def bars(names: Sequence[str], groups: Mapping[str, Any], *, ylabel: str = "", *
     return figure_to_svg(figure)
 
 
+def resource(name: str) -> Path:
+    """Return the path of a file that a page reads, such as "sounds/pi.wav".
+
+    The file is in this folder or the one above: a checkout and the folder of downloaded notebooks both have it.
+    """
+    here = Path(__file__).parent
+    path = next((folder / name for folder in (here, here.parent) if (folder / name).exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{name} is not in {here} or above it; download the notebooks with their files")
+    return path
+
+
 def results(name: str) -> Any:
     """Return a committed results file, such as "study-positions"."""
-    return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(resource(f"results/{name}.json").read_text(encoding="utf-8"))
 
 
 def print_wrapped(message: object) -> None:
