@@ -75,8 +75,8 @@ def test_reference_describes_the_json_of_every_command():
         has_json[" ".join(words)] = "json" in {parameter.name for parameter in command.params}
     assert sum(has_json.values()) > 25
     with_json = {name for name, has in has_json.items() if has}
-    # These need a network, a recording, or a third-party model.
-    assert with_json <= set(api_reference.COMMANDS) | {"data fetch", "listen", "embed", "transcribe"}
+    # These need a network, a recording, or a third-party model or checkpoint.
+    assert with_json <= set(api_reference.COMMANDS) | {"data fetch", "listen", "embed", "transcribe", "convert"}
     assert set(api_reference.COMMANDS) <= set(has_json)
     expected = "{\n  a: [whole number, …]\n  b: {\n    c: null\n  }\n}"
     assert api_reference.shape({"a": [1, 2], "b": {"c": None}}) == expected

@@ -32,3 +32,7 @@ import torch
 from clearhead.models import CTCEncoder, tiny_speech
 recognizer = hub.StreamingRecognizer(CTCEncoder(tiny_speech()).eval())
 events = recognizer.push(torch.zeros(4000))  # a RecognizedSymbol each
+
+torch.save({"weight": torch.ones(2, 3)}, "pytorch_model.bin")
+conversion = hub.convert_pickle("pytorch_model.bin", "converted")  # a Conversion: the folder, its files, notes
+conversion.files  # → ('model.safetensors',)
