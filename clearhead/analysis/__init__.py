@@ -20,16 +20,22 @@ Example:
     analysis.patch(model, clean, corrupted, metric)                      # blocks × positions, or heads
     analysis.ablate(model, ids)                                          # effect of removing each head
 
+    logits, cache = analysis.run_with_cache(model, ids)                  # every output, and all attention weights
+    cache["blocks.0.output"]                                             # activations by module path
+
+    analysis.logit_lens(ch.pipeline("shakespeare"), "To be, or not")     # also attribute, patch and ablate
     analysis.attention_report(ch.pipeline("en-es"), "How are you?")      # all attention maps of a bundled model
 """
 
 from __future__ import annotations
 
+from clearhead.analysis.inputs.model_inputs import ModelInputs
+from clearhead.analysis.inputs.pipelines import model_inputs
 from clearhead.analysis.interp.attribution import Attribution, LogitContribution, attribute
 from clearhead.analysis.interp.compare import TraceComparison, compare
 from clearhead.analysis.interp.induction import InductionScores, induction_scores
 from clearhead.analysis.interp.lens import LogitLens, logit_lens
-from clearhead.analysis.interp.metric import LogitMetric, ModelInputs
+from clearhead.analysis.interp.metric import LogitMetric
 from clearhead.analysis.interp.patching import PatchingResult, ablate, patch
 from clearhead.analysis.measures import (
     ValueWeightedNorm,
@@ -38,7 +44,7 @@ from clearhead.analysis.measures import (
     rollout,
     value_weighted_norms,
 )
-from clearhead.analysis.reports import attention_report, model_inputs, translation_report
+from clearhead.analysis.reports import attention_report, translation_report
 from clearhead.analysis.tracing.edits import (
     Intervention,
     MeanAblation,
@@ -46,7 +52,7 @@ from clearhead.analysis.tracing.edits import (
     ReplaceActivation,
     ZeroAblation,
 )
-from clearhead.analysis.tracing.trace import Trace, trace
+from clearhead.analysis.tracing.trace import Trace, run_with_cache, trace
 from clearhead.analysis.views.attention_map import AttentionMap, HeadLabel, classify_head
 from clearhead.analysis.views.chart import Chart, PCAProjection, pca
 from clearhead.analysis.views.page import render_page, save_page
@@ -60,6 +66,6 @@ __all__ = [
     "PatchingResult", "ReplaceActivation", "Trace", "TraceComparison", "ValueWeightedNorm", "Walkthrough",
     "ZeroAblation", "ablate", "attention_maps", "attention_report", "attribute", "build_report", "build_walkthrough",
     "classify_head", "compare", "entropy", "heatmap", "induction_scores", "logit_lens", "mean_attention_distance",
-    "model_inputs", "patch", "pca", "render_page", "rollout", "save_page", "trace", "translation_report",
-    "value_weighted_norms",
+    "model_inputs", "patch", "pca", "render_page", "rollout", "run_with_cache", "save_page", "trace",
+    "translation_report", "value_weighted_norms",
 ]  # fmt: skip

@@ -15,8 +15,8 @@ from clearhead import analysis, hub
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis import AttentionReport, LogitMetric, ModelInputs
 from clearhead.analysis.checks import spec_for
+from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
-from clearhead.analysis.interp.metric import run_logits
 from clearhead.analysis.views import figures
 from clearhead.analysis.views.chart import Chart, PCAProjection
 from clearhead.cli.module_options import load_named

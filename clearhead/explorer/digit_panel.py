@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from clearhead import analysis
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import require
+from clearhead.analysis.inputs.pipelines import image_input
 from clearhead.analysis.measures import rollout
-from clearhead.analysis.reports import image_input
 from clearhead.config import Validated
 from clearhead.explorer.model_panel import decode_pixels
 from clearhead.explorer.request import RequestContext, action

@@ -16,14 +16,8 @@ from torch import Tensor
 from clearhead import analysis
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeInt, PositiveInt, Range, did_you_mean, require
-from clearhead.analysis.reports import (
-    attention_layers,
-    encode_prompt,
-    ids_tensor,
-    report_for_ids,
-    report_for_image,
-    shorten_text,
-)
+from clearhead.analysis.inputs.pipelines import encode_prompt, ids_tensor, shorten_text
+from clearhead.analysis.reports import attention_layers, report_for_ids, report_for_image
 from clearhead.analysis.views.page import page_data
 from clearhead.analysis.views.report import AttentionReport
 from clearhead.config import Validated

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from clearhead import hub
-from clearhead.analysis.reports import read_image
+from clearhead.analysis.inputs.pipelines import read_image
 from clearhead.errors import DataError
 
 

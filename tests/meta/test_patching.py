@@ -53,23 +53,23 @@ def patches(source: str) -> list[str]:
     """Return the statements of a file that assign into imported names, or replace a `forward`."""
     tree = ast.parse(source)
     imported = imported_names(tree)
-    found = []
+    statements = []
     for node in ast.walk(tree):
         for target in assigned_targets(node):
             if not isinstance(target, ast.Attribute):
                 continue
             is_own_forward = isinstance(target.value, ast.Name) and target.value.id == "self"
             if root_name(target) in imported or (target.attr == "forward" and not is_own_forward):
-                found.append(f"line {target.lineno}: {ast.unparse(node)}")
+                statements.append(f"line {target.lineno}: {ast.unparse(node)}")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
             is_forward = isinstance(node.args[1], ast.Constant) and node.args[1].value == "forward"
             if is_forward or root_name(node.args[0]) in imported:
-                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+                statements.append(f"line {node.lineno}: {ast.unparse(node)}")
         if isinstance(node, ast.Call) and len(node.args) > 1:  # stack.callback(setattr, module, …)
             is_deferred = root_name(node.args[0]) in ("setattr", "delattr")
             if is_deferred and root_name(node.args[1]) in imported:
-                found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
+                statements.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return statements
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

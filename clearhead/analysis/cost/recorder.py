@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
-from clearhead.analysis.tracing.module_calls import observing_modules
+from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.training.step_runner import MethodReplacement, replace_methods
 

@@ -14,11 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.analysis.interp.metric import LogitMetric, ModelArgs, input_tensors
+from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors
+from clearhead.analysis.inputs.pipelines import resolve_inputs
+from clearhead.analysis.interp.metric import LogitMetric
 from clearhead.analysis.interp.residual_stream import ResidualStream, Term, record_residual_stream
 from clearhead.analysis.tracing.trace import Trace, trace
 from clearhead.analysis.views.chart import Chart, HasCharts, bar_chart, head_chart, pad_ragged
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.hub import Pipeline
 
 Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"]
 
@@ -93,7 +96,7 @@ class Attribution(HasCharts):
         return {"metric": metric, "logit": self.logit, "total": self.total, "residual": self.residual, "parts": kinds}
 
 
-def attribute(model: nn.Module, args: ModelArgs, metric: LogitMetric | None = None) -> Attribution:
+def attribute(model: nn.Module | Pipeline, args: ModelArgs | str, metric: LogitMetric | None = None) -> Attribution:
     """Attribute one logit (or the difference of two) to the parts of a model, from one run over one sequence.
 
         attribution = analysis.attribute(model, ids, analysis.LogitMetric(token=17, baseline=4))
@@ -105,14 +108,17 @@ def attribute(model: nn.Module, args: ModelArgs, metric: LogitMetric | None = No
     the concatenation of the head outputs.
 
     Args:
-        model: Model in evaluation mode.
-        args: Input tensor, tuple of arguments, or dict of keyword arguments, with a batch of 1.
+        model: Model in evaluation mode, or a pipeline.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments, with a batch of 1; for a pipeline also a
+            text.
         metric: The logit to attribute; default: the model's top prediction.
 
     Raises:
         ShapeError: If the batch is not 1.
         ConfigError: If the model is not linear between its blocks and its logits.
     """
+    model, inputs = resolve_inputs(model, args)
+    args = inputs.args
     metric = LogitMetric() if metric is None else metric
     batch = {x.shape[0] for x in input_tensors(args) if x.dim()}
     if batch != {1}:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.validation import check_int, require
-from clearhead.analysis.interp.metric import run_logits
+from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.attention_map import classify_head
 from clearhead.analysis.views.chart import Chart, HasCharts, head_chart, pad_ragged

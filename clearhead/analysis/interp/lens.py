@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.model_inputs import ModelArgs, run_logits
 from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
-from clearhead.analysis.interp.metric import ModelArgs, run_logits
+from clearhead.analysis.inputs.pipelines import resolve_inputs
 from clearhead.analysis.interp.residual_stream import record_residual_stream
 from clearhead.analysis.tracing.recompute import Indices, resolve_indices, select_indices
 from clearhead.analysis.views.chart import Chart, HasCharts
 from clearhead.errors import ConfigError
+from clearhead.hub import Pipeline
 
 TokenNames = Callable[[int], str]
 """Maps a token id to its display form."""
@@ -33,6 +35,8 @@ class LogitLens(HasCharts):
     layers: tuple[str, ...]
     logits: Tensor
     positions: tuple[int, ...]  # positions of the logits; only 0 for a classifier
+    tokens: tuple[str, ...] = ()  # the text, if the lens was given one
+    token_name: TokenNames = str  # maps an output id to its display form
 
     def top(self, k: int = 1) -> tuple[Tensor, Tensor]:
         """Return the k most probable tokens and their probabilities, in descending order: each (L + 1, B, T, k)."""
@@ -44,8 +48,10 @@ class LogitLens(HasCharts):
         final_ids = self.logits[-1].argmax(-1)[None, ..., None].expand(*self.logits.shape[:-1], 1)
         return (self.logits > self.logits.gather(-1, final_ids)).sum(-1)
 
-    def charts(self, tokens: Sequence[str] | None = None, name: TokenNames = str) -> list[Chart]:
+    def charts(self, tokens: Sequence[str] | None = None, name: TokenNames | None = None) -> list[Chart]:
         """Return a chart of the prediction after each layer and token, the last layer on top."""
+        tokens = (self.tokens or None) if tokens is None else tokens
+        name = self.token_name if name is None else name
         token_ids, probabilities = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
         words = [[name(token) for token in row] for row in token_ids.tolist()]
         columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
@@ -55,35 +61,39 @@ class LogitLens(HasCharts):
         title, texts = "Prediction after each layer", words[::-1]
         return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
 
-    def to_dict(self, name: TokenNames = str, *, k: int = 5) -> dict[str, Any]:
+    def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> dict[str, Any]:
         """Return the k most probable tokens for each layer and position of the first sequence."""
+        display = self.token_name if name is None else name
         tokens, probabilities = (
             x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k)
         )
 
         def best(ids: list[int], probabilities: list[float]) -> list[dict[str, Any]]:
-            return [{"id": i, "token": name(i), "probability": p} for i, p in zip(ids, probabilities, strict=True)]
+            return [{"id": i, "token": display(i), "probability": p} for i, p in zip(ids, probabilities, strict=True)]
 
         predictions = [list(map(best, *pair)) for pair in zip(tokens, probabilities, strict=True)]
         rows = [{"layer": layer, "predictions": call} for layer, call in zip(self.layers, predictions, strict=True)]
         return {"positions": list(self.positions), "layers": rows}
 
 
-def logit_lens(model: nn.Module, args: ModelArgs, *, positions: Indices = None) -> LogitLens:
+def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions: Indices = None) -> LogitLens:
     """Apply the model's final norm and head to the residual stream after each block.
 
         lens = analysis.logit_lens(model, ids, positions=-1)
         lens.top()                             # the prediction after each block, and its probability
         lens.logits[-1]                        # the output of the model
+        analysis.logit_lens(ch.pipeline("shakespeare"), "To be, or not")
 
     Args:
-        model: Model in evaluation mode.
-        args: Input tensor, tuple of arguments, or dict of keyword arguments.
+        model: Model in evaluation mode, or a pipeline.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments; for a pipeline also a text.
         positions: Positions whose logits are kept; all logits of a long text take much memory.
 
     Raises:
         ConfigError: If no blocks are found between input and logits.
     """
+    model, inputs = resolve_inputs(model, args)
+    args = inputs.args
     stream = record_residual_stream(model, args)
     if not stream.blocks:
         raise ConfigError(
@@ -103,7 +113,11 @@ def logit_lens(model: nn.Module, args: ModelArgs, *, positions: Indices = None) 
         logits = run_logits(_with_fixed_outputs(model, by_module), args)
         logits_by_layer.append((select_indices(logits, -2, position_ids) if is_text else logits).clone())
     return LogitLens(
-        layers=(f"into {blocks[0]}", *blocks), logits=torch.stack(logits_by_layer), positions=tuple(position_ids)
+        layers=(f"into {blocks[0]}", *blocks),
+        logits=torch.stack(logits_by_layer),
+        positions=tuple(position_ids),
+        tokens=inputs.tokens,
+        token_name=inputs.name,
     )
 
 

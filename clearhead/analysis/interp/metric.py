@@ -1,41 +1,17 @@
-"""Inputs of a model, and metrics of its logits."""
+"""Metrics of the logits of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clearhead.analysis.inputs.outputs import first_tensor
-from clearhead.errors import ConfigError, DtypeError, ShapeError
-
-ModelArgs = Tensor | Sequence[Any] | Mapping[str, Any]
-"""Arguments of a model: a tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
+from clearhead.errors import ConfigError, ShapeError
 
 Metric = Callable[[Tensor], Any]
 """Maps logits, (B, T, V) or (B, classes), to one number."""
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """One input of a model, with the display forms of its tokens and outputs, and a title.
-
-    Attributes:
-        args: What the model is called with.
-        tokens: Tokens of the positions; in an encoder-decoder, those of the decoder.
-        name: Maps an output id to its display form.
-        title: Short description.
-        source: Tokens of the encoder.
-    """
-
-    args: ModelArgs
-    tokens: tuple[str, ...]
-    name: Callable[[int], str]
-    title: str
-    source: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,52 +60,3 @@ class LogitMetric:
             if token is not None and not 0 <= token < rows.shape[-1]:
                 raise ShapeError(f"token {token} is out of range; the model has {rows.shape[-1]} outputs")
         return answer
-
-
-def split_args(args: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments."""
-    if isinstance(args, Mapping):
-        return (), dict(args)
-    args = (args,) if isinstance(args, Tensor) else tuple(args)
-    if not any(isinstance(value, Tensor) for value in args):
-        raise DtypeError(
-            f"got {type(args).__name__} without a tensor as model input; pass token ids (batch, length), "
-            "a tuple of arguments, or a dict of keyword arguments"
-        )
-    return args, {}
-
-
-def check_model(model: nn.Module) -> None:
-    """Raise if `model` is not a module, or is in training mode."""
-    if not isinstance(model, nn.Module):
-        raise DtypeError(f"got a {type(model).__name__} as model; expected a PyTorch module")
-    if model.training:
-        raise ConfigError("the model is in training mode, in which runs may be random; call model.eval() first")
-
-
-def run_logits(model: nn.Module, args: ModelArgs) -> Tensor:
-    """Return the logits of one call, in evaluation mode and without gradients."""
-    check_model(model)
-    args, kwargs = split_args(args)
-    with torch.no_grad():
-        logits = first_tensor(model(*args, **kwargs))
-    if logits is None or logits.dim() < 2:
-        raise ShapeError("the model returned no logits; expected a tensor (batch, length, vocabulary)")
-    return logits
-
-
-def input_tensors(args: ModelArgs) -> list[Tensor]:
-    args, kwargs = split_args(args)
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-
-
-def repeat_batch(args: ModelArgs, times: int) -> ModelArgs:
-    """Repeat the batch of a call `times` times; arguments without a batch are unchanged."""
-    size = input_tensors(args)[0].shape[0]
-
-    def copies(value: Any) -> Any:
-        has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
-        return torch.cat([value] * times) if has_batch else value
-
-    args, kwargs = split_args(args)
-    return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.validation import require
-from clearhead.analysis.interp.metric import LogitMetric, Metric, ModelArgs, input_tensors, repeat_batch, run_logits
+from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors, repeat_batch, run_logits
+from clearhead.analysis.inputs.pipelines import resolve_inputs
+from clearhead.analysis.interp.metric import LogitMetric, Metric
 from clearhead.analysis.interp.residual_stream import record_residual_stream
 from clearhead.analysis.tracing.activation_store import CallContext
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.trace import Trace, trace
 from clearhead.analysis.views.chart import Chart, HasCharts, pad_ragged, strip_common_prefix
 from clearhead.errors import ConfigError, ShapeError
+from clearhead.hub import Pipeline
 
 Granularity = Literal["position", "head", "module"]
 _DIMS = {"position": -2, "head": -3}  # of the changed activation
@@ -43,6 +46,7 @@ class PatchingResult(HasCharts):
     values: Tensor  # (R, C), float64
     baseline: float
     clean: float = math.nan
+    tokens: tuple[str, ...] = ()  # the changed text, if a text was given
 
     @property
     def change(self) -> Tensor:
@@ -62,6 +66,7 @@ class PatchingResult(HasCharts):
     def charts(self, tokens: Sequence[str] | None = None) -> list[Chart]:
         """Return a chart of the change of the metric, as shares of the difference to the clean run if there is one."""
         is_patch = abs(self.clean - self.baseline) > 0
+        tokens = self.tokens if tokens is None else tokens
         columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
         if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
             columns = list(tokens)
@@ -84,15 +89,15 @@ class PatchingResult(HasCharts):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain data for JSON."""
-        names = {"rows": list(self.rows), "columns": list(self.columns)}
+        names = {"rows": list(self.rows), "columns": list(self.columns), "tokens": list(self.tokens)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
         return {**vars(self), **names, "values": values, "clean": None if math.isnan(self.clean) else self.clean}
 
 
 def patch(
-    model: nn.Module,
-    clean: ModelArgs,
-    corrupted: ModelArgs,
+    model: nn.Module | Pipeline,
+    clean: ModelArgs | str,
+    corrupted: ModelArgs | str,
     metric: Metric | None = None,
     *,
     modules: str | None = None,
@@ -106,7 +111,7 @@ def patch(
         analysis.patch(model, clean_ids, corrupted_ids, granularity="head")
 
     Args:
-        model: Model in evaluation mode.
+        model: Model in evaluation mode, or a pipeline, whose inputs may be texts.
         clean: Input of the clean run.
         corrupted: Input of the corrupted run, of the same shape.
         metric: Function from logits to a number; default: the logit of the clean run's top prediction.
@@ -118,6 +123,9 @@ def patch(
     Raises:
         ShapeError: If the inputs have different shapes.
     """
+    _, clean_inputs = resolve_inputs(model, clean)
+    model, corrupted_inputs = resolve_inputs(model, corrupted)
+    clean, corrupted = clean_inputs.args, corrupted_inputs.args
     shapes = [[tuple(x.shape) for x in input_tensors(args)] for args in (clean, corrupted)]
     if shapes[0] != shapes[1]:
         raise ShapeError(
@@ -127,12 +135,18 @@ def patch(
     source, logits = _record(model, clean, modules, granularity, "blocks")
     metric = _metric(metric, logits)
     paths = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
-    return PatchingResult(method="patched", granularity=granularity, clean=_number(metric(logits)), **paths)
+    return PatchingResult(
+        method="patched",
+        granularity=granularity,
+        clean=_number(metric(logits)),
+        tokens=corrupted_inputs.tokens,
+        **paths,
+    )
 
 
 def ablate(
-    model: nn.Module,
-    args: ModelArgs,
+    model: nn.Module | Pipeline,
+    args: ModelArgs | str,
     metric: Metric | None = None,
     *,
     modules: str | None = None,
@@ -147,14 +161,16 @@ def ablate(
         analysis.ablate(model, ids, granularity="module", modules="blocks.*.feed_forward")
 
     Args:
-        model: Model in evaluation mode.
-        args: Input tensor, tuple of arguments, or dict of keyword arguments.
+        model: Model in evaluation mode, or a pipeline.
+        args: Input tensor, tuple of arguments, or dict of keyword arguments; for a pipeline also a text.
         metric: Function from logits to a number; default: the logit of the model's top prediction.
         modules: Pattern; default: all heads, or the attention and feed-forward layers for another `granularity`.
         granularity: "head", "module" or "position".
         to: "zero", or "mean" for the mean over all positions (and sequences) of this run.
         batch: Maximum number of runs per pass.
     """
+    model, inputs = resolve_inputs(model, args)
+    args = inputs.args
     require(to in ("zero", "mean"), f"to is {to!r}; expected 'zero' or 'mean'")
     source, logits = _record(model, args, modules, granularity, "contributors")
 
@@ -164,6 +180,7 @@ def ablate(
     return PatchingResult(
         method="ablated",
         granularity=granularity,
+        tokens=inputs.tokens,
         **_sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated),
     )
 

@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from clearhead.analysis.inputs.model_inputs import ModelArgs, check_model, input_tensors, run_logits
+from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
-from clearhead.analysis.interp.metric import ModelArgs, check_model, input_tensors, run_logits
-from clearhead.analysis.tracing.module_calls import observing_modules
 
 # Operations by name, without the underscores around it: `__iadd__` is iadd.
 _SUM = re.compile("[ri]?(add|sub)|subtract|mean|sum")

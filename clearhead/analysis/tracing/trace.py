@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float
 from clearhead._core.text_tables import PreformattedText, RawHTML, html_table, table
 from clearhead._core.validation import require
+from clearhead.analysis.inputs.model_inputs import ModelArgs, split_args
+from clearhead.analysis.inputs.pipelines import resolve_inputs
 from clearhead.analysis.tracing import recompute
 from clearhead.analysis.tracing.activation_store import (
+    KINDS,
     RecordedRun,
     RecordStore,
     concat_steps,
@@ -33,6 +36,7 @@ from clearhead.analysis.tracing.recompute import AttentionCall, Indices, Version
 from clearhead.analysis.tracing.recorder import AttentionRecorder
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.errors import ConfigError, DtypeError, ShapeError
+from clearhead.hub import Pipeline
 
 _MAX_THUMBNAIL_POSITIONS = 48
 
@@ -49,13 +53,15 @@ class Trace:
         t.weights("blocks.0.attention", heads=2)
     """
 
-    def __init__(self, model: nn.Module, *patterns: str, runs: int | None = None) -> None:
+    def __init__(self, model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) -> None:
         message = f"runs is {runs}; expected the number of latest runs to keep, at least 1, or None for all"
         require(runs is None or runs >= 1, message)
+        model = model.model if isinstance(model, Pipeline) else model
         if not isinstance(model, nn.Module):
             raise DtypeError(f"cannot trace a {type(model).__name__}; expected a PyTorch module")
         self._modules = dict(model.named_modules())
         self._recorded_paths = resolve_patterns(self._modules, patterns)
+        self.tokens: tuple[str, ...] = ()  # of the text, if the run was one of a text
         self._edits: dict[str, list[Intervention]] = {}
         store = RecordStore(runs)
         self._runs_by_kind = store.runs
@@ -146,6 +152,40 @@ class Trace:
     def module(self, path: str) -> nn.Module:
         """Return the module at this path."""
         return self._modules[self._resolve_path(path)]
+
+    # -- activations by name ------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the recorded activations: module paths with ".weights", ".output" or ".input"."""
+        by_kind = self._runs_by_kind
+        return [f"{path}.{kind}".lstrip(".") for path in self._modules for kind in KINDS if path in by_kind[kind]]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return an activation of the last run by its name.
+
+            t["blocks.0.attention.weights"]
+            t["blocks.0.output"]
+            t["blocks.0"]                       # the weights of an attention layer, the output of another module
+
+        Raises:
+            ConfigError: If it was not recorded.
+        """
+        path, _, kind = name.rpartition(".")
+        if name in self._modules or kind not in KINDS:
+            path, kind = name, "weights" if name in self._runs_by_kind["weights"] else "output"
+        readers: dict[str, Callable[[str], Tensor]] = {
+            "weights": self.weights,
+            "output": self.output,
+            "input": self.input,
+        }
+        return readers[kind](path)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
@@ -338,6 +378,8 @@ class Trace:
 
     def __repr__(self) -> str:
         sizes = f"Trace({len(self.paths)} attention layers, {len(self.outputs)} outputs, {self.runs} runs)"
+        if self.tokens:
+            sizes += f" of {len(self.tokens)} tokens: {'|'.join(self.tokens)}"
         return sizes if self.paths or self.outputs else f"{sizes}: {self._no_attention_reason()}"
 
     def _repr_html_(self) -> str:
@@ -363,11 +405,11 @@ class Trace:
         return RawHTML(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
 
 
-def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
+def trace(model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) -> Trace:
     """Record forward passes of `model`: the activations that the patterns name.
 
     Args:
-        model: Any PyTorch module.
+        model: Any PyTorch module, or a pipeline.
         *patterns: Such as `"blocks.*.attention.weights"`, `"blocks.*.output"` or `"head.input"`; see
             `clearhead.analysis.tracing.activation_store`. Default: the weights of every attention layer.
         runs: Number of latest runs to keep; None keeps all.
@@ -376,3 +418,30 @@ def trace(model: nn.Module, *patterns: str, runs: int | None = None) -> Trace:
         A `Trace`, to be used as a context manager.
     """
     return Trace(model, *patterns, runs=runs)
+
+
+def run_with_cache(model: nn.Module | Pipeline, inputs: ModelArgs | str, *patterns: str) -> tuple[Any, Trace]:
+    """Run the model once, in its current mode and without gradients, and return its output and its activations.
+
+        logits, cache = analysis.run_with_cache(model, ids)
+        cache["blocks.0.attention.weights"]        # (B, H, T, S)
+        cache["blocks.0.output"]                   # (B, T, M)
+        logits, cache = analysis.run_with_cache(ch.pipeline("shakespeare"), "To be, or not")
+
+    Args:
+        model: Any PyTorch module, or a pipeline.
+        inputs: Input tensor, tuple of arguments, or dict of keyword arguments; for a pipeline also a text.
+        *patterns: As for `trace`. Default: the weights of every attention layer and the outputs of all modules.
+
+    Returns:
+        The output of the model, and the trace, whose activations are read by name.
+
+    Raises:
+        DtypeError: If a text is given for a module, which has no tokenizer.
+    """
+    module, resolved = resolve_inputs(model, inputs)
+    args, kwargs = split_args(resolved.args)
+    with torch.no_grad(), trace(module, *(patterns or ("**.weights", "**.output"))) as t:
+        output = module(*args, **kwargs)
+    t.tokens = resolved.tokens
+    return output, t

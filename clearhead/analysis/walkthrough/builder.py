@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
-from clearhead.analysis.tracing.module_calls import observing_modules
 from clearhead.analysis.tracing.recompute import recompute_scores
 from clearhead.analysis.tracing.trace import Trace
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, texts
