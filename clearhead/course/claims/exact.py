@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
-from typing import Any
 
 import sympy as sp
 
@@ -34,24 +33,24 @@ __all__ = [
 ]  # fmt: skip
 
 
-def matrix(rows: str | Sequence[Sequence[Any]]) -> Matrix:
+def matrix(rows: str | Sequence[Sequence[sp.Expr]]) -> Matrix:
     """Return a matrix of fractions from rows of numbers, or from text such as "1 0; 1/2 1/2"."""
     rows = [row.split() for row in rows.split(";")] if isinstance(rows, str) else rows
     return [[sp.Rational(x) for x in row] for row in rows]
 
 
-def weights(scores: Sequence[Any]) -> list[Any]:
+def weights(scores: Sequence[sp.Expr]) -> list[sp.Expr]:
     """Return the softmax with β = ln 2 of integer scores; −∞ is a masked key."""
     return softmax([sp.sympify(s) for s in scores], 1 / sp.log(2))
 
 
-def hardest(scores: Sequence[Any]) -> list[Any]:
+def hardest(scores: Sequence[sp.Expr]) -> list[sp.Expr]:
     """Return the limit of the softmax for β → ∞: ties share equally."""
     return softmax([sp.sympify(s) for s in scores], sp.S.Zero)
 
 
 def attention(
-    q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[Any]], list[Any]] = weights
+    q: Matrix, k: Matrix, v: Matrix, *, causal: bool = False, by: Callable[[Sequence[sp.Expr]], list[sp.Expr]] = weights
 ) -> Matrix:
     """Return attention of every query over all keys, or with `causal` over the keys up to its position."""
     scores = matmul(q, transpose(k))
@@ -60,18 +59,18 @@ def attention(
     return matmul([by(row) for row in scores], v)
 
 
-def show(a: Sequence[Any]) -> str:
+def show(a: Sequence[sp.Expr]) -> str:
     """Format a vector or matrix of fractions."""
     if a and isinstance(a[0], list):
         return "[" + "; ".join(" ".join(str(x) for x in row) for row in a) + "]"
     return "(" + ", ".join(str(x) for x in a) + ")"
 
 
-def pair(a: Sequence[Any], b: Sequence[Any], between: str = " and ") -> str:
+def pair(a: Sequence[sp.Expr], b: Sequence[sp.Expr], between: str = " and ") -> str:
     return f"{show(a)}{between}{show(b)}"
 
 
-def expectation(polynomial: Any, variables: Sequence[Any], moments: Sequence[Any]) -> Any:
+def expectation(polynomial: sp.Expr, variables: Sequence[sp.Expr], moments: Sequence[sp.Expr]) -> sp.Expr:
     """Return the expectation of a polynomial in independent variables with these moments (moments[k] = E x^k)."""
     terms = sp.Poly(sp.expand(polynomial), *variables).terms()
     return sp.simplify(sum(coefficient * sp.prod(moments[p] for p in powers) for powers, coefficient in terms))

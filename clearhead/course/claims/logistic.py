@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import sympy as sp
 import torch
@@ -17,7 +17,7 @@ from clearhead.course.claims.registry import FINAL, claim
 DATA = (((1, -2), -1), ((1, -1), -1), ((1, 1), 1), ((1, 3), 1))
 
 
-def separable_loss(w: tuple[Any, ...]) -> Any:
+def separable_loss(w: tuple[sp.Expr, ...]) -> sp.Expr:
     return sum(sp.log(1 + sp.exp(-y * sum(a * b for a, b in zip(w, x, strict=True)))) for x, y in DATA)
 
 
@@ -62,7 +62,7 @@ def separable_decreasing(t: Experiment) -> None:
     t.record_case("each term is negative", "sign decided symbolically", all(term.is_negative for term in terms))
 
 
-def penalty(w: tuple[Any, ...]) -> Any:
+def penalty(w: tuple[sp.Expr, ...]) -> sp.Expr:
     return max(abs(x) for x in w) ** 2
 
 
@@ -125,7 +125,7 @@ def gradient_two_labels(t: Experiment) -> None:
 )
 def infinity_norm_cases(t: Experiment) -> None:
 
-    def by_cases(w: tuple[int, ...], size: Any) -> int:
+    def by_cases(w: tuple[int, ...], size: Callable[[int], int]) -> int:
         return next(x**2 for x in w if all(size(x) >= size(z) for z in w))
 
     for w in ((-2, 1), (2, 1)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
-from typing import Any
 
 import sympy as sp
 import torch
@@ -74,7 +73,7 @@ def layer_norm_elementwise(t: Experiment) -> None:
     t.record_case(case_name, f"{a[0]} and {b[0]}", a[0] == b[0], in_scope=False)
 
 
-def normalized(x: Sequence[Any]) -> list[Any]:
+def normalized(x: Sequence[sp.Expr]) -> list[sp.Expr]:
     mean = sp.Rational(1, len(x)) * sum(x)
     variance = sp.Rational(1, len(x)) * sum((v - mean) ** 2 for v in x)
     return [sp.simplify((v - mean) / sp.sqrt(variance)) for v in x]
@@ -114,7 +113,7 @@ def layer_norm_per_example(t: Experiment) -> None:
 )
 def layer_norm_length(t: Experiment) -> None:
 
-    def length(x: tuple[int, ...], gamma: int) -> Any:
+    def length(x: tuple[int, ...], gamma: int) -> sp.Expr:
         return sp.simplify(sp.sqrt(sum((gamma * v) ** 2 for v in normalized(x))))
 
     for x, gamma in (((1, 2, 4, 9), 3), ((-5, 0, 5), 1)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations, product
 
 import torch
@@ -134,6 +134,32 @@ def swap_changes_nothing(t: Experiment) -> None:
 def equivariance_formula(t: Experiment) -> None:
     t.assert_equal("4 tokens", equivariant(), 24, "{} of 24 orders")
     t.note("this is equivariance, though it is offered as the proof of invariance")
+
+
+@claim(
+    ANSWERED,
+    "Q1d, 'mathematical proof' of permutation invariance",
+    statement="That f(π(X)) = π(f(X)) for any permutation π proves that f is permutation invariant.",
+    method=(
+        "The functions self-attention and f(X) = X, which both satisfy the formula for all 24 orders of 4 tokens: in "
+        "how many orders is f(π(X)) = f(X)?"
+    ),
+)
+def formula_proves_invariance(t: Experiment) -> None:
+    orders = list(permutations(range(4)))
+
+    def fixed(f: Callable[[exact.Matrix], exact.Matrix]) -> int:
+        """Return for how many orders the output stays as it is."""
+        return sum(f(rearranged(FOUR, order)) == f(FOUR) for order in orders)
+
+    t.assert_equal("f(X) = X: orders in which f(π(X)) = f(X)", fixed(lambda x: x), 24, "{} of 24")
+    t.assert_equal("self-attention: the same", fixed(self_attention), 24, "{} of 24")
+    pooled = {tuple(sum(column) for column in zip(*self_attention(rearranged(FOUR, o)), strict=True)) for o in orders}
+    t.correction(
+        "The formula says equivariance: the outputs move with the inputs. Invariance, f(π(X)) = f(X), holds for their "
+        "sum or mean.",
+        equivariant() == 24 and len(pooled) == 1,
+    )
 
 
 @claim(

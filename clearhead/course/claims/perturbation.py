@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import sympy as sp
 
@@ -15,12 +14,12 @@ from clearhead.course.claims.numerics import is_increasing, join_numbers
 from clearhead.course.claims.registry import HOMEWORK, claim
 
 
-def weight(score: int) -> Any:
+def weight(score: int) -> sp.Expr:
     """Return the weight of a key with this score next to a key of score 0 (β = ln 2)."""
     return exact.weights([score, 0])[0]
 
 
-def gained(score: int, alpha: int = 2) -> Any:
+def gained(score: int, alpha: int = 2) -> sp.Expr:
     """Return the weight gained by a key with this score when it is scaled by alpha, next to a key of score 0."""
     return weight(alpha * score) - weight(score)
 

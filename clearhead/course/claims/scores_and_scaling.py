@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise, product
-from typing import Any
 
 import sympy as sp
 import torch
@@ -21,7 +20,9 @@ from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, clai
 WIDTHS = (1, 2, 3, 5)
 
 
-def score_moments(d: int, mean: Any = 0, square: Any = 1, *, same_query: bool = False) -> tuple[Any, Any]:
+def score_moments(
+    d: int, mean: sp.Expr | int = 0, square: sp.Expr | int = 1, *, same_query: bool = False
+) -> tuple[sp.Expr, sp.Expr]:
     """Return mean and variance of Σ_j q_j k_j for independent entries with these first two moments."""
     m3, m4 = sp.symbols("m3 m4")
     q, k = sp.symbols(f"q:{d}"), sp.symbols(f"k:{d}")
@@ -141,12 +142,12 @@ def softmax_jacobian(t: Experiment) -> None:
         t.assert_equal(f"n = {n}", good, n * n, f"{{}} of {n * n} entries equal")
 
 
-def jacobian(a: Sequence[Any]) -> list[Any]:
+def jacobian(a: Sequence[sp.Expr]) -> list[sp.Expr]:
     """Return diag(a) − a aᵀ."""
     return [a[i] * int(i == j) - a[i] * a[j] for i in range(len(a)) for j in range(len(a))]
 
 
-def frobenius(a: Sequence[Any]) -> Any:
+def frobenius(a: Sequence[sp.Expr]) -> sp.Expr:
     return sum(x**2 for x in jacobian(a))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import sympy as sp
 import torch
@@ -18,7 +17,7 @@ from clearhead.course.claims.registry import FINAL, HOMEWORK, claim
 T = sp.symbols("T", positive=True)
 
 
-def to_limit(z: tuple[int, ...], at: Any) -> list[Any]:
+def to_limit(z: tuple[int, ...], at: sp.Expr) -> list[sp.Expr]:
     return [sp.limit(1 / sum(sp.exp((x - y) / T) for x in z), T, at, "+") for y in z]
 
 
