@@ -15,9 +15,7 @@ from clearhead.cli.output import print_wrapped, show_json
 def export(
     model: Model,
     out: Annotated[Path, option("Folder to write; it must be new or empty.", "--out", "-o")],
-    family: Annotated[
-        str | None, option("Model family, for example gpt2. Default: the first that can represent the model.")
-    ] = None,
+    family: Annotated[str | None, option("Model family, for example gpt2. Default: that of the checkpoint.")] = None,
     json: Json = False,
 ) -> None:
     """Write a model as a Hugging Face folder: config.json, model.safetensors, its tokenizer, generation_config.json.

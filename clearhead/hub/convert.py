@@ -27,6 +27,7 @@ from clearhead.errors import StorageError
 from clearhead.hub.families import FAMILIES
 from clearhead.hub.family import ConfigReader, Family
 from clearhead.hub.formats import CONFIG, WEIGHTS, CheckpointReader
+from clearhead.hub.sinusoid_layout import with_split_sinusoids
 from clearhead.hub.weight_map import Shape, WeightMap, fits
 from clearhead.models import storage
 
@@ -142,6 +143,7 @@ def export_third_party(
     folder: str | Path,
     *,
     family: str | None = None,
+    preferred: str | None = None,
     keys: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Family:
@@ -151,6 +153,7 @@ def export_third_party(
         model: A model of this package.
         folder: A folder that does not exist or is empty.
         family: Name of the family; by default the first that can express the model.
+        preferred: Name of the family to try first if `family` is None.
         keys: Added to config.json, such as the ids of special tokens.
         files: Further text files by name, such as tokenizer.json.
 
@@ -167,7 +170,9 @@ def export_third_party(
     config = getattr(model, "config", None)
     if not isinstance(config, Config):
         raise StorageError(f"{type(model).__name__} has no .config; expected a model of this project")
-    target = choose(config, family)
+    model = with_split_sinusoids(model)
+    config = model.config
+    target = choose(config, family, preferred)
     weights = tensors(model, target)
     kind = next(iter(weights.values())).dtype
     weights |= target.constants(config, kind)
@@ -190,11 +195,17 @@ def export_third_party(
     return target
 
 
-def choose(config: Config, family: str | None = None) -> Family:
-    """Return the named family, or the first that can express the model; raise `StorageError` if none can."""
+def choose(config: Config, family: str | None = None, preferred: str | None = None) -> Family:
+    """Return the named family, the preferred one, or the first that can express the model.
+
+    Raises:
+        StorageError: If no family can express the model.
+    """
     if family is not None and family not in FAMILIES:
         raise StorageError(f"{family!r} is not a family; expected one of: {', '.join(sorted(FAMILIES))}")
-    candidates = FAMILIES.values() if family is None else [FAMILIES[family]]
+    candidates = list(FAMILIES.values()) if family is None else [FAMILIES[family]]
+    if preferred is not None:
+        candidates.sort(key=lambda candidate: candidate.name != preferred)
     reasons = []
     for candidate in candidates:
         if (reason := candidate.unsupported_reason(config)) is None:

@@ -213,7 +213,8 @@ def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None)
     Args:
         pipeline: The model.
         folder: A folder that does not exist or is empty.
-        family: Name of the family; by default the first that can express the model.
+        family: Name of the family; by default the one that the model was loaded as, or else the first that can express
+            it.
 
     Returns:
         The name of the family.
@@ -226,7 +227,10 @@ def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None)
     source_keys |= json.loads(files.get("generation_config.json", "{}"))
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
     keys: dict[str, Any] = {name: source_keys[name] for name in names if name in source_keys}
-    return convert.export_third_party(pipeline.model, folder, family=family, keys=keys, files=files).name
+    preferred = None if pipeline.source is None else convert.detect_family(pipeline.source).name
+    return convert.export_third_party(
+        pipeline.model, folder, family=family, preferred=preferred, keys=keys, files=files
+    ).name
 
 
 def _text_files(pipeline: Pipeline) -> dict[str, str]:

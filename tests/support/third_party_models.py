@@ -641,6 +641,13 @@ PEERS: dict[str, Peer] = {
         words,
         in_float32=True,
     ),
+    "pegasus": TwoSided(
+        "PegasusForConditionalGeneration",
+        "PegasusConfig",
+        BART | {"scale_embedding": True, "activation_function": "relu"},
+        words,
+        in_float32=True,
+    ),
     "whisper": WhisperPeer("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
     "t5": T5Peer("T5ForConditionalGeneration", "T5Config", T5, words),
     "t5 1.1": T5Peer(

@@ -1,6 +1,7 @@
 """Families of encoder-decoders.
 
 - BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm, one vocabulary.
+- Pegasus (Zhang et al., 2020): as Marian, with pre-norm.
 - Whisper (Radford et al., 2022): an audio encoder with sinusoidal positions and a text decoder.
 - T5 (Raffel et al., 2020), 1.0 and 1.1: relative position bias, RMS norms, no other biases.
 """
@@ -31,9 +32,9 @@ def _read_sizes(keys: ConfigReader) -> dict[str, Any]:
     return {}
 
 
-def _read(keys: ConfigReader, *, is_bart: bool) -> dict[str, Any]:
+def _read(keys: ConfigReader, *, is_bart: bool, is_pre_norm: bool = False) -> dict[str, Any]:
     # Keys of fairseq and Marian in older files; transformers ignores them.
-    keys.expect(normalize_before=False, add_final_layer_norm=False, share_encoder_decoder_embeddings=True)
+    keys.expect(normalize_before=is_pre_norm, add_final_layer_norm=is_pre_norm, share_encoder_decoder_embeddings=True)
     keys.expect(normalize_embedding=is_bart, static_position_embeddings=not is_bart)
     keys.only("decoder_vocab_size", keys("vocab_size"), None)
     return {"logit_bias": "final_logits_bias" in keys.shapes}  # files without it have none
@@ -111,6 +112,25 @@ MARIAN = dataclasses.replace(
     defaults=BART.defaults | {"embedding_norm": False, "positions": Sinusoidal(layout="split")},
     converters=(_SIZES, Converter(partial(_read, is_bart=False), _write_marian)),
     ignored_tensors=(*BART.ignored_tensors, "model.*.embed_positions.weight"),  # sinusoids are computed
+)
+
+
+def _split_sinusoids(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the positions of both stacks, which Pegasus stores; transformers computes them in float64."""
+    table = Sinusoidal(layout="split").table(config.max_len, config.d_model, dtype=torch.float64).float().to(dtype)
+    return {f"model.{stack}.embed_positions.weight": table.clone() for stack in ("encoder", "decoder")}
+
+
+PEGASUS = dataclasses.replace(
+    MARIAN,
+    name="pegasus",
+    architecture="PegasusForConditionalGeneration",
+    defaults=MARIAN.defaults | {"residual": PreNorm()},
+    converters=(_SIZES, Converter(partial(_read, is_bart=False, is_pre_norm=True))),
+    rows=(*(WeightMap(f"model.{stack}.layer_norm.*", f"{stack}.norm.*") for stack in ("encoder", "decoder")), *_ROWS),
+    ignored_keys=(*_IGNORED_KEYS, "force_bos_token_to_be_generated"),
+    ignored_tensors=BART.ignored_tensors,
+    constants=_split_sinusoids,
 )
 
 _MAX_WAVELENGTH_RATIO = 10_000  # of the last sinusoid to the first
@@ -238,4 +258,4 @@ T5 = Family(
     ),
 )
 
-ENCODER_DECODERS = (BART, MARIAN, T5, WHISPER)
+ENCODER_DECODERS = (BART, MARIAN, PEGASUS, T5, WHISPER)
