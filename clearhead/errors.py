@@ -20,6 +20,10 @@ class DtypeError(ClearheadError, TypeError):
     """Unsupported dtype of a tensor, or type of an object."""
 
 
+class KeywordError(ClearheadError, TypeError):
+    """Keyword argument that a function does not have."""
+
+
 class MaskError(ClearheadError, ValueError):
     """Mask that is not defined for these sizes or arguments."""
 

@@ -27,6 +27,7 @@ from clearhead.explorer.request import EmptyRequest, RequestContext, Seed, actio
 from clearhead.generation import BeamSearch, Sample, generate, search
 from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.request import SearchRequest
 from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from clearhead.hub import Pipeline, Translation
 from clearhead.models import Decoder, EncoderDecoder, VisionTransformer
@@ -357,17 +358,16 @@ def beam_search(request: BeamSearchRequest, context: RequestContext) -> JSONObje
     n_positions = getattr(model.config, "max_len", 1 << 30) - len(encoded.ids)
     require(n_positions >= 1, "the context is full; remove a token or shorten the text")
     max_new_tokens = min(request.max_new_tokens, n_positions)
+    strategy = BeamSearch(request.width, length_penalty=request.length_penalty, n_best=request.width)
+    stop_ids = encoded.pipeline.stop_ids
     decoder = incremental_decoder(
         model,
         encoded.inputs[0],
+        SearchRequest.of(strategy, max_new_tokens, stop_ids),
         decoder_start_ids=encoded.ids if encoded.source_ids else None,
-        max_new_tokens=max_new_tokens,
-        use_cache=True,
-        sliding_context=False,
     )
     tree = _BeamTree(decoder, context, max_new_tokens)
-    strategy = BeamSearch(request.width, length_penalty=request.length_penalty, n_best=request.width)
-    output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=encoded.pipeline.stop_ids)
+    output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     hypotheses = []
     for rank in range(request.width):
         ids = output.sequence(0, rank, with_stop=True).tolist()

@@ -11,12 +11,14 @@ A search works on token ids and logits. It calls a model through the three metho
 from __future__ import annotations
 
 from clearhead.generation.decoder import IncrementalDecoder, LogitsError, UncachedDecoder
-from clearhead.generation.generate import generate, search, stream
+from clearhead.generation.generate import TextGenerator, generate, search, stream
 from clearhead.generation.logits_processors import LogitsProcessors, WhisperTimestampRules
 from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
+from clearhead.generation.request import DEFAULT_MAX_NEW_TOKENS
 from clearhead.generation.results import Generated, GenerationStep
 
 __all__ = [
-    "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder", "LogitsError", "LogitsProcessors",
-    "Sample", "Strategy", "UncachedDecoder", "WhisperTimestampRules", "generate", "search", "stream",
+    "DEFAULT_MAX_NEW_TOKENS", "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder",
+    "LogitsError", "LogitsProcessors", "Sample", "Strategy", "TextGenerator", "UncachedDecoder",
+    "WhisperTimestampRules", "generate", "search", "stream",
 ]  # fmt: skip

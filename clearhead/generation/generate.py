@@ -6,38 +6,78 @@ These functions work on token ids; tokenizers convert from and to text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Union
+from typing import Protocol, overload, runtime_checkable
 
 from torch import nn
 
-from clearhead._core.validation import short_repr, validate
+from clearhead._core.keywords import explain_keywords
+from clearhead._core.validation import short_repr
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.beam import beam_search
 from clearhead.generation.decoder import IncrementalDecoder
 from clearhead.generation.logits_processors import LogitsProcessors
-from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.model_decoders import Engine, incremental_decoder
 from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
+from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
 from clearhead.generation.token_loop import run, stream_tokens
 
-_GREEDY = Greedy()
-MAX_NEW_TOKENS = 1 << 24  # ids and log-probabilities of a search are allocated at its start
+
+@runtime_checkable
+class TextGenerator(Protocol):
+    """A model with its tokenizer, such as `clearhead.hub.Pipeline`: it generates text after a text."""
+
+    def generate_texts(
+        self, texts: Sequence[str], *, strategy: Strategy | None, max_new_tokens: int | None
+    ) -> list[str]:
+        """Return the new text after each text; None stands for the model's own settings."""
+        ...
 
 
+@overload
+def generate(
+    model: TextGenerator, prompt: str, *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+) -> str: ...
+
+
+@overload
+def generate(
+    model: TextGenerator, prompt: list[str], *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+) -> list[str]: ...
+
+
+@overload
 def generate(
     model: nn.Module,
     prompt: Prompt,
     *,
-    strategy: Strategy = _GREEDY,
-    max_new_tokens: int = 128,
+    strategy: Strategy | None = None,
+    max_new_tokens: int | None = None,
     stop_ids: int | Sequence[int] | None = None,
     decoder_start_ids: int | Sequence[int] | None = None,
     use_cache: bool = True,
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
-) -> Generated:
-    """Generate new ids for each prompt.
+    engine: Engine = "auto",
+) -> Generated: ...
+
+
+@explain_keywords
+def generate(
+    model: nn.Module | TextGenerator,
+    prompt: Prompt | str | list[str],
+    *,
+    strategy: Strategy | None = None,
+    max_new_tokens: int | None = None,
+    stop_ids: int | Sequence[int] | None = None,
+    decoder_start_ids: int | Sequence[int] | None = None,
+    use_cache: bool = True,
+    sliding_context: bool = False,
+    logits_processors: LogitsProcessors | None = None,
+    engine: Engine = "auto",
+) -> Generated | str | list[str]:
+    """Generate new ids for each prompt, or with a pipeline new text.
 
     A decoder continues its prompts; an encoder-decoder encodes them and generates after `decoder_start_ids`. Prompts of
     different lengths are padded and masked internally, so each row gets the ids that it would get alone. The model is
@@ -45,19 +85,21 @@ def generate(
     equivalent; models with hooks or replaced modules run their own forward.
 
     Args:
-        model: A decoder, an encoder-decoder, or a recurrent language model.
-        prompt: A (B, T) tensor, a list of rows of any lengths, or one row.
-        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
-        max_new_tokens: Largest number of new ids per prompt.
+        model: A decoder, an encoder-decoder, or a recurrent language model; or a pipeline, for text.
+        prompt: A (B, T) tensor, a list of rows of any lengths, or one row; with a pipeline a text, or a list of texts.
+        strategy: `Greedy()` (the default), `Sample(…)` or `BeamSearch(…)`; a pipeline's default is the model's own.
+        max_new_tokens: Largest number of new ids per prompt; by default 128, or the pipeline's own.
         stop_ids: An id, or several, that end a sequence.
         decoder_start_ids: The id, or ids, that an encoder-decoder generates after.
         use_cache: If False, recompute all ids at every step: the same result, slower.
         sliding_context: Let a decoder with learned positions continue past the last of them, over the most recent ids
             that fit. Other positions need no such option.
         logits_processors: Ids that are forced, forbidden or penalized.
+        engine: "auto" uses the fused decoder if it is equivalent, "module" always the model's own forward, and "fused"
+            raises if the fused decoder cannot be used.
 
     Returns:
-        The new ids with their log-probabilities and scores.
+        The new ids with their log-probabilities and scores; with a pipeline the new text, or a list of texts.
 
     Raises:
         ConfigError: If an option is invalid or does not apply to this model.
@@ -68,33 +110,46 @@ def generate(
         generate(decoder, [[5, 3], [7, 2, 9]], strategy=Sample(temperature=0.8, seed=1), stop_ids=0).best
         generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5)).best
     """
-    stops = _validate(strategy, max_new_tokens, stop_ids)
+    if isinstance(model, TextGenerator):
+        return _generate_texts(model, prompt, strategy, max_new_tokens)
+    request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
     decoder = incremental_decoder(
         model,
         prompt,
+        request,
         decoder_start_ids=decoder_start_ids,
-        max_new_tokens=max_new_tokens,
         use_cache=use_cache,
         sliding_context=sliding_context,
         logits_processors=logits_processors,
-        stop_ids=stops,
-        # A beam of width 1 is greedy decoding, in transformers too.
-        returns_log_probs=isinstance(strategy, BeamSearch) and strategy.width > 1,
+        engine=engine,
     )
-    return search(decoder, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    return _search(decoder, request)
 
 
+def _generate_texts(
+    generator: TextGenerator, prompt: object, strategy: Strategy | None, max_new_tokens: int | None
+) -> str | list[str]:
+    """Return the text after a prompt, or after each of several."""
+    if isinstance(prompt, str):
+        return generator.generate_texts([prompt], strategy=strategy, max_new_tokens=max_new_tokens)[0]
+    if not isinstance(prompt, list) or not all(isinstance(text, str) for text in prompt):
+        raise DtypeError(f"the prompt is {short_repr(prompt)}; expected a text or a list of texts for a pipeline")
+    return generator.generate_texts(prompt, strategy=strategy, max_new_tokens=max_new_tokens)
+
+
+@explain_keywords
 def stream(
     model: nn.Module,
     prompt: Prompt,
     *,
-    strategy: Greedy | Sample = _GREEDY,
-    max_new_tokens: int = 128,
+    strategy: Greedy | Sample | None = None,
+    max_new_tokens: int | None = None,
     stop_ids: int | Sequence[int] | None = None,
     decoder_start_ids: int | Sequence[int] | None = None,
     use_cache: bool = True,
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
+    engine: Engine = "auto",
 ) -> Iterator[GenerationStep]:
     """Generate like `generate`, and yield each step.
 
@@ -116,61 +171,52 @@ def stream(
             f"{strategy} cannot be streamed because any id may change until its end; use generate, or Greedy() or "
             "Sample(…)"
         )
-    stops = _validate(strategy, max_new_tokens, stop_ids, (Greedy, Sample))
+    request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
+    assert not isinstance(request.strategy, BeamSearch)
     decoder = incremental_decoder(
         model,
         prompt,
+        request,
         decoder_start_ids=decoder_start_ids,
-        max_new_tokens=max_new_tokens,
         use_cache=use_cache,
         sliding_context=sliding_context,
         logits_processors=logits_processors,
-        stop_ids=stops,
+        engine=engine,
     )
-    return stream_tokens(decoder, strategy, max_new_tokens, stops)
+    return stream_tokens(decoder, request.strategy, request.max_new_tokens, request.stop_ids)
 
 
+@explain_keywords
 def search(
     decoder: IncrementalDecoder,
     *,
-    strategy: Strategy = _GREEDY,
-    max_new_tokens: int = 128,
+    strategy: Strategy | None = None,
+    max_new_tokens: int | None = None,
     stop_ids: int | Sequence[int] | None = None,
 ) -> Generated:
     """Generate new ids from any `IncrementalDecoder`.
 
     Args:
         decoder: Produces next-token logits, for example an `UncachedDecoder` around a function of ids.
-        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
-        max_new_tokens: Largest number of new ids per prompt.
+        strategy: `Greedy()` (the default), `Sample(…)` or `BeamSearch(…)`.
+        max_new_tokens: Largest number of new ids per prompt; by default 128.
         stop_ids: An id, or several, that end a sequence.
 
     Returns:
         The new ids with their log-probabilities and scores.
     """
-    stops = _validate(strategy, max_new_tokens, stop_ids)
+    request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
     if not isinstance(decoder, IncrementalDecoder):
         raise DtypeError(
             f"got a {type(decoder).__name__}; expected an IncrementalDecoder with prefill(), decode_step(ids) and "
             "reorder_cache(rows) (wrap a function of ids in UncachedDecoder; pass a model to generate)"
         )
+    return _search(decoder, request)
+
+
+def _search(decoder: IncrementalDecoder, request: SearchRequest) -> Generated:
+    """Run the search of a request to its end."""
+    strategy = request.strategy
     if isinstance(strategy, BeamSearch):
-        return beam_search(decoder, strategy, max_new_tokens, stops)
-    return run(decoder, strategy, max_new_tokens, stops)
-
-
-def _validate(
-    strategy: Any, max_new_tokens: Any, stop_ids: Any, strategies: tuple[type, ...] = (Greedy, Sample, BeamSearch)
-) -> tuple[int, ...]:
-    """Validate the strategy and `max_new_tokens`; return sorted unique stop ids."""
-    validate(strategy, "strategy", Union[strategies])  # noqa: UP007  (a union of a tuple can only be written so)
-    is_int = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
-    if not is_int or not 1 <= max_new_tokens <= MAX_NEW_TOKENS:
-        raise ConfigError(
-            f"max_new_tokens is {short_repr(max_new_tokens)}; expected a whole number of at least 1 and at most "
-            f"{MAX_NEW_TOKENS:,}"
-        )
-    ids = () if stop_ids is None else (stop_ids,) if isinstance(stop_ids, int) else tuple(stop_ids)
-    if any(isinstance(id_, bool) or not isinstance(id_, int) or id_ < 0 for id_ in ids):
-        raise ConfigError(f"stop_ids is {short_repr(stop_ids)}; expected an id, several ids, or None")
-    return tuple(sorted(set(ids)))
+        return beam_search(decoder, strategy, request.max_new_tokens, request.stop_ids)
+    return run(decoder, strategy, request.max_new_tokens, request.stop_ids)

@@ -10,19 +10,20 @@ An encoder-decoder encodes its prompts once and continues the same start ids in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import short_repr
+from clearhead._core.validation import short_repr, validate
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation.decoder import IncrementalDecoder, LengthBucketedDecoder, SlidingContextDecoder
 from clearhead.generation.engine.graph_decoder import FusedDecoder
 from clearhead.generation.engine.program import unsupported_reason
 from clearhead.generation.logits_processors import LogitsProcessingDecoder, LogitsProcessors
 from clearhead.generation.prompts import Prompt, frame_rows, left_padding_kwargs, pad_rows, prompt_rows
+from clearhead.generation.request import SearchRequest
 from clearhead.masks import padding
 from clearhead.masks.operators import is_causal, is_translation_invariant
 from clearhead.models.baselines.recurrent import NextToken, Recurrent, RecurrentCache
@@ -34,28 +35,27 @@ from clearhead.nn.modes import eval_mode, iter_modules
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 _Cache = KVCache | RecurrentCache
+Engine: TypeAlias = Literal["auto", "module", "fused"]
 _INITIAL_CAPACITY = 512  # new tokens that a cache is allocated for at the start; it grows beyond
 
 
 def incremental_decoder(
     model: nn.Module,
     prompt: Prompt,
+    request: SearchRequest,
     *,
-    decoder_start_ids: int | Sequence[int] | None,
-    max_new_tokens: int,
-    use_cache: bool,
+    decoder_start_ids: int | Sequence[int] | None = None,
+    use_cache: bool = True,
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
-    stop_ids: tuple[int, ...] = (),
-    returns_log_probs: bool = False,
+    engine: Engine = "auto",
 ) -> IncrementalDecoder:
-    """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model.
-
-    `returns_log_probs` concerns logits processors only, see `LogitsProcessingDecoder`.
-    """
+    """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model."""
+    engine = validate(engine, "engine", Engine)
+    max_new_tokens = request.max_new_tokens
     unwrapped = getattr(model, "_orig_mod", model)  # inside of torch.compile
     if isinstance(unwrapped, (EncoderDecoder, RecurrentSeq2Seq)):
-        decoder, rows = _encoder_decoder(model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache)
+        decoder, rows = _encoder_decoder(model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache, engine)
     elif not isinstance(unwrapped, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq (for "
@@ -67,7 +67,7 @@ def incremental_decoder(
             "prompt; leave decoder_start_ids out"
         )
     else:
-        decoder, rows = _decoder_only(model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context)
+        decoder, rows = _decoder_only(model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context, engine)
     if logits_processors is None:
         return decoder
     return LogitsProcessingDecoder(
@@ -75,8 +75,8 @@ def incremental_decoder(
         logits_processors,
         rows,
         max_new_tokens=max_new_tokens,
-        stop_ids=stop_ids,
-        returns_log_probs=returns_log_probs,
+        stop_ids=request.stop_ids,
+        returns_log_probs=request.is_beam_search,
     )
 
 
@@ -101,6 +101,7 @@ def _decoder_only(
     max_new_tokens: int,
     use_cache: bool,
     sliding_context: bool,
+    engine: Engine,
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that continues prompts, and the prompts."""
     mask = None
@@ -118,7 +119,7 @@ def _decoder_only(
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
             longest = max(len(row) for row in rows)
             cached = use_cache and (mask is None or is_causal(mask, longest, longest + max_new_tokens))
-            if cached and isinstance(unwrapped, Decoder) and unsupported_reason(unwrapped) is None:
+            if isinstance(unwrapped, Decoder) and _uses_fused_decoder(unwrapped, cached, engine):
                 return FusedDecoder(unwrapped, rows, max_new_tokens)
             cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
             return _module_decoder_only(model, unwrapped, rows, cache)
@@ -141,6 +142,7 @@ def _encoder_decoder(
     decoder_start_ids: int | Sequence[int] | None,
     max_new_tokens: int,
     use_cache: bool,
+    engine: Engine,
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that generates after the start ids given encoded prompts, and the start of each row."""
     config = unwrapped.config
@@ -162,12 +164,22 @@ def _encoder_decoder(
     start_rows = [torch.tensor(start_ids)] * len(rows)
 
     def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
-        if use_cache and isinstance(unwrapped, EncoderDecoder) and unsupported_reason(unwrapped) is None:
+        if isinstance(unwrapped, EncoderDecoder) and _uses_fused_decoder(unwrapped, use_cache, engine):
             return FusedDecoder(unwrapped, start_rows[: len(rows)], max_new_tokens, rows)
         cache = _new_cache(unwrapped, len(start_ids), max_new_tokens) if use_cache else None
         return _module_encoder_decoder(model, rows, start_ids, cache)
 
     return _bucket_by_length(rows, can_pad, make_decoder), start_rows
+
+
+def _uses_fused_decoder(model: Decoder | EncoderDecoder, cached: bool, engine: Engine) -> bool:
+    """Return whether to use the fused decoder; raise `ConfigError` if it is required and cannot be used."""
+    if engine == "module":
+        return False
+    reason = unsupported_reason(model) if cached else "the keys and values are not cached"
+    if engine == "fused" and reason is not None:
+        raise ConfigError(f'engine="fused" is not possible because {reason}; use engine="auto"')
+    return reason is None
 
 
 class _ModuleDecoder:

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from clearhead._core.validation import did_you_mean
 from clearhead.errors import StorageError
 
 BUNDLED_FOLDER = Path(__file__).parent / "models"
 CARD = "card.toml"
+HUB = "hf:"  # start of names on the Hugging Face hub
+Card: TypeAlias = dict[str, Any]  # the content of a TOML file
+
+# Models that were published before names had an organization.
+_FULL_NAMES = {
+    "albert-base-v2": "albert/albert-base-v2",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-base-uncased": "google-bert/bert-base-uncased",
+    "bert-large-uncased": "google-bert/bert-large-uncased",
+    "distilgpt2": "distilbert/distilgpt2",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
+    "t5-small": "google-t5/t5-small",
+}
+
+
+def full_hub_name(name: str) -> str | None:
+    """Return the full name of a well-known model whose organization is missing, else None."""
+    return _FULL_NAMES.get(name.removeprefix(HUB))
 
 
 def names() -> list[str]:
@@ -18,12 +43,12 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.toml"))
 
 
-def cards() -> dict[str, dict[str, Any]]:
+def cards() -> dict[str, Card]:
     """Return the card of each bundled model by name."""
     return {name: read_card(BUNDLED_FOLDER / name) for name in names()}
 
 
-def read_card(folder: Path) -> dict[str, Any]:
+def read_card(folder: Path) -> Card:
     """Return the card of a model's folder; empty if it has none."""
     path = folder / CARD
     if not path.is_file():
@@ -65,6 +90,8 @@ def model_folder(name: str | Path) -> Path:
             hint = f"its training run is not finished; continue with: clearhead train --resume {path}"
         raise StorageError(f"{path} contains no model: {hint}")
     hint = did_you_mean(name, bundled, fallback=f"bundled models are: {', '.join(bundled) or 'none'}")
+    if (full_name := full_hub_name(str(name))) is not None:
+        hint = f"did you mean {HUB}{full_name}?"
     raise StorageError(
-        f"{str(name)!r} is not a bundled model, a folder or a file (models on the hub are named hf:org/name); {hint}"
+        f"{str(name)!r} is not a bundled model, a folder or a file (models on the hub are named org/name); {hint}"
     )

@@ -17,23 +17,15 @@ from clearhead.errors import StorageError
 from clearhead.hub.convert import detect_family, export_third_party, load_from_reader
 from clearhead.hub.families import FAMILIES
 from clearhead.hub.family import ConfigReader
-from clearhead.hub.formats import CONFIG, GGUF, HUB, CheckpointReader, HFFolder, fetch, reject_pickle
-from clearhead.hub.tokenizer_files import (
-    decoder_start_ids,
-    eos_ids,
-    generation_constraints,
-    load_tokenizer,
-    pooling_mode,
-    tokenizer_files,
-)
+from clearhead.hub.formats import CONFIG, GGUF, CheckpointReader, HFFolder, fetch, is_hub_name, reject_pickle
+from clearhead.hub.generation_settings import GenerationSettings, read_generation_settings
+from clearhead.hub.tokenizer_files import load_tokenizer, pooling_mode, tokenizer_files
 
 __all__ = [
     "FAMILIES",
     "CheckpointReader",
-    "decoder_start_ids",
-    "eos_ids",
+    "GenerationSettings",
     "export_third_party",
-    "generation_constraints",
     "is_third_party",
     "load_from_reader",
     "load_third_party",
@@ -41,6 +33,7 @@ __all__ = [
     "open_checkpoint",
     "pooling_mode",
     "read_config",
+    "read_generation_settings",
     "tokenizer_files",
 ]  # fmt: skip
 
@@ -48,12 +41,12 @@ __all__ = [
 def is_third_party(name: str | Path) -> bool:
     """Return whether a name refers to a third-party checkpoint: on the hub, a file, or a folder with config.json."""
     path = Path(name)
-    return str(name).startswith(HUB) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
+    return is_hub_name(name) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
 
 
 def open_checkpoint(name: str | Path) -> CheckpointReader:
     """Open a checkpoint: its configuration, and its tensors by name, which are read later."""
-    path = fetch(str(name)) if str(name).startswith(HUB) else Path(name)
+    path = fetch(str(name)) if is_hub_name(name) else Path(name)
     if path.is_file() and path.suffix == ".gguf":
         return GGUF(path)
     if path.is_file():

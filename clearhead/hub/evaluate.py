@@ -22,9 +22,8 @@ from clearhead.data.tasks.speech import SpeechRecognition
 from clearhead.data.tasks.speech_ctc import align, greedy_decode
 from clearhead.data.tasks.translation import PairSplit, TranslationTask, read_pairs
 from clearhead.errors import ConfigError, DataError, optional_dependency
-from clearhead.generation import Strategy, generate
+from clearhead.generation import Greedy, Strategy, generate
 from clearhead.hub.pipelines import Pipeline
-from clearhead.hub.text_generation import GREEDY
 from clearhead.hub.translate import translate
 from clearhead.models import CTCEncoder
 from clearhead.training.objective import scores
@@ -32,6 +31,8 @@ from clearhead.training.recipe import FILE_NAME as RECIPE_FILE
 from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
 from clearhead.training.trainer import MODEL as RESULT_FOLDER
+
+_GREEDY = Greedy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def evaluate(
     pipeline: Pipeline,
     data: str | Path | None = None,
     *,
-    strategy: Strategy = GREEDY,
+    strategy: Strategy = _GREEDY,
     limit: int | None = None,
     streams: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,

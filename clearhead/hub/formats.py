@@ -30,13 +30,13 @@ from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers.sentencepiece import FILES
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files
 from clearhead.errors import DataError, StorageError, optional_dependency
+from clearhead.hub.bundled import HUB, full_hub_name
 from clearhead.hub.gguf_header import check_header
 from clearhead.hub.weight_map import Shape, WeightMap
 from clearhead.models import storage
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
-HUB = "hf:"
 # Files to download from the hub.
 _HUB_PATTERNS = [
     "*.json",
@@ -311,12 +311,26 @@ def reject_pickle(path: Path, subject: str | None = None) -> None:
         )
 
 
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+
+
+def is_hub_name(name: str | Path) -> bool:
+    """Return whether a name refers to the hub: `hf:…`, or `org/name` if there is no such file or folder."""
+    text = str(name)
+    if text.startswith(HUB):
+        return True
+    is_short = isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
+    return is_short and not Path(text).exists() and not Path(text).suffix == ".gguf" and not Path(text).parent.exists()
+
+
 def fetch(name: str) -> Path:
     """Return the folder of a model in the hub's cache, downloading it if necessary."""
-    match = re.fullmatch(rf"{HUB}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    match = _HUB_NAME.fullmatch(name.removeprefix(HUB))
     if match is None:
+        full_name = full_hub_name(name)
+        hint = "expected hf:organization/name, or hf:organization/name@revision"
         raise StorageError(
-            f"{name!r} is not a name on the hub; expected hf:organization/name, or hf:organization/name@revision"
+            f"{name!r} is not a name on the hub; {hint if full_name is None else f'did you mean {HUB}{full_name}?'}"
         )
     with optional_dependency(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'"):
         from huggingface_hub import snapshot_download
@@ -334,4 +348,5 @@ def fetch(name: str) -> Path:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_HUB_PATTERNS))
     except Exception as error:  # errors of the library, the network or the disk
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise StorageError(f"{name} is not in the hub's cache and cannot be downloaded: {reason[0]}") from error
+        subject = name if name.startswith(HUB) else f"{name} is not a file or folder here, and {HUB}{name}"
+        raise StorageError(f"{subject} is not in the hub's cache and cannot be downloaded: {reason[0]}") from error

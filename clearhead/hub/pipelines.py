@@ -11,14 +11,18 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
+from clearhead._core.shapes import Float
+from clearhead.config import Config
 from clearhead.data.tasks.speech import TAIL_SECONDS
 from clearhead.data.tokenizers.base import (
     BOS,
@@ -32,13 +36,20 @@ from clearhead.data.tokenizers.base import (
 )
 from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
 from clearhead.errors import DataError
-from clearhead.generation import LogitsProcessors
-from clearhead.hub import checkpoint, convert, formats, speech, text_generation, tokenizer_files
-from clearhead.hub.bundled import is_clearhead_model, model_folder, read_card, unfinished_run
+from clearhead.generation import BeamSearch, Greedy, LogitsProcessors, Sample, Strategy
+from clearhead.hub import checkpoint, convert, encoder_tasks, formats, speech, text_generation, tokenizer_files
+from clearhead.hub.bundled import Card, is_clearhead_model, model_folder, read_card, unfinished_run
+from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenProbability
+from clearhead.hub.generation_settings import GenerationSettings, read_generation_settings
+from clearhead.hub.text_generation import Messages
+from clearhead.hub.translate import DEFAULT_STRATEGY
+from clearhead.hub.translate import summarize as summarize_texts
 from clearhead.hub.translate import translate as translate_texts
 from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
 from clearhead.training.recipe import Recipe, load_newest_checkpoint
 
+_ROLES = ("bos_token", "eos_token", "pad_token")
+_CONFIG_TASKS = "task_specific_params"  # settings of tasks in config.json, as T5 and BART have
 # The task of models without a training recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
 _TASKS |= {CTCEncoder: "speech", VisionTransformer: "pictures"}
@@ -47,6 +58,8 @@ _TASKS |= {CTCEncoder: "speech", VisionTransformer: "pictures"}
 @dataclass(frozen=True)
 class Pipeline:
     """A trained model together with its tokenizer and settings.
+
+    Methods that take several texts return a list; for a single text they return a single result.
 
     Attributes:
         name: Name that it was loaded by.
@@ -63,6 +76,13 @@ class Pipeline:
     train_recipe: Recipe | None = None
     source: formats.CheckpointReader | None = None
     source_tokenizer: Tokenizer | None = None
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the model."""
+        config = self.model.config
+        assert isinstance(config, Config)
+        return config
 
     @property
     def recipe(self) -> Recipe:
@@ -90,35 +110,320 @@ class Pipeline:
         takes_audio = getattr(self.model.config, "n_features", None) and isinstance(self.model, EncoderDecoder)
         return "transcription" if takes_audio else _TASKS.get(type(self.model), "other")
 
+    @cached_property
+    def generation_settings(self) -> GenerationSettings:
+        """How the model generates by default; raises `StorageError` if a setting of the checkpoint is unknown."""
+        if self.source is not None:
+            return read_generation_settings(self.source)
+        strategy = DEFAULT_STRATEGY if self.task == "translation" else Greedy()
+        tokenizer = self.tokenizer
+        return GenerationSettings(
+            strategy=strategy, stop_ids=(tokenizer.eos_id,), decoder_start_ids=(tokenizer.bos_id,)
+        )
+
+    def task_settings(self, task: str) -> tuple[GenerationSettings, str]:
+        """Return the generation settings for a task in `task_specific_params` of config.json, and its prefix."""
+        settings = self.generation_settings
+        tasks = None if self.source is None else self.source.config.get(_CONFIG_TASKS)
+        options = tasks.get(task) if isinstance(tasks, Mapping) else None
+        if not isinstance(options, Mapping):
+            return settings, ""
+        prefix = options.get("prefix", "")
+        return settings.updated(options), prefix if isinstance(prefix, str) else ""
+
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return (self.tokenizer.eos_id,) if self.source is None else tokenizer_files.eos_ids(self.source)
+        return self.generation_settings.stop_ids
 
     @property
     def decoder_start_ids(self) -> tuple[int, ...]:
         """The ids that an encoder-decoder generates after."""
-        return (self.tokenizer.bos_id,) if self.source is None else tokenizer_files.decoder_start_ids(self.source)
+        return self.generation_settings.decoder_start_ids
 
-    @cached_property
+    @property
     def logits_processors(self) -> LogitsProcessors | None:
         """The logits processors of the model's generation settings, if any."""
-        return None if self.source is None else tokenizer_files.generation_constraints(self.source)
+        return self.generation_settings.logits_processors
 
     @cached_property
-    def pooling(self) -> dict[str, Any]:
-        """How a text is embedded: `first` token or the mean, `unit` norm, and `max_len` tokens."""
+    def pooling(self) -> tokenizer_files.Pooling:
+        """How a text is embedded."""
         if self.source is None or not self.source.path.is_dir():
-            return {"first": False, "unit": False, "max_len": None}
+            return tokenizer_files.Pooling()
         return tokenizer_files.pooling_mode(self.source)
 
-    generate = text_generation.generate
-    chat = text_generation.chat
-    stream = text_generation.stream
-    translate = translate_texts
-    transcribe = speech.transcribe
-    embed = text_generation.embed
-    classify = text_generation.classify
+    def generate_texts(
+        self, texts: Sequence[str], *, strategy: Strategy | None, max_new_tokens: int | None
+    ) -> list[str]:
+        """Return the new text after each text, for `clearhead.generate(pipeline, texts)`."""
+        return text_generation.generate(self, texts, strategy=strategy, max_new_tokens=max_new_tokens)
+
+    @overload
+    def generate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    @overload
+    def generate(
+        self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
+    ) -> list[str]: ...
+    @explain_keywords
+    def generate(
+        self, texts: str | Sequence[str], *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+    ) -> str | list[str]:
+        """Generate text in one batch: a decoder continues each text, an encoder-decoder translates it.
+
+        Args:
+            texts: One text, or several.
+            strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own.
+            max_new_tokens: Largest number of new tokens per text; by default the model's own, or 128.
+
+        Returns:
+            The new text, without the prompt.
+        """
+        results = text_generation.generate(self, _as_list(texts), strategy=strategy, max_new_tokens=max_new_tokens)
+        return results[0] if isinstance(texts, str) else results
+
+    @explain_keywords
+    def stream(
+        self,
+        text: str | Messages,
+        *,
+        strategy: Greedy | Sample | None = None,
+        max_new_tokens: int | None = None,
+    ) -> Iterator[str]:
+        """Continue a text or a conversation, and yield the new text piece by piece.
+
+        Args:
+            text: A text, or the messages of a conversation.
+            strategy: `Greedy()` or `Sample(…)`; by default the model's own, or greedy decoding if that is a beam
+                search, whose ids may change until its end.
+            max_new_tokens: Largest number of new tokens; by default the model's own, or 128.
+        """
+        return text_generation.stream(self, text, strategy=strategy, max_new_tokens=max_new_tokens)
+
+    @overload
+    def chat(self, messages: Messages, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
+    ) -> list[str]: ...
+    @explain_keywords
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        *,
+        strategy: Strategy | None = None,
+        max_new_tokens: int | None = None,
+    ) -> str | list[str]:
+        """Generate the next message of a conversation, or of each of several.
+
+        Args:
+            messages: `[{"role": "user", "content": "…"}, …]`, or a list of conversations.
+            strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own.
+            max_new_tokens: Largest number of new tokens per message; by default the model's own, or 128.
+
+        Raises:
+            DataError: If the model has no chat template, or a message has no role or content.
+        """
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Messages]", [messages] if is_single else messages)
+        replies = text_generation.chat(self, conversations, strategy=strategy, max_new_tokens=max_new_tokens)
+        return replies[0] if is_single else replies
+
+    @overload
+    def translate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    @overload
+    def translate(
+        self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
+    ) -> list[str]: ...
+    @explain_keywords
+    def translate(
+        self, texts: str | Sequence[str], *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+    ) -> str | list[str]:
+        """Translate texts with an encoder-decoder.
+
+        Args:
+            texts: One text, or several.
+            strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own.
+            max_new_tokens: Largest number of new tokens per text; by default the model's own, or twice the longest text
+                of a batch, plus 8.
+        """
+        results = translate_texts(self, _as_list(texts), strategy=strategy, max_new_tokens=max_new_tokens)
+        return results[0] if isinstance(texts, str) else results
+
+    @overload
+    def summarize(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    @overload
+    def summarize(
+        self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
+    ) -> list[str]: ...
+    @explain_keywords
+    def summarize(
+        self, texts: str | Sequence[str], *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+    ) -> str | list[str]:
+        """Summarize texts with an encoder-decoder that was trained for it, such as BART, Pegasus or T5.
+
+        Args:
+            texts: One text, or several.
+            strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own for summaries.
+            max_new_tokens: Largest number of new tokens per text; by default the model's own.
+        """
+        results = summarize_texts(self, _as_list(texts), strategy=strategy, max_new_tokens=max_new_tokens)
+        return results[0] if isinstance(texts, str) else results
+
+    @explain_keywords
+    def embed(self, texts: str | Sequence[str], *, batch_size: int = 64) -> Float[Tensor, "..."]:
+        """Embed texts with an encoder, using the pooling of the model's folder (by default the mean over tokens).
+
+        Args:
+            texts: One text, or several.
+            batch_size: Number of texts per forward pass.
+
+        Returns:
+            A vector (M,) for a single text, else (N, M).
+        """
+        vectors = encoder_tasks.embed(self, _as_list(texts), batch_size=batch_size)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    @overload
+    def classify(self, inputs: str, *, batch_size: int = ...) -> dict[str, float]: ...
+    @overload
+    def classify(self, inputs: Sequence[str] | Tensor, *, batch_size: int = ...) -> list[dict[str, float]]: ...
+    @explain_keywords
+    def classify(
+        self, inputs: str | Sequence[str] | Tensor, *, batch_size: int = 64
+    ) -> dict[str, float] | list[dict[str, float]]:
+        """Return the probability of each class by its name, most likely first.
+
+        Args:
+            inputs: One text, several texts, or images (N, C, height, width).
+            batch_size: Number of texts per forward pass.
+
+        Returns:
+            One dictionary for a single text, else a list. If a text may belong to several classes, their probabilities
+            are independent and do not sum to 1.
+        """
+        if isinstance(inputs, Tensor):
+            return encoder_tasks.classify_images(self, inputs)
+        results = encoder_tasks.classify_texts(self, _as_list(inputs), batch_size=batch_size)
+        return results[0] if isinstance(inputs, str) else results
+
+    @overload
+    def fill_mask(self, texts: str, *, n: int = ...) -> list[list[TokenProbability]]: ...
+    @overload
+    def fill_mask(self, texts: Sequence[str], *, n: int = ...) -> list[list[list[TokenProbability]]]: ...
+    @explain_keywords
+    def fill_mask(
+        self, texts: str | Sequence[str], *, n: int = 5
+    ) -> list[list[TokenProbability]] | list[list[list[TokenProbability]]]:
+        """Return the most likely tokens of each masked position, most likely first.
+
+        Args:
+            texts: One text, or several, that contain the mask token, such as `[MASK]` or `<mask>`.
+            n: Number of tokens per position.
+
+        Returns:
+            For each text a list with the tokens of each masked position.
+
+        Raises:
+            DataError: If the model has no head for masked tokens, or a text has no mask token.
+        """
+        results = encoder_tasks.fill_masks(self, _as_list(texts), n=n)
+        return results[0] if isinstance(texts, str) else results
+
+    @overload
+    def tag(self, texts: str) -> list[TaggedSpan]: ...
+    @overload
+    def tag(self, texts: Sequence[str]) -> list[list[TaggedSpan]]: ...
+    @explain_keywords
+    def tag(self, texts: str | Sequence[str]) -> list[TaggedSpan] | list[list[TaggedSpan]]:
+        """Return the labeled spans of texts, such as names of persons and places.
+
+        Args:
+            texts: One text, or several.
+
+        Raises:
+            DataError: If the model has no classifier of tokens, or a text is longer than its maximum.
+        """
+        results = encoder_tasks.tag_texts(self, _as_list(texts))
+        return results[0] if isinstance(texts, str) else results
+
+    @overload
+    def answer(self, questions: str, contexts: str) -> Answer: ...
+    @overload
+    def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Answer]: ...
+    @explain_keywords
+    def answer(self, questions: str | Sequence[str], contexts: str | Sequence[str]) -> Answer | list[Answer]:
+        """Return the part of a context that answers a question.
+
+        Args:
+            questions: One question, or several.
+            contexts: The context, or one per question.
+
+        Raises:
+            DataError: If the model has no head for question answering, or a context is missing.
+        """
+        if isinstance(questions, str) != isinstance(contexts, str) or len(_as_list(questions)) != len(
+            _as_list(contexts)
+        ):
+            raise DataError("questions and contexts differ in number; expected one context per question")
+        results = encoder_tasks.answer_questions(self, _as_list(questions), _as_list(contexts))
+        return results[0] if isinstance(questions, str) else results
+
+    @explain_keywords
+    def choose(self, prompt: str, choices: Sequence[str]) -> dict[str, float]:
+        """Return the probability of each choice as the continuation of a prompt, most likely first.
+
+        Args:
+            prompt: The text or question.
+            choices: Its possible continuations or answers.
+
+        Raises:
+            DataError: If the model has no head for multiple choice, or there are no choices.
+        """
+        return encoder_tasks.choose(self, prompt, choices)
+
+    @overload
+    def transcribe(
+        self,
+        recordings: str | Path | Tensor,
+        *,
+        timestamps: bool = ...,
+        language: str | None = ...,
+        strategy: Strategy | None = ...,
+    ) -> speech.Transcript: ...
+    @overload
+    def transcribe(
+        self,
+        recordings: Sequence[str | Path | Tensor],
+        *,
+        timestamps: bool = ...,
+        language: str | None = ...,
+        strategy: Strategy | None = ...,
+    ) -> list[speech.Transcript]: ...
+    @explain_keywords
+    def transcribe(
+        self,
+        recordings: str | Path | Tensor | Sequence[str | Path | Tensor],
+        *,
+        timestamps: bool = True,
+        language: str | None = None,
+        strategy: Strategy | None = None,
+    ) -> speech.Transcript | list[speech.Transcript]:
+        """Transcribe recordings with a model such as Whisper.
+
+        Args:
+            recordings: Files, or samples (N,) at 16 kHz; one, or several.
+            timestamps: Generate timestamps. Without them windows are cut at fixed times, and each is one segment.
+            language: Language code such as "en"; by default a multilingual model detects it.
+            strategy: Decoding strategy; by default the model's own.
+
+        Raises:
+            DataError: If the model does not transcribe, or does not support the language.
+        """
+        is_single = isinstance(recordings, (str, Path, Tensor))
+        batch = cast("Sequence[str | Path | Tensor]", [recordings] if is_single else recordings)
+        results = speech.transcribe(self, batch, timestamps=timestamps, language=language, strategy=strategy)
+        return results[0] if is_single else results
 
     def listen(self, *, beam: int = 1) -> speech.StreamingRecognizer:
         """Return a recognizer for an audio stream.
@@ -133,7 +438,7 @@ class Pipeline:
         return speech.StreamingRecognizer(self.model, beam=beam, tail_seconds=TAIL_SECONDS)
 
     @property
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Card:
         """The card of a bundled model; empty for other models."""
         return read_card(self.folder)
 
@@ -143,6 +448,12 @@ class Pipeline:
             raise DataError(f"{self.name} was trained for {self.task}, and this needs a model for {' or '.join(tasks)}")
 
 
+def _as_list(texts: str | Sequence[str]) -> list[str]:
+    """Return one text, or several, as a list."""
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+@explain_keywords
 def pipeline(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
 ) -> Pipeline:
@@ -150,7 +461,8 @@ def pipeline(
 
     Args:
         name: A bundled model (`"en-es"`), the folder of a run (if it is not finished, its newest checkpoint is used) or
-            of a model, a Hugging Face folder, `"hf:org/name"` or a .gguf file.
+            of a model, a Hugging Face folder, a name on the Hugging Face hub (`"org/name"` or
+            `"hf:org/name@revision"`) or a .gguf file.
         device: Device of the parameters.
         dtype: Dtype of the parameters; None for the stored one.
 
@@ -176,25 +488,18 @@ def pipeline(
     return Pipeline(str(name), folder, model.eval(), Recipe.load(folder))
 
 
-def _load_from_folder(name: str | Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """Load a clearhead model; of an unfinished run its newest checkpoint, with a warning."""
-    run = unfinished_run(name)
-    if run is None:
-        return storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
-    model, step = load_newest_checkpoint(run)
-    message = f"{run} is not finished; its checkpoint of step {step:,} is used"
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
-    return model.to(device=device, dtype=dtype)
-
-
-def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+@explain_keywords
+def load(
+    name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
+) -> Any:  # the type of the model depends on the name
     """Load a model without its tokenizer, in evaluation mode.
 
     Args:
         name: A bundled model (`"en-es"`), the folder of a run (if it is not finished, its newest checkpoint is used) or
-            of a model, a Hugging Face folder, `"hf:org/name"` or a .gguf file.
+            of a model, a Hugging Face folder, a name on the Hugging Face hub (`"org/name"` or
+            `"hf:org/name@revision"`) or a .gguf file.
         device: Device of the parameters.
-        dtype: Dtype of the parameters; by default the stored one.
+        dtype: Dtype of the parameters; None for the stored one.
 
     Returns:
         The model. Its type depends on the name, so it is annotated as Any.
@@ -205,6 +510,18 @@ def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtyp
     if not is_clearhead_model(name) and checkpoint.is_third_party(name):
         return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
     return _load_from_folder(name, device, dtype)
+
+
+def _load_from_folder(name: str | Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """Load a clearhead model; of an unfinished run its newest checkpoint, with a warning."""
+    run = unfinished_run(name)
+    if run is None:
+        model: nn.Module = storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
+        return model
+    model, step = load_newest_checkpoint(run)
+    message = f"{run} is not finished; its checkpoint of step {step:,} is used"
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    return model.to(device=device, dtype=dtype)
 
 
 def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
@@ -236,35 +553,60 @@ def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None)
 def _text_files(pipeline: Pipeline) -> dict[str, str]:
     """Return tokenizer and settings files by name: those of a third-party folder unchanged, else converted."""
     if pipeline.source is not None and pipeline.source.path.is_dir():
-        return tokenizer_files.tokenizer_files(pipeline.source)
+        files = tokenizer_files.tokenizer_files(pipeline.source)
+        if "tokenizer.json" not in files and pipeline.source_tokenizer is not None:
+            files["tokenizer.json"] = pipeline.source_tokenizer.to_json()
+        return files
     try:
         tokenizer = pipeline.tokenizer
     except DataError:
         return {}  # not a model of text
-    roles = {"pad_token": tokenizer.pad_id, "bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    names = dict(zip(roles, tokenizer.tokens(list(roles.values())), strict=True))
+    settings = pipeline.generation_settings
     max_len = getattr(pipeline.model.config, "max_len", None)
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_len, **names}
-    generation_config = {f"{role}_id": id_ for role, id_ in roles.items()}
-    return {
-        "tokenizer.json": tokenizer_json(tokenizer),
+    tokenizer_config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_len}
+    if isinstance(tokenizer, HFTokenizer):  # of a .gguf file
+        tokenizer_config |= tokenizer.specials
+        ids = {role: tokenizer.encode(token)[-1] for role, token in tokenizer.specials.items()}
+    else:
+        ids = {"pad_token": tokenizer.pad_id, "bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        tokenizer_config |= dict(zip(ids, tokenizer.tokens(list(ids.values())), strict=True))
+    generation_config: dict[str, object] = {f"{role}_id": id_ for role, id_ in ids.items() if role in _ROLES}
+    generation_config["eos_token_id"] = settings.stop_ids[0] if len(settings.stop_ids) == 1 else settings.stop_ids
+    if isinstance(pipeline.model, EncoderDecoder):
+        (generation_config["decoder_start_token_id"],) = settings.decoder_start_ids
+    if isinstance(settings.strategy, BeamSearch):
+        generation_config["num_beams"] = settings.strategy.width
+        generation_config["length_penalty"] = settings.strategy.length_penalty
+        generation_config["early_stopping"] = settings.strategy.early_stopping
+    files = {
+        "tokenizer.json": tokenizer_json(tokenizer, ends_with_eos=pipeline.task == "translation"),
         "tokenizer_config.json": json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n",
         "generation_config.json": json.dumps(generation_config, indent=2) + "\n",
     }
+    template = None if pipeline.source is None else pipeline.source.template()
+    return files if template is None else {**files, "chat_template.jinja": template}
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> str:
-    """Return a tokenizer as JSON of the `tokenizers` library, with the same ids and the same decoded text."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
+def tokenizer_json(tokenizer: Tokenizer, *, ends_with_eos: bool = False) -> str:
+    """Return a tokenizer as JSON of the `tokenizers` library, with the same ids and the same decoded text.
+
+    Args:
+        tokenizer: The tokenizer.
+        ends_with_eos: Whether the id that ends a text is added, as the encoder of a translator expects.
+    """
+    from tokenizers import Regex, decoders, models, pre_tokenizers, processors
     from tokenizers import Tokenizer as Inner
 
-    if isinstance(tokenizer, ByteLevelBPE | HFTokenizer):
+    if isinstance(tokenizer, HFTokenizer):
         return tokenizer.to_json()
-    if isinstance(tokenizer, CharTokenizer):
+    special: list[str] = []
+    if isinstance(tokenizer, ByteLevelBPE):
+        inner: Any = Inner.from_str(tokenizer.to_json())
+    elif isinstance(tokenizer, CharTokenizer):
         unknown = [UNK] if tokenizer.unknown else []
         special = [PAD, BOS, EOS, *unknown]
         vocabulary = {token: id_ for id_, token in enumerate([*special, *tokenizer.alphabet])}
-        inner: Any = Inner(models.WordLevel(vocabulary, *unknown))
+        inner = Inner(models.WordLevel(vocabulary, *unknown))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
     elif isinstance(tokenizer, WordLevelTokenizer):
@@ -277,4 +619,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
             "or a Hugging Face tokenizer"
         )
     inner.add_special_tokens(special)
+    if ends_with_eos:
+        (eos,) = tokenizer.tokens([tokenizer.eos_id])
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"$A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
+        )
     return inner.to_str()

@@ -32,7 +32,6 @@ from clearhead.data import audio
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
 from clearhead.generation.ctc import CTCGreedyDecoder, CTCPrefixBeamDecoder, CTCSymbol
-from clearhead.hub.text_generation import GREEDY, accepts_single
 from clearhead.models import CTCEncoder
 from clearhead.nn import KVCache
 from clearhead.nn.mel import Mel
@@ -75,26 +74,25 @@ class Transcript:
         return self.text
 
 
-@accepts_single(str, Path, Tensor)
 def transcribe(
     pipeline: Pipeline,
     recordings: Sequence[str | Path | Tensor],
     *,
     timestamps: bool = True,
     language: str | None = None,
-    strategy: Strategy = GREEDY,
+    strategy: Strategy | None = None,
 ) -> list[Transcript]:
     """Transcribe recordings.
 
     Args:
         pipeline: A Whisper model.
-        recordings: Files, or samples (N,) at 16 kHz; one, or several.
+        recordings: Files, or samples (N,) at 16 kHz.
         timestamps: Generate timestamps. Without them windows are cut at fixed times, and each is one segment.
         language: Language code such as "en"; by default a multilingual model detects it.
-        strategy: Decoding strategy.
+        strategy: Decoding strategy; by default the model's own.
 
     Returns:
-        One transcript for a single recording, else a list.
+        One transcript per recording.
 
     Raises:
         DataError: If the model does not transcribe, or does not support the language.
@@ -123,11 +121,12 @@ class _RecordingState:
 class _WindowedTranscriber:
     """Transcribes recordings window by window."""
 
-    def __init__(self, pipeline: Pipeline, timestamps: bool, strategy: Strategy) -> None:
+    def __init__(self, pipeline: Pipeline, timestamps: bool, strategy: Strategy | None) -> None:
         assert pipeline.source is not None  # clearhead trains no such model
+        own = pipeline.generation_settings
         self.pipeline = pipeline
         self.timestamps = timestamps
-        self.strategy = strategy
+        self.strategy = own.strategy if strategy is None else strategy
         model: Any = pipeline.model
         self.config = model.config
         self.mel = Mel.whisper(self.config.n_features)
@@ -144,7 +143,7 @@ class _WindowedTranscriber:
         latest = self.settings.get("max_initial_timestamp_index")
         rules = WhisperTimestampRules(self.first_timestamp, self.end_id, latest if isinstance(latest, int) else None)
         self.logits_processors = replace(
-            pipeline.logits_processors or LogitsProcessors(), timestamp_rules=rules if timestamps else None
+            own.logits_processors or LogitsProcessors(), timestamp_rules=rules if timestamps else None
         )
 
     def read(self, recording: str | Path | Tensor) -> _RecordingState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +12,8 @@ from clearhead.data.packing import Ragged
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Strategy, generate
-from clearhead.hub.text_generation import accepts_single
+from clearhead.hub.generation_settings import GenerationSettings
+from clearhead.models import EncoderDecoderConfig
 from clearhead.nn.positions import LearnedPositions
 
 if TYPE_CHECKING:
@@ -41,29 +42,59 @@ class Translation:
     target_ids: tuple[int, ...]
 
 
-@accepts_single(str)
-def translate(pipeline: Pipeline, texts: Sequence[str], **options: Any) -> list[str]:
-    """Translate texts with an encoder-decoder.
+def translate(
+    pipeline: Pipeline,
+    texts: Sequence[str],
+    *,
+    strategy: Strategy | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int = 64,
+    on_done: Callable[[int], None] = lambda done: None,
+) -> list[str]:
+    """Return the translations of texts; the arguments are those of `translations`."""
+    results = translations(
+        pipeline,
+        texts,
+        strategy=strategy,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        on_done=on_done,
+    )
+    return [result.target for result in results]
+
+
+def summarize(
+    pipeline: Pipeline, texts: Sequence[str], *, strategy: Strategy | None = None, max_new_tokens: int | None = None
+) -> list[str]:
+    """Return summaries of texts by an encoder-decoder that was trained for it, such as BART, Pegasus or T5.
 
     Args:
         pipeline: The model.
-        texts: One text, or several.
-        **options: `strategy`, `max_new_tokens`, `batch_size` and `on_done`, as for `translations`.
-
-    Returns:
-        One translation for a single text, else a list.
+        texts: The texts.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own for summaries.
+        max_new_tokens: Largest number of new tokens per text; by default the model's own.
     """
-    return [translation.target for translation in translations(pipeline, texts, **options)]
+    pipeline.require("translation")
+    settings, prefix = pipeline.task_settings("summarization")
+    results = translations(
+        pipeline,
+        [prefix + text for text in texts],
+        strategy=settings.strategy if strategy is None else strategy,
+        max_new_tokens=max_new_tokens,
+        settings=settings,
+    )
+    return [result.target for result in results]
 
 
 def translations(
     pipeline: Pipeline,
     texts: Sequence[str],
     *,
-    strategy: Strategy = DEFAULT_STRATEGY,
+    strategy: Strategy | None = None,
     max_new_tokens: int | None = None,
-    batch_size: int = 256,
+    batch_size: int = 64,
     on_done: Callable[[int], None] = lambda done: None,
+    settings: GenerationSettings | None = None,
 ) -> list[Translation]:
     """Translate texts, and return each translation together with its ids.
 
@@ -72,15 +103,18 @@ def translations(
     Args:
         pipeline: An encoder-decoder with a tokenizer.
         texts: The texts.
-        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`.
-        max_new_tokens: Largest number of new tokens per text; by default twice the longest text of a batch, plus 8.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own.
+        max_new_tokens: Largest number of new tokens per text; by default the model's own, or twice the longest text of
+            a batch, plus 8.
         batch_size: Number of texts per batch.
         on_done: Called after each batch with the number of texts translated so far.
+        settings: Used instead of the model's generation settings.
 
     Raises:
         DataError: If the model does not translate, or a text is longer than the model's maximum.
     """
     pipeline.require("translation")
+    settings = pipeline.generation_settings if settings is None else settings
     tokenizer = pipeline.tokenizer
     rows = [row for row, text in enumerate(texts) if text.strip()]
     results = [Translation(text, "", (), ()) for text in texts]
@@ -104,18 +138,19 @@ def translations(
         indices = order[start : start + batch_size]
         ids, batch_lengths = sources.padded(torch.tensor(indices), fill=0)
         prompts = [row[:n] for row, n in zip(ids, batch_lengths.tolist(), strict=True)]
-        limit = 2 * max(lengths[i] for i in indices) + 8 if max_new_tokens is None else max_new_tokens
-        config: Any = pipeline.model.config
-        if isinstance(getattr(config, "positions", None), LearnedPositions):
-            limit = min(limit, config.max_len - len(pipeline.decoder_start_ids))
+        default = 2 * max(lengths[i] for i in indices) + 8
+        limit = settings.new_tokens(len(settings.decoder_start_ids), max_new_tokens, default)
+        config = pipeline.model.config
+        if isinstance(config, EncoderDecoderConfig) and isinstance(config.positions, LearnedPositions):
+            limit = min(limit, config.max_len - len(settings.decoder_start_ids))
         generated = generate(
             pipeline.model,
             prompts,
-            strategy=strategy,
+            strategy=settings.strategy if strategy is None else strategy,
             max_new_tokens=limit,
-            decoder_start_ids=pipeline.decoder_start_ids,
-            stop_ids=pipeline.stop_ids,
-            logits_processors=pipeline.logits_processors,
+            decoder_start_ids=settings.decoder_start_ids,
+            stop_ids=settings.stop_ids,
+            logits_processors=settings.logits_processors,
         ).to("cpu")  # one copy, instead of one per sequence
         for row, i in enumerate(indices):
             target = tokenizer.decode(generated.sequence(row).tolist()).strip()

@@ -9,6 +9,7 @@ from clearhead._core.counter_rng import uniform64
 from clearhead.generation import BeamSearch, Greedy, Sample, generate, stream
 from clearhead.generation.decoder import LengthBucketedDecoder
 from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.request import SearchRequest
 from clearhead.generation.sampling import probabilities, sample_inverse_cdf
 from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
 from clearhead.models.baselines.recurrent import GRU, LSTM, NextToken, RecurrentConfig
@@ -206,11 +207,9 @@ def test_several_decoder_start_ids():
 )
 def test_prompts_are_bucketed_by_length_only_if_mask_requires(name, grouped):
     model, rows, _ = build("decoder", name)
-    decoder_ = incremental_decoder(model, rows, decoder_start_ids=None, max_new_tokens=5, use_cache=True)
+    decoder_ = incremental_decoder(model, rows, SearchRequest.of(None, 5, None))
     assert isinstance(decoder_, LengthBucketedDecoder) == grouped
-    same_length = incremental_decoder(
-        model, [row[:1] for row in rows], decoder_start_ids=None, max_new_tokens=5, use_cache=True
-    )
+    same_length = incremental_decoder(model, [row[:1] for row in rows], SearchRequest.of(None, 5, None))
     assert not isinstance(same_length, LengthBucketedDecoder)
 
 

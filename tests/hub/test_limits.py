@@ -11,7 +11,8 @@ import torch
 
 from clearhead.errors import ConfigError, StorageError
 from clearhead.generation import BeamSearch, LogitsProcessors, Sample, generate, stream
-from clearhead.hub import checkpoint, tokenizer_files
+from clearhead.hub import checkpoint
+from clearhead.hub.generation_settings import read_generation_settings
 from tests.hub.conftest import change_json
 from tests.support.third_party_models import BART, PEERS
 
@@ -83,12 +84,11 @@ def test_greedy_ids_match_transformers(models, name):
         assert expected != unconstrained, "the settings change nothing"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None, **settings}))
     source = checkpoint.open_checkpoint(folder)
-    start = (
-        {"decoder_start_ids": tokenizer_files.decoder_start_ids(source)} if reference.config.is_encoder_decoder else {}
-    )
+    own = read_generation_settings(source)
+    start = {"decoder_start_ids": own.decoder_start_ids} if reference.config.is_encoder_decoder else {}
     options = {
-        "logits_processors": tokenizer_files.generation_constraints(source),
-        "stop_ids": tokenizer_files.eos_ids(source),
+        "logits_processors": own.logits_processors,
+        "stop_ids": own.stop_ids,
         "max_new_tokens": NEW,
         **start,
     }
@@ -122,10 +122,9 @@ def test_missing_generation_config_falls_back_to_config(saved_peer):
     _, folder = saved_peer("bart")
     (folder / "generation_config.json").unlink()
     source = checkpoint.open_checkpoint(folder)
-    assert tokenizer_files.generation_constraints(source) == LogitsProcessors(
-        forced_eos_token_ids=(BART["forced_eos_token_id"],)
-    )
-    assert tokenizer_files.decoder_start_ids(source) == (BART["decoder_start_token_id"],)
+    settings = read_generation_settings(source)
+    assert settings.logits_processors == LogitsProcessors(forced_eos_token_ids=(BART["forced_eos_token_id"],))
+    assert settings.decoder_start_ids == (BART["decoder_start_token_id"],)
 
 
 @pytest.mark.bad_input
@@ -140,7 +139,7 @@ def test_unsupported_or_invalid_settings_raise(llama):
     ):
         change_json(file, **settings)
         with pytest.raises(StorageError, match=message):
-            tokenizer_files.generation_constraints(checkpoint.open_checkpoint(llama))
+            read_generation_settings(checkpoint.open_checkpoint(llama))
         change_json(file, **dict.fromkeys(settings))
     with pytest.raises(ConfigError, match="no_repeat_ngram_size is -1"):
         LogitsProcessors(no_repeat_ngram_size=-1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -221,6 +222,23 @@ def _role(role: str, purpose: str) -> property:
     return property(number)
 
 
+@dataclass(frozen=True)
+class TokenEncoding:
+    """The encoding of a text, or of a pair, with its special tokens.
+
+    Attributes:
+        ids: Token ids.
+        segments: Segment of each token: 1 for the second text of a pair in BERT.
+        spans: First and end character of each token in its text.
+        sequences: 0 or 1 for tokens of the first or the second text, None for special tokens.
+    """
+
+    ids: list[int]
+    segments: list[int]
+    spans: list[tuple[int, int]]
+    sequences: list[int | None]
+
+
 class HFTokenizer(TokenizersBackend):
     """A third-party tokenizer. `encode` adds no special tokens; `prompt` adds those that the models expect.
 
@@ -243,6 +261,30 @@ class HFTokenizer(TokenizersBackend):
             return self.encode_batch([text], special=True)[0]
         finally:
             self._inner.no_truncation()
+
+    def encode_with_spans(
+        self, text: str, pair: str | None = None, *, longest: int | None = None, stride: int | None = None
+    ) -> list[TokenEncoding]:
+        """Return the encodings of a text, or of a pair of texts, with the characters of each token.
+
+        Args:
+            text: The text.
+            pair: A second text.
+            longest: Largest number of tokens; longer texts are truncated.
+            stride: If given, the rest of a long second text follows in further encodings with the same first text. They
+                overlap by this number of tokens.
+        """
+        if longest is not None:
+            options = {"strategy": "only_second"} if stride is not None else {}
+            self._inner.enable_truncation(longest, stride=stride or 0, **options)
+        try:
+            first = self._inner.encode(require_text(text), None if pair is None else require_text(pair))
+        except Exception as error:  # the library raises bare Exception, also if the first text alone is too long
+            raise DataError(f"the text cannot be encoded in {longest} tokens: {error}") from error
+        finally:
+            self._inner.no_truncation()
+        encodings = [first, *(first.overflowing if stride is not None else [])]
+        return [TokenEncoding(row.ids, row.type_ids, row.offsets, row.sequence_ids) for row in encodings]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _from_text, (self.to_json(), dict(self.specials))

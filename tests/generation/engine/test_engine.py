@@ -20,6 +20,7 @@ from clearhead.generation.decoder import size_bucket
 from clearhead.generation.engine import graph_decoder
 from clearhead.generation.engine.graph_decoder import FusedDecoder, compiled_decoder
 from clearhead.generation.model_decoders import incremental_decoder
+from clearhead.generation.request import SearchRequest
 from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
 from clearhead.nn import GELU, Biases, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
 from clearhead.nn.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, YarnScaling
@@ -144,9 +145,8 @@ def test_changed_parameters_recompile_program(plain):
 
 
 def is_fused(model, rows=((1, 2),), decoder_start_ids=None):
-    decoder = incremental_decoder(
-        model, [list(row) for row in rows], decoder_start_ids=decoder_start_ids, max_new_tokens=5, use_cache=True
-    )
+    request = SearchRequest.of(None, 5, None)
+    decoder = incremental_decoder(model, [list(row) for row in rows], request, decoder_start_ids=decoder_start_ids)
     return isinstance(decoder, FusedDecoder)
 
 
@@ -170,9 +170,7 @@ def test_models_with_hooks_or_replaced_modules_use_module_decoder():
 
 def test_cache_of_window_mask_has_window_size():
     model = decoder(mask=causal() & window(4, 0), positions=Rotary())
-    fused = incremental_decoder(
-        model, [[3, 1, 4, 1, 5, 9, 2, 6]], decoder_start_ids=None, max_new_tokens=20, use_cache=True
-    )
+    fused = incremental_decoder(model, [[3, 1, 4, 1, 5, 9, 2, 6]], SearchRequest.of(None, 20, None))
     fused.prefill()
     fused.decode_step(torch.tensor([5]))
     assert fused.cache.keys[0].shape[2] == 5
