@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from clearhead._core.keywords import reject_unknown_keywords
 from clearhead._core.validation import INVALID, coerce, did_you_mean, item_hints, members, require, short_repr, validate
 from clearhead.errors import ClearheadError, ConfigError
 
@@ -107,6 +108,10 @@ class Config(Validated):
                 f"{cls.__module__}; rename one, because files refer to configurations by class name"
             )
         Config._classes[cls.__name__] = cls
+
+    def __new__(cls, *_args: Any, **fields: Any) -> Config:
+        reject_unknown_keywords(fields, cls.__dataclass_fields__, cls.__name__)
+        return super().__new__(cls)
 
     def build(self) -> nn.Module:
         """Return a newly initialized model with this configuration."""

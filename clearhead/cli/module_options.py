@@ -36,7 +36,7 @@ def load_named(model: str, load: LoadKwargs | None = None) -> object:
     from clearhead.analysis.checks import ModuleSpec
 
     if not is_factory(model):
-        return hub.load(model) if load is None else hub.load(model, **load)
+        return hub.load(model, dtype=None) if load is None else hub.load(model, **load)
     target = import_target(model)
     if not isinstance(target, (nn.Module, ModuleSpec)):
         try:

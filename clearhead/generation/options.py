@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Probability, Range, require
 from clearhead.config import Validated
 
@@ -21,6 +22,7 @@ class Greedy:
     """
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class Sample(Validated):
     """Sample each id from the model's distribution after these filters, in this order.
@@ -51,6 +53,7 @@ class Sample(Validated):
         )
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class BeamSearch(Validated):
     """Beam search: keep `width` hypotheses per prompt and return the `n_best` best finished ones, best first.

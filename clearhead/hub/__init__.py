@@ -16,17 +16,20 @@ from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
+    from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenProbability, nearest_pairs
     from clearhead.hub.evaluate import Evaluation, evaluate
+    from clearhead.hub.generation_settings import GenerationSettings
     from clearhead.hub.pickles import Conversion, convert_pickle
     from clearhead.hub.pipelines import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
-    from clearhead.hub.text_generation import encode_chat, nearest_pairs
+    from clearhead.hub.text_generation import encode_chat
     from clearhead.hub.translate import Translation, translate, translations
 
 lazy(__name__)
 
 __all__ = [
-    "BUNDLED_FOLDER", "Conversion", "Evaluation", "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer",
-    "Transcript", "Translation", "cards", "convert_pickle", "encode_chat", "evaluate", "export", "load", "names",
-    "nearest_pairs", "pipeline", "transcribe", "translate", "translations",
+    "BUNDLED_FOLDER", "Answer", "Conversion", "Evaluation", "GenerationSettings", "Pipeline", "RecognizedSymbol",
+    "Segment", "StreamingRecognizer", "TaggedSpan", "TokenProbability", "Transcript", "Translation", "cards",
+    "convert_pickle", "encode_chat", "evaluate", "export", "load", "names", "nearest_pairs", "pipeline", "transcribe",
+    "translate", "translations",
 ]  # fmt: skip

@@ -163,7 +163,7 @@ def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[
         results.append(
             [
                 [
-                    TokenProbability(tokenizer.decode([id_]).strip(), id_, probability)
+                    TokenProbability(tokenizer.decode([id_]).strip() or tokenizer.tokens([id_])[0], id_, probability)
                     for id_, probability in zip(ids, probabilities, strict=True)
                 ]
                 for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)

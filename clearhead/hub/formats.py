@@ -320,7 +320,7 @@ def is_hub_name(name: str | Path) -> bool:
     if text.startswith(HUB):
         return True
     is_short = isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
-    return is_short and not Path(text).exists() and not Path(text).suffix == ".gguf" and not Path(text).parent.exists()
+    return is_short and not Path(text).exists() and Path(text).suffix != ".gguf" and not Path(text).parent.exists()
 
 
 def fetch(name: str) -> Path:

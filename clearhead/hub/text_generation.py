@@ -9,7 +9,7 @@ from clearhead import generation
 from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Greedy, Sample, Strategy
 from clearhead.hub.chat_template import render
-from clearhead.hub.translate import translations
+from clearhead.hub.translate import require_list, translations
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def generate(
             result.target for result in translations(pipeline, texts, strategy=strategy, max_new_tokens=max_new_tokens)
         ]
     pipeline.require("text")
+    require_list(texts)
     prompts = [_require_tokens(pipeline.tokenizer.prompt(text)) for text in texts]
     return _generate_texts(pipeline, prompts, strategy, max_new_tokens)
 

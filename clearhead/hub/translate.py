@@ -23,6 +23,12 @@ LENGTH_PENALTY = 1.0  # the best of 0.8, 1.0 and 1.2 on the validation sentences
 DEFAULT_STRATEGY = BeamSearch(5, length_penalty=LENGTH_PENALTY, early_stopping=True)
 
 
+def require_list(texts: Sequence[str]) -> None:
+    """Raise `DataError` for a single text, which would be taken for a list of letters."""
+    if isinstance(texts, str):
+        raise DataError(f"got the text {texts[:40]!r}; expected a list of texts, or use the method of the pipeline")
+
+
 @dataclass(frozen=True)
 class Translation:
     """A text and its translation, with the ids of both.
@@ -114,6 +120,7 @@ def translations(
         DataError: If the model does not translate, or a text is longer than the model's maximum.
     """
     pipeline.require("translation")
+    require_list(texts)
     settings = pipeline.generation_settings if settings is None else settings
     tokenizer = pipeline.tokenizer
     rows = [row for row, text in enumerate(texts) if text.strip()]

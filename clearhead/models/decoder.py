@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import PositiveFloat, PositiveInt
 from clearhead.errors import ShapeError
@@ -59,6 +60,7 @@ class Decoder(Stack):
         self.logit_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.logit_bias else None
         config.init.apply(self, config.n_layers)
 
+    @explain_keywords
     def forward(
         self,
         ids: Int[Tensor, "B T"],

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
 from clearhead._core.validation import NonNegativeInt, PositiveInt, require
@@ -109,6 +110,7 @@ class Encoder(Stack):
             self.head = MaskedLMHead(config, width)
         config.init.apply(self, config.n_layers)
 
+    @explain_keywords
     def forward(
         self,
         ids: Int[Tensor, "B T"],

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import PositiveInt, require
 from clearhead.errors import MaskError
@@ -109,6 +110,7 @@ class EncoderDecoder(nn.Module):
         if config.share_embeddings and isinstance(self.encoder, Encoder):
             self.decoder.embedding = self.encoder.embedding
 
+    @explain_keywords
     def forward(
         self,
         source: Int[Tensor, "B S"] | Float[Tensor, "B frames F"],

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
 from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
 from clearhead.attention.attend import attend
@@ -137,6 +138,7 @@ class MultiHeadAttention(nn.Module):
         impl: Implementation of `attend`.
     """
 
+    @explain_keywords
     def __init__(
         self,
         d_model: int,
@@ -178,6 +180,7 @@ class MultiHeadAttention(nn.Module):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
+    @explain_keywords
     def forward(
         self,
         query: Float[Tensor, "*B T M"],

@@ -31,7 +31,7 @@ def test_token_classifier_with_a_stored_pooler_classifies_tokens(tagger):
     reference, folder = tagger
     weight, bias = torch.randn(M, M, dtype=torch.float64), torch.randn(M, dtype=torch.float64)
     add_tensors(folder, bert__pooler__dense__weight=weight, bert__pooler__dense__bias=bias)
-    model = ch.load(folder)
+    model = ch.load(folder, dtype=None)
     assert model.config.head == "token"
     ids = words()
     torch.testing.assert_close(model.classify_tokens(model(ids)), reference(ids).logits)
@@ -46,7 +46,7 @@ def test_pretraining_checkpoint_loads_the_head_for_masked_tokens_and_names_the_o
     weight = torch.zeros(2, M, dtype=torch.float64)
     add_tensors(folder, cls__seq_relationship__weight=weight, cls__seq_relationship__bias=weight[:, 0].clone())
     with pytest.warns(UserWarning, match=r"cls\.seq_relationship.*: the head for next-sentence prediction"):
-        model = ch.load(folder)
+        model = ch.load(folder, dtype=None)
     ids = words()
     torch.testing.assert_close(model.predict_tokens(model(ids)), reference(ids).logits)
 
@@ -55,7 +55,7 @@ def test_bare_model_with_a_stored_head_names_the_head(saved_peer, tmp_path):
     folder = shutil.copytree(saved_peer("bert masked")[1], tmp_path / "bare")
     change_json(folder / "config.json", architectures=["BertModel"])
     with pytest.warns(UserWarning, match="are not loaded .*: the head for masked tokens"):
-        model = ch.load(folder)
+        model = ch.load(folder, dtype=None)
     assert model.head is None
 
 
@@ -66,7 +66,7 @@ def test_multiple_choice_scores_equal_transformers(tmp_path):
     with in_float64():
         reference = perturbed(transformers.BertForMultipleChoice(transformers.BertConfig(**BERT)))
     reference.save_pretrained(tmp_path)
-    model = ch.load(tmp_path)
+    model = ch.load(tmp_path, dtype=None)
     assert (model.config.head, model.config.n_classes) == ("choice", 1)
     ids = words()
     torch.testing.assert_close(model.classify(model(ids)).T, reference(ids[None]).logits)
@@ -78,7 +78,7 @@ def test_unsupported_head_is_rejected_by_name(tagger, name):
     _, folder = tagger
     change_json(folder / "config.json", architectures=[name])
     with pytest.raises(StorageError, match=f"architectures is .*{name}.*whose head is not supported"):
-        ch.load(folder)
+        ch.load(folder, dtype=None)
 
 
 @pytest.mark.bad_input
@@ -86,7 +86,7 @@ def test_untied_output_matrix_is_rejected_by_name(saved_peer, tmp_path):
     folder = shutil.copytree(saved_peer("bert masked")[1], tmp_path / "untied")
     change_json(folder / "config.json", tie_word_embeddings=False)
     with pytest.raises(StorageError, match="tie_word_embeddings is False"):
-        ch.load(folder)
+        ch.load(folder, dtype=None)
 
 
 def test_exported_head_names_its_class(tagger, tmp_path):

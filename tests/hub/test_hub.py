@@ -22,7 +22,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5]])
 LOAD = """
 import sys, torch
 import clearhead as ch
-model = ch.load(sys.argv[1])
+model = ch.load(sys.argv[1], dtype=None)
 print(model(torch.tensor([[3, 1, 4, 1, 5]])).sum().item())
 """
 
@@ -60,7 +60,9 @@ def test_load_cached_model_needs_no_network(llama, tmp_path):
     # Network access would fail, because no process listens on this port.
     ran = load_in_subprocess("hf:org/tiny", tmp_path / "home", HF_ENDPOINT="http://127.0.0.1:9")
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) == pytest.approx(ch.load(llama)(IDS).sum().item(), rel=1e-12)
+    assert float(ran.stdout) == pytest.approx(ch.load(llama, dtype=None)(IDS).sum().item(), rel=1e-12)
+    ran = load_in_subprocess("org/tiny", tmp_path / "home", HF_ENDPOINT="http://127.0.0.1:9")
+    assert ran.returncode == 0, ran.stderr
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -113,7 +115,7 @@ def server(llama):
 
 
 def test_load_downloads_a_model_once(llama, tmp_path, server):
-    expected = ch.load(llama)(IDS).sum().item()
+    expected = ch.load(llama, dtype=None)(IDS).sum().item()
     for _ in range(2):
         ran = load_in_subprocess("hf:org/tiny", tmp_path / "home", HF_ENDPOINT=server)
         assert ran.returncode == 0, ran.stderr
@@ -130,6 +132,13 @@ def test_load_model_missing_on_hub_raises(tmp_path, server):
     ran = load_in_subprocess("hf:org/other", tmp_path / "home", HF_ENDPOINT=server)
     assert ran.returncode == 1
     assert "hf:org/other is not in the hub's cache and cannot be downloaded" in ran.stderr
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["gpt2", "hf:gpt2"])
+def test_well_known_name_without_organization_suggests_the_full_name(name):
+    with pytest.raises(StorageError, match=r"did you mean hf:openai-community/gpt2\?"):
+        ch.load(name)
 
 
 @pytest.mark.bad_input

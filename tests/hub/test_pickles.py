@@ -88,7 +88,7 @@ def test_shards_are_converted(pickled, tmp_path):
     table = {name: file for file, names_of_shard in shards.items() for name in names_of_shard}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
     hub.convert_pickle(folder, tmp_path / "out")
-    parameters = dict(ch.load(tmp_path / "out").named_parameters())
+    parameters = dict(ch.load(tmp_path / "out", dtype=None).named_parameters())
     assert torch.equal(parameters["embedding.weight"], tensors["model.embed_tokens.weight"])
 
 

@@ -98,7 +98,7 @@ def cls_position(t: Experiment) -> None:
     condition="training has put it there; the table begins without rows or columns",
 )
 def vit_2d_positions(t: Experiment) -> None:
-    model = load("digits-vit")
+    model = load("digits-vit", dtype=None)
     for draw in range(4):
         table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
         unit = nn.functional.normalize(table, dim=1)

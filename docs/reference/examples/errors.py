@@ -8,7 +8,7 @@ except errors.ParseError as error:  # a MaskError, a ClearheadError and a ValueE
 
 caught = (errors.ClearheadError, errors.ShapeError, errors.DtypeError, errors.MaskError, errors.MaskTypeError)
 
-more = (errors.ConfigError, errors.ImplementationError, errors.StorageError, errors.DataError, errors.MissingDependencyError)
+more = (errors.ConfigError, errors.ImplementationError, errors.StorageError, errors.DataError, errors.MissingDependencyError, errors.KeywordError)
 
 with errors.optional_dependency("drawing needs matplotlib: pip install matplotlib"):
     pass  # if it is missing, a MissingDependencyError says that sentence

@@ -30,3 +30,8 @@ result = generate(model, torch.tensor([[1, 2, 3]]), logits_processors=limits, ma
 len({1, 2, 3, *result})  # → 7
 
 generation.WhisperTimestampRules(first=50363, end=50256, latest=50).first  # → 50363
+
+# A pipeline is a TextGenerator, so `generate` returns text.
+isinstance(ch.pipeline("shakespeare"), generation.TextGenerator)  # → True
+len(generate(ch.pipeline("shakespeare"), "ROMEO:", max_new_tokens=5))  # → 5
+generation.DEFAULT_MAX_NEW_TOKENS  # → 128
