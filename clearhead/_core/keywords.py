@@ -87,32 +87,32 @@ def explain_keywords(target: C) -> C:
         target.__init__ = explain_keywords(target.__init__)  # type: ignore[misc]
         return target
     parameters = inspect.signature(target).parameters
-    known = frozenset(name for name in parameters if name != "self")
+    accepted = frozenset(name for name in parameters if name != "self")
     name = target.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(target)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         for keyword in kwargs:
-            if keyword not in known:
-                raise keyword_error(keyword, known, name)
+            if keyword not in accepted:
+                raise keyword_error(keyword, accepted, name)
         return target(*args, **kwargs)
 
     return cast(C, wrapper)
 
 
-def reject_unknown_keywords(keywords: Iterable[str], known: Collection[str], name: str) -> None:
+def reject_unknown_keywords(keywords: Iterable[str], accepted: Collection[str], name: str) -> None:
     """Raise `KeywordError` for the first keyword that is not known."""
     for keyword in keywords:
-        if keyword not in known:
-            raise keyword_error(keyword, known, name)
+        if keyword not in accepted:
+            raise keyword_error(keyword, accepted, name)
 
 
-def keyword_error(keyword: str, known: Collection[str], name: str) -> KeywordError:
+def keyword_error(keyword: str, accepted: Collection[str], name: str) -> KeywordError:
     """Return the error for an unknown keyword of the function `name`."""
     alternatives = CONVENTIONAL.get(keyword, ())
     for alternative in alternatives:
         option = alternative.partition("=")[0]
-        if option in known or not option.isidentifier():
+        if option in accepted or not option.isidentifier():
             return KeywordError(f"{name} has no keyword {keyword!r}; use {alternative}")
-    hint = did_you_mean(keyword, known, fallback=f"expected one of: {', '.join(sorted(known))}")
+    hint = did_you_mean(keyword, accepted, fallback=f"expected one of: {', '.join(sorted(accepted))}")
     return KeywordError(f"{name} has no keyword {keyword!r}; {hint}")

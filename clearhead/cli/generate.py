@@ -15,7 +15,6 @@ from clearhead.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from clearhead.generation import Greedy, Sample
 
-_DEFAULT_NEW_TOKENS = 300
 _DEFAULT_TEMPERATURE = 0.8  # of small language models
 
 
@@ -24,7 +23,7 @@ def generate(
     prompt: Annotated[str, argument("Prompt; for sort-dedup letters such as 'D A A'.")],
     model: ModelOption = "shakespeare",
     max_new_tokens: Annotated[
-        int | None, option("Maximum number of new tokens. Default: 300, or the model's context limit.", min=1)
+        int | None, option("Maximum number of new tokens. Default: that of the model, or 128.", min=1)
     ] = None,
     chat: Annotated[
         bool, option("Format the prompt as a user message with the model's chat template.", "--chat")
@@ -38,7 +37,7 @@ def generate(
     ] = False,
     greedy: Annotated[
         bool,
-        option("Always take the most likely token; the default of models that clearhead did not train.", "--greedy"),
+        option("Always take the most likely token.", "--greedy"),
     ] = False,
     temperature: Annotated[
         float | None, option("Sampling temperature. Default: 0.8 for language models trained by clearhead.")
@@ -58,7 +57,7 @@ def generate(
     """Continue a prompt and stream the result.
 
     Small language models repeat themselves in greedy decoding, so those trained by clearhead sample by default. Other
-    models decode greedily unless a sampling option is given."""
+    models follow their generation_config.json unless a sampling option or --greedy is given."""
     from clearhead.hub.text_generation import remaining_context, stream_text
 
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
@@ -70,7 +69,7 @@ def generate(
         ids = [*ids, tokenizer.bos_id]
     if not ids:
         raise DataError("the prompt is empty; give a text to continue")
-    requested = _DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+    requested = trained.generation_settings.new_tokens(len(ids), max_new_tokens)
     limit, context = remaining_context(trained, len(ids), requested, sliding_context=sliding_context)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     samples_by_default = trained.train_recipe is not None and trained.task == "text"
@@ -108,8 +107,8 @@ def generate(
 
 def _strategy(
     sampling: Mapping[str, float | None], seed: int, *, greedy: bool, samples_by_default: bool
-) -> Greedy | Sample:
-    """Return the decoding strategy that the options select."""
+) -> Greedy | Sample | None:
+    """Return the decoding strategy that the options select, or None for that of the model."""
     from clearhead.generation import Greedy, Sample
 
     options: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
@@ -119,4 +118,4 @@ def _strategy(
         return Sample(**options, seed=seed)
     if samples_by_default and not greedy:
         return Sample(temperature=_DEFAULT_TEMPERATURE, seed=seed)
-    return Greedy()
+    return Greedy() if greedy else None

@@ -37,11 +37,12 @@ def translate(
     json: Json = False,
 ) -> None:
     """Translate sentences (a bundled model translates English to Spanish)."""
-    from clearhead.hub.translate import DEFAULT_STRATEGY
-
     texts = texts_of(text, file)
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
-    translations = hub.translations(trained, texts, strategy=decoding_strategy(beam, length_penalty, DEFAULT_STRATEGY))
+    strategy = trained.generation_settings.strategy
+    if beam is not None or length_penalty is not None:
+        strategy = decoding_strategy(beam, length_penalty, strategy)
+    translations = hub.translations(trained, texts, strategy=strategy)
     if json:
         return show_json([{"source": translation.source, "target": translation.target} for translation in translations])
     for translation in translations:

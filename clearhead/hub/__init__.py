@@ -16,7 +16,7 @@ from clearhead._core.lazy import lazy
 
 if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
-    from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenProbability, nearest_pairs
+    from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenCandidate, nearest_pairs
     from clearhead.hub.evaluate import Evaluation, evaluate
     from clearhead.hub.generation_settings import GenerationSettings
     from clearhead.hub.pickles import Conversion, convert_pickle
@@ -29,7 +29,7 @@ lazy(__name__)
 
 __all__ = [
     "BUNDLED_FOLDER", "Answer", "Conversion", "Evaluation", "GenerationSettings", "Pipeline", "RecognizedSymbol",
-    "Segment", "StreamingRecognizer", "TaggedSpan", "TokenProbability", "Transcript", "Translation", "cards",
+    "Segment", "StreamingRecognizer", "TaggedSpan", "TokenCandidate", "Transcript", "Translation", "cards",
     "convert_pickle", "encode_chat", "evaluate", "export", "load", "names", "nearest_pairs", "pipeline", "transcribe",
     "translate", "translations",
 ]  # fmt: skip

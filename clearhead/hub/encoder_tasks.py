@@ -28,7 +28,7 @@ _OUTSIDE = "O"  # the label of tokens that belong to no span
 
 
 @dataclass(frozen=True)
-class TokenProbability:
+class TokenCandidate:
     """A token for a masked position.
 
     Attributes:
@@ -135,7 +135,7 @@ def _class_names(pipeline: Pipeline) -> Callable[[int], str]:
 
 
 @torch.no_grad()
-def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[list[list[TokenProbability]]]:
+def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[list[list[TokenCandidate]]]:
     """Return the `n` most likely tokens of each masked position of each text, most likely first.
 
     Args:
@@ -163,7 +163,7 @@ def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[
         results.append(
             [
                 [
-                    TokenProbability(tokenizer.decode([id_]).strip() or tokenizer.tokens([id_])[0], id_, probability)
+                    TokenCandidate(tokenizer.decode([id_]).strip() or tokenizer.tokens([id_])[0], id_, probability)
                     for id_, probability in zip(ids, probabilities, strict=True)
                 ]
                 for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)

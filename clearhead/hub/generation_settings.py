@@ -125,15 +125,15 @@ class GenerationSettings:
 
     def updated(self, options: Settings) -> GenerationSettings:
         """Return these settings with those of `options`, such as num_beams and max_length, in their place."""
-        own: dict[str, object] = {}
+        current: dict[str, object] = {}
         if isinstance(self.strategy, BeamSearch):
-            own = {"num_beams": self.strategy.width, "length_penalty": self.strategy.length_penalty}
-            own["early_stopping"] = self.strategy.early_stopping
+            current = {"num_beams": self.strategy.width, "length_penalty": self.strategy.length_penalty}
+            current["early_stopping"] = self.strategy.early_stopping
         try:
             processors = _logits_processors(options, self.stop_ids)
             return dataclasses.replace(
                 self,
-                strategy=_strategy({**own, **options}),
+                strategy=_strategy({**current, **options}),
                 max_new_tokens=_length(options, "max_new_tokens") or self.max_new_tokens,
                 max_length=_length(options, "max_length") or self.max_length,
                 logits_processors=processors or self.logits_processors,
@@ -151,8 +151,8 @@ def read_generation_settings(source: CheckpointReader) -> GenerationSettings:
     settings = {key: value for key, value in source.generation().items() if value is not None}
     if (source.path / GENERATION).is_file():  # without it the settings are those of config.json
         is_whisper = source.config.get("model_type") == "whisper"
-        known = (*_PROCESSORS, *_STRATEGY, *_LENGTHS, *_SPECIAL_IDS, *_NEUTRAL, *_NEUTRAL_IN_SAMPLING, *_IGNORED)
-        unknown = [key for key in settings if not fits(key, (*known, *(_WHISPER if is_whisper else ())))]
+        supported = (*_PROCESSORS, *_STRATEGY, *_LENGTHS, *_SPECIAL_IDS, *_NEUTRAL, *_NEUTRAL_IN_SAMPLING, *_IGNORED)
+        unknown = [key for key in settings if not fits(key, (*supported, *(_WHISPER if is_whisper else ())))]
         if unknown:
             raise StorageError(
                 f"{source.path / GENERATION} has {short_repr(unknown[0])}: {short_repr(settings[unknown[0]], 40)}, "

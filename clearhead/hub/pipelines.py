@@ -39,7 +39,7 @@ from clearhead.errors import DataError
 from clearhead.generation import BeamSearch, Greedy, LogitsProcessors, Sample, Strategy
 from clearhead.hub import checkpoint, convert, encoder_tasks, formats, speech, text_generation, tokenizer_files
 from clearhead.hub.bundled import Card, is_clearhead_model, model_folder, read_card, unfinished_run
-from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenProbability
+from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenCandidate
 from clearhead.hub.generation_settings import GenerationSettings, read_generation_settings
 from clearhead.hub.text_generation import Messages
 from clearhead.hub.translate import DEFAULT_STRATEGY
@@ -308,13 +308,13 @@ class Pipeline:
         return results[0] if isinstance(inputs, str) else results
 
     @overload
-    def fill_mask(self, texts: str, *, n: int = ...) -> list[list[TokenProbability]]: ...
+    def fill_mask(self, texts: str, *, n: int = ...) -> list[list[TokenCandidate]]: ...
     @overload
-    def fill_mask(self, texts: Sequence[str], *, n: int = ...) -> list[list[list[TokenProbability]]]: ...
+    def fill_mask(self, texts: Sequence[str], *, n: int = ...) -> list[list[list[TokenCandidate]]]: ...
     @explain_keywords
     def fill_mask(
         self, texts: str | Sequence[str], *, n: int = 5
-    ) -> list[list[TokenProbability]] | list[list[list[TokenProbability]]]:
+    ) -> list[list[TokenCandidate]] | list[list[list[TokenCandidate]]]:
         """Return the most likely tokens of each masked position, most likely first.
 
         Args:

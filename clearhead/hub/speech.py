@@ -123,10 +123,10 @@ class _WindowedTranscriber:
 
     def __init__(self, pipeline: Pipeline, timestamps: bool, strategy: Strategy | None) -> None:
         assert pipeline.source is not None  # clearhead trains no such model
-        own = pipeline.generation_settings
+        defaults = pipeline.generation_settings
         self.pipeline = pipeline
         self.timestamps = timestamps
-        self.strategy = own.strategy if strategy is None else strategy
+        self.strategy = defaults.strategy if strategy is None else strategy
         model: Any = pipeline.model
         self.config = model.config
         self.mel = Mel.whisper(self.config.n_features)
@@ -143,7 +143,7 @@ class _WindowedTranscriber:
         latest = self.settings.get("max_initial_timestamp_index")
         rules = WhisperTimestampRules(self.first_timestamp, self.end_id, latest if isinstance(latest, int) else None)
         self.logits_processors = replace(
-            own.logits_processors or LogitsProcessors(), timestamp_rules=rules if timestamps else None
+            defaults.logits_processors or LogitsProcessors(), timestamp_rules=rules if timestamps else None
         )
 
     def read(self, recording: str | Path | Tensor) -> _RecordingState:

@@ -223,7 +223,7 @@ class TestModels:
 
     def test_generate_reports_the_default_limit_on_new_tokens(self, cli):
         ran = cli("generate", "ROMEO:", "--sliding-context")
-        assert ran.err == "(stopped after 300 tokens; --max-new-tokens sets the limit)\n"
+        assert ran.err == "(stopped after 128 tokens; --max-new-tokens sets the limit)\n"
         assert cli("generate", "ROMEO:", "--max-new-tokens", 5).err == ""
 
     def test_device_and_dtype_options_keep_the_result(self, cli):

@@ -84,11 +84,11 @@ def test_greedy_ids_match_transformers(models, name):
         assert expected != unconstrained, "the settings change nothing"
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None, **settings}))
     source = checkpoint.open_checkpoint(folder)
-    own = read_generation_settings(source)
-    start = {"decoder_start_ids": own.decoder_start_ids} if reference.config.is_encoder_decoder else {}
+    settings_read = read_generation_settings(source)
+    start = {"decoder_start_ids": settings_read.decoder_start_ids} if reference.config.is_encoder_decoder else {}
     options = {
-        "logits_processors": own.logits_processors,
-        "stop_ids": own.stop_ids,
+        "logits_processors": settings_read.logits_processors,
+        "stop_ids": settings_read.stop_ids,
         "max_new_tokens": NEW,
         **start,
     }

@@ -35,7 +35,7 @@ hub.pipeline("en-es").generation_settings.strategy.width  # → 5
 hub.GenerationSettings().new_tokens(3, None)  # → 128
 
 # Results of `fill_mask`, `tag` and `answer` of a pipeline.
-(hub.TokenProbability("fox", 8, 0.5).text, hub.TaggedSpan("LOC", "Rome", 3, 7, 0.9).label, hub.Answer("Rome", 3, 7, 0.9).start)  # → ('fox', 'LOC', 3)
+(hub.TokenCandidate("fox", 8, 0.5).text, hub.TaggedSpan("LOC", "Rome", 3, 7, 0.9).label, hub.Answer("Rome", 3, 7, 0.9).start)  # → ('fox', 'LOC', 3)
 
 import torch
 from clearhead.models import CTCEncoder, tiny_speech
