@@ -52,8 +52,10 @@ def _answer(booklet: Booklet, answer: ResolvedAnswer, width: int) -> list[str]:
 
 def _wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
     initial = indent if first is None else first
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, width, initial_indent=initial, subsequent_indent=indent, **options) or [initial]
+    lines = textwrap.wrap(
+        text, width, initial_indent=initial, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines or [initial]
 
 
 def _blocks(blocks: Sequence[Block], width: int) -> list[str]:

@@ -176,4 +176,4 @@ def _math(latex: str) -> str:
         code = math(latex) if latex else ""
     except LookupError:
         return ""
-    return f'[#eval({_string(code)}, mode: "math");]' if code else ""
+    return f"[#sheet-math({_string(code)});]" if code else ""

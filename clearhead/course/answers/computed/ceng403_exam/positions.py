@@ -73,7 +73,7 @@ def _similarities(base: float) -> list[float]:
 def bases() -> AnswerTable:
     """Return, by base, the longest wavelength and the similarity of positions by their distance."""
     distances = (1, 10, 100, 500)
-    rows = []
+    rows: list[list[str | int | float]] = []
     for base in (10, 100, 1_000, 10_000, 1_000_000):
         wavelengths, similarities = _wavelengths(base), _similarities(float(base))
         slow = sum(wavelength > _POSITIONS for wavelength in wavelengths)

@@ -55,12 +55,12 @@ def unmasked_leak() -> float:
 def multi_head_shapes() -> AnswerTable:
     """Return the shapes in the program, for a batch of 2 texts of 10 tokens, width 512 and 8 heads."""
     B, T, M, H = 2, 10, 512, 8
-    rows = [
-        ["x, q, k, v before the split", "(B, T, M)", (B, T, M)],
-        ["q, k, v after the split", "(B, H, T, M/H)", (B, H, T, M // H)],
-        ["scores and weights", "(B, H, T, T)", (B, H, T, T)],
-        ["heads' outputs", "(B, H, T, M/H)", (B, H, T, M // H)],
-        ["side by side, and output", "(B, T, M)", (B, T, M)],
+    rows: list[tuple[str, str, tuple[int, ...]]] = [
+        ("x, q, k, v before the split", "(B, T, M)", (B, T, M)),
+        ("q, k, v after the split", "(B, H, T, M/H)", (B, H, T, M // H)),
+        ("scores and weights", "(B, H, T, T)", (B, H, T, T)),
+        ("heads' outputs", "(B, H, T, M/H)", (B, H, T, M // H)),
+        ("side by side, and output", "(B, T, M)", (B, T, M)),
     ]
     header = ["tensor", "shape", f"B = {B}, T = {T}, M = {M}, H = {H}"]
     return AnswerTable(header, [[name, shape, str(sizes)] for name, shape, sizes in rows])
