@@ -67,7 +67,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Program:
-    """Code; `is_executable` if it can be executed alone."""
+    """Code; `is_executable` if it can be executed, after the programs before it in the same answer."""
 
     code: str
     is_executable: bool = False

@@ -50,9 +50,10 @@ def test_every_placeholder_resolves(slug, location):
 
 @pytest.mark.parametrize(("slug", "location"), QUESTIONS)
 def test_programs_run(slug, location):
+    namespace = {"__name__": "answer"}
     for block in walk(answered(slug, location).answers[0].blocks):
         if isinstance(block, Program) and block.is_executable:
-            exec(compile(block.code, f"{slug} {location}", "exec"), {"__name__": "answer"})
+            exec(compile(block.code, f"{slug} {location}", "exec"), namespace)
 
 
 @pytest.mark.parametrize(("slug", "location"), QUESTIONS)
