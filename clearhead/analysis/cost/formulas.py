@@ -12,18 +12,17 @@ a number in the formulas. For a module without a configuration only batch and to
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import sympy
 from torch import nn
 
 from clearhead.analysis.cost.dispatch import PAIR_SYMBOLS
-from clearhead.analysis.cost.recorder import ExecutionLog
+from clearhead.analysis.cost.recorder import ExecutionLog, normalize_path
 from clearhead.analysis.inputs.example import Tokens
 from clearhead.errors import ClearheadError
 
@@ -170,12 +169,6 @@ class FormulaSolver:
             return formula
         self.failure_reason = self.failure_reason or "a size is rounded up or down"
         return sympy.Integer(value)
-
-
-@cache
-def normalize_path(path: str) -> str:
-    """Return a module path with layer numbers replaced: blocks.*.attention."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 # ---------------------------------------------------------------------- symbols and their primes

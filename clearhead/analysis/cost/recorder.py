@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +68,20 @@ class StorageRecord:
         return self.allocated <= time and (self.freed is None or self.freed > time)
 
 
+@cache
+def normalize_path(path: str) -> str:
+    """Return a module path with layer numbers replaced: blocks.*.attention."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+class TermKey(NamedTuple):
+    """What a term counts: "flops" or "bytes" of kernels, "parameters" or "saved" bytes; its phase; and its part."""
+
+    quantity: str
+    phase: str
+    part: str
+
+
 @dataclass
 class ExecutionLog:
     """Everything recorded in one execution."""
@@ -77,6 +93,38 @@ class ExecutionLog:
     attention: list[AttentionRecord] = field(default_factory=list)
     unknown_ops: dict[str, int] = field(default_factory=dict)  # operators of unknown FLOPs, and their calls
     end: int = 0
+
+    @cached_property
+    def terms(self) -> dict[TermKey, list[tuple[str, int]]]:
+        """The terms of all sums, each with the path of its module, grouped once by quantity, phase and part."""
+        groups: dict[TermKey, list[tuple[str, int]]] = {}
+
+        def add(quantity: str, phase: str, path: str, terms: Iterable[int]) -> None:
+            group = groups.setdefault(TermKey(quantity, phase, normalize_path(path)), [])
+            group.extend((path, n) for n in terms)
+
+        for record in self.ops:
+            for kernel in record.kernels:
+                add("flops", record.phase, record.path, kernel.flop_terms)
+                add("bytes", record.phase, record.path, kernel.byte_terms)
+        for parameter in self.parameters.values():
+            add("parameters", "", parameter.path, (parameter.n_elements,))
+        for storage in self.storages:
+            if storage.kind == "activations":
+                add("saved", "", storage.path, (storage.n_bytes,))
+        return groups
+
+    @cached_property
+    def launches(self) -> Counter[str]:
+        """The number of kernels of each part, in the order of execution."""
+        launches: Counter[str] = Counter()
+        for record in self.ops:
+            launches[normalize_path(record.path)] += len(record.kernels)
+        return launches
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields without the groups, which are computed again."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def peak_time(self) -> int:
         """Return the time at which most bytes are allocated."""

@@ -5,7 +5,7 @@ Every count has a formula. A part is a module path; the layers of a list are one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 
 from clearhead._core.text_tables import html_table, table
 from clearhead.analysis.cost.dispatch import AttentionRecord, device_plan
-from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicCount, TermSelector, normalize_path
+from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicCount
 from clearhead.analysis.cost.machine import Machine, dtype_name
 from clearhead.analysis.cost.operators import Ceiling, KernelCost
-from clearhead.analysis.cost.recorder import ExecutionLog
+from clearhead.analysis.cost.recorder import ExecutionLog, TermKey, normalize_path
 from clearhead.masks import Mask
 
 ADAM_STATES = 2  # values that AdamW stores per parameter
@@ -138,34 +138,39 @@ class PredictedTime:
         return max(names, key=lambda name: getattr(self, name)).replace("_", " ")
 
 
-def _kernel_terms(terms: str, *phases: str) -> TermSelector:
-    """Select the byte or FLOP terms of all kernels of these phases."""
+@dataclass(frozen=True)
+class LogTerms:
+    """Selects the terms of a quantity in some phases, of all parts or of one; see `ExecutionLog.terms`."""
 
-    def select(log: ExecutionLog) -> PathTerms:
-        for record in log.ops:
-            if record.phase in phases:
-                yield from ((record.path, n) for kernel in record.kernels for n in getattr(kernel, terms))
+    quantity: str
+    phases: tuple[str, ...] = ("",)
+    part: str | None = None
 
-    return select
+    def __call__(self, log: ExecutionLog) -> PathTerms:
+        if self.part is not None:
+            for phase in self.phases:
+                yield from log.terms.get(TermKey(self.quantity, phase, self.part), ())
+            return
+        for key, terms in log.terms.items():
+            if key.quantity == self.quantity and key.phase in self.phases:
+                yield from terms
+
+    def of(self, part: str) -> LogTerms:
+        """Return the selection of one part."""
+        return replace(self, part=part)
 
 
-_FORWARD = _kernel_terms("flop_terms", "forward")
-_BACKWARD = _kernel_terms("flop_terms", "backward", "recompute")
-_RECOMPUTED = _kernel_terms("flop_terms", "recompute")
-_FLOPS = _kernel_terms("flop_terms", "forward", "backward", "recompute")
-_BYTES_ACCESSED = _kernel_terms("byte_terms", "forward")
-
-
-def _parameters(log: ExecutionLog) -> PathTerms:
-    return ((p.path, p.n_elements) for p in log.parameters.values())
+_FORWARD = LogTerms("flops", ("forward",))
+_BACKWARD = LogTerms("flops", ("backward", "recompute"))
+_RECOMPUTED = LogTerms("flops", ("recompute",))
+_FLOPS = LogTerms("flops", ("forward", "backward", "recompute"))
+_BYTES_ACCESSED = LogTerms("bytes", ("forward",))
+_PARAMETERS = LogTerms("parameters")
+_SAVED = LogTerms("saved")
 
 
 def _parameter_bytes(log: ExecutionLog, times: int) -> PathTerms:
     return ((p.path, times * p.n_bytes) for p in log.parameters.values())
-
-
-def _saved(log: ExecutionLog) -> PathTerms:
-    return ((storage.path, storage.n_bytes) for storage in log.storages if storage.kind == "activations")
 
 
 def _live(log: ExecutionLog, time: int, kind: str | None = None) -> PathTerms:
@@ -206,7 +211,7 @@ class Cost:
     @cached_property
     def parameters(self) -> SymbolicCount:
         """Number of parameters."""
-        return self.solver.count(_parameters)
+        return self.solver.count(_PARAMETERS)
 
     @cached_property
     def forward(self) -> SymbolicCount:
@@ -246,21 +251,21 @@ class Cost:
     @cached_property
     def parts(self) -> tuple[PartCost, ...]:
         """The cost of each module, in order of execution."""
-        paths = [record.path for record in self.log.ops] + [p.path for p in self.log.parameters.values()]
-        return tuple(map(self._part, dict.fromkeys(map(normalize_path, paths))))
+        with_parameters = (normalize_path(parameter.path) for parameter in self.log.parameters.values())
+        return tuple(map(self._part, dict.fromkeys([*self.log.launches, *with_parameters])))
 
     def _part(self, name: str) -> PartCost:
-        def count(select: TermSelector) -> SymbolicCount:
-            return self.solver.count(lambda log: ((path, n) for path, n in select(log) if normalize_path(path) == name))
+        def count(terms: LogTerms) -> SymbolicCount:
+            return self.solver.count(terms.of(name))
 
         return PartCost(
             name=name,
-            parameters=count(_parameters),
+            parameters=count(_PARAMETERS),
             forward=count(_FORWARD),
             backward=count(_BACKWARD),
             bytes_accessed=count(_BYTES_ACCESSED),
-            saved=count(_saved),
-            kernel_launches=sum(len(r.kernels) for r in self.log.ops if normalize_path(r.path) == name),
+            saved=count(_SAVED),
+            kernel_launches=self.log.launches[name],
         )
 
     @property
@@ -348,7 +353,7 @@ class Cost:
             parameters=parameters,
             gradients=parameters if self.training else SymbolicCount(0),
             optimizer=optimizer if self.training else SymbolicCount(0),
-            activations=count(_saved),
+            activations=count(_SAVED),
             attention_weights_naive=count(naive_weights),
             attention_statistics_fused=count(fused_statistics),
             kv_cache=count(kv_cache),

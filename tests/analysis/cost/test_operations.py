@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -96,3 +98,19 @@ def test_cost_of_layer_equals_torch_counter():
     with FlopCounterMode(display=False) as counter:
         set_impl(layer, "reference")(torch.randn(2, 7, 33), torch.randn(2, 13, 33))
     assert predicted.forward.value == counter.get_total_flops()
+
+
+def test_grouped_terms_equal_sums_over_the_operators():
+    """The log is grouped once by quantity, phase and part; every count is read from the groups."""
+    prediction = cost("tiny-decoder", tokens=13, batch=3, training=True)
+    kernels = [(record, kernel) for record in prediction.log.ops for kernel in record.kernels]
+    for phases, count in ((("forward",), prediction.forward), (("backward", "recompute"), prediction.backward)):
+        assert count.value == sum(kernel.flops for record, kernel in kernels if record.phase in phases)
+    forward = [(record, kernel) for record, kernel in kernels if record.phase == "forward"]
+    assert prediction.bytes_accessed.value == sum(kernel.n_bytes for _, kernel in forward)
+    for part in prediction.parts:
+        in_part = [kernel for record, kernel in forward if re.sub(r"\.\d+", ".*", record.path) == part.name]
+        assert part.forward.value == sum(kernel.flops for kernel in in_part)
+        assert part.bytes_accessed.value == sum(kernel.n_bytes for kernel in in_part)
+    assert sum(part.kernel_launches for part in prediction.parts) == len(kernels)
+    assert prediction.log.terms is prediction.log.terms
