@@ -136,13 +136,13 @@ def _entry(o: Outcome, number: str) -> str:
     )
     items = "".join(f"<li>{typeset(note)}</li>" for note in o.notes)
     notes = f'<ul class="notes answer">{items}</ul>' if items else ""
-    asked = "" if c.is_asserted else " (asked, not asserted)"
+    remark = "" if c.is_asserted else " (asked, not asserted)"
     figure = f'<figure class="answer">{o.figure.svg()}</figure>' if o.figure else ""
     return (
         f'<article class="{_CLASS[o.verdict]}" id="{c.id}" tabindex="-1"><span class="number">{number}</span>'
         f"<h4>{typeset(c.statement)}</h4>"
         f'<p class="meta"><span class="verdict answer">{_LABEL[o.verdict]}</span> '
-        f"{escape(c.location)}{asked} · <code>{c.id}</code></p>"
+        f"{escape(c.location)}{remark} · <code>{c.id}</code></p>"
         f'{_key(o)}<p class="method answer"><b>How it was tried.</b> {typeset(c.method)}</p>'
         f'<table class="evidence answer"><tbody>{evidence}</tbody></table>{notes}{figure}</article>'
     )

@@ -205,8 +205,8 @@ def combination_of_all(t: Experiment) -> None:
 )
 def combination_of_others(t: Experiment) -> None:
     for tokens, rows in self_weights():
-        own = [row[i] for i, row in enumerate(rows)]
-        t.record_case(f"tokens {exact.show(tokens)}: weights on themselves", exact.show(own), not any(own))
+        diagonal = [row[i] for i, row in enumerate(rows)]
+        t.record_case(f"tokens {exact.show(tokens)}: weights on themselves", exact.show(diagonal), not any(diagonal))
     correct = "It is a combination of all positions, itself included; a single token attends only to itself."
     t.correction(correct, all(is_combination_of_all(rows) for _, rows in self_weights()))
 

@@ -37,9 +37,9 @@ def test_every_asserted_claim_is_referenced_by_its_document():
 
 def test_statements_that_a_document_asks_about_are_not_assertions():
     """An exam that asks to discuss a trade-off does not assert it."""
-    asked = {c.id for c in claims().values() if not c.is_asserted}
-    assert asked == {"local-windows", "additive-multiplicative", "norm-placement", "initialization-matters"}
-    assert not asked & {name for ledger in coverage() for a in ledger.assertions for name in a.claims}
+    questions = {c.id for c in claims().values() if not c.is_asserted}
+    assert questions == {"local-windows", "additive-multiplicative", "norm-placement", "initialization-matters"}
+    assert not questions & {name for ledger in coverage() for a in ledger.assertions for name in a.claims}
 
 
 def test_ledger_counts_unaccounted_assertions():

@@ -58,5 +58,5 @@ def test_ids_of_two_figures_in_a_page_differ():
     ids = [set(re.findall(r' id="([^"]+)"', figure.svg())) for figure in (CURVES, MATRIX)]
     assert ids[0]
     assert not ids[0] & ids[1]
-    for figure, known in zip((CURVES, MATRIX), ids, strict=True):
-        assert set(re.findall(r'(?:href="|url\()#([^")]+)', figure.svg())) == known
+    for figure, defined_ids in zip((CURVES, MATRIX), ids, strict=True):
+        assert set(re.findall(r'(?:href="|url\()#([^")]+)', figure.svg())) == defined_ids
