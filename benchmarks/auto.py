@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.results import Row, gather
 from benchmarks.sparse import ON_CPU, Inputs, Options, attend_under, tensors_for, time_both, time_forward
-from clearhead.attention.attend import select_implementation
+from clearhead.attention.attend import choose
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.observe import Impl
@@ -94,7 +94,7 @@ def _row(name: str, mask: Mask, tensors: Inputs, backward: bool) -> Choice:
     """Return the choice for one mask and the times of both implementations."""
     leaves = [x.detach().requires_grad_(backward) for x in tensors[:3]]
     inputs = AttentionInputs(leaves[0], leaves[1], leaves[2], mask, ScaledDot(), Softmax(), None, 0)
-    choice = select_implementation(inputs).name
+    choice = choose(inputs).kernel.name
     time_call = time_both if backward else time_forward
     times = {impl: time_call(attend_under(mask, impl), tensors) for impl in IMPLS}
     B, H, T, D = inputs.q.shape

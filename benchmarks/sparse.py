@@ -27,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.results import Row, machine, reading, write
 from benchmarks.sparse_flex import Key, compile_ahead, flex_attention_under
+from clearhead._core.caches import clear_caches
 from clearhead._core.plotting import new_figure, save_figure
 from clearhead.analysis.cost.timing import milliseconds, seconds
 from clearhead.attention.attend import Impl, attend
@@ -35,7 +36,6 @@ from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
 from clearhead.attention.sparse.plan import Plan
-from clearhead.attention.sparse.registry import clear_plans
 from clearhead.errors import StorageError
 from clearhead.masks import Causal, Mask
 from clearhead.masks.catalogue import CATALOGUE, Pattern
@@ -227,7 +227,7 @@ def _plan(call: AttentionInputs, row: SparseRow, repeats: int = 3) -> Plan:
     plans: list[Plan] = []
 
     def queries() -> None:
-        clear_plans()
+        clear_caches()
         plans.append(kernel.plan_for(call))
         _ = plans[-1].query_pieces
 

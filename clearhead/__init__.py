@@ -14,6 +14,7 @@ from clearhead._version import __version__
 
 if TYPE_CHECKING:
     from clearhead import analysis, attention, course, hub, masks, nn
+    from clearhead._core.caches import clear_caches
     from clearhead.analysis import MeanAblation, PatchActivation, ReplaceActivation, ZeroAblation, trace
     from clearhead.analysis.checks import check
     from clearhead.analysis.cost import cost
@@ -46,6 +47,7 @@ __all__ = [
     "attend",
     "attention",
     "check",
+    "clear_caches",
     "cost",
     "course",
     "generate",

@@ -19,6 +19,17 @@ def is_concrete(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not is_wrapped(x) and not isinstance(x, FakeTensor)
 
 
+def are_concrete(*tensors: Tensor | None) -> bool:
+    """Return whether the values of all these tensors can be read."""
+    if torch.compiler.is_compiling():
+        return False
+    is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    for x in tensors:  # noqa: SIM110 (a generator takes a call per tensor, in each call of attend)
+        if x is not None and (is_functorch_wrapped(x) or isinstance(x, FakeTensor)):
+            return False
+    return True
+
+
 def read_in_transform(x: Tensor) -> Tensor | None:
     """Return the plain tensor inside the wrappers of torch.func, or None while a graph is compiled or traced."""
     if torch.compiler.is_compiling():

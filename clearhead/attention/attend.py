@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead.attention.inputs import AttentionInputs, Implementation
+from clearhead.attention.inputs import AttentionInputs, Execution, Implementation
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.observe import OBSERVERS, Impl, ObservedCall, observe_call
 from clearhead.attention.reference import REFERENCE
@@ -86,7 +86,7 @@ def attend(
     if not torch.compiler.is_compiling() and OBSERVERS.get():
         return observe_call(ObservedCall(q, k, v, mask, scores, normalizer, bias, query_offset, impl), run_observed)
     inputs = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)
-    return select_implementation(inputs, impl).run(inputs)
+    return choose(inputs, impl).run(inputs)
 
 
 def run_observed(call: ObservedCall) -> Tensor:
@@ -116,7 +116,9 @@ def validate_inputs(
     query_offset: int | None = None,
 ) -> AttentionInputs:
     """Validate the arguments of an `attend` call."""
-    q, k, v = _autocast(q, k, v)
+    _check_types(q, k, v)
+    if q.device.type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, normalizer)
     if bias is not None:
         _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
@@ -125,12 +127,24 @@ def validate_inputs(
     return AttentionInputs(q, k, v, mask, scores, normalizer, bias, position)
 
 
-def select_implementation(inputs: AttentionInputs, impl: str = "auto") -> Implementation:
-    """Return the implementation that runs `inputs`, or raise ImplementationError if `impl` does not support them."""
+def choose(inputs: AttentionInputs, impl: str = "auto") -> Execution:
+    """Return how a call runs: the implementation, its plan and the reason.
+
+    Args:
+        inputs: The validated arguments of the call.
+        impl: "auto" or the name of an implementation.
+
+    Returns:
+        The execution, whose `run` computes the output.
+
+    Raises:
+        ImplementationError: If `impl` does not support the arguments.
+    """
     if impl == "auto":
         for implementation in _IMPLEMENTATIONS.values():
-            if implementation.is_preferred(inputs):
-                return implementation
+            execution = implementation.propose(inputs)
+            if execution is not None:
+                return execution
     if impl not in _IMPLEMENTATIONS:
         names = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
         raise ImplementationError(f'impl="{impl}" is unknown; choose one of {names}')
@@ -144,7 +158,8 @@ def select_implementation(inputs: AttentionInputs, impl: str = "auto") -> Implem
         raise ImplementationError(
             f'impl="{impl}" does not support these arguments: {reason}; use {" or ".join(supported)}'
         )
-    return _IMPLEMENTATIONS[impl]
+    implementation = _IMPLEMENTATIONS[impl]
+    return Execution(implementation, implementation.plan_for(inputs), f'impl="{impl}" was requested')
 
 
 def _to_float32(bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,35 +170,31 @@ def _to_float32(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(bias.isinf(), bias, bias.clamp(-limit, limit)).float()
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast to the autocast dtype if autocast is enabled, so that all implementations get the same inputs."""
-    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else None
-    if device not in _AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in tensors
-    )
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast to the autocast dtype, except from float64, so that all implementations get the same inputs."""
+    dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+    return q, k, v
 
 
 def _resolve_mask(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
     """Return the mask (None if it allows all pairs) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
         return None, 0 if query_offset is None else query_offset
-    mask = as_mask(mask)
-    batch_and_heads = q.shape[:-2]
+    if not isinstance(mask, Mask):
+        mask = as_mask(mask)  # raises
     position = mask.check(q.shape[-2], k.shape[-2], query_offset)
-    if not _broadcasts(mask.batch_shape, batch_and_heads):
+    batch_shape = mask.batch_shape
+    if batch_shape and not _broadcasts(batch_shape, q.shape[:-2]):
         raise ShapeError(
-            f"the mask has (batch, heads) {mask.batch_shape} and the queries have {tuple(batch_and_heads)}; expected "
+            f"the mask has (batch, heads) {batch_shape} and the queries have {tuple(q.shape[:-2])}; expected "
             "sizes that broadcast"
         )
     return mask, position
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normalizer) -> None:
-    """Raise unless types, dtypes and shapes match."""
+def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k and v are floating-point tensors of at least three dimensions."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
@@ -192,6 +203,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normaliz
         if x.dim() < 3:
             expected = "(batch, heads, length, width), with any number of batch dimensions"
             raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {expected}")
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normalizer) -> None:
+    """Raise unless dtypes and shapes match."""
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
     if k.shape[:-1] != v.shape[:-1]:

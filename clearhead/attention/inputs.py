@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,11 @@ from torch import Tensor, nn
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.scores import Scores
 from clearhead.masks import Mask
+
+if TYPE_CHECKING:
+    from clearhead.attention.sparse.plan import Plan
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,27 @@ def mask_to_bhts(mask: Tensor, batch_shape: torch.Size) -> Tensor:
     return to_bhtd(mask.expand(*batch_shape, *mask.shape[-3:]))
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How a call of `attend` runs, decided once per call.
+
+    Attributes:
+        kernel: The implementation.
+        plan: Which pairs the sparse kernel computes; None for other implementations and in compiled graphs.
+        reason: Why this implementation was chosen.
+    """
+
+    kernel: Implementation
+    plan: Plan | None
+    reason: str
+
+    def run(self, inputs: AttentionInputs) -> Tensor:
+        """Return the output (B, H, T, E)."""
+        return self.kernel.run(inputs, self.plan)
+
+
 class Implementation(ABC):
-    """An algorithm that computes `attend`. With impl="auto", the first preferred one of a list runs."""
+    """An algorithm that computes `attend`. With impl="auto", the first one of a list that accepts the call runs."""
 
     name: ClassVar[str]
 
@@ -122,9 +146,15 @@ class Implementation(ABC):
         """Return why this implementation cannot run these inputs, or None if it can."""
 
     @abstractmethod
-    def run(self, inputs: AttentionInputs) -> Tensor:
-        """Return the output (B, H, T, E)."""
+    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
+        """Return the output (B, H, T, E); `plan` is that of the execution."""
 
-    def is_preferred(self, inputs: AttentionInputs) -> bool:
-        """Return whether impl="auto" chooses this implementation over the following ones. Default: if it can run."""
-        return self.unsupported_reason(inputs) is None
+    def plan_for(self, inputs: AttentionInputs) -> Plan | None:
+        """Return the plan of a call that this implementation supports, if it needs one."""
+        return None
+
+    def propose(self, inputs: AttentionInputs) -> Execution | None:
+        """Return how impl="auto" runs a call with this implementation; None for the next one. Default: if it can."""
+        if self.unsupported_reason(inputs) is not None:
+            return None
+        return Execution(self, None, "it is the fastest implementation that supports the call")

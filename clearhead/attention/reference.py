@@ -8,14 +8,18 @@ It allocates the (B, H, T, S) scores and supports every score function, normaliz
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from clearhead._core.tensor_state import is_concrete, is_wrapped, outside_transforms, read_in_transform
+from clearhead._core.tensor_state import are_concrete, is_concrete, outside_transforms, read_in_transform
 from clearhead.attention.inputs import AttentionInputs, Implementation
 from clearhead.attention.scores import Bilinear
 from clearhead.errors import ShapeError
+
+if TYPE_CHECKING:
+    from clearhead.attention.sparse.plan import Plan
 
 
 class ReferenceImplementation(Implementation):
@@ -26,7 +30,7 @@ class ReferenceImplementation(Implementation):
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
         return None
 
-    def run(self, inputs: AttentionInputs) -> Tensor:
+    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
         dtype = statistics_dtype(inputs)
         # Cast before repeating, so that the gradients of a group of heads are added in the wider dtype.
         q = inputs.q.to(dtype)
@@ -80,17 +84,19 @@ def scores_overflow(
     """
     if torch.compiler.is_compiling():
         return False
-    if is_wrapped(inputs.q) or is_wrapped(inputs.k):
-        with outside_transforms():
-            return _scores_overflow(inputs, dtype, temperature, recomputed=recomputed)
-    return _scores_overflow(inputs, dtype, temperature, recomputed=recomputed)
+    if are_concrete(inputs.q, inputs.k):
+        return _exceed(inputs.q, inputs.k, inputs, dtype, temperature, recomputed)
+    with outside_transforms():
+        q = read_in_transform(inputs.q)
+        k = read_in_transform(inputs.k)
+        return q is not None and k is not None and _exceed(q, k, inputs, dtype, temperature, recomputed)
 
 
-def _scores_overflow(inputs: AttentionInputs, dtype: torch.dtype, temperature: float, *, recomputed: bool) -> bool:
-    """Compute `scores_overflow` on the tensors without their transforms."""
-    q = read_in_transform(inputs.q)
-    k = read_in_transform(inputs.k)
-    if q is None or k is None or 0 in (q.numel(), k.numel()):
+def _exceed(
+    q: Tensor, k: Tensor, inputs: AttentionInputs, dtype: torch.dtype, temperature: float, recomputed: bool
+) -> bool:
+    """Compute `scores_overflow` for queries and keys without their transforms."""
+    if 0 in (q.numel(), k.numel()):
         return False
     if inputs.q.is_meta or (inputs.q.dtype == torch.float16 and not recomputed):  # at most 65504² · D
         return False

@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from clearhead._core.caches import CACHES
 from clearhead._core.tensor_state import has_tangent, is_concrete
-from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
+from clearhead.attention.inputs import HALF_PRECISION, AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.reference import repeat_kv_heads, scores_overflow
 from clearhead.attention.scores import Bilinear, Dot, ScaledDot
 from clearhead.masks import Causal, Mask
+
+if TYPE_CHECKING:
+    from clearhead.attention.sparse.plan import Plan
 
 # Outside of this range a temperature can push float32 scores out of range inside the kernel; the reference handles it.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-3, 1e6
@@ -48,46 +53,53 @@ class SDPAImplementation(Implementation):
             return f"{type(normalizer).__name__} is not a softmax"
         if not _MIN_TEMPERATURE <= normalizer.temperature <= _MAX_TEMPERATURE:
             return f"temperature {normalizer.temperature:g} is outside of {_MIN_TEMPERATURE:g} to {_MAX_TEMPERATURE:g}"
-        if has_tangent(inputs.q, inputs.k, inputs.v, inputs.bias, *inputs.score_parameters):
+        score_parameters = inputs.score_parameters if isinstance(inputs.scores, nn.Module) else ()
+        if has_tangent(inputs.q, inputs.k, inputs.v, inputs.bias, *score_parameters):
             return "only the reference has forward-mode derivatives"
         if inputs.q.is_cuda and _only_bias_needs_grad(inputs):
             return "CUDA kernels save nothing for backward if only the bias needs a gradient"
-        if 0 in (inputs.T, inputs.S, inputs.q.shape[-1]):
+        q, k, v = inputs.q, inputs.k, inputs.v
+        if 0 in (q.shape[-2], k.shape[-2], q.shape[-1]):
             return "the number of queries, the number of keys or the width is 0"
-        if inputs.q.is_cuda and 0 in (*inputs.q.shape, inputs.v.shape[-1]):
+        if q.is_cuda and 0 in (*q.shape, v.shape[-1]):
             return "CUDA kernels compute no gradients if the batch or the width of the values is 0"
-        if inputs.q.device.type != "cpu":
+        if q.device.type != "cpu":
             return None
-        if torch.is_grad_enabled() and any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v)]):
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             if scores_overflow(inputs, inputs.acc_dtype, normalizer.temperature, recomputed=True):
                 return "queries times keys are so large that the backward pass of the kernel could compute other scores"
         elif scores_overflow(inputs, torch.float32, normalizer.temperature):
             return "queries times keys exceed the range of float32"
         return None
 
-    def run(self, inputs: AttentionInputs) -> Tensor:
+    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
         assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot
         k, v = inputs.k, inputs.v
         enable_gqa = False
-        is_upcast = needs_fp32_upcast(inputs) or _rounds_gradients(inputs)
+        is_upcast = q.dtype in HALF_PRECISION and (needs_fp32_upcast(inputs) or _rounds_gradients(inputs))
         if is_upcast:
             # The only CUDA kernel for float32 with a bias does not support grouped-query attention.
             k, v = (repeat_kv_heads(x, inputs.groups) for x in (k, v))
             q, k, v = (x.to(inputs.acc_dtype) for x in (q, k, v))
-        elif inputs.groups != 1:  # a branch gives a plain bool, as in `_is_plain_causal`
+        elif q.shape[-3] != k.shape[-3]:  # a branch gives a plain bool, as in `_is_plain_causal`
             enable_gqa = True
-        is_causal = _is_plain_causal(inputs)
-        attn_mask, has_keys = (None, None) if is_causal else _mask_and_nonempty_rows(inputs)
+        is_causal = isinstance(inputs.mask, Causal) and _is_plain_causal(inputs)
+        attn_mask: Tensor | None = None
+        has_keys: Tensor | None = None
+        if not is_causal and (inputs.mask is not None or inputs.bias is not None):
+            attn_mask, has_keys = _mask_and_nonempty_rows(inputs)
         batch_shape = q.shape[:-3]
+        if len(batch_shape) != 1:
+            q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
         # Inputs already have the autocast dtype; autocast would also round the bias.
         with nullcontext() if inputs.bias is None else inputs.no_autocast():
             out = F.scaled_dot_product_attention(
-                to_bhtd(q),
-                to_bhtd(k),
-                to_bhtd(v),
+                q,
+                k,
+                v,
                 attn_mask=None if attn_mask is None else mask_to_bhts(attn_mask, batch_shape),
                 dropout_p=inputs.normalizer.dropout,
                 is_causal=is_causal,
@@ -116,7 +128,7 @@ def _rounds_gradients(inputs: AttentionInputs) -> bool:
     Its backward pass computes row sums from the output, which half precision has rounded. The scores' gradients are the
     difference from these sums, and a temperature below 1 multiplies their error.
     """
-    if inputs.q.device.type != "cpu" or inputs.q.dtype == inputs.acc_dtype or not torch.is_grad_enabled():
+    if inputs.q.device.type != "cpu" or not torch.is_grad_enabled():
         return False
     assert isinstance(inputs.normalizer, Softmax)
     return inputs.normalizer.temperature < 1.0 and any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v)])
@@ -130,11 +142,11 @@ def _only_bias_needs_grad(inputs: AttentionInputs) -> bool:
 
 
 def _is_plain_causal(inputs: AttentionInputs) -> bool:
-    """Return whether the causal flag of the kernel expresses the mask."""
-    if not isinstance(inputs.mask, Causal) or inputs.bias is not None:
+    """Return whether the causal flag of the kernel expresses a causal mask."""
+    if inputs.bias is not None:
         return False
     # Sizes are symbolic under torch.compile, and only a branch turns their comparison into a plain bool.
-    if inputs.query_offset == 0 and inputs.T == inputs.S:  # noqa: SIM103
+    if inputs.query_offset == 0 and inputs.q.shape[-2] == inputs.k.shape[-2]:  # noqa: SIM103
         return True
     return False
 
@@ -157,6 +169,7 @@ def _mask_and_nonempty_rows(inputs: AttentionInputs) -> tuple[Tensor | None, Ten
 
 
 _ROW_CACHE: WeakKeyDictionary[Mask, tuple[object, tuple[Tensor | None, Tensor | None]]] = WeakKeyDictionary()
+CACHES.register(_ROW_CACHE.clear)
 
 
 def _build_mask(inputs: AttentionInputs, mask: Mask) -> tuple[Tensor | None, Tensor | None]:

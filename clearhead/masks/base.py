@@ -38,6 +38,8 @@ class Mask(ABC):
 
     depth: int = 1
     nodes: int = 1
+    is_structural: bool = True
+    """Whether it contains no tensor, so that it is the same for every batch and `parse` reads its text."""
 
     # -- dependencies ------------------------------------------------------------------------------------------------
 
@@ -50,11 +52,6 @@ class Mask(ABC):
     def depends_on_query(self) -> bool:
         """Whether queries can differ. If not, one row (…, 1, S) describes all, as for `every` and `padding`."""
         return self._uses_query(False, position=False)
-
-    @property
-    def is_structural(self) -> bool:
-        """Whether it contains no tensor, so that it is the same for every batch and `parse` reads its text."""
-        return True
 
     @property
     def depends_on_length(self) -> bool:
@@ -85,18 +82,24 @@ class Mask(ABC):
             MaskError: A size is negative or too large, or the mask needs `query_offset`.
             ShapeError: The tensors of the mask do not fit these sizes."""
         S = T if S is None else S
-        _check_size("T (the number of queries)", T)
-        _check_size("S (the number of keys)", S)
+        has_plain_sizes = type(T) is int and type(S) is int
+        if not has_plain_sizes or not (0 <= T <= MAX_INTEGER and 0 <= S <= MAX_INTEGER):
+            _check_size("T (the number of queries)", T)
+            _check_size("S (the number of keys)", S)
         if query_offset is None:
-            if self.uses_query_position and T != S:  # in this order, torch.compile adds no guard for irrelevant sizes
+            # Compared first only outside of graphs, to which it would add a guard even if sizes are irrelevant.
+            is_square = not torch.compiler.is_compiling() and T == S
+            if not is_square and self.uses_query_position and T != S:
                 hint = f"; query_offset={S - T} if the queries are the last {T} of the {S} keys" if S > T else ""
                 raise MaskError(
                     f"{short_str(self)} depends on query positions, and T={T} queries with S={S} keys do not "
                     f"determine them; pass query_offset, the position of the first query among the keys{hint}"
                 )
             query_offset = 0
-        _check_size("query_offset (the position of the first query among the keys)", query_offset)
-        self._check_data(T, S, query_offset, False)
+        else:
+            _check_size("query_offset (the position of the first query among the keys)", query_offset)
+        if not self.is_structural:
+            self._check_data(T, S, query_offset, False)
         return query_offset
 
     def allows(
@@ -184,7 +187,10 @@ class Mask(ABC):
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def to_text(self) -> str:
-        """Return the text that a configuration stores; `from_text` is the inverse."""
+        """Return the text of a structural mask; `parse` and `from_text` are the inverse.
+
+        Raises:
+            MaskError: The mask contains tensors, which a configuration cannot store."""
         if not self.is_structural:
             raise MaskError(
                 f"{self} contains data (lengths, ids or a tensor), which a configuration cannot store; "
@@ -268,6 +274,7 @@ class Leaf(Mask):
     `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p −
     j only."""
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of its fields, set by `dataclass`
     uses_query: ClassVar[bool] = True
     uses_key: ClassVar[bool] = True
     by_distance: ClassVar[bool] = False
@@ -286,9 +293,12 @@ class Leaf(Mask):
     def _uses_query(self, swapped: bool, *, position: bool) -> bool:
         return self.uses_key if swapped else self.uses_query
 
+    def arguments(self) -> tuple[int, ...]:
+        """Return the arguments of a structural leaf's constructor, in order."""
+        return tuple([getattr(self, name) for name in type(self).__match_args__])
+
     def __str__(self) -> str:
-        numbers = ", ".join([str(value) for value in vars(self).values()])
-        return f"{type(self).__name__.lower()}({numbers})"
+        return type(self).__name__.lower() + "(" + ", ".join([str(int(value)) for value in self.arguments()]) + ")"
 
 
 def as_mask(value: object) -> Mask:

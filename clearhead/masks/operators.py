@@ -33,10 +33,7 @@ class _Compound(Mask):
     parts: tuple[Mask, ...]
     depth: int = field(default=1, compare=False)
     nodes: int = field(default=1, compare=False)
-
-    @property
-    def is_structural(self) -> bool:
-        return all([part.is_structural for part in self.parts])
+    is_structural: bool = field(default=True, compare=False)
 
     @property
     def depends_on_length(self) -> bool:
@@ -44,10 +41,14 @@ class _Compound(Mask):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
+        if self.is_structural:
+            return ()
         return common_shape([part.batch_shape for part in self.parts])
 
     @property
     def versions(self) -> tuple[int, ...] | None:
+        if self.is_structural:
+            return ()
         versions = [part.versions for part in self.parts]  # computed once: a part may be as deep as this one
         return None if None in versions else tuple([version for part in versions for version in part or ()])
 
@@ -178,11 +179,12 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
             f"the expression is {depth} deep and has {nodes} masks and operators; expected at most {MAX_DEPTH} and "
             f"{MAX_NODES}: for a pattern this irregular, use allow(tensor) with a bool tensor"
         )
-    return kind(parts, depth, nodes)
+    return kind(parts, depth, nodes, all([part.is_structural for part in parts]))
 
 
 def _parenthesize(mask: Mask, *brackets: type[Mask]) -> str:
-    return f"({mask})" if isinstance(mask, brackets) else str(mask)
+    text = str(mask)
+    return "(" + text + ")" if isinstance(mask, brackets) else text
 
 
 class Atom(NamedTuple):

@@ -36,6 +36,8 @@ _DATA = (padding, documents, allow, forbid)  # with names of tensors as argument
 _CONSTRUCTORS: dict[str, Callable[..., Mask]] = {
     constructor.__name__: constructor for constructor in (*_NUMBERS, *_DATA)
 }
+STRUCTURAL_NAMES = frozenset([constructor.__name__ for constructor in _NUMBERS])
+"""Names of the masks without tensors, which `Mask.to_text` writes and `parse` reads."""
 _PARAMETERS = {name: inspect.signature(constructor).parameters for name, constructor in _CONSTRUCTORS.items()}
 _REQUIRED = {
     name: [word for word, parameter in parameters.items() if parameter.default is parameter.empty]

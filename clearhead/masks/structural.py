@@ -101,7 +101,8 @@ class Every(Leaf):
         return (self.start,)
 
     def __str__(self) -> str:
-        return f"every({self.step}, start={self.start})" if self.start else f"every({self.step})"
+        start = f", start={self.start}" if self.start else ""
+        return f"every({self.step}{start})"
 
 
 @dataclass(frozen=True, repr=False)

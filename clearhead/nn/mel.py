@@ -8,7 +8,6 @@ spaced on the mel scale, and the logarithm of each sum is a feature. A frame dep
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead._core.shapes import Float
 from clearhead._core.validation import NonNegativeFloat, PositiveFloat, PositiveInt, require
 from clearhead.config import Validated
@@ -188,7 +188,7 @@ def _validate(samples: Tensor) -> Tensor:
     return samples if samples.dtype == torch.float64 else samples.float()
 
 
-@functools.lru_cache(maxsize=16)
+@CACHES.lru(16)
 def _tables(mel: Mel, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the Hann window, and the weight of each frequency in each band, (n_fft // 2 + 1, F)."""
     exact: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}

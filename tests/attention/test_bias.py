@@ -153,24 +153,20 @@ def test_gpu_kernels_get_inputs_in_the_dtype_of_the_bias(monkeypatch, dtype, bia
 
 
 @pytest.mark.parametrize("mask", [None, causal()], ids=str)
-def test_auto_on_gpu_prefers_sparse_if_sdpa_needs_float32(monkeypatch, mask):
-    """For half-precision inputs with a float32 bias, also without a mask."""
-    sparse_plan = plan(
-        mask, 2048, blocking=sparse_kernel.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=False)
-    )
-    monkeypatch.setattr(sparse_kernel, "plan_for", lambda inputs: sparse_plan)
-    monkeypatch.setattr(sparse_kernel, "_is_concrete_call", lambda inputs: True)
-    monkeypatch.setattr(sparse_kernel, "HAS_TRITON", True)
+def test_auto_on_gpu_prefers_sparse_if_sdpa_needs_float32(mask):
+    """For half-precision inputs with a float32 bias, also without a mask. Fake tensors have dtypes but no values."""
+    blocking = sparse_kernel.blocking_on(torch.device("cuda"), torch.bfloat16, 64, 64, dense=False)
+    sparse_plan = plan(mask, 2048, blocking=blocking)
     with FakeTensorMode():
         q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16, device="cuda")
         bias = torch.empty(8, 2048, 2048, device="cuda")
-    inputs = {
-        dtype: AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0)
-        for dtype in (q.dtype, bias.dtype)
-    }
-    assert sdpa.needs_fp32_upcast(inputs[torch.float32])
-    assert sparse_kernel.SPARSE.is_preferred(inputs[torch.float32])
-    assert not sparse_kernel.SPARSE.is_preferred(inputs[torch.bfloat16])
+    rounded, exact = (
+        AttentionInputs(q, q, q, mask, ScaledDot(), Softmax(), bias.to(dtype), 0) for dtype in (q.dtype, bias.dtype)
+    )
+    assert sdpa.needs_fp32_upcast(exact)
+    assert sparse_kernel.may_be_faster(exact)
+    assert sparse_kernel.is_predicted_faster(exact, sparse_plan)
+    assert not sparse_kernel.may_be_faster(rounded)
 
 
 def test_subtract_row_max_changes_no_weights():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.errors import MaskError, ParseError
 from clearhead.masks import (
+    Leaf,
     allow,
     blocks,
     causal,
@@ -27,7 +28,7 @@ from clearhead.masks import (
     window,
 )
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES
-from clearhead.masks.parse import MAX_TEXT
+from clearhead.masks.parse import MAX_TEXT, STRUCTURAL_NAMES
 from tests.support.mask_strategies import masks
 from tests.support.work_counters import Effort
 
@@ -37,6 +38,35 @@ from tests.support.work_counters import Effort
 def test_parse_of_str_returns_equal_mask(mask):
     assert parse(str(mask)) == mask
     assert repr(mask) == str(mask)
+
+
+def structural_leaf_classes(base=Leaf):
+    """Return the classes of leaves without tensors that the package defines."""
+    classes = set()
+    for subclass in base.__subclasses__():
+        if subclass.__module__.startswith("clearhead.") and subclass.is_structural:
+            classes |= {subclass} | structural_leaf_classes(subclass)
+    return classes
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_parse_of_to_text_returns_equal_mask_for_every_leaf_class(data):
+    """Every class is found by itself, so a new kind of mask without notation fails."""
+    leaf_class = data.draw(st.sampled_from(sorted(structural_leaf_classes(), key=lambda each: each.__name__)))
+    arguments = [data.draw(st.integers(1, MAX_INTEGER)) for _ in leaf_class.__match_args__]
+    leaf = leaf_class(*arguments)
+    assert leaf_class.__name__.lower() in STRUCTURAL_NAMES
+    assert leaf.arguments() == tuple(arguments)
+    for mask in (leaf, ~leaf, leaf.T, leaf & causal(), leaf | ~leaf):
+        assert parse(mask.to_text()) == mask
+        assert type(mask).from_text(mask.to_text()) == mask
+
+
+@pytest.mark.parametrize("mask", [padding([3]), causal() & ~documents([0, 1])], ids=str)
+def test_to_text_of_mask_with_tensors_raises(mask):
+    with pytest.raises(MaskError, match="contains data"):
+        mask.to_text()
 
 
 @given(masks)

@@ -33,7 +33,8 @@ PACKAGES = (
 def test_all_contains_the_public_names():
     names = """ClearheadError Decoder Encoder EncoderDecoder KVCache MeanAblation MultiHeadAttention
     PatchActivation ReplaceActivation VisionTransformer ZeroAblation __version__
-    analysis apply_mask attend attention check cost course generate hub load masks nn pipeline save trace train"""
+    analysis apply_mask attend attention check clear_caches cost course generate hub load masks nn
+    pipeline save trace train"""
     assert set(clearhead.__all__) == set(names.split())
 
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead._core.torch_compat import patched_functions
-from clearhead.attention.attend import select_implementation, validate_inputs
+from clearhead.attention.attend import choose, validate_inputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.observe import OBSERVERS, AttentionObserver, ObservedCall, Proceed, observing
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_for
@@ -160,7 +160,7 @@ class DeviceDispatch(TorchFunctionMode, AttentionObserver):
             query_offset=call.query_offset,
         )
         inputs = replace(inputs, reads_bias=False)
-        return select_implementation(inputs, call.impl).run(inputs)
+        return choose(inputs, call.impl).run(inputs)
 
     def _with_pairs(self, record: AttentionRecord, mask: Mask, call: ObservedCall) -> AttentionRecord:
         """Add plan and pair counts to a record; if formulas are recovered, primes replace the counts."""

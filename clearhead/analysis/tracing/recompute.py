@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention import GumbelSoftmax, Softmax
-from clearhead.attention.attend import select_implementation
+from clearhead.attention.attend import choose
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.observe import ObservedCall
 from clearhead.attention.reference import statistics_dtype
@@ -90,7 +90,7 @@ class AttentionCall:
         """The name of the implementation that ran."""
         if self._impl is None:
             return "scaled_dot_product_attention"
-        return f"attend, {select_implementation(self._call, self._impl).name}"
+        return f"attend, {choose(self._call, self._impl).kernel.name}"
 
     def heads(self) -> Tensor:
         """Return the outputs of the heads after interventions, (B, H, T, E)."""

@@ -7,40 +7,25 @@ a plan key contains its fields."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.sparse.cost_model import rates_for
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
-from clearhead.attention.sparse.registry import pin_plan
+from clearhead.attention.sparse.registry import PLANS
 from clearhead.masks import Atom, Mask, as_mask, fold, parse
-from clearhead.masks import structural as kinds
+from clearhead.masks.parse import STRUCTURAL_NAMES
 
-PlanKey = tuple[Any, ...]
-"""Everything that determines a plan: device, text of the mask, T, S, query offset and the fields of a `Blocking`."""
-
-_LEAVES = (
-    kinds.Full,
-    kinds.Causal,
-    kinds.Window,
-    kinds.Every,
-    kinds.Dilated,
-    kinds.Prefix,
-    kinds.Blocks,
-    kinds.Scattered,
-)
-_FIELDS = {kind.__name__: [field.name for field in fields(kind)] for kind in _LEAVES}
-_Expression = tuple[str, str]  # the outermost operator of an expression ("" if none), and its text
+PlanKey: TypeAlias = tuple[torch.device, str, tuple[int, int, int], tuple[int, int, int | None, bool, int | None]]
+"""Everything that determines a plan: device, text of the mask, (T, S, query offset) and the fields of a `Blocking`."""
 
 
 @torch.compiler.assume_constant_result
 def constant_handle(key: PlanKey) -> int:
     """Return the handle of a plan, built while a graph is compiled and kept for the life of the process."""
-    return pin_plan(plan_from_key(key))
+    return PLANS.pin(plan_from_key(key))
 
 
 @torch.compiler.assume_constant_result
@@ -59,34 +44,37 @@ def plan_key(inputs: AttentionInputs) -> PlanKey | None:
     from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
 
     has_static_sizes = all([is_static(n) for n in (inputs.T, inputs.S, inputs.query_offset)])
-    text = mask_to_expr(as_mask(inputs.mask)) if has_static_sizes else None
+    text = static_text(as_mask(inputs.mask)) if has_static_sizes else None
     if text is None:
         return None
     blocking = blocking_for(inputs)
-    rows = (blocking.query_rows, blocking.key_rows)
-    dense = (blocking.min_dense_columns, blocking.dense_causal)
-    return inputs.q.device, text, inputs.T, inputs.S, inputs.query_offset, *rows, *dense, blocking.long_rows
+    return (
+        inputs.q.device,
+        text,
+        (inputs.T, inputs.S, inputs.query_offset),
+        (
+            blocking.query_rows,
+            blocking.key_rows,
+            blocking.min_dense_columns,
+            blocking.dense_causal,
+            blocking.long_rows,
+        ),
+    )
 
 
 def plan_from_key(key: PlanKey) -> Plan:
     """Return the plan that a key determines."""
-    device, mask, T, S, query_offset, *blocking = key
+    device, mask, (T, S, query_offset), blocking = key
     return plan(parse(mask), T, S, query_offset=query_offset, device=device, blocking=Blocking(*blocking))
 
 
-def mask_to_expr(mask: Mask) -> str | None:
+def static_text(mask: Mask) -> str | None:
     """Return the mask in the notation of `parse`; None if it contains a tensor or a size that is not a constant."""
+    if not mask.is_structural:
+        return None
     if not fold(mask, leaf=_is_constant, and_=operator.and_, or_=operator.and_, not_=bool):
         return None
-    expression = fold(
-        mask,
-        leaf=_leaf,
-        and_=_joined(" & "),
-        or_=_joined(" | "),
-        not_=lambda part: ("~", "~" + _parenthesize(part)),
-        transpose=lambda part: ("", _parenthesize(part) + ".T"),
-    )
-    return expression[1]
+    return mask.to_text()
 
 
 def is_static(value: int) -> bool:
@@ -97,21 +85,6 @@ def is_static(value: int) -> bool:
 
 
 def _is_constant(atom: Atom) -> bool:
-    if type(atom.leaf) not in _LEAVES:
+    if type(atom.leaf).__name__.lower() not in STRUCTURAL_NAMES:
         return False
-    return all([is_static(getattr(atom.leaf, name)) for name in _FIELDS[type(atom.leaf).__name__]])
-
-
-def _leaf(atom: Atom) -> _Expression:
-    name = type(atom.leaf).__name__
-    numbers = [str(int(getattr(atom.leaf, field))) for field in _FIELDS[name]]
-    return "", name.lower() + "(" + ", ".join(numbers) + ")"
-
-
-def _joined(sign: str) -> Callable[[_Expression, _Expression], _Expression]:
-    # A chain of one operator gets no parentheses, because nested ones could exceed the maximum depth.
-    return lambda a, b: (sign, _parenthesize(a, sign) + sign + _parenthesize(b))
-
-
-def _parenthesize(part: _Expression, sign: str = "") -> str:
-    return part[1] if part[0] in ("", sign) else "(" + part[1] + ")"
+    return all([is_static(argument) for argument in atom.leaf.arguments()])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,8 @@ class Chunk:
     Attributes:
         heads: (h,) indices into batch · query heads.
         kv_heads: (h,) indices into batch · key/value heads.
+        has_all_heads: Whether `heads` are all of them in order.
+        has_all_kv_heads: Whether `kv_heads` are all of them in order.
         rows: (R · M,) query indices; padding repeats a query.
         valid: (R · M,) whether an entry of `rows` is not padding.
         columns: (R, L) key indices.
@@ -36,6 +37,8 @@ class Chunk:
 
     heads: Tensor
     kv_heads: Tensor
+    has_all_heads: bool
+    has_all_kv_heads: bool
     rows: Tensor
     valid: Tensor
     columns: Tensor
@@ -46,23 +49,34 @@ class Chunk:
 
 def chunks(inputs: KernelInputs, block_index: BlockIndex) -> Iterable[Chunk]:
     """Return the chunks of a piece, of bounded memory, with blocks of similar length together."""
-    patterns, groups = inputs.patterns(block_index), inputs.groups
     if block_index.pairs > _MAX_CACHED_PAIRS:
-        return _chunks(block_index, patterns, groups)
-    return block_index.memoize(("chunks", len(patterns), groups), lambda: list(_chunks(block_index, patterns, groups)))
+        return _chunks(block_index, inputs.patterns(block_index), inputs.groups)
+    key = ("chunks", inputs.B, inputs.H, inputs.K)
+    return block_index.memoize(key, lambda: list(_chunks(block_index, inputs.patterns(block_index), inputs.groups)))
 
 
 def _chunks(block_index: BlockIndex, patterns: Tensor, groups: int) -> Iterator[Chunk]:
+    n_heads = len(patterns)
     for pattern in range(block_index.batch):
         heads = (patterns == pattern).nonzero().flatten()
+        kv_heads = heads // groups
+        has_all_heads = len(heads) == n_heads
+        has_all_kv_heads = torch.equal(kv_heads, torch.arange(n_heads // groups))
         for blocks, L in block_index.groups(pattern, len(heads)) if len(heads) else ():
-            columns = block_index.columns(blocks, L)
             rows = block_index.row_indices(blocks)
             visible = block_index.visible(blocks, L)
-            hidden = None if bool(visible.all()) else ~visible
-            row_slice = _row_slice(rows) if len(heads) == len(patterns) and block_index.row_ids is None else None
-            queries, valid = rows.clamp(min=0).flatten(), rows.flatten() >= 0
-            yield Chunk(heads, heads // groups, queries, valid, columns, (*rows.shape, L), hidden, row_slice)
+            yield Chunk(
+                heads=heads,
+                kv_heads=kv_heads,
+                has_all_heads=has_all_heads,
+                has_all_kv_heads=has_all_kv_heads,
+                rows=rows.clamp(min=0).flatten(),
+                valid=rows.flatten() >= 0,
+                columns=block_index.columns(blocks, L),
+                shape=(*rows.shape, L),
+                hidden=None if bool(visible.all()) else ~visible,
+                row_slice=_row_slice(rows) if has_all_heads and block_index.row_ids is None else None,
+            )
 
 
 def _row_slice(rows: Tensor) -> slice | None:
@@ -71,62 +85,61 @@ def _row_slice(rows: Tensor) -> slice | None:
     return slice(first, last + 1) if last >= 0 and last + 1 - first == rows.numel() else None
 
 
-def _scores(inputs: KernelInputs, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores (h, R, M, L), −inf if hidden, and the gathered queries (h, R, M, D) and keys (h, R, L, D)."""
-    (R, M, L), (q, k, _) = chunk.shape, inputs.flat
-    q_chunk = _rows(q, chunk).unflatten(1, (R, M))
-    k_chunk = _gather(k, chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
-    scores = torch.matmul(q_chunk * inputs.scale, k_chunk.mT)
+def _load(inputs: KernelInputs, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries (h, R, M, D), keys (h, R, L, D), values (h, R, L, E) and scores (h, R, M, L), −inf if hidden.
+
+    All are in the accumulation dtype."""
+    R, M, L = chunk.shape
+    q, k, v = inputs.flat
+    columns = chunk.columns.flatten()
+    if chunk.has_all_kv_heads:
+        k, v = k.index_select(1, columns), v.index_select(1, columns)
+    else:
+        kv_heads = chunk.kv_heads[:, None]
+        k, v = k[kv_heads, columns], v[kv_heads, columns]
+    if chunk.row_slice is not None:
+        q = q[:, chunk.row_slice]
+    elif chunk.has_all_heads:
+        q = q.index_select(1, chunk.rows)
+    else:
+        q = q[chunk.heads[:, None], chunk.rows]
+    q = q.to(inputs.acc_dtype).unflatten(1, (R, M))
+    k = k.to(inputs.acc_dtype).unflatten(1, (R, L))
+    v = v.to(inputs.acc_dtype).unflatten(1, (R, L))
+    scores = torch.matmul(q * inputs.scale, k.mT)
     if inputs.bias is not None:
         bias = inputs.bias[chunk.heads // inputs.H, chunk.heads % inputs.H]  # (h, T, S)
         scores = scores + bias[:, chunk.rows.reshape(R, M, 1), chunk.columns[:, None]].to(scores.dtype)
     if chunk.hidden is not None:
         scores.masked_fill_(chunk.hidden, -math.inf)
-    return scores, q_chunk, k_chunk
-
-
-def _rows(x: Tensor, chunk: Chunk) -> Tensor:
-    """Return x (BH, T, D) at the chunk's queries, in the accumulation dtype."""
-    if chunk.row_slice is not None:
-        return x[:, chunk.row_slice].to(torch.promote_types(x.dtype, torch.float32))
-    return _gather(x, chunk.heads, chunk.rows)
-
-
-def _gather(x: Tensor, heads: Tensor, index: Tensor) -> Tensor:
-    """Return x (BH, n, D) at these heads and indices, (h, len(index), D), in the accumulation dtype."""
-    acc_dtype = torch.promote_types(x.dtype, torch.float32)
-    if len(heads) == x.shape[0] and bool((heads == torch.arange(len(heads))).all()):
-        return x.index_select(1, index).to(acc_dtype)
-    return x[heads[:, None], index].to(acc_dtype)
+    return q, k, v, scores
 
 
 def forward(inputs: KernelInputs, block_index: BlockIndex, out: Tensor, lse: Tensor) -> None:
     """Merge a piece into out (BH, T, E) and lse (BH, T), in the accumulation dtype; lse is −inf for empty rows."""
     for chunk in chunks(inputs, block_index):
-        R, _, L = chunk.shape
-        scores, _, _ = _scores(inputs, chunk)
+        _, _, v, scores = _load(inputs, chunk)
         top = scores.amax(-1)  # (h, R, M)
         weights = torch.softmax(scores, -1)
         if bool((top == -math.inf).any()):  # the softmax of an empty row is NaN
             weights = weights.masked_fill(top[..., None] == -math.inf, 0.0)
-        v_chunk = _gather(inputs.flat[2], chunk.kv_heads, chunk.columns.flatten()).unflatten(1, (R, L))
-        chunk_out = torch.matmul(weights, v_chunk).flatten(1, 2)
+        chunk_out = torch.matmul(weights, v).flatten(1, 2)
         # The largest weight is exp(top − lse) and at least 1/L: the log-sum-exp without another exponential.
         chunk_lse = (top - weights.amax(-1).log().nan_to_num(neginf=0.0)).flatten(1)  # (h, R · M)
-        _merge(out, lse, chunk, chunk_out, chunk_lse)
+        if chunk.row_slice is not None:
+            rows = chunk.row_slice
+            _merge(out[:, rows], lse[:, rows], chunk_out, chunk_lse)  # in place, because slices are views
+        else:
+            index = (chunk.heads[:, None], chunk.rows[chunk.valid][None])
+            merged, merged_lse = out[index], lse[index]
+            _merge(merged, merged_lse, chunk_out[:, chunk.valid], chunk_lse[:, chunk.valid])
+            out[index], lse[index] = merged, merged_lse
 
 
-def _merge(out: Tensor, lse: Tensor, chunk: Chunk, chunk_out: Tensor, chunk_lse: Tensor) -> None:
-    """Merge a chunk's results into out and lse of its queries: a mean weighted by exp(lse)."""
-    index: tuple[Any, Any] = (slice(None), chunk.row_slice)
-    if chunk.row_slice is None:
-        index = (chunk.heads[:, None], chunk.rows[chunk.valid][None])
-        chunk_out, chunk_lse = chunk_out[:, chunk.valid], chunk_lse[:, chunk.valid]
-    previous, previous_lse = out[index], lse[index]  # views, for a slice
-    previous.lerp_(chunk_out, torch.sigmoid(chunk_lse - previous_lse).nan_to_num_(nan=0.0)[..., None])
-    previous_lse.copy_(torch.logaddexp(previous_lse, chunk_lse))
-    if chunk.row_slice is None:
-        out[index], lse[index] = previous, previous_lse
+def _merge(out: Tensor, lse: Tensor, chunk_out: Tensor, chunk_lse: Tensor) -> None:
+    """Merge results of a chunk into `out` and `lse`, in place: a mean weighted by exp(lse)."""
+    out.lerp_(chunk_out, torch.sigmoid(chunk_lse - lse).nan_to_num_(nan=0.0)[..., None])
+    torch.logaddexp(lse, chunk_lse, out=lse)
 
 
 def backward(
@@ -144,9 +157,9 @@ def backward(
     `is_only_piece`: the piece contains all keys of its queries, so that it needs no `delta`."""
     (grad, shift, delta), (dq, dk, dv), scale = state, gradients, inputs.scale
     for chunk in chunks(inputs, block_index):
-        R, M, L = chunk.shape
+        R, M, _ = chunk.shape
         columns = chunk.columns.flatten()
-        scores, q_chunk, k_chunk = _scores(inputs, chunk)
+        q, k, v, scores = _load(inputs, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
         padding = ~chunk.valid.reshape(1, R, M, 1)
         row_shift = shift[rows].reshape(-1, R, M, 1)
@@ -156,21 +169,27 @@ def backward(
         else:
             # Filled, not multiplied by 0: padding contains the scores of another query, which may be inf here.
             weights = torch.exp_(scores.sub_(row_shift)).masked_fill_(padding, 0.0)
-        g = _rows(grad, chunk).unflatten(1, (R, M))
-        v_chunk = _gather(inputs.flat[2], chunk.kv_heads, columns).unflatten(1, (R, L))
+        g = _gradient_rows(grad, chunk).to(inputs.acc_dtype).unflatten(1, (R, M))
         _add(dv, chunk.kv_heads, columns, torch.matmul(weights.mT, g))
-        dweights = torch.matmul(g, v_chunk.mT)
+        dweights = torch.matmul(g, v.mT)
         if is_only_piece:
             # Rounding errors of `dweights` cancel in the difference, which they do not if delta is Σ out · grad.
             row_delta = (weights * dweights).sum(-1, keepdim=True)
         else:
             row_delta = delta[rows].reshape(-1, R, M, 1)
         ds = weights * (dweights - row_delta)
-        _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q_chunk) * scale)
+        _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q) * scale)
         if dbias is not None:
             _add_bias(dbias, inputs.H, chunk, ds)
-        dq_chunk = (torch.matmul(ds, k_chunk) * scale).flatten(1, 2)
+        dq_chunk = (torch.matmul(ds, k) * scale).flatten(1, 2)
         dq[(chunk.heads[:, None], chunk.rows[chunk.valid][None])] += dq_chunk[:, chunk.valid]
+
+
+def _gradient_rows(grad: Tensor, chunk: Chunk) -> Tensor:
+    """Return the rows of a gradient (BH, T, E) for the chunk's queries."""
+    if chunk.row_slice is not None:
+        return grad[:, chunk.row_slice]
+    return grad[chunk.heads[:, None], chunk.rows]
 
 
 def _add(total: Tensor, heads: Tensor, columns: Tensor, part: Tensor) -> None:

@@ -7,18 +7,29 @@ such calls."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import replace
 
-from clearhead._core.tensor_state import HAS_TRITON, is_concrete, runs_triton
+import torch
+from torch import Tensor, nn
+
+from clearhead._core.tensor_state import HAS_TRITON, are_concrete, runs_triton
 from clearhead.attention import sdpa
-from clearhead.attention.inputs import AttentionInputs, Implementation, mask_to_bhts, to_bhtd
+from clearhead.attention.inputs import (
+    HALF_PRECISION,
+    AttentionInputs,
+    Execution,
+    Implementation,
+    mask_to_bhts,
+    to_bhtd,
+)
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
-from clearhead.attention.sparse.plan import Blocking, Plan, plan
-from clearhead.masks import Causal, Mask, allow, as_mask, leaves
+from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked
+from clearhead.masks import Causal, Full, Mask, allow, leaves
+from clearhead.masks.data import DataMask
 
 _MAX_WIDTH = 256
+_PREDICTED_FASTER = "its plan is predicted to be faster than SDPA"
 
 
 class SparseImplementation(Implementation):
@@ -35,8 +46,6 @@ class SparseImplementation(Implementation):
         assert isinstance(inputs.normalizer, Softmax)
         if inputs.normalizer.dropout:
             return "dropout of attention weights is not supported"
-        if not torch.compiler.is_compiling() and not _is_concrete_call(inputs):
-            return "torch.func transforms and FakeTensorMode are not supported"
         if _is_exporting():
             return "a plan exists in this process only, and exported programs run in others"
         if torch.compiler.is_compiling():
@@ -44,22 +53,55 @@ class SparseImplementation(Implementation):
 
             if plan_key(inputs) is None:
                 return "torch.compile needs static shapes and a mask without tensors"
+        elif not _is_concrete_call(inputs):
+            return "torch.func transforms and FakeTensorMode are not supported"
+        return self._kernel_unsupported_reason(inputs)
+
+    def _kernel_unsupported_reason(self, inputs: AttentionInputs) -> str | None:
+        """Return why the kernel of the device does not support a call, or None."""
         if inputs.q.is_cuda:
-            return _triton_unsupported_reason(inputs)
+            return triton_unsupported_reason(inputs)
         if inputs.q.device.type != "cpu":
             return f"there is no sparse kernel for {inputs.q.device.type}"
         return None
 
-    def run(self, inputs: AttentionInputs) -> Tensor:
+    def plan_for(self, inputs: AttentionInputs) -> Plan | None:
+        """Return the plan of a call; None while a graph is compiled, which contains the handle of its plan."""
+        if torch.compiler.is_compiling():
+            return None
+        lead = inputs.q.shape[:-3]
+        if len(lead) == 1 or inputs.mask is None or not inputs.mask.batch_shape:
+            return plan_for(inputs)
+        return plan_for(replace(inputs, mask=_fold_batch(inputs.mask, inputs, lead)))
+
+    def propose(self, inputs: AttentionInputs) -> Execution | None:
+        """Return an execution if the kernel supports the call and its plan is predicted to be faster than SDPA."""
+        q, mask = inputs.q, inputs.mask
+        if not may_be_faster(inputs) or _is_exporting():
+            return None
+        if torch.compiler.is_compiling():
+            if not _is_predicted_faster_in_graph(inputs) or self.unsupported_reason(inputs) is not None:
+                return None
+            return Execution(self, None, _PREDICTED_FASTER)
+        # Plans of tensors without a modification count cannot be cached: every call would build one.
+        if not _is_concrete_call(inputs):
+            return None
+        if mask is not None and not mask.is_structural and mask.versions is None:
+            return None
+        plan = plan_for(inputs)  # late, because it can read the mask's data
+        if not is_predicted_faster(inputs, plan) or sdpa.SDPA.unsupported_reason(inputs) is not None:
+            return None
+        if self._kernel_unsupported_reason(inputs) is not None:
+            return None
+        return Execution(self, plan if q.dim() == 4 else self.plan_for(inputs), _PREDICTED_FASTER)
+
+    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
         from clearhead.attention.sparse.op import gathered
 
         assert isinstance(inputs.normalizer, Softmax)
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot
-        lead = q.shape[:-3]
-        mask = as_mask(inputs.mask)
-        mask = mask if len(lead) == 1 or not mask.batch_shape else _fold_batch(mask, inputs, lead)
         if torch.compiler.is_compiling():
             from clearhead.attention.sparse.compile import constant_handle, plan_key
 
@@ -67,48 +109,43 @@ class SparseImplementation(Implementation):
             assert key is not None  # checked by unsupported_reason
             handle = constant_handle(key)
         else:
-            # Referenced until the operator has run, because the registry does not keep the plan alive.
-            sparse_plan = plan(
-                mask,
-                inputs.T,
-                inputs.S,
-                query_offset=inputs.query_offset,
-                device=q.device,
-                blocking=blocking_for(inputs),
-            )
-            handle = sparse_plan.handle
-        bias = None if inputs.bias is None else inputs.scaled_bias()
-        if bias is not None and len(lead) != 1 and bias.requires_grad:
-            bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
-        bias = None if bias is None else mask_to_bhts(bias, lead)
+            assert plan is not None
+            handle = plan.handle  # the caller keeps the plan alive until the operator has run
+        lead = q.shape[:-3]
+        bias = None
+        if inputs.bias is not None:
+            bias = inputs.scaled_bias()
+            if len(lead) != 1 and bias.requires_grad:
+                bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
+            bias = mask_to_bhts(bias, lead)
         k, v = inputs.k, inputs.v
-        if not runs_triton(q):
+        if q.dtype in HALF_PRECISION and not runs_triton(q):
             # Half precision would round the output from which the backward pass computes its row sums, and a low
             # temperature magnifies that error. The kernel for CPUs converts its inputs to this dtype anyway.
-            q, k, v = (x.to(inputs.acc_dtype) for x in (q, k, v))
-        out, _ = gathered(to_bhtd(q), to_bhtd(k), to_bhtd(v), bias, handle, scale / inputs.normalizer.temperature)
-        out = out.to(inputs.q.dtype)
+            q, k, v = q.float(), k.float(), v.float()
+        if len(lead) != 1:
+            q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
+        out, _ = gathered(q, k, v, bias, handle, scale / inputs.normalizer.temperature)
+        if out.dtype != inputs.q.dtype:
+            out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
-
-    def is_preferred(self, inputs: AttentionInputs) -> bool:
-        """Return whether the kernel supports this call, and its plan is predicted to be faster than SDPA."""
-        if inputs.T * inputs.S < WORTH_PLANNING:
-            return False
-        if (inputs.mask is None or isinstance(inputs.mask, Causal)) and not sdpa.needs_fp32_upcast(inputs):
-            return False  # SDPA skips the hidden half itself
-        is_plain_softmax = isinstance(inputs.normalizer, Softmax) and not inputs.normalizer.dropout
-        if not is_plain_softmax or inputs.q.device.type not in ("cpu", "cuda"):
-            return False  # unsupported, so a plan would be useless
-        if _is_exporting() or (not torch.compiler.is_compiling() and not _is_concrete_call(inputs)):
-            return False
-        # Last, because it can read the mask's data.
-        return is_predicted_faster(inputs) and self.unsupported_reason(inputs) is None
 
 
 SPARSE = SparseImplementation()
 
 
-def _triton_unsupported_reason(inputs: AttentionInputs) -> str | None:
+def may_be_faster(inputs: AttentionInputs) -> bool:
+    """Return whether a plan of this call may be faster than SDPA, without building one."""
+    if inputs.q.shape[-2] * inputs.k.shape[-2] < WORTH_PLANNING:
+        return False
+    if (inputs.mask is None or isinstance(inputs.mask, Causal)) and not sdpa.needs_fp32_upcast(inputs):
+        return False  # SDPA skips the hidden half itself
+    if not isinstance(inputs.normalizer, Softmax) or inputs.normalizer.dropout:
+        return False  # unsupported, so a plan would be useless
+    return inputs.q.device.type in ("cpu", "cuda")
+
+
+def triton_unsupported_reason(inputs: AttentionInputs) -> str | None:
     """Return why the Triton kernels do not support a call, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
@@ -127,32 +164,47 @@ def _is_exporting() -> bool:
 
 def _is_concrete_call(inputs: AttentionInputs) -> bool:
     """Return whether all tensors of the call have data, and no torch.func transform is active."""
-    bias = [] if inputs.bias is None else [inputs.bias]
-    mask_data = [x for leaf, _ in leaves(as_mask(inputs.mask)) for x in getattr(leaf, "data", ())]
-    return all([is_concrete(x) for x in (inputs.q, inputs.k, inputs.v, *bias, *inputs.score_parameters, *mask_data)])
+    if not are_concrete(inputs.q, inputs.k, inputs.v, inputs.bias):
+        return False
+    if isinstance(inputs.scores, nn.Module) and not are_concrete(*inputs.score_parameters):
+        return False
+    if inputs.mask is None or inputs.mask.is_structural:
+        return True
+    return are_concrete(*[x for leaf, _ in leaves(inputs.mask) if isinstance(leaf, DataMask) for x in leaf.data])
 
 
-def is_predicted_faster(inputs: AttentionInputs) -> bool:
-    """Return whether the plan of a call is predicted to be faster than SDPA."""
-    heads = 1
-    for n in inputs.q.shape[:-2]:
-        heads = heads * n
-    width = max(inputs.q.shape[-1], inputs.v.shape[-1])
-    backward = torch.is_grad_enabled() and any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v)])
-    sdpa_dtype = inputs.acc_dtype if sdpa.needs_fp32_upcast(inputs) else inputs.q.dtype
-    if not torch.compiler.is_compiling():
-        # Plans of tensors without a modification count cannot be cached: every call would build one.
-        if as_mask(inputs.mask).versions is None:
-            return False
-        sparse_rates, sdpa_rates = (rates_for(inputs.q.device, dtype) for dtype in (inputs.q.dtype, sdpa_dtype))
-        return beats_sdpa(plan_for(inputs), heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
+def is_predicted_faster(inputs: AttentionInputs, sparse_plan: Plan) -> bool:
+    """Return whether the plan of a call is predicted to be faster than SDPA; stored with the plan."""
+    work = _work_key(inputs)
+    if work not in sparse_plan.comparisons:
+        heads, width, backward, dtype, sdpa_dtype = work
+        sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
+        is_faster = beats_sdpa(sparse_plan, heads, width, backward, sparse_rates, sdpa_rates=sdpa_rates)
+        sparse_plan.comparisons[work] = is_faster
+    return sparse_plan.comparisons[work]
+
+
+def _is_predicted_faster_in_graph(inputs: AttentionInputs) -> bool:
+    """Return whether the plan of a call is predicted to be faster than SDPA, while a graph is compiled."""
     # Not imported above, because its decorators import torch's compiler.
     from clearhead.attention.sparse.compile import constant_beats_sdpa, is_static, plan_key
 
+    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
     key = plan_key(inputs)
     if key is None or not is_static(heads) or not is_static(width):
         return False
-    return constant_beats_sdpa(key, (inputs.q.dtype, sdpa_dtype), (heads, width, backward))
+    return constant_beats_sdpa(key, (dtype, sdpa_dtype), (heads, width, backward))
+
+
+def _work_key(inputs: AttentionInputs) -> tuple[int, int, bool, torch.dtype, torch.dtype]:
+    """Return heads (batch × heads), width, whether gradients are computed, and the dtypes of the kernel and of SDPA."""
+    q, v = inputs.q, inputs.v
+    heads = 1
+    for n in q.shape[:-2]:
+        heads = heads * n
+    needs_grad = q.requires_grad or inputs.k.requires_grad or v.requires_grad
+    sdpa_dtype = q.dtype if inputs.bias is None or not sdpa.needs_fp32_upcast(inputs) else inputs.acc_dtype
+    return heads, max(q.shape[-1], v.shape[-1]), torch.is_grad_enabled() and needs_grad, q.dtype, sdpa_dtype
 
 
 def beats_sdpa(
@@ -184,15 +236,9 @@ def beats_sdpa(
 
 
 def plan_for(inputs: AttentionInputs) -> Plan:
-    """Return the plan that `run` follows."""
-    return plan(
-        inputs.mask,
-        inputs.T,
-        inputs.S,
-        query_offset=inputs.query_offset,
-        device=inputs.q.device,
-        blocking=blocking_for(inputs),
-    )
+    """Return the plan of a validated call."""
+    q, mask = inputs.q, Full() if inputs.mask is None else inputs.mask
+    return plan_checked(mask, q.shape[-2], inputs.k.shape[-2], inputs.query_offset, q.device, blocking_for(inputs))
 
 
 def blocking_for(inputs: AttentionInputs) -> Blocking:

@@ -74,22 +74,20 @@ class KernelInputs:
     """q, k, v of a call with four dimensions and unit stride in the last one, and the expanded bias, if any."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> None:
-        self.q, self.k, self.v = (unit_stride(x) for x in (q, k, v))
+        self.q = q if q.stride(-1) == 1 else q.contiguous()
+        self.k = k if k.stride(-1) == 1 else k.contiguous()
+        self.v = v if v.stride(-1) == 1 else v.contiguous()
         self.B, self.H, self.T, self.D = q.shape
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.groups = self.H // self.K
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.scale = scale
+        self.acc_dtype = torch.promote_types(q.dtype, torch.float32)  # of scores and sums
 
     @cached_property
     def flat(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v with batch and heads as one dimension."""
         return self.q.flatten(0, 1), self.k.flatten(0, 1), self.v.flatten(0, 1)
-
-    @property
-    def acc_dtype(self) -> torch.dtype:
-        """Accumulation dtype: float32 or wider."""
-        return torch.promote_types(self.q.dtype, torch.float32)
 
     def patterns(self, block_index: BlockIndex) -> Tensor:
         """Return (B · H,) int32: the index of the mask's pattern for each batch element and head."""

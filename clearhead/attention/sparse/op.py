@@ -15,7 +15,7 @@ from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
 from clearhead.attention.sparse.launch import KernelInputs, unit_stride
 from clearhead.attention.sparse.plan import Plan
-from clearhead.attention.sparse.registry import plan_by_handle
+from clearhead.attention.sparse.registry import PLANS
 
 _ATEN = torch.ops.aten
 
@@ -28,7 +28,7 @@ _ATEN = torch.ops.aten
 )
 def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for the plan with this handle."""
-    sparse_plan, kernel_inputs = plan_by_handle(handle), KernelInputs(q, k, v, bias, scale)
+    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
     if runs_triton(q):
         out, lse = _forward_triton(sparse_plan, kernel_inputs)
     else:
@@ -65,7 +65,7 @@ def gathered_backward(
     needs_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and, if `needs_dbias`, of the bias (else an empty tensor)."""
-    sparse_plan, kernel_inputs = plan_by_handle(handle), KernelInputs(q, k, v, bias, scale)
+    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
     grad, dbias = unit_stride(grad), q.new_empty(0)
     if runs_triton(q):
         dq, dk, dv = _backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
@@ -94,7 +94,7 @@ def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa
     ctx.handle, ctx.scale = handle, scale
     ctx.set_materialize_grads(False)
     if not torch.compiler.is_compiling():
-        ctx.plan = plan_by_handle(handle)  # keeps it alive
+        ctx.plan = PLANS.by_handle(handle)  # keeps it alive
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -155,7 +155,8 @@ def _backward_triton(
 
 
 def _forward_cpu(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
-    dense = _dense_forward(plan, x)
+    has_dense = plan.has_dense_causal or plan.dense_columns is not None
+    dense = _dense_forward(plan, x) if has_dense else None
     if dense is None:
         out = x.q.new_zeros((*x.q.shape[:-1], x.E), dtype=x.acc_dtype)
         lse = x.q.new_full(x.q.shape[:-1], -math.inf, dtype=x.acc_dtype)

@@ -16,15 +16,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead.attention.sparse import report
 from clearhead.attention.sparse.block_index import BlockIndex, PairList, RandomPairs, index_pairs, list_pairs
 from clearhead.attention.sparse.build import build
 from clearhead.attention.sparse.cost_model import Rates, rates_for
-from clearhead.attention.sparse.registry import cached_plan, next_handle, register
+from clearhead.attention.sparse.registry import PLANS
 from clearhead.attention.sparse.split import extract_disjuncts, make_row_blocks, split
 from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, leaves
 from clearhead.masks.regions import PairGrid
 
+MAX_CACHED_PLANS = 64
+"""Number of cached plans; the least recently used one is evicted."""
 LONG_LIST_COLUMNS = 4096
 """Mean number of columns per block from which larger blocks pay off if nearly all need no test: they read each column
 for more rows, but compute more pairs that are not allowed at the edges of a mask."""
@@ -54,7 +57,8 @@ class Plan:
 
     `handle` identifies the plan in torch operators (see `registry`). `dense_columns` (C,) are the keys that every query
     sees, if a dense call computes them. `has_dense_causal`: a dense causal call computes all of `causal()`.
-    `sparse_mask` is the remainder, for the sparse kernel; `pairs_cache` is shared by both sides of its index."""
+    `sparse_mask` is the remainder, for the sparse kernel; `pairs_cache` is shared by both sides of its index.
+    `comparisons` stores whether calls are predicted to be faster with this plan than with SDPA."""
 
     mask: Mask
     T: int
@@ -67,6 +71,7 @@ class Plan:
     has_dense_causal: bool
     sparse_mask: Mask | None
     pairs_cache: dict[RandomPairs, PairList] = field(default_factory=dict)
+    comparisons: dict[object, bool] = field(default_factory=dict)
 
     @cached_property
     def dense_range(self) -> tuple[int, int, int] | None:
@@ -245,10 +250,23 @@ def plan(
     start = mask.check(T, S, query_offset)
     device = torch.device(device)
     blocking = default_blocking(device) if blocking is None else blocking
+    return plan_checked(mask, T, S, start, device, blocking)
+
+
+def plan_checked(mask: Mask, T: int, S: int, query_offset: int, device: torch.device, blocking: Blocking) -> Plan:
+    """Return the plan of a mask that was checked for these sizes; cached."""
     versions = mask.versions
     if versions is None:  # modifications of its tensors are not counted, so the plan is valid for this call only
-        return _build_plan(mask, T, S, start, device, blocking)
-    return cached_plan(_build_plan, versions, mask, T, S, start, device, blocking)
+        return _build_plan(mask, T, S, query_offset, device, blocking)
+    return _cached_plan(versions, mask, T, S, query_offset, device, blocking)
+
+
+@CACHES.lru(MAX_CACHED_PLANS)
+def _cached_plan(
+    versions: tuple[int, ...], mask: Mask, T: int, S: int, query_offset: int, device: torch.device, blocking: Blocking
+) -> Plan:
+    """Build a plan, cached until a tensor of the mask is modified in place and `versions` change."""
+    return _build_plan(mask, T, S, query_offset, device, blocking)
 
 
 def default_blocking(device: torch.device) -> Blocking:
@@ -273,8 +291,8 @@ def _build_plan(mask: Mask, T: int, S: int, query_offset: int, device: torch.dev
             visible = row.nonzero().flatten()
             if len(visible) >= blocking.min_dense_columns:
                 columns, sparse_mask = visible, remainder
-    plan = Plan(mask, T, S, query_offset, device, blocking, next_handle(), columns, has_dense_causal, sparse_mask)
-    register(plan)
+    plan = Plan(mask, T, S, query_offset, device, blocking, PLANS.next_handle(), columns, has_dense_causal, sparse_mask)
+    PLANS.add(plan)
     return plan
 
 

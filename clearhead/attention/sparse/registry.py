@@ -1,54 +1,48 @@
-"""Cache of plans, and the handles by which operators and compiled graphs find them.
-
-A plan cannot be an argument of a torch operator, so an operator gets its handle, an integer. The registry holds plans
-weakly; the caller, the autograd node or `pin_plan` keeps them alive."""
+"""The handles by which operators and compiled graphs find plans."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from clearhead.attention.sparse.plan import Plan
 
-MAX_CACHED_PLANS = 64
-"""Number of cached plans; the least recently used one is evicted."""
 
-_BY_HANDLE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
-_PINNED: dict[int, Plan] = {}
-_HANDLES = itertools.count(1)
+class PlanRegistry:
+    """The plans of the process.
+
+    A plan cannot be an argument of a torch operator, so an operator gets its handle, an integer. The registry refers to
+    plans weakly; the cache, the caller, the autograd node or `pin` keeps them alive."""
+
+    def __init__(self) -> None:
+        self._by_handle: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+        self._pinned: dict[int, Plan] = {}
+        self._handles = itertools.count(1)
+
+    def next_handle(self) -> int:
+        """Return a handle for a new plan, unique within the process."""
+        return next(self._handles)
+
+    def add(self, plan: Plan) -> None:
+        """Make a plan available to `by_handle` for as long as it is referenced."""
+        self._by_handle[plan.handle] = plan
+
+    def by_handle(self, handle: int) -> Plan:
+        """Return the plan with this handle; it must still be referenced somewhere."""
+        return self._by_handle[handle]
+
+    def pin(self, plan: Plan) -> int:
+        """Keep a plan for the life of the process, for a compiled graph, and return its handle."""
+        self._pinned[plan.handle] = plan
+        return plan.handle
+
+    @property
+    def pinned(self) -> tuple[Plan, ...]:
+        """The plans of compiled graphs, the newest last."""
+        return tuple(self._pinned.values())
 
 
-def next_handle() -> int:
-    """Return a handle for a new plan, unique within the process."""
-    return next(_HANDLES)
-
-
-def register(plan: Plan) -> None:
-    """Make a plan available to `plan_by_handle` for as long as it is referenced."""
-    _BY_HANDLE[plan.handle] = plan
-
-
-def plan_by_handle(handle: int) -> Plan:
-    """Return the plan with this handle; it must still be referenced somewhere."""
-    return _BY_HANDLE[handle]
-
-
-def pin_plan(plan: Plan) -> int:
-    """Keep a plan for the life of the process, for a compiled graph, and return its handle."""
-    _PINNED[plan.handle] = plan
-    return plan.handle
-
-
-@lru_cache(MAX_CACHED_PLANS)
-def cached_plan(build: Callable[..., Plan], versions: tuple[int, ...], *arguments: Any) -> Plan:
-    """Return `build(*arguments)`, cached until a tensor of the mask is modified in place and `versions` change."""
-    return build(*arguments)
-
-
-def clear_plans() -> None:
-    """Drop all cached plans. Plans pinned by compiled graphs stay."""
-    cached_plan.cache_clear()
+PLANS = PlanRegistry()
+"""The plans of this process."""

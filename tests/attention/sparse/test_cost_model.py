@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.attention.sparse import kernel
-from clearhead.attention.sparse.compile import mask_to_expr
+from clearhead.attention.sparse.compile import static_text
 from clearhead.attention.sparse.cost_model import CPU, H200, rates_for
 from clearhead.attention.sparse.plan import Blocking, plan
 from clearhead.masks import blocks, causal, documents, every, padding, parse, window
@@ -59,13 +59,13 @@ def test_fit_recovers_rates_of_generated_samples(rates):
 
 
 @given(masks)
-def test_mask_to_expr_is_parsed_to_an_equal_mask(mask):
-    assert parse(mask_to_expr(mask)) == mask
+def test_static_text_is_parsed_to_an_equal_mask(mask):
+    assert parse(static_text(mask)) == mask
 
 
-def test_mask_to_expr_of_tensors_is_none():
-    assert mask_to_expr(padding([3, 5])) is None
-    assert mask_to_expr(window(2, 2) & ~documents([0, 0, 1])) is None
+def test_static_text_of_tensors_is_none():
+    assert static_text(padding([3, 5])) is None
+    assert static_text(window(2, 2) & ~documents([0, 0, 1])) is None
 
 
 def test_fused_work_counts_data_on_another_device():

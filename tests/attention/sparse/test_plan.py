@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead._core.caches import clear_caches
 from clearhead.attention.sparse import plan as planning
 from clearhead.attention.sparse.plan import Blocking, plan
-from clearhead.attention.sparse.registry import clear_plans
 from clearhead.masks import (
     allow,
     blocks,
@@ -215,7 +215,7 @@ def test_plan_is_cached_until_cleared():
     first = plan(mask, 53)
     assert plan(window(3, 1) | every(7), 53) is first
     assert plan(mask, 59) is not first
-    clear_plans()
+    clear_caches()
     assert plan(mask, 53) is not first
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead._core.caches import clear_caches
 from clearhead.attention.sparse.plan import Blocking, plan
-from clearhead.attention.sparse.registry import clear_plans
 from clearhead.masks.catalogue import CATALOGUE
 from tests.support.work_counters import Effort
 
@@ -24,7 +24,7 @@ NAMED = {"BigBird": 3, "random scatter": 16}
 def assert_little_work(name, T):
     """Check the work of the query index (with the common part of the plan), and of the key index after it."""
     mask = PATTERNS[name].mask(T)
-    clear_plans()
+    clear_caches()
     with Effort() as before:
         mask_plan = plan(mask, T, blocking=BLOCKING)
         _ = mask_plan.query_pieces
