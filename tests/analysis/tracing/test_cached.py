@@ -190,7 +190,7 @@ def test_difference_is_maximum_over_steps(monkeypatch):
 
     model, ids, real = decoder(), torch.randint(31, (2, 9)), SDPAImplementation.run
     monkeypatch.setattr(
-        SDPAImplementation, "run", lambda self, call: real(self, call) * (1.001 if call.S == 7 else 1.0)
+        SDPAImplementation, "run", lambda self, call, plan: real(self, call, plan) * (1.001 if call.S == 7 else 1.0)
     )
     t = run_in_steps(model, ids, [5, 1, 1, 2])
     path = "blocks.0.attention"

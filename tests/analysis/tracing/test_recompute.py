@@ -133,7 +133,7 @@ def test_difference_detects_wrong_implementation(monkeypatch):
     from clearhead.attention.sdpa import SDPAImplementation
 
     real = SDPAImplementation.run
-    monkeypatch.setattr(SDPAImplementation, "run", lambda self, call: real(self, call) * 1.001)
+    monkeypatch.setattr(SDPAImplementation, "run", lambda self, *args: real(self, *args) * 1.001)
     t = traced(MultiHeadAttention(30, 6), torch.randn(2, 11, 30), mask=causal())
     assert t.difference("") > 10 * t.tolerance("")
 
