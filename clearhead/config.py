@@ -123,7 +123,7 @@ class Config(Validated):
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def variant(cls, field: str, name: str, current: Mapping[str, Any]) -> dict[str, Any]:
+    def variant(cls, field: str, name: str, current: Mapping[str, object]) -> dict[str, Any]:
         """Return another variant for a field as a dict for `from_dict`.
 
         Args:
@@ -141,7 +141,7 @@ class Config(Validated):
         return encode(self)
 
     @classmethod
-    def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
+    def from_dict(cls: type[C], data: Mapping[str, object]) -> C:
         """Return the configuration in a dict written by `to_dict`; `Config.from_dict` selects the class by "type"."""
         return typing.cast(C, _decode_fields(data, _config_class(data, cls), ""))
 
@@ -202,7 +202,7 @@ def encode(value: Any, where: str = "") -> Any:
     return data
 
 
-def _config_class(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
+def _config_class(data: Mapping[str, object], cls: type[Config]) -> type[Config]:
     """Return the class named by `data["type"]`, which must be `cls` or a subclass of it."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"got {type(data).__name__}, expected a dict of fields")
@@ -220,7 +220,7 @@ def _config_class(data: Mapping[str, Any], cls: type[Config]) -> type[Config]:
     return config_class
 
 
-def _decode_fields(data: Mapping[str, Any], cls: type, prefix: str) -> Any:
+def _decode_fields(data: Mapping[str, object], cls: type, prefix: str) -> Any:
     """Build a dataclass from a dict; names and values are validated against the annotations."""
     renamed = {old: new for base in cls.__mro__ for old, new in vars(base).get("renamed_fields", {}).items()}
     data = {renamed.get(key, key): value for key, value in data.items() if key != "type"}
@@ -243,7 +243,7 @@ def _decode_fields(data: Mapping[str, Any], cls: type, prefix: str) -> Any:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def _decode(value: Any, hint: Any, owner: str, key: str) -> Any:
+def _decode(value: object, hint: object, owner: str, key: str) -> Any:
     """Convert plain data to the value of a field."""
     parts = members(hint)
     if type(None) in parts and (value is None or (value == _NONE and str not in parts)):
@@ -273,19 +273,19 @@ def _decode(value: Any, hint: Any, owner: str, key: str) -> Any:
     return validate(value, f"{owner}: {key}", hint)
 
 
-def decode_variant(data: Mapping[str, Any], variants: Iterable[type], where: str) -> Any:
+def decode_variant(data: Mapping[str, object], variants: Iterable[type], where: str) -> Any:
     """Build the variant named by `data["type"]`, which is optional if there is only one variant."""
     variants = tuple(variants)
     name = data.get("type", variants[0].__name__ if len(variants) == 1 else None)
     return _decode_fields(data, _find_variant(name, variants, where), f"{where}: ")
 
 
-def _variants(hint: Any) -> tuple[type, ...]:
+def _variants(hint: object) -> tuple[type, ...]:
     """Return the dataclasses in an annotation."""
     return tuple(part for part in members(hint) if isinstance(part, type) and dataclasses.is_dataclass(part))
 
 
-def _find_variant(name: Any, variants: tuple[type, ...], where: str) -> type:
+def _find_variant(name: object, variants: tuple[type, ...], where: str) -> type:
     """Return the variant with this name, ignoring case and hyphens: "warmup-cosine" is WarmupCosine."""
     key = str(name).replace("-", "").replace("_", "").lower()
     by_name = {variant.__name__.lower(): variant for variant in variants}
@@ -300,7 +300,7 @@ def _find_variant(name: Any, variants: tuple[type, ...], where: str) -> type:
 # ---------------------------------------------------------------------- writing TOML
 
 
-def toml_document(data: Mapping[str, Any]) -> str:
+def toml_document(data: Mapping[str, object]) -> str:
     """Return a TOML document with one line per field; nested values are inline tables."""
     return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in data.items() if value is not None)
 
@@ -310,7 +310,7 @@ def _toml_key(key: str) -> str:
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
 
 
-def _toml_value(value: Any) -> str:
+def _toml_value(value: object) -> str:
     """Return a value as TOML."""
     if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from rich.table import Table
@@ -255,6 +255,7 @@ def _show_attention(cost: Cost) -> None:
 # ---------------------------------------------------------------------- machine, several GPUs, memory limit, measured
 
 
+@runtime_checkable
 class CostSection(Protocol):
     """A part of the output: `key` is its name in the JSON document."""
 

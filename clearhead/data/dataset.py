@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class InputBatch(Batch):
         return model(self.inputs)
 
 
+@runtime_checkable
 class MapDataset(Protocol):
     """A map-style dataset: `len(dataset)` and `dataset[i]`."""
 

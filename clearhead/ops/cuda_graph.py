@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 CaptureErrorMode = Literal["global", "thread_local", "relaxed"]
 
 
+@runtime_checkable
 class GraphBackend(Protocol):
     """Captures functions as graphs."""
 

@@ -13,12 +13,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from torch import nn
 
 from clearhead._core.atomic_io import wrap_os_errors, write_atomically
-from clearhead.data import Tokenizer
 from clearhead.errors import StorageError
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class RunInfo:
     device: str
     processes: int
     model: nn.Module = field(repr=False)
-    tokenizer: Tokenizer | None = None
+    tokenizer: Any = None  # of the task; usually a Tokenizer
     notes: tuple[str, ...] = ()  # such as rows of the data that were skipped
 
 
@@ -137,6 +136,7 @@ def combine(callbacks: Callbacks) -> Progress:
     return callbacks if isinstance(callbacks, Progress) else CallbackList(callbacks)
 
 
+@runtime_checkable
 class ExperimentRun(Protocol):
     """A run of an experiment tracker, such as that of `wandb.init()`."""
 

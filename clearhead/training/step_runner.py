@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -248,6 +248,7 @@ class GraphedStep:
         return captured == {name: tensor.shape for name, tensor in batch.tensors().items()}
 
 
+@runtime_checkable
 class SideStreamGraphs(GraphBackend, Protocol):
     """A graph backend that also runs eager steps on the stream of its captures."""
 

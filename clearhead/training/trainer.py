@@ -219,28 +219,40 @@ class Trainer:
 
     def _update(self, step: int) -> None:
         """Make one optimizer step over `accumulation` batches and all processes."""
-        fetched = [self.prefetcher.next() for _ in range(self.config.accumulation)]
-        batches = [batch for batch, _ in fetched]
-        self._batch_infos[step] = [info for _, info in fetched]
+        batches = self._next_batches(step)
         labels, tokens = self._over_all(sum(b.n_labels for b in batches), sum(b.n_tokens for b in batches))
         # Gradients are averaged over processes; multiplying by their number gives the sum over all labels.
         loss = self.step_runner.train_step(batches, self.world.size / labels)
         self._norm = optimizer.clip_grad_norm(self.model.parameters(), self.config.clip)
+        self._record_non_finite(step, loss)
+        self._apply_gradients(step)
+        self._interval_loss += loss
+        self.state.step = step
+        self.state.interval_labels += labels
+        self.state.interval_tokens += tokens
+        self.state.tokens += tokens
+
+    def _next_batches(self, step: int) -> list[Batch]:
+        """Return the batches of a step, and store what identifies them until the next check."""
+        fetched = [self.prefetcher.next() for _ in range(self.config.accumulation)]
+        self._batch_infos[step] = [info for _, info in fetched]
+        return [batch for batch, _ in fetched]
+
+    def _record_non_finite(self, step: int, loss: Tensor) -> None:
+        """Record the first step whose loss or gradient is not finite, without synchronizing a GPU."""
         is_bad = ~(loss.isfinite() & self._norm.isfinite())
         self._bad_step = torch.where((self._bad_step == 0) & is_bad, step, self._bad_step)
         if self.world.device.type == "cpu":
             self._check_finite()  # before the optimizer updates the parameters
+
+    def _apply_gradients(self, step: int) -> None:
+        """Update the parameters and their average."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.averaging is not None:
             self.config.averaging.update(self.averaged, checkpoints.weights(self.model), step)
-        self._interval_loss += loss
-        self.state.step = step
-        self.state.interval_labels += labels
-        self.state.interval_tokens += tokens
-        self.state.tokens += tokens
 
     def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
         """Sum counts over all processes, on the CPU so that no device is synchronized."""

@@ -15,18 +15,6 @@ from clearhead.data.tasks.translation import encode_sources, encode_targets
 SENTENCE = "The cat sat on the mat."
 
 
-@pytest.fixture(scope="module")
-def picture(tmp_path_factory):
-    """Return the path of a grey bar on black, as a PNG whose size differs from that of the model."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("L", (50, 70), 10)
-    ImageDraw.Draw(image).rectangle((20, 10, 30, 60), fill=240)
-    path = tmp_path_factory.mktemp("pictures") / "bar.png"
-    image.save(path)
-    return path
-
-
 class TestText:
     def test_inspect_translation_equals_a_trace(self, cli):
         """The weights in the JSON equal those of a trace with the same tokens."""

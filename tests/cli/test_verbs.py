@@ -8,13 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from clearhead import hub
-from tests.hub.test_chat_template import TEMPLATES
-from tests.hub.test_chat_template import folder as chat_folder  # noqa: F401 (a fixture)
-from tests.hub.test_text_generation import reader  # noqa: F401 (a fixture)
-from tests.hub.test_transcribe import save_whisper
+from tests.support.tokenizers import save_chat_model, save_text_encoder
+from tests.support.whisper import save_whisper
+
+CHAT_TEMPLATE = "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
 
 
-def test_embed_writes_vectors_and_lists_similar_pairs(cli, reader, tmp_path):  # noqa: F811
+def test_embed_writes_vectors_and_lists_similar_pairs(cli, tmp_path):
+    reader = save_text_encoder(tmp_path / "reader")
     texts = ["the quick brown fox", "dog", "the quick brown fox the", "the lazy dog"]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
     vectors = hub.pipeline(reader).embed(texts)
@@ -54,8 +55,9 @@ def test_transcribe_prints_segments_and_text(cli, tmp_path):
     assert "cannot be read" in cli("transcribe", tmp_path / "none.wav", "--model", folder).err
 
 
-def test_generate_chat_uses_the_chat_template(cli, chat_folder):  # noqa: F811
-    (chat_folder / "chat_template.jinja").write_text(TEMPLATES["im_start"])
+def test_generate_chat_uses_the_chat_template(cli, tmp_path):
+    chat_folder = save_chat_model(tmp_path / "model")
+    (chat_folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     expected = hub.pipeline(chat_folder).chat([{"role": "user", "content": "dog"}], max_new_tokens=5)
     arguments = ("generate", "dog", "--chat", "--model", chat_folder, "--max-new-tokens", 5)
     assert cli(*arguments, "--json").json["text"] == expected

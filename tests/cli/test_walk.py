@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from tests.cli.test_inspect import picture  # noqa: F401 (a fixture)
-
 HELLO = ["walk", "en-es", "Hello world"]
 
 
@@ -37,7 +35,7 @@ def test_walk_page_contains_the_json_document(cli, tmp_path):
         ("digits-vit", None, {"pixels", "patches", "position", "mask", "pool", "logits", "answer"}),
     ],
 )
-def test_walk_of_decoders_and_vision_transformers_contains_their_steps(cli, model, text, roles, picture):  # noqa: F811
+def test_walk_of_decoders_and_vision_transformers_contains_their_steps(cli, model, text, roles, picture):
     result = cli("walk", model, text or picture, "--json").json
     assert roles <= {step["role"] for step in result["steps"]}
     masked = {step["branch"] for step in result["steps"] if step["role"] == "mask"}

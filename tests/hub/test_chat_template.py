@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -11,8 +10,7 @@ from clearhead import hub
 from clearhead.errors import DataError
 from clearhead.hub import chat_template as templates
 from clearhead.hub.chat_template import render
-from tests.support.third_party_models import PEERS
-from tests.support.tokenizers import byte_pairs
+from tests.support.tokenizers import save_chat_model
 
 CONVERSATION = [
     {"role": "system", "content": '  Be brief. <ü> & "so"'},
@@ -62,16 +60,7 @@ TEMPLATES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny Llama with a tokenizer that transformers can load."""
-    inner, specials = byte_pairs()
-    peer = PEERS["llama"]
-    sizes = peer.sizes | {"vocab_size": inner.get_vocab_size(), "max_position_embeddings": 500}
-    peer = replace(peer, sizes=sizes)
-    folder = tmp_path_factory.mktemp("chat") / "model"
-    peer.save(peer.build(), folder)
-    inner.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **specials}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "model")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

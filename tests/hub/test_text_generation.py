@@ -13,7 +13,7 @@ from clearhead.errors import DataError, ShapeError, StorageError
 from clearhead.generation import Greedy, Sample
 from clearhead.masks import padding
 from tests.support.third_party_models import PEERS
-from tests.support.tokenizers import word_piece
+from tests.support.tokenizers import save_text_encoder, word_piece
 
 TEXT = "ROMEO:\nWhat light"
 
@@ -46,13 +46,7 @@ def test_exported_model_generates_the_same_text(bard, tmp_path):
 @pytest.fixture
 def reader(tmp_path):
     """A tiny BERT with a tokenizer, as sentence-transformers would lay it out."""
-    inner, specials = word_piece()
-    peer = PEERS["bert"]
-    peer = replace(peer, sizes=peer.sizes | {"vocab_size": inner.get_vocab_size()})
-    peer.save(peer.build(), tmp_path)
-    inner.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(specials))
-    return tmp_path
+    return save_text_encoder(tmp_path)
 
 
 TEXTS = ["the quick brown fox", "dog", "the lazy dog the"]

@@ -10,14 +10,10 @@ import pytest
 
 from benchmarks.sparse import draw_sparse
 from clearhead.cli.app import every_command
+from tests.support.readme import README, fenced
 from tools.readme import PAGES, TABLES, updated
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def fenced(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.parametrize("code", fenced("python"), ids=lambda code: code.splitlines()[-1][:40])
@@ -38,7 +34,7 @@ def test_commands_exist():
 
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for name in re.findall(r"`?make (\w+)", TEXT):
+    for name in re.findall(r"`?make (\w+)", README):
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
 
 
@@ -52,7 +48,7 @@ def test_tables_match_the_results():
 
 
 def test_readme_has_fewer_than_170_lines():
-    assert len(TEXT.splitlines()) < 170
+    assert len(README.splitlines()) < 170
 
 
 def test_picture_of_masks_matches_the_results(tmp_path):
@@ -61,7 +57,7 @@ def test_picture_of_masks_matches_the_results(tmp_path):
 
 
 def test_links_point_to_existing_files():
-    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
 
 

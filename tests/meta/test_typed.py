@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import clearhead
-from tests.meta.test_readme import fenced
+from tests.support.readme import fenced
 
 ROOT = Path(__file__).parents[2]
 

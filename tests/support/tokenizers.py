@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.support.third_party_models import PEERS
 
 TEXTS = ["the quick brown fox", "the lazy dog, the quick dog", "unaffable and quick"]
 
@@ -39,3 +45,27 @@ def byte_pairs():
     trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<|end|>"], initial_alphabet=alphabet)
     inner.train_from_iterator(TEXTS, trainer)
     return inner, {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+
+
+def save_text_encoder(folder: Path) -> Path:
+    """Save a tiny BERT with a tokenizer, as sentence-transformers would lay it out."""
+    inner, specials = word_piece()
+    peer = PEERS["bert"]
+    peer = replace(peer, sizes=peer.sizes | {"vocab_size": inner.get_vocab_size()})
+    peer.save(peer.build(), folder)
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(specials))
+    return folder
+
+
+def save_chat_model(folder: Path) -> Path:
+    """Save a tiny Llama with a tokenizer that transformers can load; it has no chat template yet."""
+    inner, specials = byte_pairs()
+    peer = PEERS["llama"]
+    sizes = peer.sizes | {"vocab_size": inner.get_vocab_size(), "max_position_embeddings": 500}
+    peer = replace(peer, sizes=sizes)
+    peer.save(peer.build(), folder)
+    inner.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **specials}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

@@ -140,6 +140,7 @@ def test_dataset_split_lengths_serve_a_token_budget(tmp_path):
         assert max(sizes) * len(sizes) <= 13
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -18,9 +18,9 @@ from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig,
 from clearhead.nn import GELU, Parallel, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.nn.positions import ALiBi, LearnedPositions, RelativeBias, Rotary
 from tests.analysis.views.test_browser import BROWSER, run_script_in_page
-from tests.hub.test_text_generation import reader  # noqa: F401 (a fixture)
 from tests.support.rounding import assert_equal_up_to_rounding
 from tests.support.third_party_models import PEERS
+from tests.support.tokenizers import save_text_encoder
 
 SIZES = {"vocab_size": 31, "max_len": 13, "d_model": 24, "n_heads": 4, "d_ff": 23}
 EPS = torch.finfo(torch.float32).eps
@@ -310,8 +310,8 @@ class TestThirdPartyModels:
         assert [step.role for step in exported.steps] == [step.role for step in original.steps]
         assert_equal_up_to_rounding(exported["", "logits"].values, original["", "logits"].values)
 
-    def test_third_party_encoder_uses_its_tokenizer(self, reader):  # noqa: F811
-        trained = hub.pipeline(reader)
+    def test_third_party_encoder_uses_its_tokenizer(self, tmp_path):
+        trained = hub.pipeline(save_text_encoder(tmp_path))
         walk = analysis.build_walkthrough(trained, "the quick brown fox")
         assert "".join(walk.steps[0].rows) == "the quick brown fox"
         assert walk["", "tokens"].values.tolist() == trained.tokenizer.prompt("the quick brown fox")
