@@ -150,17 +150,19 @@ def sparse_16(book, mask, n, also):
 
 
 @solution_of("masks-by-architecture", "03-masks")
-def masks_by_architecture(book, s, u, t, v, future):
+def masks_by_architecture(book, s, u, t, v):
     s, u, t, v = map(int, (s, u, t, v))
     encoder, decoder = masks.padding([u]).dense(s, s)[0, 0], masks.causal().dense(t, t)
     cross = masks.padding([u]).dense(t, s)[0, 0]
     words = masks.padding([v]).dense(t, t)[0, 0]
     leak = [[int(s > u)], [0], [int(s > u)], [0], [int(s > u)]]  # to the right of every word: causal hides it already
+    future = [[0], [1], [0], [1], [0]]  # decoders predict the words that follow
     return {
         "source_words": encoder[:1].double(),
         "target_words": words[:1].double(),
         "leak": leak,
-        "table": [[pad, int(ahead)] for (pad,), ahead in zip(leak, future[0], strict=True)],
+        "future": future,
+        "table": [[*pad, *ahead] for pad, ahead in zip(leak, future, strict=True)],
         "encoder": encoder.double(),
         "decoder": decoder.double(),
         "cross": cross.double(),

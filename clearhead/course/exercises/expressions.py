@@ -127,7 +127,14 @@ _NOTATION = {  # in plain text, in LaTeX
     "at": ("{}[{} → {}]", r"{}[{} \to {}]"),
     "sqrt": ("√({})", r"\sqrt{{{}}}"),
     "abs": ("|{}|", r"\left|{}\right|"),
+    "sum": ("Σ {}", r"\sum {}"),
+    "eye": ("I", "I"),
+    "flat": ("vec({})", r"\operatorname{{vec}}\left({}\right)"),
+    "shaped": ("{}", "{}"),
+    "columns": ("{}_{}", "{}_{{{}}}"),
 }
+_ATOM = 5
+_ATOMIC_ARGUMENTS = ("jacobian", "grad", "at", "columns", "sum")
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "@": 2, "**": 4}
 
 
@@ -148,7 +155,8 @@ def _format(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[st
     if isinstance(node, ast.BinOp):
         sign = _OPERATIONS[type(node.op)]
         level = _LEVEL[sign]
-        left = inner(node.left, level + (sign == "**"))
+        is_negative = isinstance(node.left, ast.UnaryOp) and sign in "*/@"  # −y·x needs no parentheses
+        left = inner(node.left, 1 if is_negative else level + (sign == "**"))
         if sign == "/" and latex:
             return rf"\frac{{{inner(node.left, 0)}}}{{{inner(node.right, 0)}}}", 5
         if sign == "**" and latex:
@@ -166,7 +174,9 @@ def _format(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[st
     if isinstance(node, ast.List):
         return "[" + ", ".join(inner(part, 0) for part in node.elts) + "]", 5
     if isinstance(node, ast.Call):
-        name, parts = ast.unparse(node.func), [inner(part, 0) for part in node.args]
+        name = ast.unparse(node.func)
+        level = _ATOM if name in _ATOMIC_ARGUMENTS else 0
+        parts = [inner(part, level) for part in node.args]
         if name in _NOTATION:
             return _NOTATION[name][latex].format(*parts), 5
         function, arguments = name.replace("_", " "), ", ".join(parts)

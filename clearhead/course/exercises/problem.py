@@ -124,6 +124,16 @@ def _fill(source: ProblemSource, key: str, default: str = "", computed: Mapping[
     return _fill_values(source.text(key, default), source.values, computed or {})
 
 
+def join_words(words: list[str]) -> str:
+    """Return words as a list in a sentence.
+
+    Example:
+        >>> join_words(["0"]), join_words(["0", "1"]), join_words(["0", "1", "2"])
+        ('0', '0 and 1', '0, 1 and 2')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
 def fill_text(text: str, worksheet: Worksheet) -> str:
     """Return a text with placeholders such as {tokens} replaced by the values of a worksheet's problem."""
     return _fill_values(text, worksheet.problem, worksheet.texts)
@@ -132,8 +142,10 @@ def fill_text(text: str, worksheet: Worksheet) -> str:
 def _fill_values(text: str, values: Mapping[str, Any], computed: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         value_of_key = computed.get(match[1], values.get(match[1], values.get("given", {}).get(match[1])))
-        if isinstance(value_of_key, list) and all(isinstance(item, (int, str)) for item in value_of_key):
-            return " ".join(map(str, value_of_key))
+        if isinstance(value_of_key, list) and all(isinstance(item, int) for item in value_of_key):
+            return join_words(list(map(str, value_of_key)))
+        if isinstance(value_of_key, list) and all(isinstance(item, str) for item in value_of_key):
+            return " ".join(value_of_key)
         if value_of_key is None or isinstance(value_of_key, (list, dict)):
             return match[0]
         return f"{value_of_key:,}" if isinstance(value_of_key, int) else str(value_of_key)

@@ -21,8 +21,9 @@ from clearhead.course.exercises.sheet import Worksheet, WorksheetStep
 from clearhead.course.exercises.source import ProblemError, ProblemSource
 
 _SEEDS_PER_ROW = 100  # seeds that share a sequence of draws
-_MAX_DRAWS = 40
-_LONGEST_ROW = 50 * _SEEDS_PER_ROW
+_MAX_DRAWS = 200
+_CELLS_RATIO = 2  # a variant has at most this times as many, or as few, numbers to find
+_LONGEST_ROW = 250 * _SEEDS_PER_ROW
 
 
 def variant(problem: str | Path | Problem, seed: int) -> Problem:
@@ -80,6 +81,9 @@ def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
         return False
     if [step.grid for step in worksheet.steps] == [step.grid for step in original.steps]:
         return False  # the same numbers in another notation
+    cells = [sum(len(step.grid.numbers) for step in of.steps if not step.is_given) for of in (worksheet, original)]
+    if not cells[1] / _CELLS_RATIO <= cells[0] <= cells[1] * _CELLS_RATIO:
+        return False
     if any(_is_dull(new) > _is_dull(old) for new, old in zip(worksheet.steps, original.steps, strict=True)):
         return False
     new, old = (

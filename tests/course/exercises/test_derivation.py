@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.course.exercises import ProblemError, solve, solve_text
+from clearhead.course.exercises import ProblemError, read, solve, solve_text
 from clearhead.course.exercises.algebra import EXACT, FLOAT64, ExpressionError
 from clearhead.course.exercises.expressions import Evaluator, format_expression, parse_expression
 from clearhead.course.exercises.numbers import as_float, read_number, text
@@ -339,3 +339,19 @@ def test_encoder_decoder_matches_numpy(name):
     np.testing.assert_allclose(cells(work, "memory"), memory, atol=1e-13)
     assert cells(work, "loss")[0][0] == pytest.approx(-math.log(p[0, 1]) - math.log(p[1, 2]), abs=1e-12)
     assert [check.by for check in work.checks][1].startswith("EncoderDecoder")
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "encoder-decoder-softmax"])
+def test_encoder_decoder_writes_its_target(name):
+    """The likeliest word after <start> is Hola, and after Hola it is mundo."""
+    work = solve(name)
+    rows = [[float(x) for x in row] for row in work.step("p").grid.cells]
+    columns = work.step("p").grid.columns
+    assert [columns[row.index(max(row))] for row in rows] == ["Hola", "mundo"]
+    assert [int(x) for x in work.step("next").grid.flat] == [2, 3]
+
+
+def test_needs_are_checked_before_exact_numbers():
+    text = read("encoder-decoder").text.replace("[1, 0, 2, 0]", "[1, 0, 0, 2]")
+    with pytest.raises(ProblemError, match=r"do not meet 'max\(rows\(logits, 1\)\)"):
+        solve_text(text)

@@ -15,7 +15,7 @@ VERDICTS = {
         ("d_head", True), ("per_head", True), ("parameters_total", True), ("stored", True), ("stored_total", True),
     ],
     "layer-norm-identity": [("length", True)],
-    "layer-norm-negative-scale": [("length", False)],
+    "layer-norm-negative-scale": [],
     "receptive-field": [("formula", True)],
     "schedule": [],
     "sinusoid-position-3": [],

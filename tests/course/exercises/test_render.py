@@ -200,3 +200,26 @@ def test_html_has_no_external_resources(works):
     assert not re.search(r"(src|href)\s*=|@import|url\(", page)
     assert "<START>" not in page
     assert "&lt;START&gt;" in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_worksheet_sentences_use_notation(works, name):
+    """No code, no numbers of 60 digits, and no label that tells the answer."""
+    text = " ".join(render.terminal(works[name]).split())
+    assert not re.search(r"\d\.\d{25}", text)
+    assert not re.search(r"\b(eye|flat|shaped|columns|grad|jacobian)\(", text)
+    assert "window(" not in works[name].question
+    assert not re.search(r"∂\([^()]*\)[·−+]", text), "a derivative of a sum needs parentheses around all of it"
+    assert not re.search(r"Agrees\..*which agrees|\b1 keys\b|It is [A-Z]", text)
+
+
+def test_question_lists_integers_as_words(works):
+    assert "for the pairs i of 0 1" not in works["sinusoid-position-3"].question
+    assert "0 and 1" in works["sinusoid-position-3"].question
+    assert "numbered from 0. Each token attends to itself" in works["sparse-16"].question
+
+
+def test_expression_of_derivative_keeps_its_parentheses(works):
+    notes = [step.note for step in works["infinity-norm-step"].steps]
+    assert any("∂(−y·log(P) − (1 − y)·log(1 − P))/∂w" in note for note in notes)
+    assert works["infinity-norm-step"].step("norm").symbol == "‖w‖∞²"

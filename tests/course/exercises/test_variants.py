@@ -106,3 +106,12 @@ def test_wrong_answer_of_variant_is_graded_wrong():
     assert not grade_text(work, right + "\n").unanswered
     wrong = "\n".join(f'mean = [["{mean}"]]' if line.startswith("mean") else line for line in right.splitlines())
     assert not grade_text(work, wrong).is_right
+
+
+@pytest.mark.parametrize("name", ["sparse-16", "masks-by-architecture", "layer-norm-identity", "convolution-128"])
+def test_variants_ask_for_about_as_many_numbers(name):
+    def cells(work):
+        return sum(len(step.grid.numbers) for step in work.steps if not step.is_given)
+
+    original = cells(solve(name))
+    assert all(original / 2 <= cells(solve(variant(name, seed))) <= original * 2 for seed in range(6))

@@ -53,7 +53,9 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     shapes = _to_integers([s.channels, *s.size] for s in stages)
     counted = _to_integers([s.weights] for s in stages[1:])
     derivation = "; ".join(f"{s.name}: {s.derivation}" for s in stages if s.derivation)
-    sheet.add("layers", "Given", _layer_table(layers, names[1:]), is_given=True)
+    size = ExactGrid.of(_to_integers([shape]), ["input"], ["channels", "height", "width"])
+    sheet.add("input", "Size of the input", size, is_given=True)
+    sheet.add("layers", "Layers", _layer_table(layers, names[1:]), is_given=True)
     plain = "out = ⌊(in + 2·padding − kernel) / stride⌋ + 1"
     latex = r"n_{\mathrm{out}} = \left\lfloor \frac{n_{\mathrm{in}} + 2p - k}{s} \right\rfloor + 1"
     sheet.add(

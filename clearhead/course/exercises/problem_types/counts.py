@@ -81,8 +81,10 @@ def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
     def renumbered(text: str) -> str:
         return re.sub(r"\d+", lambda match: str(rng.similar(int(match[0]))), text)
 
+    n = source.integer("length", most=MAX_SIDE)
     also = {"also": [renumbered(text) for text in source.names("also")]} if "also" in source.values else {}
-    return {"expression": renumbered(source.text("expression")), "length": rng.randint(10, 20)} | also
+    length = rng.randint(max(4, n - 2), min(MAX_SIDE, n + 2))
+    return {"expression": renumbered(source.text("expression")), "length": length} | also
 
 
 def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:

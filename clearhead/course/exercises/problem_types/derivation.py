@@ -8,7 +8,7 @@ symbols in place of the numbers named in `general`. Every step is computed again
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,14 @@ _COMPARISONS = {
     "<": lambda a, b: is_greater(b, a),
     ">": is_greater,
 }
-_CLAIMS = {"equals": "It is {}.", "always": "It is {}, whatever the numbers.", "at_most": "It is at most {}."}
+_NEAR = 1e-9
+_COMPARISONS_IN_FLOATS: dict[str, Callable[[float, float], bool]] = {
+    "==": lambda a, b: abs(a - b) <= _NEAR * max(1, abs(a)),
+    "!=": lambda a, b: abs(a - b) > _NEAR * _NEAR,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+}
+_CLAIMS = {"equals": "It equals {}.", "always": "It equals {} for any numbers.", "at_most": "It is at most {}."}
 
 
 def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
@@ -56,7 +63,8 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         return [[x.subs(numbers) for x in row] for row in cells]
 
     if not sheet.student_values:
-        _check_needs(source, exact)
+        _check_needs(source, float64, _COMPARISONS_IN_FLOATS)  # fast, before the exact numbers
+        _check_needs(source, exact, _COMPARISONS)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
     pending = _add_inputs(source, inputs, symbols, sheet)
     largest_difference, proved_keys = 0.0, []
@@ -161,17 +169,19 @@ def _locate_errors(source: ProblemSource, key: str) -> Iterator[None]:
         source.fail(key, f"{source.text('key', key)} cannot be evaluated: {str(error).splitlines()[0]}")
 
 
-def _check_needs(source: ProblemSource, run: Evaluator[Matrix]) -> None:
+def _check_needs(
+    source: ProblemSource, run: Evaluator[Any], comparisons: Mapping[str, Callable[[Number, Number], bool]]
+) -> None:
     """Raise ProblemError if the numbers violate the conditions in `needs`."""
     names = set(run.inputs) | set(run.steps)
     for condition in source.names("needs"):
-        sign = next((sign for sign in _COMPARISONS if sign in condition), "==")
+        sign = next((sign for sign in comparisons if sign in condition), "==")
         sides = [_parse(source, "needs", side, names) for side in condition.split(sign)]
         if len(sides) != 2:
             source.fail("needs", f"needs holds {condition!r}; expected two expressions and ==, !=, < or > between them")
         with _locate_errors(source, "needs"):
             lhs, rhs = (scalar(run.evaluate(side)) for side in sides)
-        if not _COMPARISONS[sign](lhs, rhs):
+        if not comparisons[sign](lhs, rhs):
             source.fail("needs", f"these numbers do not meet {condition!r}; choose others")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from clearhead.course.exercises.numbers import Number, decimal, text
 from clearhead.course.exercises.sheet import ExactGrid, Worksheet, WorksheetStep
 
@@ -60,11 +62,11 @@ def step_blocks(
             result.append(StepBlock(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
             continue
         letters = {} if grid.is_scalar else _letters(grid, used, style.width)
-        texts = {x: letters.get(x) or (write(x) if len(bounded_text(x)) <= LONGEST else TOO_LONG) for x in grid.numbers}
+        texts = {x: letters.get(x) or (TOO_LONG if is_rounded(x) else write(x)) for x in grid.numbers}
         exact = table(grid, texts.__getitem__)
         decimals = None if grid.is_integral else table(grid, lambda x: decimal(x, style.digits))
         legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
-        if any(form == TOO_LONG and not x.is_Float for x, form in texts.items()):
+        if TOO_LONG in texts.values():
             note = f"{note} Exact forms that are too long are shown as {TOO_LONG}; the JSON contains them.".strip()
         result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
     return result
@@ -78,11 +80,9 @@ def closing_sections(worksheet: Worksheet, style: Style) -> list[tuple[str, list
     if worksheet.remarks:
         sections.append(("Remarks", list(worksheet.remarks)))
     if worksheet.comparisons:
-        verdicts = [
-            ("Agrees." if comparison.agrees else "Differs.", *comparison.sentences)
-            for comparison in worksheet.comparisons
-        ]
-        sections.append(("Comparison with the document", [" ".join(verdict) for verdict in verdicts]))
+        sections.append(
+            ("Comparison with the document", [" ".join(comparison.sentences) for comparison in worksheet.comparisons])
+        )
     if worksheet.checks:
         sections.append(("Checks in float64", [f"{check.sentence}." for check in worksheet.checks]))
     return sections
@@ -109,9 +109,14 @@ def _letters(grid: ExactGrid, used: set[str], columns_available: int) -> dict[Nu
     )
     if width <= min(_WIDEST, columns_available - 8 - (max(map(len, grid.rows)) if columns_available < _WIDEST else 0)):
         return {}
-    long = [x for x, words in texts.items() if _SHORT < len(words) <= LONGEST]
+    long = [x for x, words in texts.items() if _SHORT < len(words) <= LONGEST and not x.has(sympy.Float)]
     count = len(free)
     return {x: free[i % count] + (str(i // count) if i >= count else "") for i, x in enumerate(long)}
+
+
+def is_rounded(x: Number) -> bool:
+    """Return whether a number is shown only in decimals: its exact form is rounded itself, or too long to read."""
+    return x.has(sympy.Float) or len(bounded_text(x)) > LONGEST
 
 
 def bounded_text(x: Number) -> str:
