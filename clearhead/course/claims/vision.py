@@ -175,7 +175,7 @@ def subset_of_imagenet(t: Experiment) -> None:
     subset = 9_000
     sizes = f"{subset:,} of {PICTURES['ImageNet-1k']:,} thousand pictures"
     t.record_case("a subset of ImageNet-1k", sizes, subset <= PICTURES["ImageNet-1k"])
-    t.intended(
+    t.correction(
         "The 9 million pictures are a random subset of JFT-300M; on subsets of 90 million and more the paper finds "
         "ViT-B/32 ahead.",
         subset <= PICTURES["JFT-300M"],
