@@ -74,6 +74,16 @@ class AttentionObserver:
         """Return the output of an attention call."""
         return proceed(call)
 
+    def on_written_out(self, weights: Tensor, v: Tensor, output: Tensor) -> Tensor:
+        """Return the output of attention that a third-party module computes as softmax(q @ k.T) @ v.
+
+        Args:
+            weights: Weights (B, H, T, S), after the softmax and before dropout.
+            v: Values (B, H, S, E).
+            output: Product of weights, after dropout, and values (B, H, T, E).
+        """
+        return output
+
     def on_reorder(self, cache: object, rows: Tensor) -> None:
         """Handle `KVCache.reorder`, after the rows of the batch were selected."""
 
@@ -118,6 +128,18 @@ def observe_reorder(cache: object, rows: Tensor) -> None:
         return
     for observer in OBSERVERS.get():
         observer.on_reorder(cache, rows)
+
+
+def observe_written_out(weights: Tensor, v: Tensor, output: Tensor) -> Tensor:
+    """Pass attention that was computed by separate operations to the observers, and return its output."""
+    observers = OBSERVERS.get()
+    token = OBSERVERS.set(())
+    try:
+        for observer in reversed(observers):
+            output = observer.on_written_out(weights, v, output)
+    finally:
+        OBSERVERS.reset(token)
+    return output
 
 
 def _notify(call: ObservedCall, observers: tuple[AttentionObserver, ...], run: Proceed) -> Tensor:

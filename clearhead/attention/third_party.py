@@ -1,6 +1,7 @@
-"""Notify attention observers of `F.scaled_dot_product_attention`, which modules of other libraries call.
+"""Notify attention observers of the attention that modules of other libraries compute.
 
-A torch function mode intercepts the function. Functions of torch run without the modes that intercepted them, so
+A torch function mode intercepts `F.scaled_dot_product_attention`, and products of the result of a softmax: attention
+that is written out as softmax(q @ k.T) @ v. Functions of torch run without the modes that intercepted them, so
 `F.multi_head_attention_forward`, which calls the function inside, runs with a substitute for its name.
 """
 
@@ -14,14 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.attention.attend import run_observed
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.observe import OBSERVERS, ObservedCall, observe_call
+from clearhead.attention.observe import OBSERVERS, ObservedCall, observe_call, observe_written_out
 from clearhead.attention.scores import Scaled, ScaledDot, Scores
 from clearhead.masks import Mask, allow, causal
 
 _SDPA = F.scaled_dot_product_attention
+_SOFTMAX: set[Callable[..., Any]] = {F.softmax, torch.softmax, Tensor.softmax}
+_PRODUCTS: set[Callable[..., Any]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+# Operations between the softmax and the product, whose results are the weights of the same attention.
+_WEIGHT_OPERATIONS: set[Callable[..., Any]] = {
+    F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16,
+    torch.nan_to_num, Tensor.nan_to_num, Tensor.contiguous,
+}  # fmt: skip
 
 
 class InterceptSDPA(TorchFunctionMode):
@@ -34,6 +43,8 @@ class InterceptSDPA(TorchFunctionMode):
     def __init__(self, compiled: Callable[..., Tensor] = _SDPA) -> None:
         super().__init__()
         self.compiled = compiled
+        # Results of a softmax, and what was computed from one, with the result of the softmax (None: itself).
+        self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,7 +56,40 @@ class InterceptSDPA(TorchFunctionMode):
             if torch.compiler.is_compiling():
                 torch._dynamo.graph_break()  # the substitute cannot be compiled, so the call runs eagerly
             return _with_observed_sdpa(func)(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func in _SOFTMAX:
+            return self._softmax(func, args, kwargs)
+        if self._weights and args and isinstance(args[0], Tensor) and args[0] in self._weights:
+            return self._after_softmax(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Run a softmax, and remember its result if it is over the last dimension."""
+        out: Tensor = func(*args, **kwargs)
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if out.dim() > 2 and dim in (-1, out.dim() - 1) and OBSERVERS.get():
+            self._weights[out] = None
+        return out
+
+    def _after_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on weights: their product with the values is the output of attention."""
+        weights: Tensor = args[0] if self._weights[args[0]] is None else self._weights[args[0]]
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
+            return out
+        if func in _WEIGHT_OPERATIONS and out is not args[0]:
+            self._weights[out] = weights
+        elif func in _PRODUCTS and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() == weights.dim():
+            return _observe_product(weights, args[1], out)
+        return out
+
+
+def _observe_product(weights: Tensor, v: Tensor, out: Tensor) -> Tensor:
+    """Notify the observers of a product of weights and values; tensors without heads get one."""
+    if weights.dim() > 3:
+        return observe_written_out(weights, v, out)
+    return observe_written_out(*(x.unsqueeze(-3) for x in (weights, v, out))).squeeze(-3)
 
 
 def observed_sdpa(*args: Any, **kwargs: Any) -> Tensor:

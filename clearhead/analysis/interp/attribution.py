@@ -156,7 +156,7 @@ def _parts(term: Term, stream: ResidualStream, attention: Trace) -> list[LogitCo
     if term.step is None or layer is None:
         return [LogitContribution("embedding", term.path, value, layer)]
     paths = [path for path in attention.paths if f"{path}.".startswith(f"{term.path}.")]
-    if not paths:  # attention that is written out is not recorded
+    if not paths:  # a layer without attention that was recorded
         return [LogitContribution("feed-forward" if attention.paths else "layer", term.path, value, layer)]
     shares = _by_head(term, attention.heads(paths[0])) if len(paths) == 1 else None
     if shares is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.nn import MultiHeadAttention
 
-_ATTENTION_FUNCTIONS = {"attend", "scaled_dot_product_attention", "multi_head_attention_forward"}
+_ATTENTION_FUNCTIONS = {"attend", "scaled_dot_product_attention", "multi_head_attention_forward", "softmax"}
 _LIBRARIES = {"torch", "math", "builtins", "typing", "itertools", "functools", "collections", "warnings"}
 _CONSTANTS = (type, int, float, str, tuple, torch.dtype, logging.Logger)
 
@@ -40,7 +40,7 @@ def calls_attention(module: nn.Module) -> bool:
         return True
     if not can_attend(module):
         return False
-    if _class_calls_attention(type(module)):
+    if _class_calls_attention(type(module)) or any(isinstance(child, nn.Softmax) for child in module.children()):
         return True
     is_clearhead = type(module).__module__.startswith("clearhead.")
     return not is_clearhead and any(map(_is_unknown_function, vars(module).values()))

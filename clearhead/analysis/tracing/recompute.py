@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import GumbelSoftmax, Softmax
+from clearhead.attention import GumbelSoftmax, ScaledDot, Softmax
 from clearhead.attention.attend import choose
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.observe import ObservedCall
@@ -97,6 +97,10 @@ class AttentionCall:
         self._outputs_ref.check()
         return self._edited
 
+    def weights(self, heads: list[int], rows: list[int], dtype: torch.dtype) -> Tensor:
+        """Return the weights (B, h, r, S) before dropout for these heads and rows, computed in `dtype`."""
+        return recompute_weights(self.call, heads, rows, dtype)
+
     def merge_heads(self, heads: Tensor) -> Tensor:
         """Convert head outputs (B, h, r, E) to the layout of `out`."""
         return heads
@@ -105,6 +109,27 @@ class AttentionCall:
     def acc_dtype(self) -> torch.dtype:
         """The dtype in which the reference computes scores and weights of this call."""
         return statistics_dtype(self.call)
+
+
+class WrittenOutCall(AttentionCall):
+    """One recorded attention that a module computes as softmax(q @ k.T) @ v; its weights are stored.
+
+    Queries and keys are unknown: `call` has the outputs and the values in their place.
+    """
+
+    def __init__(self, weights: Tensor, v: Tensor, out: Tensor, edited: Tensor) -> None:
+        inputs = AttentionInputs(out, v, v, None, ScaledDot(), Softmax(), None, 0)
+        super().__init__(inputs, None, out, edited)
+        self._weights_ref = VersionedRef("the weights of this attention", weights)
+
+    @property
+    def implementation(self) -> str:
+        """The name of the implementation that ran."""
+        return "softmax(q @ k.T) @ v"
+
+    def weights(self, heads: list[int], rows: list[int], dtype: torch.dtype) -> Tensor:
+        """Return the stored weights (B, h, r, S) for these heads and rows."""
+        return select_indices(select_indices(self._weights_ref.get(), -3, heads), -2, rows).to(dtype)
 
 
 def attention_inputs(call: ObservedCall) -> AttentionInputs:
@@ -193,7 +218,7 @@ def max_difference(attended: AttentionCall, heads: list[int], rows: list[int]) -
     """Return the largest difference between recomputed weights times values and the recorded output."""
     call, acc_dtype, largest = attended.call, attended.acc_dtype, 0.0
     for part in row_blocks(call, len(heads), rows):
-        recomputed = attended.merge_heads(_weighted_values(call, heads, part, acc_dtype, acc_dtype))
+        recomputed = attended.merge_heads(_weighted_values(attended, heads, part, acc_dtype, acc_dtype))
         out = attended.out if attended.heads_merged else select_indices(attended.out, -3, heads)
         largest = max(largest, _max_abs_diff(recomputed, select_indices(out, -2, part)))
     return largest
@@ -209,8 +234,8 @@ def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[i
     """
     call, error, largest = attended.call, 0.0, 0.0
     for part in row_blocks(call, len(heads), rows):
-        exact = attended.merge_heads(_weighted_values(call, heads, part, torch.float64, torch.float64))
-        plain = attended.merge_heads(_weighted_values(call, heads, part, attended.acc_dtype, call.v.dtype))
+        exact = attended.merge_heads(_weighted_values(attended, heads, part, torch.float64, torch.float64))
+        plain = attended.merge_heads(_weighted_values(attended, heads, part, attended.acc_dtype, call.v.dtype))
         error = max(error, _max_abs_diff(plain, exact))
         largest = max(largest, float(exact.abs().max()) if exact.numel() else 0.0)
     dtype = attended.out.dtype
@@ -219,10 +244,11 @@ def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[i
 
 
 def _weighted_values(
-    call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype, dtype: torch.dtype
+    attended: AttentionCall, heads: list[int], rows: list[int], acc_dtype: torch.dtype, dtype: torch.dtype
 ) -> Tensor:
     """Return weights computed in `acc_dtype`, times values in `dtype`, (B, h, r, E)."""
-    return recompute_weights(call, heads, rows, acc_dtype).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
+    call = attended.call
+    return attended.weights(heads, rows, acc_dtype).to(dtype) @ expand_kv_heads(call, call.v, heads).to(dtype)
 
 
 def _max_abs_diff(a: Tensor, b: Tensor) -> float:

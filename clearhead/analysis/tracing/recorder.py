@@ -31,7 +31,7 @@ from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.call_analysis import calls_torch_attention
 from clearhead.analysis.tracing.edits import Intervention
-from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, attention_inputs
+from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, WrittenOutCall, attention_inputs
 from clearhead.analysis.tracing.torch_layers import TorchLayerCall, to_padded
 from clearhead.attention.observe import (
     OBSERVERS,
@@ -171,6 +171,18 @@ class AttentionRecorder(AttentionObserver):
         output = proceed(call)
         context = self._thread.running[-1] if self._thread.running else self._context_of_scores(call)
         return output if context is None or not self.on else self._on_attention(context, call, output)
+
+    def on_written_out(self, weights: Tensor, v: Tensor, output: Tensor) -> Tensor:
+        """Record attention that is written out, and apply the interventions on heads."""
+        if not self.on or not self._thread.running:
+            return output
+        context = self._thread.running[-1]
+        edited = self._intervene(output, context, of_heads=True)
+        if self._is_recorded("weights", context):
+            tensors = (require_concrete(x).detach() for x in (weights, v, output, edited))
+            shared_context = replace(context, call=(context.call, v.data_ptr(), v.shape))
+            self._store.add("weights", WrittenOutCall(*tensors), output, shared_context)
+        return edited
 
     def on_reorder(self, cache: object, rows: Tensor) -> None:
         """Reorder the recorded rows."""

@@ -206,12 +206,12 @@ class Trace:
         """
         record, last, head_ids, row_ids = self._select(path, run, heads, rows)
         if len(record.steps) == 1 and record.steps[0].batch_index is None:
-            return recompute.recompute_weights(last.call, head_ids, row_ids, last.acc_dtype)
+            return last.weights(head_ids, row_ids, last.acc_dtype)
         shape = (record.size, len(head_ids), len(row_ids), max(step.value.call.S for step in record.steps))
         weights = torch.zeros(shape, dtype=last.acc_dtype, device=last.call.q.device)
         for step, positions, step_rows in split_by_step(record, row_ids):
             attention = step.value
-            part = recompute.recompute_weights(attention.call, head_ids, step_rows, attention.acc_dtype)
+            part = attention.weights(head_ids, step_rows, attention.acc_dtype)
             weights[:, :, positions, : part.shape[-1]] = step.align_rows(part).to(weights.dtype)
         return weights
 
@@ -232,8 +232,18 @@ class Trace:
         return concat_steps(record, lambda attended: select_indices(attended.heads(), -3, head_ids))
 
     def attention_inputs(self, path: str, *, run: int = -1) -> AttentionInputs:
-        """Return q, k, v, mask and bias of this attention layer; of a run with a cache, those of its last step."""
-        return self._run(path, run).steps[-1].value.call
+        """Return q, k, v, mask and bias of this attention layer; of a run with a cache, those of its last step.
+
+        Raises:
+            ConfigError: If the layer computes softmax(q @ k.T) @ v itself, of which only weights and values are known.
+        """
+        last: AttentionCall = self._run(path, run).steps[-1].value
+        if isinstance(last, recompute.WrittenOutCall):
+            raise ConfigError(
+                f"{path or 'the model'} computes {last.implementation} itself, so q and k are unknown; use weights, "
+                "values and heads"
+            )
+        return last.call
 
     def difference(self, path: str, *, heads: Indices = None, rows: Indices = None, run: int = -1) -> float:
         """Return the largest difference between recomputed weights times values and the recorded head outputs.
@@ -277,9 +287,9 @@ class Trace:
         if not self._recorder.has_run:
             return "Nothing has run inside this trace; call the model in its `with` block."
         return (
-            "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, and torch's "
-            "scaled_dot_product_attention and nn.MultiheadAttention, if the model's own source files call them; it "
-            "cannot record attention that is written out as softmax(q @ k.T) @ v."
+            "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, torch's "
+            "scaled_dot_product_attention and nn.MultiheadAttention, and attention that is written out as "
+            "softmax(q @ k.T) @ v; the model computes attention in another way, or has none."
         )
 
     # -- outputs and inputs -------------------------------------------------------------------------------------------

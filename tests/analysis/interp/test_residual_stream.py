@@ -302,9 +302,46 @@ def test_attribution_text_html_and_json():
     )
 
 
+def test_attribute_eager_attention_equals_sdpa():
+    """Attention that is written out is recorded, and split into heads."""
+    model, x = gpt2(), ids()
+    expected = analysis.attribute(model, x)
+    model.set_attn_implementation("eager")
+    attribution = analysis.attribute(model, x)
+    assert [part.name for part in attribution.parts] == [part.name for part in expected.parts]
+    for part, expected_part in zip(attribution.parts, expected.parts, strict=True):
+        assert part.value == pytest.approx(expected_part.value, abs=attribution.tolerance + expected.tolerance)
+    assert attribution.heads()[0] == expected.heads()[0]
+
+
+class EinsumModel(nn.Module):
+    """A model whose attention is not recognized."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(24, 24)
+
+        def forward(self, x):
+            weights = torch.einsum("btd,bsd->bts", x, x).tanh().exp()
+            return x + self.out(torch.einsum("bts,bsd->btd", weights / weights.sum(-1, keepdim=True), x))
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(V, 24)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+        self.head = nn.Linear(24, V, bias=False)
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 def test_attribute_unrecorded_attention_yields_one_term_per_layer():
-    attribution = analysis.attribute(gpt2(attn_implementation="eager"), ids())
-    assert {part.kind for part in attribution.parts} == {"embedding", "layer", "bias"}
+    attribution = analysis.attribute(randomize(EinsumModel()), ids())
+    assert {part.kind for part in attribution.parts} == {"embedding", "layer"}
     with pytest.raises(ConfigError, match="the heads of this model could not be separated"):
         attribution.heads()
 
