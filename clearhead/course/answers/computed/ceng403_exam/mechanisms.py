@@ -130,7 +130,8 @@ def window_reach() -> AnswerTable:
     for layers in (1, 2, 4, 8, 16, 32):
         reached = int(pattern.matrix_power(layers)[0].bool().sum())
         rows.append([layers, reached, 64])
-    return AnswerTable(["layers", "windows of ±2: tokens reached", "full attention"], rows)
+    caption = "Number of tokens that the first of 64 tokens depends on after some layers."
+    return AnswerTable(["layers", "windows of ±2", "full attention"], rows, caption)
 
 
 def score_forms() -> AnswerTable:
@@ -150,7 +151,8 @@ def score_forms() -> AnswerTable:
             bent = (score(2 * q, k) - 2 * score(q, k)).abs().max().item()
         parameters = sum(p.numel() for p in score.parameters()) if isinstance(score, torch.nn.Module) else 0
         rows.append([name, f"{bent:.2g}", parameters])
-    return AnswerTable(["score", "largest |s(2q, k) − 2·s(q, k)|", "parameters"], rows)
+    caption = "The dot product is linear in the query; the additive score, with random parameters, is not."
+    return AnswerTable(["score", "largest |s(2q, k) − 2·s(q, k)|", "parameters"], rows, caption)
 
 
 def additive_width() -> int:
