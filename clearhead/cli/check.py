@@ -64,7 +64,7 @@ def _show(model: str, report: CheckReport) -> None:
     from clearhead.analysis.checks.report import number
 
     rows = [
-        (f.property, f.verdict.value, f.measured, number(f.tolerance))
+        (f.property, f.verdict.value, f.describe_value(), number(f.tolerance))
         for f in report
         if f.verdict is not Verdict.NOT_APPLICABLE
     ]

@@ -56,14 +56,14 @@ class Finding:
     minimal_example: str = ""
     example: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def measured(self) -> str:
-        """The largest difference as text, or the number of what the property counts."""
+    def describe_value(self) -> str:
+        """Return the largest difference as text, or the number of what the property counts."""
         value = number(self.max_abs_difference)
         return value if not value or self.quantity == LARGEST_DIFFERENCE else f"{value} {self.quantity}"
 
-    def _measured_in_words(self) -> str:
-        return f"{LARGEST_DIFFERENCE} {self.measured}" if self.quantity == LARGEST_DIFFERENCE else self.measured
+    def _value_in_words(self) -> str:
+        value = self.describe_value()
+        return f"{LARGEST_DIFFERENCE} {value}" if self.quantity == LARGEST_DIFFERENCE else value
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; NaN and infinite differences become text."""
@@ -80,7 +80,7 @@ class Finding:
             return (
                 f"{mark} {self.property}: UNDECIDED: {self.location} ({number(self.max_abs_difference)}); {self.cause}"
             )
-        head = f"{mark} {self.property}: {self.method}; {self._measured_in_words()}"
+        head = f"{mark} {self.property}: {self.method}; {self._value_in_words()}"
         head += f" (rounding explains {number(self.tolerance)})" if self.tolerance else ""
         if self.verdict is Verdict.PASS:
             return head
@@ -141,7 +141,7 @@ class CheckReport:
         rows: list[tuple[str, ...]] = [heads]
         for f in self.findings:
             verdict = RawHTML(f'<b style="color:{_COLORS[f.verdict]}">{f.verdict.value}</b>')
-            rows.append((f.property, verdict, f.measured, f.location, f.cause, f.minimal_example))
+            rows.append((f.property, verdict, f.describe_value(), f.location, f.cause, f.minimal_example))
         columns = [i for i in range(6) if i < 3 or any(row[i] for row in rows[1:])]
         rows = [tuple(row[i] for i in columns) for row in rows]
         return html_table(rows, right=(2,), caption=str(self).partition("\n")[0])

@@ -20,13 +20,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead._core.torch_compat import patched_functions
 from clearhead.attention.attend import choose, validate_inputs
+from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.observe import OBSERVERS, AttentionObserver, ObservedCall, Proceed, observing
-from clearhead.attention.sparse.cost_model import WORTH_PLANNING, rates_for
-from clearhead.attention.sparse.kernel import beats_sdpa, blocking_on
+from clearhead.attention.sparse.cost_model import rates_for
+from clearhead.attention.sparse.kernel import beats_sdpa, blocking_on, may_be_faster
 from clearhead.attention.sparse.op import gathered
 from clearhead.attention.sparse.plan import Plan, plan
-from clearhead.masks import Causal, Full, Mask, as_mask
+from clearhead.masks import Causal, Mask
 
 PAIR_SYMBOLS = {10_007: "P", 10_009: "P_g"}
 """Symbols of the allowed and the computed pairs, by the prime that replaces their count if they have no formula."""
@@ -136,58 +137,56 @@ class DeviceDispatch(TorchFunctionMode, AttentionObserver):
 
     def on_attend(self, call: ObservedCall, proceed: Proceed) -> Tensor:
         """Run the operators of the device for a call, in place of the call."""
-        q, k, v = call.q, call.k, call.v
-        mask = None if call.mask is None or isinstance(call.mask, Full) else as_mask(call.mask)
-        record = self._record(q, k, mask, isinstance(mask, Causal) and q.shape[-2] == k.shape[-2])
-        if mask is not None and not record.is_causal:
-            record = self._with_pairs(record, mask, call)
-        self.records.append(record)
-        dot = None if record.plan is None else call.scores.as_dot(q)
-        if record.plan is not None and dot is not None:
-            assert isinstance(call.normalizer, Softmax)
-            self.plans[record.plan.handle] = record.computed or 0
-            bhtd = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (dot[0], k, v)]
-            out = gathered(*bhtd, call.bias, record.plan.handle, dot[1] / call.normalizer.temperature)[0]
-            return out.reshape(*q.shape[:-1], v.shape[-1])
         inputs = validate_inputs(
-            q,
-            k,
-            v,
-            mask,
+            call.q,
+            call.k,
+            call.v,
+            call.mask,
             scores=call.scores,
             normalizer=call.normalizer,
             bias=call.bias,
             query_offset=call.query_offset,
         )
         inputs = replace(inputs, reads_bias=False)
+        q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask
+        record = self._record(q, k, mask, isinstance(mask, Causal) and inputs.T == inputs.S)
+        if mask is not None and not record.is_causal:
+            record = self._with_pairs(record, mask, inputs, call.impl)
+        self.records.append(record)
+        dot = None if record.plan is None else inputs.scores.as_dot(q)
+        if record.plan is not None and dot is not None:
+            assert isinstance(inputs.normalizer, Softmax)
+            self.plans[record.plan.handle] = record.computed or 0
+            bhtd = [x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:]) for x in (dot[0], k, v)]
+            out = gathered(*bhtd, inputs.bias, record.plan.handle, dot[1] / inputs.normalizer.temperature)[0]
+            return out.reshape(*q.shape[:-1], v.shape[-1])
         return choose(inputs, call.impl).run(inputs)
 
-    def _with_pairs(self, record: AttentionRecord, mask: Mask, call: ObservedCall) -> AttentionRecord:
+    def _with_pairs(self, record: AttentionRecord, mask: Mask, inputs: AttentionInputs, impl: str) -> AttentionRecord:
         """Add plan and pair counts to a record; if formulas are recovered, primes replace the counts."""
         if self.reference is not None:
             call_plan = next(x for x in self.reference if x.path == record.path).plan
             allowed, computed = (record.mask_repeats * prime for prime in PAIR_SYMBOLS)
         else:
-            call_plan = self._plan(record, mask, call)
+            call_plan = self._plan(record, mask, inputs, impl)
             with _disable_current_modes():
                 pairs = mask.count(record.queries, record.keys, query_offset=_query_offset(mask, record))
                 allowed = record.mask_repeats * pairs
                 computed = 0 if call_plan is None else record.mask_repeats * call_plan.computed_pairs
         return replace(record, allowed=allowed, computed=None if call_plan is None else computed, plan=call_plan)
 
-    def _plan(self, record: AttentionRecord, mask: Mask, call: ObservedCall) -> Plan | None:
-        """Return the plan if `impl` asks for it, or if `attend` would choose it as faster."""
-        normalizer = call.normalizer
-        if call.impl in ("reference", "sdpa") or not isinstance(normalizer, Softmax) or normalizer.dropout:
+    def _plan(self, record: AttentionRecord, mask: Mask, inputs: AttentionInputs, impl: str) -> Plan | None:
+        """Return the plan if `impl` asks for it, or if `attend` would choose it on the device."""
+        if impl in ("reference", "sdpa") or not isinstance(inputs.normalizer, Softmax) or inputs.normalizer.dropout:
             return None
-        if call.impl == "auto" and record.queries * record.keys < WORTH_PLANNING:
+        if impl == "auto" and not may_be_faster(inputs):
             return None
-        mask_plan = device_plan(self.device, mask, record, call.q.dtype)
+        mask_plan = device_plan(self.device, mask, record, inputs.q.dtype)
         with _disable_current_modes():
-            rates = rates_for(torch.device(self.device), call.q.dtype)
-            backward = torch.is_grad_enabled() and call.q.requires_grad
+            rates = rates_for(torch.device(self.device), inputs.q.dtype)
+            backward = torch.is_grad_enabled() and inputs.q.requires_grad
             heads = record.batch * record.heads
-            is_faster = call.impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)
+            is_faster = impl == "sparse" or beats_sdpa(mask_plan, heads, record.width, backward, rates)
         return mask_plan if is_faster else None
 
 

@@ -59,7 +59,7 @@ def calls_torch_attention(module: nn.Module) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _class_calls_attention(kind: type[nn.Module]) -> bool:
+def _class_calls_attention(kind: type) -> bool:
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in _LIBRARIES:
             continue
