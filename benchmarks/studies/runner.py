@@ -294,8 +294,15 @@ def draw_study(record: Record, path: Path) -> Path:
         _draw_panel(axes, record, results, facet)
     panels[0].set_ylabel(record.study.y)
     handles, labels = panels[0].get_legend_handles_labels()
-    options = {"loc": "outside lower center", "ncols": min(4, len(labels)), "title": record.study.series[0]}
-    figure.legend(handles, labels, fontsize=8, title_fontsize=8, **options)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(4, len(labels)),
+        title=record.study.series[0],
+        fontsize=8,
+        title_fontsize=8,
+    )
     figure.suptitle(f"{record.study.question}\n{results.n_seeds} seeds: mean, minimum and maximum", fontsize=10)
     return save_figure(figure, path)
 

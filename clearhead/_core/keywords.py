@@ -84,7 +84,7 @@ def explain_keywords(target: C) -> C:
         The decorated function, or the class.
     """
     if inspect.isclass(target):
-        target.__init__ = explain_keywords(target.__init__)  # type: ignore[misc]
+        target.__init__ = explain_keywords(target.__init__)  # type: ignore[method-assign]
         return target
     parameters = inspect.signature(target).parameters
     accepted = frozenset(name for name in parameters if name != "self")

@@ -74,7 +74,7 @@ def cost(
     subject = output.resolve_model(model, layer)
     inputs = input_spec(vocab_size, input_dim, input_shape)
     if inputs:
-        subject = replace(model_builder(subject), **inputs)
+        subject = replace(model_builder(subject), inputs=inputs["inputs"])
     target_device, machine = output.choose_device(device, measure=measure)
     query = output.CostQuery(
         subject=subject,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from clearhead._core.atomic_io import read_json, write_atomically
 from clearhead.data import files
@@ -216,12 +216,28 @@ def _prepare_folder(folder: Path, tokenizer: Tokenizer) -> None:
         (folder / INDEX).unlink()
 
 
-def _finish(folder: Path, dtype: str, records: list[dict[str, Any]]) -> None:
+class ShardRecord(TypedDict):
+    """What is stored of a shard; `mark` is a hash of everything that determines its ids."""
+
+    file: str
+    source: str
+    tokens: int
+    documents: int
+    skipped: int
+    sha256: str
+    mark: str
+
+
+def _finish(folder: Path, dtype: str, records: list[ShardRecord]) -> None:
     """Write the index and remove files that are not part of it."""
-    index: dict[str, Any] = {"format": FORMAT, "dtype": dtype}
-    for name, key in (("tokens", "tokens"), ("documents", "documents"), ("skipped_lines", "skipped")):
-        index[name] = sum(record[key] for record in records)
-    index["shards"] = records
+    index = {
+        "format": FORMAT,
+        "dtype": dtype,
+        "tokens": sum(record["tokens"] for record in records),
+        "documents": sum(record["documents"] for record in records),
+        "skipped_lines": sum(record["skipped"] for record in records),
+        "shards": records,
+    }
     names = {record["file"] for record in records}
     for path in folder.glob("*.ids"):
         if path.name not in names:  # of an earlier, longer text
@@ -274,14 +290,14 @@ def _last_cut(content: bytes, anywhere: bool) -> int:
 
 def _shard_records(
     parts: Iterator[_TextPart], folder: Path, separator: str | None, tokenizer: Tokenizer, processes: int
-) -> Iterator[tuple[_TextPart, dict[str, Any]]]:
+) -> Iterator[tuple[_TextPart, ShardRecord]]:
     """Write the shards, in parallel, and yield each part with its record, in order."""
     if processes == 1:
         yield from ((part, _write_shard(part, folder, separator, tokenizer)) for part in parts)
         return
     # Spawned, because the threads of the library do not survive a fork.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        waiting: deque[tuple[_TextPart, Future[dict[str, Any]]]] = deque()
+        waiting: deque[tuple[_TextPart, Future[ShardRecord]]] = deque()
         for part in parts:
             waiting.append((part, pool.submit(_write_shard, part, folder, separator)))
             if len(waiting) > 2 * processes:
@@ -299,7 +315,7 @@ def _load_worker_tokenizer(folder: Path) -> Tokenizer:
 
 def _write_shard(
     part: _TextPart, folder: Path, separator: str | None, tokenizer: Tokenizer | None = None
-) -> dict[str, Any]:
+) -> ShardRecord:
     """Write a shard and its record, or return the record of an existing valid shard."""
     import numpy as np
 
@@ -309,9 +325,9 @@ def _write_shard(
     settings = json.dumps([tokenizer.to_json(), separator, part.is_lines, part.begins, part.ends])
     fingerprint = hashlib.sha256(settings.encode() + part.content).hexdigest()  # of everything that determines the ids
     if record_path.is_file() and path.is_file():
-        record = read_json(record_path)
-        if record.get("mark") == fingerprint and files.sha256(path) == record.get("sha256"):
-            return record
+        existing: ShardRecord = read_json(record_path)
+        if existing.get("mark") == fingerprint and files.sha256(path) == existing.get("sha256"):
+            return existing
     texts, skipped = _texts(part, separator)
     ids: list[np.ndarray] = [np.zeros(0, np.int64)]
     n_documents = 0
@@ -325,8 +341,15 @@ def _write_shard(
     content = np.concatenate(ids)
     raw = content.astype(np.dtype(_dtype(tokenizer)).newbyteorder("<")).tobytes()
     write_atomically(path, raw)
-    record = {"file": path.name, "source": part.source, "tokens": len(content), "documents": n_documents}
-    record |= {"skipped": skipped, "sha256": hashlib.sha256(raw).hexdigest(), "mark": fingerprint}
+    record: ShardRecord = {
+        "file": path.name,
+        "source": part.source,
+        "tokens": len(content),
+        "documents": n_documents,
+        "skipped": skipped,
+        "sha256": hashlib.sha256(raw).hexdigest(),
+        "mark": fingerprint,
+    }
     write_atomically(record_path, json.dumps(record).encode())
     return record
 

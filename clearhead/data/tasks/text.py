@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -220,7 +221,6 @@ class LanguageModeling:
             StorageError: A file cannot be read.
         """
         path = Path(path)
-        options: dict[str, Any] = {"context": context, "seed": seed}
         hold_out = validate(hold_out, "hold_out", OpenUnit)
         if path.is_dir() and is_shards(path):
             shards = Shards.open(path)
@@ -229,9 +229,11 @@ class LanguageModeling:
                     f"{path} was tokenized with another tokenizer; remove tokenizer, or tokenize the text again"
                 )
             cut = int(len(shards) * (1 - hold_out))
-            options["separate_documents"] = not across_documents
-            train_shards = ShardSplit(shards, 0, cut, windows=windows or ConsecutiveWindows(shifted=True), **options)
-            validation_shards = ShardSplit(shards, cut, len(shards), windows=ConsecutiveWindows(), **options)
+            make_shards = partial(
+                ShardSplit, shards, context=context, seed=seed, separate_documents=not across_documents
+            )
+            train_shards = make_shards(0, cut, windows=windows or ConsecutiveWindows(shifted=True))
+            validation_shards = make_shards(cut, len(shards), windows=ConsecutiveWindows())
             rows = RowReport(source=str(path), n_rows=shards.n_documents)
             return cls(train_shards, validation_shards, shards.tokenizer, rows)
         reason = "a text file is one document, only shards contain several"
@@ -240,7 +242,7 @@ class LanguageModeling:
         cut = int(len(text) * (1 - hold_out))
         if tokenizer is None:
             tokenizer = CharTokenizer.of(text) if vocab_size is None else train_bpe([text[:cut]], vocab_size)
-        options["pad_id"] = tokenizer.pad_id
-        train = WindowSplit(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows(), **options)
-        held_out = WindowSplit(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows(), **options)
+        make_windows = partial(WindowSplit, context=context, seed=seed, pad_id=tokenizer.pad_id)
+        train = make_windows(tokenizer.encode_long(text[:cut]), windows=windows or RandomWindows())
+        held_out = make_windows(tokenizer.encode_long(text[cut:]), windows=ConsecutiveWindows())
         return cls(train, held_out, tokenizer, rows)

@@ -122,8 +122,13 @@ def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[Any, dict[str, str]]
         ]
     )
     if framed:
-        ends = (names["sep_token"], ids[names["sep_token"]]), (names["cls_token"], ids[names["cls_token"]])
-        tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=adds_space)
+        end, start = names["sep_token"], names["cls_token"]
+        end_id, start_id = ids[end], ids[start]
+        if end_id is None or start_id is None:
+            raise StorageError(f"{folder} names {end} and {start} as special tokens, but its vocabulary lacks them")
+        tokenizer.post_processor = processors.RobertaProcessing(
+            (end, end_id), (start, start_id), trim_offsets=True, add_prefix_space=adds_space
+        )
     return tokenizer, names
 
 
