@@ -84,7 +84,7 @@ BLOCKS = parse_blocks(TEXT, Fake())
 
 
 def small_booklet() -> Booklet:
-    box = Box("Tested", (Paragraph(plain("a * b_i")),), "clearhead claims show softmax-jacobian")
+    box = Box("Tested " * 12, (Paragraph(plain("a * b_i")),), "clearhead claims show softmax-jacobian")
     blocks = (*BLOCKS, box, *Fake().blocks("exercise", ""))
     marks = (ResolvedMark(Fraction(3, 2), plain("the sum Σ_j")), ResolvedMark(Fraction(1, 2), plain("rest")))
     answer = ResolvedAnswer("Q1", "What is it?", blocks, marks, 2, False, (("clearhead masks", "the masks"),))

@@ -83,7 +83,7 @@ def _block(block: Block, width: int) -> list[str]:
             lines = sheet_in_terminal(worksheet, Style(width=max(24, width - 2))).splitlines()
             return [f"│ {line}" for line in lines]
         case Box(title, inner, command):
-            lines = [title, *_blocks(inner, width - 2), *(["", command] if command else [])]
+            lines = [*_wrapped(title, width - 2), *_blocks(inner, width - 2), *(["", command] if command else [])]
             return [f"│ {line}" for line in lines]
 
 

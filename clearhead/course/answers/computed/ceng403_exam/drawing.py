@@ -6,7 +6,7 @@ from html import escape
 
 from clearhead.course.answers.content import SvgFigure
 
-_WIDTH, _TOP, _HEIGHT = 770, 132, 650
+_WIDTH, _TOP, _HEIGHT = 790, 132, 650
 _BOX = 178  # width of a sub-layer
 _ENCODER, _DECODER, _VARIANTS = 40, 330, 640  # left edges
 _COLORS = {
