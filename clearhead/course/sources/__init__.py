@@ -33,10 +33,15 @@ class DocumentAnswer:
 
     @property
     def kind(self) -> str:
-        """ "exercise", "starter", "claim", "page" or "command"."""
-        if self.command.startswith("exercise "):
-            return "starter" if self.command.startswith("exercise starter ") else "exercise"
-        return "claim" if self.command.startswith("claims show ") else "page" if "--html" in self.command else "command"
+        """ "exercise", "starter", "proof", "claim", "page" or "command"."""
+        kinds = {
+            "exercise solve": "exercise",
+            "exercise starter": "starter",
+            "exercise proof": "proof",
+            "claims show": "claim",
+        }
+        beginning = " ".join(self.command.split()[:2])
+        return kinds.get(beginning, "page" if "--html" in self.command else "command")
 
 
 @dataclass(frozen=True)
