@@ -213,6 +213,13 @@ def test_html_escapes_text():
     assert "&lt;t&gt;" in page
 
 
+def test_titles_of_boxes_are_typeset():
+    answer = ResolvedAnswer("Q", "?", (Box("Proof: Θ(n_t)", ()),), (), 1, True, ())
+    content = Booklet("s", "t", (answer,), False)
+    assert "Θ(<i>n</i><sub><i>t</i></sub>)" in html(content)
+    assert "n_t" not in typst_source(content)
+
+
 def test_pdf_is_written_by_typst():
     pytest.importorskip("typst", reason="typst is an optional dependency")
     assert pdf(small_booklet()).startswith(b"%PDF")

@@ -123,7 +123,7 @@ def _block(block: Block) -> str:
             return f'<div class="sheet">{fragment(worksheet)}</div>\n'
         case Box(title, inner, command):
             more = f"<p><code>{escape(command)}</code></p>" if command else ""
-            return f'<aside><p class="title">{escape(title)}</p>{"".join(map(_block, inner))}{more}</aside>\n'
+            return f'<aside><p class="title">{_text(title)}</p>{"".join(map(_block, inner))}{more}</aside>\n'
 
 
 def _table(table: TableBlock) -> str:

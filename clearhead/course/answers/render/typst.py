@@ -114,9 +114,9 @@ def _block(block: Block) -> str:
         case Picture(figure, caption):
             return f"#picture({_string(figure.svg())}, {_text(caption)})"
         case Sheet(worksheet):
-            return f'#framed({_string(worksheet.title)}, {_sheet(worksheet)}, "")'
+            return f'#framed({_text(worksheet.title)}, {_sheet(worksheet)}, "")'
         case Box(title, inner, command):
-            return f"#framed({_string(title)}, {_content(inner)}, {_string(command)})"
+            return f"#framed({_text(title)}, {_content(inner)}, {_string(command)})"
 
 
 def _table(table: TableBlock) -> str:
