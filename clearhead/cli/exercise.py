@@ -12,6 +12,7 @@ import clearhead as ch
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import console, emit, print_line, print_wrapped, show_json, show_picture, table
+from clearhead.errors import ConfigError
 
 exercise = typer.Typer(
     help="Exercises with exact solutions: worksheets with new numbers per seed, grading, and starter code.",
@@ -80,6 +81,7 @@ def grade(
     A .py file contains a completed starter; it is executed and its output is compared with the reference solution.
 
     Free text is not graded: clearhead course show NAME QUESTION prints a model answer and a mark scheme."""
+    _reject_free_text(name, files)
     if any(file.suffix == ".py" for file in files):
         if len(files) > 1 or seed is not None:
             raise typer.BadParameter("a program is graded alone: give one .py file, and no --seed")
@@ -170,6 +172,19 @@ def show_schema(
         title = f"{problem_type}: {description}"
         console.print(table(("key", "", "description", "example"), rows, title=title))
         console.print()
+
+
+def _reject_free_text(name: str, files: list[Path]) -> None:
+    """Raise ConfigError for questions of course documents and for files of prose."""
+    from clearhead.course.sources import SLUGS
+
+    prose = [file.name for file in files if file.suffix.lower() in (".txt", ".md", ".pdf", ".docx")]
+    if name in SLUGS or prose:
+        document = name if name in SLUGS else "NAME"
+        raise ConfigError(
+            f"{prose[0] if prose else name} is free text, which is not graded; mark it by the scheme that "
+            f"`clearhead course show {document} QUESTION` prints"
+        )
 
 
 def _worksheet(name: str, seed: int | None) -> ch.course.exercises.Worksheet:

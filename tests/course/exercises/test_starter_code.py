@@ -176,6 +176,14 @@ def test_invalid_programs_raise(tmp_path):
     assert not grade_program("multi-head", mine).is_right
 
 
+@pytest.mark.bad_input
+def test_grade_says_that_free_text_is_not_graded(tmp_path, cli):
+    for arguments in (["ceng403-exam", "mine.toml"], ["multi-head", "essay.md"]):
+        message = cli("exercise", "grade", *arguments).err
+        assert "free text, which is not graded" in message
+        assert "clearhead course show" in message
+
+
 def test_starter_and_grade_commands(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["clearhead", "exercise", *map(str, arguments)])
