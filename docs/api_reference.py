@@ -198,10 +198,10 @@ def signature(name: str, value: Any) -> str:
     returned = call.return_annotation
     returns_none = returned in (empty, None, "None")
     call = call.replace(return_annotation=empty if returns_none else _Raw(returned))
-    line = f"{name}{call}"
+    line = re.sub(r"<class '([\w.]+)'>", r"\1", f"{name}{call}")
     if len(line) <= 100:
         return line
-    inner = [str(p) for p in call.parameters.values()]
+    inner = [re.sub(r"<class '([\w.]+)'>", r"\1", str(p)) for p in call.parameters.values()]
     if any(p.kind is p.KEYWORD_ONLY for p in parts) and not any(part.startswith("*") for part in inner):
         inner.insert(next(i for i, p in enumerate(call.parameters.values()) if p.kind is p.KEYWORD_ONLY), "*")
     end = "" if call.return_annotation is empty else f" -> {call.return_annotation!r}"
@@ -229,7 +229,10 @@ def packages() -> Iterator[tuple[str, str]]:
         names = {name: value for name, value in public(package).items() if not inspect.ismodule(value)}
         parts = [f"# `clearhead.{package}`", prose(inspect.getdoc(module) or "")]
         parts += [
-            table(("name", ""), [(f"[`{name}`](#{_anchor(name)})", _summary(value)) for name, value in names.items()])
+            table(
+                ("name", ""),
+                [(f"[`{name}`](#{_anchor(package, name, value)})", _summary(value)) for name, value in names.items()],
+            )
         ]
         parts += ["The examples below begin with:", fence(examples(package)[0], "python")]
         for name, value in names.items():
@@ -237,8 +240,10 @@ def packages() -> Iterator[tuple[str, str]]:
         yield f"api-{package.replace('.', '-')}", "\n\n".join(part for part in parts if part)
 
 
-def _anchor(name: str) -> str:
-    return f"name-{name.lower().replace('_', '-')}"
+def _anchor(package: str, name: str, value: Any) -> str:
+    """Return the label of a name; labels ignore case, so that classes and functions need different prefixes."""
+    kind = "class" if inspect.isclass(value) else "name"
+    return f"{kind}-{package}-{name}".lower().replace("_", "-").replace(".", "-")
 
 
 def _summary(value: Any) -> str:
@@ -249,7 +254,7 @@ def _summary(value: Any) -> str:
 
 
 def _entry(package: str, name: str, value: Any) -> Iterator[str]:
-    yield f"({_anchor(name)})=\n## `{name}`"
+    yield f"({_anchor(package, name, value)})=\n## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
         example = list(value) if isinstance(value, dict | tuple) else value
         yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)

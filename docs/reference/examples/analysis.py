@@ -10,6 +10,9 @@ with analysis.trace(model) as t:  # a Trace
     model(ids)
 t.weights("blocks.1.attention", heads=2, rows=-1).shape  # → torch.Size([1, 1, 1, 7])
 
+logits, cache = analysis.run_with_cache(model, ids)
+cache["blocks.1.output"].shape  # → torch.Size([1, 7, 32])
+
 with analysis.trace(model, "**.weights", "") as plain:
     model(ids)
 with analysis.trace(model, "**.weights", "") as edited:
