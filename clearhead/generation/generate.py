@@ -6,7 +6,7 @@ These functions work on token ids; tokenizers convert from and to text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, overload, runtime_checkable
+from typing import Protocol, cast, overload, runtime_checkable
 
 from torch import nn
 
@@ -115,7 +115,7 @@ def generate(
     request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
     decoder = incremental_decoder(
         model,
-        prompt,
+        cast(Prompt, prompt),  # texts are rejected there
         request,
         decoder_start_ids=decoder_start_ids,
         use_cache=use_cache,

@@ -167,11 +167,10 @@ def export_third_party(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StorageError(f"{folder} already exists and is not empty; give a new folder")
+    model = with_split_sinusoids(model)
     config = getattr(model, "config", None)
     if not isinstance(config, Config):
         raise StorageError(f"{type(model).__name__} has no .config; expected a model of this project")
-    model = with_split_sinusoids(model)
-    config = model.config
     target = choose(config, family, preferred)
     weights = tensors(model, target)
     kind = next(iter(weights.values())).dtype

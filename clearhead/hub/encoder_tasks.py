@@ -314,9 +314,11 @@ def _require_head(pipeline: Pipeline, head: str) -> Encoder:
     model = pipeline.model
     if isinstance(model, Encoder) and model.head is not None and model.config.head == head:
         return model
-    kind = f"an {type(model).__name__}" if isinstance(model, Encoder) else f"a {type(model).__name__}"
-    heads = "no head" if getattr(model, "head", None) is None else f"a {model.config.head!r} head"
-    raise DataError(f"{pipeline.name} cannot {_HEAD_NAMES[head]}: it is {kind} with {heads}; expected head={head!r}")
+    kind, has = f"a {type(model).__name__}", "no head"
+    if isinstance(model, Encoder):
+        kind = f"an {type(model).__name__}"
+        has = "no head" if model.head is None else f"a {model.config.head!r} head"
+    raise DataError(f"{pipeline.name} cannot {_HEAD_NAMES[head]}: it is {kind} with {has}; expected head={head!r}")
 
 
 def _tokenizer(pipeline: Pipeline) -> HFTokenizer:

@@ -160,7 +160,7 @@ class Pipeline:
         return text_generation.generate(self, texts, strategy=strategy, max_new_tokens=max_new_tokens)
 
     @overload
-    def generate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    def generate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...  # type: ignore[overload-overlap]
     @overload
     def generate(
         self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
@@ -230,7 +230,7 @@ class Pipeline:
         return replies[0] if is_single else replies
 
     @overload
-    def translate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    def translate(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...  # type: ignore[overload-overlap]
     @overload
     def translate(
         self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
@@ -251,7 +251,7 @@ class Pipeline:
         return results[0] if isinstance(texts, str) else results
 
     @overload
-    def summarize(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...
+    def summarize(self, texts: str, *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...) -> str: ...  # type: ignore[overload-overlap]
     @overload
     def summarize(
         self, texts: Sequence[str], *, strategy: Strategy | None = ..., max_new_tokens: int | None = ...
@@ -285,7 +285,7 @@ class Pipeline:
         return vectors[0] if isinstance(texts, str) else vectors
 
     @overload
-    def classify(self, inputs: str, *, batch_size: int = ...) -> dict[str, float]: ...
+    def classify(self, inputs: str, *, batch_size: int = ...) -> dict[str, float]: ...  # type: ignore[overload-overlap]
     @overload
     def classify(self, inputs: Sequence[str] | Tensor, *, batch_size: int = ...) -> list[dict[str, float]]: ...
     @explain_keywords
@@ -308,7 +308,7 @@ class Pipeline:
         return results[0] if isinstance(inputs, str) else results
 
     @overload
-    def fill_mask(self, texts: str, *, n: int = ...) -> list[list[TokenCandidate]]: ...
+    def fill_mask(self, texts: str, *, n: int = ...) -> list[list[TokenCandidate]]: ...  # type: ignore[overload-overlap]
     @overload
     def fill_mask(self, texts: Sequence[str], *, n: int = ...) -> list[list[list[TokenCandidate]]]: ...
     @explain_keywords
@@ -331,7 +331,7 @@ class Pipeline:
         return results[0] if isinstance(texts, str) else results
 
     @overload
-    def tag(self, texts: str) -> list[TaggedSpan]: ...
+    def tag(self, texts: str) -> list[TaggedSpan]: ...  # type: ignore[overload-overlap]
     @overload
     def tag(self, texts: Sequence[str]) -> list[list[TaggedSpan]]: ...
     @explain_keywords
@@ -348,7 +348,7 @@ class Pipeline:
         return results[0] if isinstance(texts, str) else results
 
     @overload
-    def answer(self, questions: str, contexts: str) -> Answer: ...
+    def answer(self, questions: str, contexts: str) -> Answer: ...  # type: ignore[overload-overlap]
     @overload
     def answer(self, questions: Sequence[str], contexts: Sequence[str]) -> list[Answer]: ...
     @explain_keywords
@@ -383,7 +383,7 @@ class Pipeline:
         return encoder_tasks.choose(self, prompt, choices)
 
     @overload
-    def transcribe(
+    def transcribe(  # type: ignore[overload-overlap]
         self,
         recordings: str | Path | Tensor,
         *,

@@ -187,7 +187,8 @@ def build_tokenizer(ranks_file: Path, n_vocab: int) -> tuple[Tokenizer, dict[str
     names = [_END, "<|startoftranscript|>", *languages, *_CONTROL]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", normalized=False) for i in range(_N_TIMESTAMPS)])
-    return tokenizer, {name: tokenizer.token_to_id(name) for name in names}
+    ids = {name: tokenizer.token_to_id(name) for name in names}
+    return tokenizer, {name: id_ for name, id_ in ids.items() if id_ is not None}
 
 
 def _parts(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:

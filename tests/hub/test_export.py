@@ -140,3 +140,38 @@ def test_cost_accepts_a_hugging_face_folder(llama, cli):
     assert ran.code == 0, ran.err
     assert ran.json["parameters"]["value"] == parameters
     assert cli("cost", "en-es", "--tokens", 7).code == 0
+
+
+def test_export_of_en_es_gives_the_logits_and_translations_in_transformers(transformers, tmp_path):
+    """Pegasus has the sinusoids in another order, so the features are permuted."""
+    translator = hub.pipeline("en-es", dtype=torch.float64)
+    assert hub.export(translator, tmp_path / "out") == "pegasus"
+    reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = ["Hello world", "Where is the library?", "I think my suitcase was stolen."]
+    for text in texts:
+        source = tokenizer(text, return_tensors="pt")["input_ids"]
+        assert source[0].tolist() == [*translator.tokenizer.encode(text), translator.tokenizer.eos_id]
+        target = torch.tensor([[1, 77, 5, 300]])
+        with torch.no_grad():
+            logits, expected = reference(source, decoder_input_ids=target).logits, translator.model(source, target)
+        assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
+    reloaded = hub.pipeline(tmp_path / "out", dtype=torch.float64)
+    assert reloaded.generation_settings.strategy == translator.generation_settings.strategy
+    assert reloaded.translate(texts) == translator.translate(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("phi3", {"sliding_window": None}), ("mistral", {"sliding_window": None})], ids=str
+)
+def test_export_prefers_the_family_of_the_checkpoint(saved_peer, tmp_path, name, changes):
+    folder = saved_peer(name)[1]
+    copy = tmp_path / name
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | changes))
+    trained = hub.pipeline(copy)
+    assert hub.export(trained, tmp_path / "out") == name
+    assert hub.export(trained, tmp_path / "llama", family="llama") == "llama"

@@ -39,8 +39,9 @@ def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
     return weights.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-def write(path, model, config, kind):
+def write(path, model, config, kind, add_text=lambda writer: None):
     writer = gguf.GGUFWriter(path, "llama")
+    add_text(writer)
     writer.add_context_length(13)
     writer.add_embedding_length(M)
     writer.add_block_count(L)
@@ -192,3 +193,35 @@ def test_dequantized_parameters_start_at_multiples_of_64_bytes(peer, tmp_path):
         weight.data_ptr() % 64 for weight in ch.load(path, dtype=torch.float32).parameters() if weight.dim() == 2
     }
     assert addresses == {0}
+
+
+def test_export_of_gguf_contains_the_chat_template_and_the_special_tokens(peer, tmp_path):
+    import json
+
+    from clearhead import hub
+
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokens = ["<s>", "</s>", *(chr(ord("a") + i) if i < 26 else f"token{i}" for i in range(V - 2))]
+
+    def add_text(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3, *[1] * (V - 2)])
+        writer.add_token_merges(["a b"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+        writer.add_chat_template(template)
+
+    file = tmp_path / "model.gguf"
+    tokens[2 + 26] = "ab"  # the result of the merge
+    write(file, peer, peer.config, None, add_text)
+    trained = hub.pipeline(file)
+    hub.export(trained, tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == template
+    reloaded = hub.pipeline(tmp_path / "out")
+    assert reloaded.stop_ids == trained.stop_ids == (1,)
+    assert reloaded.tokenizer.encode("abc") == trained.tokenizer.encode("abc")
+    messages = [{"role": "user", "content": "abc"}]
+    assert hub.encode_chat(reloaded, messages) == hub.encode_chat(trained, messages)
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (settings["bos_token"], settings["eos_token"]) == ("<s>", "</s>")
