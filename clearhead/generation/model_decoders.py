@@ -232,11 +232,14 @@ def _module_decoder_only(
 
     def call(ids: Tensor, cache: _Cache | None, row_inputs: dict[str, Tensor]) -> Tensor:
         left_pad = row_inputs.get("left_pad")
+        logits: Tensor
         if left_pad is None:
-            return model(ids, cache=cache)
+            logits = model(ids, cache=cache)
+            return logits
         first = 0 if cache is None else cache.length
         kwargs = left_padding_kwargs(left_pad, first, ids.shape[1], adds_positions=adds_positions)
-        return model(ids, cache=cache, **kwargs)
+        logits = model(ids, cache=cache, **kwargs)
+        return logits
 
     return _ModuleDecoder(model, prompts, cache, {"left_pad": left_pad} if bool(left_pad.any()) else {}, call)
 
@@ -255,7 +258,8 @@ def _module_encoder_decoder(
         mask = padding(row_inputs["lengths"]) if "lengths" in row_inputs else None
         if "source" in row_inputs:
             row_inputs["memory"] = model.encode(row_inputs.pop("source"), mask=mask)  # (R, S, M)
-        return model.decode(ids, row_inputs["memory"], memory_mask=mask, cache=cache)
+        logits: Tensor = model.decode(ids, row_inputs["memory"], memory_mask=mask, cache=cache)
+        return logits
 
     ids = torch.tensor(start_ids, device=device).expand(len(rows), -1)
     return _ModuleDecoder(model, ids, cache, row_inputs, call)

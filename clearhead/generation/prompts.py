@@ -103,4 +103,5 @@ def _row(row: Any, index: int) -> Tensor:
         raise DtypeError(f"prompt {index} is {row.dtype}; expected token ids, torch.int64 (or int32)")
     if row.dim() != 1:
         raise ShapeError(f"prompt {index} has shape {tuple(row.shape)}; expected one row of ids, (length,)")
-    return row.long().cpu()
+    ids: Tensor = row.long().cpu()
+    return ids

@@ -78,7 +78,8 @@ def _argmax(x: Tensor) -> Tensor:
         maxima = torch.cat((maxima, x[:, n * _SEGMENT :].amax(1, keepdim=True)), dim=1)
     start = maxima.argmax(1, keepdim=True) * _SEGMENT
     segment = (start + torch.arange(_SEGMENT, device=x.device)).clamp(max=V - 1)  # (R, segment)
-    return start + x.gather(1, segment).argmax(1, keepdim=True)
+    first: Tensor = start + x.gather(1, segment).argmax(1, keepdim=True)
+    return first
 
 
 def _stable_topk(x: Tensor, k: int) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -99,7 +99,9 @@ class GenerationLoop(ABC):
         self.begin()
         self.n_steps = 1
         self.sync()
-        search, advance, end = self, self.advance, lambda: None
+        search: Any = self
+        advance: Callable[[], None] = self.advance
+        end: Callable[[], None] = _do_nothing
         if isinstance(self.decoder, CapturableDecoder):
             search, advance, end = self.decoder.start_session(self)
         try:
@@ -118,7 +120,12 @@ class GenerationLoop(ABC):
     def run(self, steps_per_sync: int) -> Generated:
         """Run the search to its end and return the result."""
         states = self.progress(steps_per_sync)  # owns the captured graph until the result is copied
-        return next(state for state in states if state.is_over).result()
+        search: GenerationLoop = next(state for state in states if state.is_over)
+        return search.result()
+
+
+def _do_nothing() -> None:
+    """End a search that has no captured graph."""
 
 
 def logits_error(row: int, step: int) -> LogitsError:

@@ -19,31 +19,39 @@ MAX_BYTES = 1 << 29
 MAX_CHARACTERS = 1 << 22  # of the rendered text
 
 
-def render(template: str, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any]) -> str:
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    values: Mapping[str, Any],
+    *,
+    max_seconds: int = MAX_SECONDS,
+) -> str:
     """Render a conversation as one text.
 
     Args:
         template: The Jinja template.
         messages: The conversation.
         values: Special tokens and settings of the template.
+        max_seconds: Limit on processor time.
 
     Raises:
         DataError: If the template fails, or exceeds the limits.
     """
     from clearhead.errors import DataError
 
-    request = json.dumps({"template": template, "values": {"messages": list(messages), **values}})
+    values = {"messages": list(messages), **values}
+    request = json.dumps({"template": template, "values": values, "max_seconds": max_seconds})
     command = [sys.executable, "-P", str(Path(__file__))]  # -P: do not import from this folder
     try:
         process = subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=3 * MAX_SECONDS, check=False
+            command, input=request, capture_output=True, text=True, timeout=3 * max_seconds, check=False
         )
         response = json.loads(process.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         response = {"error": "it exceeds the limit of time or memory"}
     if "error" in response:
         raise DataError(f"the chat template cannot be rendered: {response['error']}")
-    return response["text"]
+    return str(response["text"])
 
 
 def _render_sandboxed(template: str, values: dict[str, Any]) -> str:
@@ -87,7 +95,7 @@ def _main() -> None:
     except ImportError:
         response = {"error": "it needs jinja2: pip install 'clearhead[weights]'"}
     else:
-        _limit_resources()
+        _limit_resources(request["max_seconds"])
         try:
             text = _render_sandboxed(request["template"], request["values"])
             response = (
@@ -98,14 +106,14 @@ def _main() -> None:
     json.dump(response, sys.stdout)
 
 
-def _limit_resources() -> None:
+def _limit_resources(max_seconds: int) -> None:
     """Limit memory, processor time and open files of this process."""
     try:
         import resource
     except ImportError:  # Windows: only the time is limited
         return
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 
 

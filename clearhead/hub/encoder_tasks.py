@@ -298,7 +298,8 @@ def _run_encoder(model: Encoder, encoding: TokenEncoding) -> Tensor:
     segments = None
     if model.segments is not None and model.segments.num_embeddings > 1:
         segments = torch.tensor([encoding.segments], device=device)
-    return model(torch.tensor([encoding.ids], device=device), segments=segments)
+    x: Tensor = model(torch.tensor([encoding.ids], device=device), segments=segments)
+    return x
 
 
 _HEAD_NAMES = {

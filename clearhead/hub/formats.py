@@ -135,7 +135,8 @@ class HFFolder(CheckpointReader):
         if not path.is_file():
             return self.config  # older folders have no such file
         ids = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-        return {key: self.config[key] for key in ids if key in self.config} | read_json(path)
+        settings: dict[str, Any] = read_json(path)
+        return {key: self.config[key] for key in ids if key in self.config} | settings
 
     def template(self) -> str | None:
         file, settings = self.path / "chat_template.jinja", self.path / "tokenizer_config.json"
@@ -166,7 +167,8 @@ class HFFolder(CheckpointReader):
                 n_read = sizes[name]
             if (file := self._file_of[name]) not in maps:
                 maps[file] = stack.enter_context(storage.open_safetensors(file, device))
-            return maps[file].get_tensor(name)
+            tensor: Tensor = maps[file].get_tensor(name)
+            return tensor
 
         with ExitStack() as stack:
             yield get

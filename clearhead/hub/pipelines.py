@@ -624,4 +624,4 @@ def tokenizer_json(tokenizer: Tokenizer, *, ends_with_eos: bool = False) -> str:
         inner.post_processor = processors.TemplateProcessing(
             single=f"$A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
         )
-    return inner.to_str()
+    return str(inner.to_str())

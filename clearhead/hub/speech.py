@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import NonNegativeFloat, PositiveInt, validate
+from clearhead._core.validation import NonNegativeFloat, PositiveFloat, PositiveInt, validate
 from clearhead.data import audio
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation import LogitsProcessors, Strategy, WhisperTimestampRules, generate
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from clearhead.hub.pipelines import Pipeline
 
 _BATCH_SIZE = 8  # windows per batch
-_CHUNK_SECONDS = 4.0  # longer input is processed in chunks, so that memory does not depend on the caller's chunks
 
 
 @dataclass(frozen=True)
@@ -278,16 +277,20 @@ class StreamingRecognizer:
         model: A CTC encoder.
         beam: Width of the beam search; 1 for greedy decoding.
         tail_seconds: Silence added after the end, because a model recognizes a symbol some time after it ended.
+        chunk_seconds: Longer input is processed in chunks of this duration, so that memory does not depend on it.
 
     Example:
         recognizer = StreamingRecognizer(model)
         symbols = [*recognizer.push(samples), *recognizer.flush()]
     """
 
-    def __init__(self, model: CTCEncoder, *, beam: int = 1, tail_seconds: float = 0.0) -> None:
+    def __init__(
+        self, model: CTCEncoder, *, beam: int = 1, tail_seconds: float = 0.0, chunk_seconds: float = 4.0
+    ) -> None:
         self.model = model
         self._beam = validate(beam, "beam", PositiveInt)
         self._tail_seconds = validate(tail_seconds, "tail_seconds", NonNegativeFloat)
+        self._chunk_seconds = validate(chunk_seconds, "chunk_seconds", PositiveFloat)
         self.sample_rate = model.config.mel.sample_rate
         try:
             self._chunk = model.streaming.chunk  # encoder frames that become final together
@@ -302,7 +305,7 @@ class StreamingRecognizer:
         """Process samples (N,), from −1 to 1, and return the symbols that become final."""
         symbols: list[RecognizedSymbol] = []
         step = self._chunk * self.model.config.frame_stacking
-        for part in samples.split(round(_CHUNK_SECONDS * self.sample_rate)):
+        for part in samples.split(max(1, round(self._chunk_seconds * self.sample_rate))):
             self._frames = torch.cat((self._frames, self._mel.push(part)))
             n_ready = len(self._frames) // step * step
             symbols += self._with_times(self._decode(self._frames[:n_ready]))

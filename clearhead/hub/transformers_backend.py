@@ -95,7 +95,8 @@ def make_mask(
         return mask
     sizes = {"kv_length": kv_length, "kv_offset": kv_offset, "attention_mask": attention_mask}
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return masking_utils.sdpa_mask(mask_function=mask_function, **sizes, **kwargs | skips)
+    dense: Tensor | None = masking_utils.sdpa_mask(mask_function=mask_function, **sizes, **kwargs | skips)
+    return dense
 
 
 def _expression(function: Callable[..., Any]) -> Mask | None:

@@ -11,54 +11,13 @@ from clearhead.generation.decoder import LengthBucketedDecoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.request import SearchRequest
 from clearhead.generation.sampling import probabilities, sample_inverse_cdf
-from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
-from clearhead.models.baselines.recurrent import GRU, LSTM, NextToken, RecurrentConfig
-from clearhead.models.baselines.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
-from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal
+from clearhead.masks import window
+from clearhead.nn.positions import ALiBi, LearnedPositions, RelativeBias, Rotary
+from tests.generation.cases import DECODERS, ENCODER_DECODERS, STRATEGIES, assert_equal
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, next_log_probs, prompts, randomize
 from tests.generation.tables import plain_beam, plain_greedy
 
-STRATEGIES = [Greedy(), Sample(1.2, top_k=11, top_p=0.95, min_p=0.01, seed=2), BeamSearch(3, n_best=2)]
 MAX_NEW_TOKENS = 13
-
-
-def recurrent(cell=None):
-    torch.manual_seed(7)
-    cell = LSTM() if cell is None else cell
-    config = RecurrentConfig(vocab_size=VOCAB, d_model=11, n_layers=2, cell=cell, task=NextToken())
-    return randomize(config.build())
-
-
-def seq2seq(attention):
-    torch.manual_seed(9)
-    config = RecurrentSeq2SeqConfig(source_vocab_size=19, vocab_size=VOCAB, d_model=11, attention=attention)
-    return randomize(config.build())
-
-
-DECODERS = {
-    "learned": lambda: decoder(positions=LearnedPositions(max_len=61)),
-    "sinusoidal": lambda: decoder(positions=Sinusoidal()),
-    "rotary": lambda: decoder(positions=Rotary()),
-    "alibi": lambda: decoder(positions=ALiBi()),
-    "relative": lambda: decoder(positions=RelativeBias(bidirectional=False)),
-    "none": lambda: decoder(positions=NoPE()),
-    "grouped-query": lambda: decoder(n_heads=4, n_kv_heads=2, tie_embeddings=False),
-    "window": lambda: decoder(mask=causal() & (window(3, 0) | dilated(5))),
-    "every": lambda: decoder(mask=causal() & (window(2, 0) | every(4))),
-    "blocks": lambda: decoder(mask=causal() & blocks(5)),
-    "prefix": lambda: decoder(mask=causal() | prefix(4)),
-    "ahead": lambda: decoder(mask=window(3, 1)),
-    "lstm": recurrent,
-    "gru": lambda: recurrent(GRU()),
-}
-ENCODER_DECODERS = {
-    "sinusoidal": encoder_decoder,
-    "learned": lambda: encoder_decoder(positions=LearnedPositions(max_len=61), max_len=61),
-    "rotary": lambda: encoder_decoder(positions=Rotary()),
-    "scattered": lambda: encoder_decoder(encoder_mask=scattered(3, seed=1) | window(1, 1)),
-    "after-step": lambda: seq2seq(AfterStep()),
-    "before-step": lambda: seq2seq(BeforeStep()),
-}
 MODELS = [("decoder", name) for name in DECODERS] + [("encoder-decoder", name) for name in ENCODER_DECODERS]
 
 
@@ -67,14 +26,6 @@ def build(kind, name):
     if kind == "decoder":
         return DECODERS[name](), prompts(VOCAB), None
     return ENCODER_DECODERS[name](), prompts(19), 4
-
-
-def assert_equal(a, b):
-    assert torch.equal(a.lengths, b.lengths)
-    assert torch.equal(a.ids, b.ids)
-    assert torch.equal(a.finished, b.finished)
-    torch.testing.assert_close(a.log_probs, b.log_probs)
-    torch.testing.assert_close(a.scores, b.scores)
 
 
 @pytest.mark.parametrize(("kind", "name"), MODELS)

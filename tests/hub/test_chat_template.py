@@ -8,7 +8,6 @@ import pytest
 
 from clearhead import hub
 from clearhead.errors import DataError
-from clearhead.hub import chat_template as templates
 from clearhead.hub.chat_template import render
 from tests.support.tokenizers import save_chat_model
 
@@ -111,15 +110,10 @@ HOSTILE = {
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_template_raises_data_error(name, monkeypatch, tmp_path):
-    # A copy of the script with a smaller time limit, so that the test is quick.
-    file = tmp_path / "template.py"
-    with open(templates.__file__, encoding="utf-8") as script:
-        file.write_text(script.read().replace("MAX_SECONDS = 10", "MAX_SECONDS = 1"))
-    monkeypatch.setattr(templates, "__file__", str(file))
+def test_hostile_template_raises_data_error(name):
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises(DataError, match="the chat template cannot be rendered: ") as error:
-        render(HOSTILE[name], messages, {})
+        render(HOSTILE[name], messages, {}, max_seconds=1)
     assert len(str(error.value)) < 500
     assert len(messages) == 1
     if name == "refusal":

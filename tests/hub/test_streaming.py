@@ -199,12 +199,11 @@ def tensor_bytes(value: object, visited: set[int]) -> int:
 
 @pytest.mark.measured
 @pytest.mark.parametrize("name", ["window", "chunks"])
-def test_memory_is_constant_over_an_hour(name, monkeypatch):
+def test_memory_is_constant_over_an_hour(name):
     """Bytes of the tensors of a recognizer; a coarse model keeps an hour of frames fast."""
-    monkeypatch.setattr("clearhead.hub.speech._CHUNK_SECONDS", 60.0)
     coarse = Mel(sample_rate=1_000, window=100, hop=100, n_fft=128, n_mels=3, low=20.0)
     model = ctc_encoder(MASKS[name], mel=coarse, frame_stacking=2, n_layers=1)
-    recognizer = StreamingRecognizer(model)
+    recognizer = StreamingRecognizer(model, chunk_seconds=60.0)
     chunk = sound(9_970)  # the alignment of chunks and frames repeats after 60 chunks
     sizes = []
     for _ in range(3_600 * 1_000 // len(chunk)):

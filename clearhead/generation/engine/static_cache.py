@@ -168,7 +168,7 @@ class StaticKVCache:
             is_token = position >= self.left_pad[:, None]
             allowed = is_token if allowed is None else allowed & is_token
         if self.distance_bias is not None and distance is not None:
-            bias = self.distance_bias[:, distance][None]  # (1, H, S)
+            bias: Tensor = self.distance_bias[:, distance][None]  # (1, H, S)
             return bias if allowed is None else bias.masked_fill(~allowed[:, None], -math.inf)
         if allowed is None:
             return None

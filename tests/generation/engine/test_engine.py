@@ -6,6 +6,7 @@ a GPU captures, without capturing them.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,60 +16,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.generation import BeamSearch, generate, model_decoders, stream
+from clearhead.generation import BeamSearch, generate, stream
 from clearhead.generation.decoder import size_bucket
 from clearhead.generation.engine import graph_decoder
 from clearhead.generation.engine.graph_decoder import FusedDecoder, compiled_decoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.request import SearchRequest
-from clearhead.masks import blocks, causal, dilated, every, full, lookback, prefix, window
-from clearhead.nn import GELU, Biases, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
-from clearhead.nn.positions import ALiBi, RelativeBias, Rotary, Sinusoidal, YarnScaling
+from clearhead.masks import blocks, causal, every, full, lookback, prefix, window
+from clearhead.nn.positions import Rotary
+from tests.generation.cases import CASES, STRATEGIES, arguments, assert_equal
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
-from tests.generation.test_models import DECODERS, ENCODER_DECODERS, STRATEGIES, assert_equal
 
 MAX_NEW_TOKENS = 13
-FUSED_ONLY = {
-    "post-norm": lambda: decoder(residual=PostNorm(), activation=ReLU()),
-    "rms-swiglu": lambda: decoder(
-        norm=RMSNorm(), activation=SwiGLU(), positions=Rotary(partial_rotary_factor=0.5), bias=False
-    ),
-    "embedding-norm": lambda: decoder(embedding_norm=True, scaled_embedding=True, activation=GELU(tanh=True)),
-    "parallel": lambda: decoder(
-        residual=Parallel(), norm=RMSNorm(unit_offset=True), qk_norm=RMSNorm(), activation=GeGLU()
-    ),
-    "some-biases": lambda: decoder(bias=Biases(k=False, out=False), activation=SiLU(slope=1.7)),
-    "stretched": lambda: decoder(positions=Rotary(scaling=YarnScaling(factor=3.0, original_max_len=9))),
-    "ring": lambda: decoder(mask=causal() & window(4, 0), positions=Rotary()),
-    "ring-learned": lambda: decoder(mask=window(3, 0)),
-    "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
-    "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
-    "sometimes-nothing": lambda: decoder(mask=causal() & dilated(3) & every(2)),
-    "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
-    "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
-    "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
-}
-NOT_FUSED = {"lstm", "gru", "ahead", "after-step", "before-step"}
-CASES = [
-    *(("decoder", name, build) for name, build in DECODERS.items() if name not in NOT_FUSED),
-    *(("encoder-decoder", name, build) for name, build in ENCODER_DECODERS.items() if name not in NOT_FUSED),
-    *(
-        ("encoder-decoder" if name.startswith("cross") else "decoder", name, build)
-        for name, build in FUSED_ONLY.items()
-    ),
-]
-
-
-@pytest.fixture
-def plain(monkeypatch):
-    """Return a function that calls another with the fused decoder disabled."""
-
-    def run(call):
-        with monkeypatch.context() as patch:
-            patch.setattr(model_decoders, "unsupported_reason", lambda model: "requested by the test")
-            return call()
-
-    return run
 
 
 @pytest.fixture
@@ -76,33 +35,32 @@ def static_shapes(monkeypatch):
     monkeypatch.setattr(graph_decoder, "uses_cuda_graphs", lambda device: True)
 
 
-def arguments(kind):
-    return (prompts(VOCAB), None) if kind == "decoder" else (prompts(19), 4)
-
-
-REFERENCE = {}
-"""Results of the module decoder by case, used by two tests."""
+@functools.cache
+def module_result(name, strategy):
+    """Return the result of the module decoder for a case."""
+    kind, build = next((kind, build) for kind, case, build in CASES if f"{kind} {case}" == name)
+    rows, start = arguments(kind)
+    options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
+    return generate(build(), rows, engine="module", **options)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-def test_fused_decoder_equals_module_decoder(kind, name, build, strategy, plain):
+def test_fused_decoder_equals_module_decoder(kind, name, build, strategy):
     model, (rows, start) = build(), arguments(kind)
     options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
-    REFERENCE[kind, name, strategy] = plain(lambda: generate(model, rows, **options))
-    assert_equal(generate(model, rows, **options), REFERENCE[kind, name, strategy])
+    assert_equal(generate(model, rows, **options), module_result(f"{kind} {name}", strategy))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
 @pytest.mark.usefixtures("static_shapes")
-def test_static_shapes_equal_module_decoder(kind, name, build, strategy, plain):
+def test_static_shapes_equal_module_decoder(kind, name, build, strategy):
     model, (rows, start) = build(), arguments(kind)
     options = {"strategy": strategy, "max_new_tokens": MAX_NEW_TOKENS, "stop_ids": STOP, "decoder_start_ids": start}
-    expected = REFERENCE.get((kind, name, strategy)) or plain(lambda: generate(model, rows, **options))
-    assert_equal(generate(model, rows, **options), expected)
+    assert_equal(generate(model, rows, **options), module_result(f"{kind} {name}", strategy))
     again = generate(model, rows[::-1], **options)  # reuses the buffers of the first call
-    assert_equal(again, plain(lambda: generate(model, rows[::-1], **options)))
+    assert_equal(again, generate(model, rows[::-1], engine="module", **options))
 
 
 def test_prompt_finished_at_first_step_does_not_change_other_prompts():
@@ -131,7 +89,7 @@ def test_closed_stream_releases_its_graph():
     assert [int(step.ids[0]) for step in stream(model, [3, 1, 4], max_new_tokens=30)] == whole
 
 
-def test_changed_parameters_recompile_program(plain):
+def test_changed_parameters_recompile_program():
     model = decoder()
     rows = prompts(VOCAB)
     first = generate(model, rows, max_new_tokens=9)
@@ -141,7 +99,7 @@ def test_changed_parameters_recompile_program(plain):
     assert compiled_decoder(model).program is not program
     second = generate(model, rows, max_new_tokens=9)
     assert not torch.allclose(first.log_probs, second.log_probs)
-    assert_equal(second, plain(lambda: generate(model, rows, max_new_tokens=9)))
+    assert_equal(second, generate(model, rows, max_new_tokens=9, engine="module"))
 
 
 def is_fused(model, rows=((1, 2),), decoder_start_ids=None):

@@ -8,21 +8,18 @@ import torch
 from clearhead.generation import BeamSearch, Greedy, Sample, generate
 from clearhead.models.presets import gpt2
 from tests.generation import interpreted
-from tests.generation.engine.test_engine import CASES, STRATEGIES, arguments, plain
+from tests.generation.cases import CASES, STRATEGIES, arguments, assert_equal
 from tests.generation.small import STOP
-from tests.generation.test_models import assert_equal
-
-__all__ = ["plain"]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, because CUDA graphs are tested")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize(("kind", "name", "build"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-def test_captured_steps_equal_module_decoder(kind, name, build, strategy, plain):
+def test_captured_steps_equal_module_decoder(kind, name, build, strategy):
     model, (rows, start) = build().double().cuda(), arguments(kind)
     options = {"strategy": strategy, "max_new_tokens": 13, "stop_ids": STOP, "decoder_start_ids": start}
-    expected = plain(lambda: generate(model, rows, **options))
+    expected = generate(model, rows, engine="module", **options)
     for _ in range(3):  # run, captured, and reused
         assert_equal(generate(model, rows, **options), expected)
 
@@ -42,24 +39,24 @@ def test_decode_kernels_equal_references_on_gpu():
     "strategy", [Greedy(), Sample(0.9, top_k=40, seed=3), BeamSearch(4)], ids=lambda strategy: type(strategy).__name__
 )
 @pytest.mark.parametrize("batch", [1, 9])
-def test_gpt2_sized_model_equals_module_decoder(strategy, batch, plain):
+def test_gpt2_sized_model_equals_module_decoder(strategy, batch):
     """GPT-2's sizes in float32 use all kernels of a step, at lengths of several chunks."""
     torch.manual_seed(0)
     model = gpt2().replace(n_layers=3, vocab_size=5003).build().cuda()
     ids = torch.randint(5003, (batch, 37))
     options = {"strategy": strategy, "max_new_tokens": 120}
     actual = generate(model, ids, **options)
-    expected = plain(lambda: generate(model, ids, **options))
+    expected = generate(model, ids, engine="module", **options)
     assert (
         actual.ids == expected.ids
     ).float().mean() > 0.98  # two logits may tie within float32's error, once in a while
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "none", "grouped-query"])
-def test_captured_prefill_equals_module_decoder(name, plain):
+def test_captured_prefill_equals_module_decoder(name):
     (build,) = [build for kind, other, build in CASES if (kind, other) == ("decoder", name)]
     model = build().double().cuda()
     for T in (5, 3, 5, 5, 16, 3):  # the same graph serves shorter prompts
         ids = torch.randint(20, (2, T), generator=torch.Generator().manual_seed(T))
-        expected = plain(lambda ids=ids: generate(model, ids, max_new_tokens=4))
+        expected = generate(model, ids, max_new_tokens=4, engine="module")
         assert_equal(generate(model, ids, max_new_tokens=4), expected)
