@@ -97,11 +97,16 @@ def format_value(value: str | int | float) -> str:
     """Return a computed value as text: integers with separators, floats with four significant digits.
 
     Example:
-        >>> format_value(12345), format_value(0.123456), format_value(-0.5), format_value("1/3")
-        ('12,345', '0.1235', '−0.5', '1/3')
+        >>> format_value(12345), format_value(0.123456), format_value(-0.5), format_value(2e-9), format_value("1/3")
+        ('12,345', '0.1235', '−0.5', '2·10⁻⁹', '1/3')
     """
     if isinstance(value, str):
         return value
     if isinstance(value, int):
         return f"{value:,}".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+    digits, _, exponent = f"{value:.4g}".replace("-", "−").partition("e")
+    return f"{digits}·10{_superscript(int(exponent.replace('−', '-')))}" if exponent else digits
+
+
+def _superscript(number: int) -> str:
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

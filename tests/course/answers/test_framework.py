@@ -242,6 +242,8 @@ def test_answer_table_formats_numbers():
     assert table.cells == [["x", "12,345"], ["y", "−2"]]
     assert table.numeric_columns == [False, True]
     assert format_value(1 / 3) == "0.3333"
+    assert format_value(-9.3571e-14) == "−9.357·10⁻¹⁴"
+    assert format_value(1.5e12) == "1.5·10¹²"
 
 
 @pytest.mark.parametrize(
