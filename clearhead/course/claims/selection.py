@@ -116,7 +116,7 @@ def attention_as_convolution(t: Experiment) -> None:
 )
 def band_width(t: Experiment) -> None:
     for k in (1, 3, 5, 7, 2, 4, 6, 8):
-        t.assert_equal(f"k = {k}", int(window(k // 2, k // 2).dense(31)[15].sum()), k, "{} keys", in_scope=k % 2 == 1)
+        t.assert_equal(f"k = {k}", int(window(k // 2, k // 2).dense(31)[15].sum()), k, "width {}", in_scope=k % 2 == 1)
 
 
 @claim(

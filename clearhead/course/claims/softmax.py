@@ -27,11 +27,11 @@ def limit(scores: tuple[int, ...], at: object) -> list[object]:
     ANSWERED,
     "Q1b",
     statement="The weights of a query sum to 1.",
-    method="Symbolic sum for 1 … 5 keys with free scores.",
+    method="Symbolic sum for 1 … 5 keys with free scores. `exercise proof weights-sum-to-one` covers any number.",
 )
 def weights_sum(t: Experiment) -> None:
     for n in range(1, 6):
-        t.assert_equal(f"{n} keys", sp.simplify(sum(exact.softmax(sp.symbols(f"s:{n}", real=True)))), 1, "sum = {}")
+        t.assert_equal(f"n = {n}", sp.simplify(sum(exact.softmax(sp.symbols(f"s:{n}", real=True)))), 1, "sum = {}")
 
 
 @claim(

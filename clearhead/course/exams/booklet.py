@@ -55,13 +55,19 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
     marks = model.marks if model is not None else tuple(map(_mark, question.parts))
     return ResolvedAnswer(
         location=f"{question.number}. {source.title}",
-        question=question.text or " ".join(question.parts[0].part.text.split()),
+        question=_question_text(question),
         blocks=tuple(blocks),
         marks=marks,
         total=source.points,
         uses_default_total=model is not None and model.uses_default_total,
         commands=model.commands if model is not None else (),
     )
+
+
+def _question_text(question: PaperQuestion) -> str:
+    """Return the words of a question and of its parts."""
+    parts = [f"({part.label}) {part.part.text}" if part.label else part.part.text for part in question.parts]
+    return " ".join(" ".join([question.text, *parts]).split())
 
 
 def _model_answer(question: ExamQuestion) -> ResolvedAnswer | None:

@@ -164,7 +164,7 @@ def network_program(problem: dict[str, Any]) -> str:
         elif layer["type"] == "flatten":
             lines.append("nn.Flatten(),")
         elif layer["type"] == "linear":
-            features = 8 * channels - 8
+            features = 8 * channels - 9  # never the width of a square map
             lines.append(f"nn.Linear({features}, {layer['outputs']}),")
         else:
             name = "AvgPool2d" if layer["type"] == "average-pool" else "MaxPool2d"

@@ -18,8 +18,8 @@ from typing import Generic
 from clearhead._core.validation import did_you_mean
 from clearhead.course.exercises.algebra import EXACT, Algebra, ExpressionError, V
 from clearhead.course.exercises.render.latex import symbol_in_latex
+from clearhead.course.exercises.syntax import parse_tree
 
-MAX_TEXT = 1000
 FORMS = {"jacobian": 2, "grad": 2, "at": 3}
 _FUNCTION_NAMES = sorted({*EXACT.functions, *FORMS})
 _OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.MatMult: "@"}
@@ -27,12 +27,7 @@ _OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow:
 
 def parse_expression(text: str, names: set[str]) -> ast.expr:
     """Parse an expression; raise ExpressionError for unknown names or syntax."""
-    if len(text) > MAX_TEXT:
-        raise ExpressionError(f"the expression has {len(text)} characters; expected at most {MAX_TEXT}")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ExpressionError(f"cannot read {text!r} as an expression") from None
+    tree = parse_tree(text, ExpressionError)
     _check(tree, text, names)
     return tree
 

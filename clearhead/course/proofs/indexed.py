@@ -252,7 +252,8 @@ def _apply_deltas(monomial: Term) -> Term:
 
 def _open_sums(monomial: Term, is_opened: Callable[[Term], bool]) -> tuple[list[Term], list[Term]]:
     """Return the factors of a monomial, with the sums for which `is_opened` is true opened, and their bound indices."""
-    factors, bound = [], []
+    factors: list[Term] = []
+    bound: list[Term] = []
     pending = _factors(monomial)
     while pending:
         factor = pending.pop()
