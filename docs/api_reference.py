@@ -346,7 +346,7 @@ def commands() -> Iterator[tuple[str, str]]:
     )
     yield "commands", "\n\n".join(["# Commands", about, table(("command", ""), rows), toctree])
     for name, command in parsed.items():
-        parts = [f"# `clearhead {name}`", prose(command.help or ""), *_parameter_tables(name, command)]
+        parts = [f"# `clearhead {name}`", _help(command.help), *_parameter_tables(name, command)]
         if name in COMMANDS:
             text, json_shape = outputs[name]
             line = "clearhead " + COMMANDS[name].replace("{folder}/", "")
@@ -373,7 +373,12 @@ def _slug(name: str) -> str:
 
 def _sentence(text: str | None) -> str:
     """Return the first paragraph of a help text as Markdown."""
-    return prose((text or "").split("\n\n")[0])
+    return _help((text or "").split("\n\n")[0])
+
+
+def _help(text: str | None) -> str:
+    """Return a help text as Markdown, with options as code."""
+    return prose(re.sub(r"(?<![`\w-])(--[a-z][\w-]*)(?!`)", r"`\1`", text or ""))
 
 
 def _parameter_tables(name: str, command: Any) -> Iterator[str]:
@@ -382,13 +387,13 @@ def _parameter_tables(name: str, command: Any) -> Iterator[str]:
     options = [p for p in command.params if p.param_type_name != "argument" and not p.hidden]
     usage = [f"[{_placeholder(p)}]" if not p.required else _placeholder(p) for p in arguments]
     yield fence(" ".join(["clearhead", name, *usage, *(["[OPTIONS]"] if options else [])]), "text")
-    yield table(("argument", ""), [(f"`{_placeholder(p)}`", prose(p.help or "")) for p in arguments])
+    yield table(("argument", ""), [(f"`{_placeholder(p)}`", _help(p.help)) for p in arguments])
     rows = [
         (
             ", ".join(f"`{flag}`" for flag in [*p.opts, *p.secondary_opts]),
             _value_range(p),
             _default(p),
-            prose(p.help or ""),
+            _help(p.help),
         )
         for p in options
     ]
