@@ -108,7 +108,7 @@ def cost(request: CostRequest, context: RequestContext) -> JSONObject:
             name: {"seconds": seconds, "bound": bound}
             for name, (seconds, bound) in prediction.ceilings(machine).items()
         },
-        "fits": document["memory"]["peak"] <= request.memory * _GIB,
+        "fits": prediction.memory.peak.value <= request.memory * _GIB,
     }
 
 

@@ -35,6 +35,7 @@ from clearhead.analysis.checks.reference_modules import (
     V,
     Windowed,
 )
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import Caching, Embeddings, Ids, KeepMask, ModuleSpec
 from clearhead.masks import causal, window
@@ -63,7 +64,7 @@ class Bug:
 Make = Callable[[], ModuleSpec]
 
 
-def _changed(kind: type, changes: dict[str, Any]) -> Any:
+def _changed(kind: type, changes: Kwargs) -> Any:
     return type(kind.__name__, (kind,), changes)
 
 

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from clearhead.analysis.checks.numerics_recorder import NumericsRecorder, Observations
 from clearhead.analysis.checks.rounding import SAFETY, noise
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import CallInputs, Embeddings, Ids, ModuleSpec
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.errors import ConfigError
@@ -42,7 +43,7 @@ class Harness:
             length = max(1, min(length, spec.max_len - MAX_PADDING))
         self.length = length
         self.generator = torch.Generator().manual_seed(seed)
-        self._results: dict[str, Any] = {}
+        self._results: Kwargs = {}
         self.module, self.dtype = self.copy_module(torch.float64)
         self.inputs = self.draw(BATCH, length)
         self._try_out()

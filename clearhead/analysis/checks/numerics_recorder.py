@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
+
 _RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "normal", "multinomial", "uniform", "_fused_dropout")
 CAUSES = {  # the explanation of each observation, as the cause of a finding
     "split_by_view": "heads are split by a view without a transpose: (B, T, M) viewed as (B, H, T, D) mixes positions "
@@ -59,7 +61,9 @@ class NumericsRecorder(TorchDispatchMode):
         self._width: dict[int, int] = {}  # by address: D of scores, products of queries and keys
         self._weights: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::").rstrip("_")
@@ -69,7 +73,7 @@ class NumericsRecorder(TorchDispatchMode):
             self._observe(name, args, kwargs, out)
         return result
 
-    def _observe(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+    def _observe(self, name: str, args: Sequence[Any], kwargs: Kwargs, out: Tensor) -> None:
         if name in _RANDOM:
             self.observations.random.append(name)
         tensors = [x for x in args if isinstance(x, Tensor)]
@@ -103,7 +107,7 @@ class NumericsRecorder(TorchDispatchMode):
         heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
         self.observations.scales.append((self._scale.get(_address(scores), 1.0), self._width[_address(scores)], heads))
 
-    def _observe_sdpa(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _observe_sdpa(self, args: Sequence[Any], kwargs: Kwargs) -> None:
         q: Tensor = args[0]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
         if isinstance(mask, Tensor):
@@ -153,6 +157,7 @@ def _is_binary(x: Tensor) -> bool:
     return x.dim() >= 2 and bool((is_zero | is_one).all()) and bool(is_zero.any()) and bool(is_one.any())
 
 
-def _constant(value: Any) -> float | None:
-    is_number = isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
-    return float(value) if is_number or type(value) in (int, float) else None
+def _constant(value: object) -> float | None:
+    if isinstance(value, Tensor):
+        return float(value) if value.dim() == 0 and value.is_floating_point() else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from torch import Tensor
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.text_tables import RawHTML, html_table
 from clearhead.errors import ConfigError
 
@@ -65,7 +65,7 @@ class Finding:
         value = self.describe_value()
         return f"{LARGEST_DIFFERENCE} {value}" if self.quantity == LARGEST_DIFFERENCE else value
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return plain JSON values; NaN and infinite differences become text."""
         values = {"max_abs_difference": self.max_abs_difference, "tolerance": self.tolerance}
         sizes = {name: n if n is None or math.isfinite(n) else str(n) for name, n in values.items()}
@@ -124,7 +124,7 @@ class CheckReport:
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the JSON document of `clearhead check --json`."""
         lists = {"undecided": [f.property for f in self.undecided], "findings": [f.to_dict() for f in self.findings]}
         return {"name": self.name, "ok": self.ok, **lists}

@@ -8,12 +8,13 @@ assumed about dtypes: float32 operations inside a float64 module count as float3
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
 
 # A product of width n has an error of about √n units, and each trial perturbs it by one.
 SAFETY = 48.0
@@ -27,7 +28,9 @@ class Rounding(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
         self._eps = eps
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         # Views and in-place results share memory that has been perturbed already.
         if any(returned.alias_info is not None for returned in func._schema.returns):

@@ -16,6 +16,7 @@ from clearhead._core.validation import check_int, validate
 from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
 from clearhead.analysis.checks.properties import Property, causality, invariance, numbers, padding, worst
 from clearhead.analysis.checks.report import CheckReport, Finding, Verdict
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.errors import ConfigError
@@ -130,7 +131,7 @@ def _select(only: str | Sequence[str] | None) -> list[Property]:
 
 
 def _finding(prop: Property, harness: Harness) -> Finding:
-    fields: dict[str, Any] = {"property": prop.name}
+    fields: Kwargs = {"property": prop.name}
     try:
         why_not = prop.why_not(harness)
         comparisons = [] if why_not else list(prop.evaluate(harness, harness.inputs))

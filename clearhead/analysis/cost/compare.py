@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import sympy
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import check_int
 from clearhead.errors import ConfigError
 
@@ -26,13 +26,13 @@ class LayerFormulas:
     """Cost of one kind of layer as sympy expressions in n, d, k, r and h. Memory counts values, not bytes."""
 
     name: str
-    order: Any  # growth without constant factors, the column of the original table
-    mixing_flops: Any  # of the part that mixes tokens
-    flops: Any  # with the projections
-    sequential_steps: Any  # steps that cannot run in parallel
-    path_length: Any  # maximum path length between two tokens
-    memory: Any  # values saved for backward, without the n·d inputs
-    parameters: Any
+    order: sympy.Expr  # growth without constant factors, the column of the original table
+    mixing_flops: sympy.Expr  # of the part that mixes tokens
+    flops: sympy.Expr  # with the projections
+    sequential_steps: sympy.Expr  # steps that cannot run in parallel
+    path_length: sympy.Expr  # maximum path length between two tokens
+    memory: sympy.Expr  # values saved for backward, without the n·d inputs
+    parameters: sympy.Expr
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Crossover:
     left: str
     right: str
     quantity: str
-    n: Any | None
+    n: sympy.Expr | None
     value: float | None
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class LayerComparison:
     crossovers: tuple[Crossover, ...]
 
     @property
-    def sizes(self) -> dict[Any, int]:
+    def sizes(self) -> dict[sympy.Symbol, int]:
         """The value of each symbol."""
         return dict(zip(SYMBOLS, (self.n, self.d, self.k, self.window, self.heads), strict=True))
 
@@ -73,7 +73,7 @@ class LayerComparison:
         """The half of self-attention with more FLOPs at these sizes: "projections" or "scores"."""
         return "scores" if self.n > 2 * self.d else "projections"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JSONObject]:
         """Return the values at these sizes, one row per layer."""
         sizes = self.sizes
         return [
@@ -81,7 +81,7 @@ class LayerComparison:
             for layer in self.layers
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return sizes, values, formulas and crossovers as plain JSON values."""
         formulas = [{"layer": x.name} | {name: str(getattr(x, name)) for name in FIELDS} for x in self.layers]
         crossovers = [asdict(c) | {"n": None if c.n is None else str(c.n)} for c in self.crossovers]
@@ -159,7 +159,9 @@ def _layers() -> tuple[LayerFormulas, ...]:
     return tuple(LayerFormulas(*row) for row in rows)
 
 
-def _crossover(left: LayerFormulas, right: LayerFormulas, quantity: str, sizes: Mapping[Any, int]) -> Crossover:
+def _crossover(
+    left: LayerFormulas, right: LayerFormulas, quantity: str, sizes: Mapping[sympy.Symbol, int]
+) -> Crossover:
     """Solve left = right for n > 0."""
     n = SYMBOLS[0]
     unknown = sympy.Symbol("n", real=True)
@@ -170,7 +172,7 @@ def _crossover(left: LayerFormulas, right: LayerFormulas, quantity: str, sizes: 
     return Crossover(left.name, right.name, quantity, sympy.factor(solution), _number(solution.subs(sizes)))
 
 
-def _number(value: Any) -> float:
+def _number(value: sympy.Expr) -> float:
     if not value.is_finite:  # a kernel of size 1 never reaches another token
         return float("inf")
     number = float(value)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from clearhead._core.torch_compat import patched_functions
+from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
 from clearhead.attention.attend import choose, validate_inputs
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
@@ -100,7 +101,9 @@ class DeviceDispatch(TorchFunctionMode, AttentionObserver):
         self.reference = reference
         self.records: list[AttentionRecord] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             if OBSERVERS.get() and args[0].dim() == 4:  # there are no observers inside `attend`

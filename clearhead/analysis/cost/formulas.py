@@ -21,8 +21,10 @@ from typing import Any
 import sympy
 from torch import nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import PAIR_SYMBOLS
 from clearhead.analysis.cost.recorder import ExecutionLog, normalize_path
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.example import Tokens
 from clearhead.errors import ClearheadError
 
@@ -38,13 +40,13 @@ class SymbolicProbe:
     expressions: dict[int, str]
     sizes: dict[str, int]  # values of the symbols in the execution whose formulas are recovered
     layer_lists: dict[str, tuple[str, int]]
-    _products: dict[int, Any] = field(default_factory=dict)
+    _products: dict[int, sympy.Expr] = field(default_factory=dict)
 
     @cached_property
-    def symbols(self) -> dict[str, Any]:
+    def symbols(self) -> dict[str, sympy.Symbol]:
         return {name: sympy.Symbol(name, positive=True, integer=True) for name in self.sizes}
 
-    def sum(self, select: TermSelector) -> Any:
+    def sum(self, select: TermSelector) -> sympy.Expr:
         """Return the sum of the selected terms; equal terms of equal layers are multiplied by the layer count."""
         terms = []
         for (path, n), count in Counter((normalize_path(path), n) for path, n in select(self.log)).items():
@@ -54,7 +56,7 @@ class SymbolicProbe:
             terms.append((per_layer * self.symbols.get(symbol, 1) + remainder) * self._product(n))
         return sympy.Add(*terms)
 
-    def _product(self, n: int) -> Any:
+    def _product(self, n: int) -> sympy.Expr:
         """Factor a product of sizes into symbols."""
         if n not in self._products:
             remainder = n
@@ -88,7 +90,7 @@ class SymbolicCount:
         self._select = select
         self._solver = solver
         self._divisor = divisor
-        self._formula: Any = None
+        self._formula: sympy.Expr | None = None
 
     def __bool__(self) -> bool:
         return self.value != 0
@@ -96,17 +98,17 @@ class SymbolicCount:
     def __repr__(self) -> str:
         return f"{self.value:,} = {self.formula}"
 
-    def __getstate__(self) -> tuple[int, Any]:
+    def __getstate__(self) -> tuple[int, sympy.Expr]:
         """Return value and formula, without the log that the formula is recovered from."""
         return self.value, self.formula
 
-    def __setstate__(self, state: tuple[int, Any]) -> None:
+    def __setstate__(self, state: tuple[int, sympy.Expr]) -> None:
         value, formula = state
         self.__init__(value)  # type: ignore[misc]
         self._formula = formula
 
     @property
-    def formula(self) -> Any:
+    def formula(self) -> sympy.Expr:
         """The sympy expression with common factors extracted, or the number itself if there is no formula."""
         if self._formula is None:
             if self._solver is None or self._select is None or not self.value:
@@ -138,7 +140,7 @@ class FormulaSolver:
         self.failure_reason = ""  # why there are no formulas, or not for every number
         self._execute_probe: Callable[[], SymbolicProbe] | None = execute_probe
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JSONObject:
         """Execute the probe, so that the state is data and does not contain the module."""
         _ = self.probe
         return vars(self) | {"_execute_probe": None}
@@ -160,7 +162,7 @@ class FormulaSolver:
         self.failure_reason = "the module runs other operators at other sizes (a loop over a size, or a plan)"
         return None
 
-    def formula(self, select: TermSelector, value: int) -> Any:
+    def formula(self, select: TermSelector, value: int) -> sympy.Expr:
         """Return the formula of the selected terms, or `value` if no formula reproduces it."""
         if self.probe is None:
             return sympy.Integer(value)
@@ -201,11 +203,11 @@ def size_symbols(config: Any, tokens: Tokens, batch: int, has_source: bool) -> d
     return sizes
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _has_patches(config: Any) -> bool:
+def _has_patches(config: object) -> bool:
     return hasattr(config, "grid") and hasattr(config, "patch_size")
 
 
@@ -261,7 +263,7 @@ def _with_prime_fields(config: Any) -> tuple[Any, dict[int, str]]:
         changes.append(({"image_size": (17 * rows, 17 * columns), "patch_size": 17}, patch_expressions))
     for name, (symbol, prime) in _FIELD_SYMBOLS.items():
         if _is_whole(getattr(config, name, None)):
-            change: dict[str, Any] = {name: prime}
+            change: Kwargs = {name: prime}
             if name == "max_len" and getattr(getattr(config, "positions", None), "max_len", None) is not None:
                 change["positions"] = replace(config.positions, max_len=prime)
             changes.append((change, {prime: symbol}))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from clearhead._core.atomic_io import write_atomically
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.operators import Ceiling, KernelCost
 from clearhead.errors import ConfigError
 
@@ -99,7 +100,7 @@ class Machine:
         bandwidths = self.reduction_bandwidth if kernel.ceiling is Ceiling.REDUCTION else {}
         return kernel.flops / rate, kernel.n_bytes / bandwidths.get(name, self.bandwidth), self.kernel_launch_s
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the measured values as plain JSON values."""
         return asdict(self)
 

@@ -16,11 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.machine import Machine, dtype_name
 from clearhead.analysis.cost.predict import build_module, cost, model_builder, preset, set_impl
 from clearhead.analysis.cost.recorder import OpRecorder
 from clearhead.analysis.cost.result import Cost
 from clearhead.analysis.cost.timing import on_device, one_thread, peak_of, time_of
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.example import Example, Tokens, example
 from clearhead.masks import Mask
 from clearhead.models import DecoderConfig
@@ -199,7 +201,7 @@ def add_host_times(machine: Machine, *, rounds: int = 10) -> Machine:
     tiny = preset("tiny-decoder")
     assert isinstance(tiny, DecoderConfig)
     depths = [tiny, tiny.replace(n_layers=_DEPTH_FACTOR * tiny.n_layers)]
-    sizes_: dict[str, Any] = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
+    sizes_: Kwargs = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
     cases = [(config, sizes_ | {"training": training}) for training in (False, True) for config in depths]
     durations = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
     fastest = [min(times) for times in zip(*durations, strict=True)]
@@ -222,7 +224,7 @@ class MeasuredCost:
     peak_bytes: int
 
 
-def compare_with_measured(predicted: Cost, machine: Machine, measured: dict[str, float]) -> dict[str, Any]:
+def compare_with_measured(predicted: Cost, machine: Machine, measured: dict[str, float]) -> JSONObject:
     """Return prediction and measurement as JSON data, with the bottleneck and the ratios predicted / measured."""
     prediction = predicted.time(machine)
     predicted_values = {
@@ -267,7 +269,7 @@ def measure(
     module = set_impl(build_module(model.build, str(device) if model.is_fresh else "cpu"), impl).to(
         device=device, dtype=dtype
     )
-    options: dict[str, Any] = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
+    options: Kwargs = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
     inputs = example(module, model.label, **options, inputs=model.inputs)
     with one_thread(device):
         step = _step(module, inputs, training)

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
+
 Terms: TypeAlias = tuple[int, ...]
 _ALIGNMENT = 8  # half-precision elements that a tensor core loads at once
 _FLOAT32_BYTES = 4
@@ -64,7 +66,9 @@ class OpCall:
 
     `plans` maps the handle of each sparse-attention plan to the pairs that it computes per head."""
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, out: Any, backward: bool, plans: Mapping[int, int]) -> None:
+    def __init__(
+        self, func: Operator, args: Args, kwargs: Kwargs, out: Any, backward: bool, plans: Mapping[int, int]
+    ) -> None:
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -73,7 +77,7 @@ class OpCall:
         self.plans = plans
         self.name: str = func._schema.name.removeprefix("aten::")
         names = (argument.name for argument in func._schema.arguments)
-        self.arguments: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        self.arguments: Kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         self.values = list(self.arguments.values())
         self.inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         self.outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]

@@ -26,8 +26,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
+from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.training.step_runner import MethodReplacement, replace_methods
@@ -122,7 +124,7 @@ class ExecutionLog:
             launches[normalize_path(record.path)] += len(record.kernels)
         return launches
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JSONObject:
         """Return the fields without the groups, which are computed again."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -186,7 +188,9 @@ class OpRecorder(TorchDispatchMode):
         index = bisect.bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
         return self._sequence_paths[index] if index >= 0 else "loss"
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)

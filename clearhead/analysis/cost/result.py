@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.text_tables import html_table, table
 from clearhead.analysis.cost.dispatch import AttentionRecord, device_plan
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicCount
@@ -202,7 +203,7 @@ class Cost:
     has_source: bool = False  # an encoder-decoder
     max_len: int | None = None  # most tokens that the model takes
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> JSONObject:
         """Return the fields without the cached counts, which are computed again."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -417,13 +418,13 @@ class Cost:
             counts |= {f"{part.name}.parameters": part.parameters, f"{part.name}.forward": part.forward}
         return {name: count.latex if latex else str(count.formula) for name, count in counts.items() if count.value}
 
-    def to_dict(self, *, formulas: bool = True) -> dict[str, Any]:
+    def to_dict(self, *, formulas: bool = True) -> JSONObject:
         """Return the JSON document of `clearhead cost --json`, with formulas if they are available."""
 
         def plain(count: SymbolicCount) -> Any:
             return {"value": count.value, "formula": str(count.formula)} if formulas else count.value
 
-        def plain_fields(source: Any, *names: str) -> dict[str, Any]:
+        def plain_fields(source: Any, *names: str) -> JSONObject:
             return {name: plain(getattr(source, name)) for name in names}
 
         settings = ("name", "batch", "training", "impl", "device", "activation_checkpointing", "sizes")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead import models
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.masks.operators import is_causal, is_translation_invariant
@@ -33,30 +34,30 @@ def _hidden(keep: Tensor | None) -> Mask | None:
     return None if keep is None else padding(keep.sum(1), left_pad=keep.int().argmax(1))
 
 
-def _stack_extra(model: Any, keep: Tensor | None) -> dict[str, Any]:
-    extra: dict[str, Any] = {"mask": _hidden(keep)}
+def _stack_extra(model: Any, keep: Tensor | None) -> Kwargs:
+    extra: Kwargs = {"mask": _hidden(keep)}
     if keep is not None and model.config.positions.kind == "added":
         extra["positions"] = (keep.long().cumsum(1) - 1).clamp(min=0)  # (B, T), from each row's first real token
     return extra
 
 
-def _run_stack(model: Any, batch: CallInputs) -> Any:
+def _run_stack(model: Any, batch: CallInputs) -> object:
     cache = {} if batch.cache is None else {"cache": batch.cache}
     return model(batch.x, **cache, **_stack_extra(model, batch.keep))
 
 
-def _run_encoder_decoder(model: Any, batch: CallInputs) -> Any:
+def _run_encoder_decoder(model: Any, batch: CallInputs) -> object:
     memory = model.encode(batch.source, **_stack_extra(model.encoder, batch.source_keep))
     masks = _stack_extra(model.decoder, batch.keep)
     return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **masks)
 
 
-def _run_recurrent_pair(model: Any, batch: CallInputs) -> Any:
+def _run_recurrent_pair(model: Any, batch: CallInputs) -> object:
     mask = _hidden(batch.source_keep)
     return model.decode(batch.x, model.encode(batch.source, mask=mask), memory_mask=mask, cache=batch.cache)
 
 
-def _run_masked(model: Any, batch: CallInputs) -> Any:
+def _run_masked(model: Any, batch: CallInputs) -> object:
     return model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
 
 
@@ -111,7 +112,7 @@ def _speech(model: models.CTCEncoder) -> ModuleSpec:
     config = model.config
     left_context = window(-(-config.left_frames // config.frame_stacking), 0)
 
-    def run(model: Any, batch: CallInputs) -> Any:
+    def run(model: Any, batch: CallInputs) -> object:
         return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
     return ModuleSpec(

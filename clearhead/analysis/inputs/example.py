@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.validation import check_int
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, Inputs, ModuleSpec, Values
 from clearhead.analysis.inputs.outputs import output_tensor
@@ -34,7 +35,7 @@ class Example:
 
     spec: ModuleSpec
     tensors: list[Tensor]
-    call: Callable[[nn.Module], Any]
+    call: Callable[[nn.Module], object]
     targets: Tensor | None = None
 
     def run(self, model: nn.Module) -> Tensor:
@@ -72,7 +73,7 @@ def example(
         return x.requires_grad_(isinstance(kind, Embeddings))  # preceding modules are trained too
 
     x = draw(spec.inputs, target)
-    extra: dict[str, Any] = {}
+    extra: Kwargs = {}
     if mask is not None:
         name = next((n for n in ("mask", "target_mask") if n in _arguments(model)), None)
         if name is None:
@@ -89,7 +90,7 @@ def example(
         extra["memory"] = second
     arguments = (second, x) if spec.source is not None else (x,) if has_memory else (x, second)
 
-    def call(module: nn.Module) -> Any:
+    def call(module: nn.Module) -> object:
         if not extra and (spec.source is not None or second is None):
             return spec.run(module, CallInputs(x=x, source=second))
         return module(*[tensor for tensor in arguments if tensor is not None], **extra)
@@ -126,7 +127,7 @@ def _speech_to_text(model: Any, label: str) -> ModuleSpec:
     """Return the spec of a speech-to-text model such as Whisper: mel features of a window, and text tokens."""
     config = model.config
 
-    def run(module: nn.Module, inputs: CallInputs) -> Any:
+    def run(module: nn.Module, inputs: CallInputs) -> object:
         return module(input_features=inputs.source, decoder_input_ids=inputs.x, use_cache=False)
 
     features = Values((config.num_mel_bins, 2 * config.max_source_positions))

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from clearhead.analysis.inputs import builtin, third_party
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import (
     INPUTS_IN_WORDS,
     Caching,
@@ -84,7 +85,7 @@ def spec_for(module: Any, **options: Any) -> ModuleSpec:
     return _with_options(spec, options)
 
 
-def _with_options(spec: ModuleSpec, options: dict[str, Any]) -> ModuleSpec:
+def _with_options(spec: ModuleSpec, options: Kwargs) -> ModuleSpec:
     is_causal = options.pop("causal", None)
     padding = options.pop("padding", None)
     target_padding = options.pop("target_padding", None)

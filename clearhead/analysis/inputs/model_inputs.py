@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
@@ -35,7 +36,7 @@ class ModelInputs:
     source: tuple[str, ...] = ()
 
 
-def split_args(args: ModelArgs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_args(args: ModelArgs) -> tuple[Args, Kwargs]:
     """Return positional and keyword arguments."""
     if isinstance(args, Mapping):
         return (), dict(args)

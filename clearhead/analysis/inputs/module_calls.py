@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from clearhead.analysis.inputs.call_types import Kwargs
+
 OnEnter = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 """Called with path, module, positional and keyword arguments before a module runs."""
 
@@ -25,7 +27,7 @@ def observing_modules(model: nn.Module, on_enter: OnEnter, on_leave: OnLeave) ->
     """
     thread = threading.get_ident()
 
-    def enter(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         if threading.get_ident() == thread:
             on_enter(path, module, args, kwargs)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.validation import check_int
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask
 
@@ -144,7 +145,7 @@ class CallInputs:
         return replace(self, keep=keep) if self.source is None else replace(self, source_keep=keep)
 
 
-Run = Callable[[Any, CallInputs], Any]
+Run = Callable[[Any, CallInputs], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +213,11 @@ class ModuleSpec:
 def direct_run(padding: Padding | None, caching: Caching | None, target_padding: Padding | None = None) -> Run:
     """Return a function that calls `module(x)` or `module(source, x)` with padding and cache as named arguments."""
 
-    def run(module: Any, batch: CallInputs) -> Any:
+    def run(module: Any, batch: CallInputs) -> object:
         masks = [(padding, batch.keep)]
         if batch.source is not None:
             masks = [(padding, batch.source_keep), (target_padding, batch.keep)]
-        extra: dict[str, Any] = {p.argument: p.value(keep) for p, keep in masks if p is not None and keep is not None}
+        extra: Kwargs = {p.argument: p.value(keep) for p, keep in masks if p is not None and keep is not None}
         if caching is not None and batch.cache is not None:
             extra[caching.argument] = batch.cache
         return module(*[x for x in (batch.source, batch.x) if x is not None], **extra)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, window
 
@@ -45,7 +46,7 @@ def _transformers(model: Any) -> ModuleSpec | None:
     if vocab is None or "input_ids" not in names:
         return None
     max_len = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    common: dict[str, Any] = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
+    common: Kwargs = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
     if config.is_encoder_decoder:
         # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
         is_relative = hasattr(config, "relative_attention_num_buckets")
@@ -86,9 +87,9 @@ def _pattern(config: Any) -> Mask:
     return causal() & window(width - 1, 0)  # its window includes the token itself
 
 
-def _run_ids(model: Any, batch: CallInputs, first: int | None) -> Any:
+def _run_ids(model: Any, batch: CallInputs, first: int | None) -> object:
     """Call a model with ids; `first` is the position of the first token, or None if positions cannot be passed."""
-    extra: dict[str, Any] = {}
+    extra: Kwargs = {}
     keep = batch.keep
     if keep is not None:
         extra["attention_mask"] = keep.long()
@@ -102,8 +103,8 @@ def _run_ids(model: Any, batch: CallInputs, first: int | None) -> Any:
     return model(input_ids=batch.x, **extra)
 
 
-def _run_pair(model: Any, batch: CallInputs) -> Any:
-    extra: dict[str, Any] = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
+def _run_pair(model: Any, batch: CallInputs) -> object:
+    extra: Kwargs = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
     for name, keep in (("attention_mask", batch.source_keep), ("decoder_attention_mask", batch.keep)):
         if keep is not None:
             extra[name] = keep.long()
@@ -138,13 +139,13 @@ def _torch(module: nn.Module) -> ModuleSpec:
     def to_batch_first(x: Any) -> Any:
         return x if batch_first else x.transpose(0, 1)
 
-    def run_encoder(model: Any, batch: CallInputs) -> Any:
+    def run_encoder(model: Any, batch: CallInputs) -> object:
         hidden, x = None if batch.keep is None else ~batch.keep, to_batch_first(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return to_batch_first(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return to_batch_first(model(x, src_key_padding_mask=hidden))
 
-    def run_decoder(model: Any, batch: CallInputs) -> Any:
+    def run_decoder(model: Any, batch: CallInputs) -> object:
         # Padding as floats, because torch requires one dtype for both masks of a call.
         target_padding, source_padding = (
             None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
@@ -158,7 +159,7 @@ def _torch(module: nn.Module) -> ModuleSpec:
         return to_batch_first(model(x, source, **masks))
 
     name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
-    common: dict[str, Any] = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
+    common: Kwargs = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
     if isinstance(module, _DECODERS):
         return ModuleSpec(module, **common, run=run_decoder, source=vectors, mask=causal(), takes_target_padding=True)
     return ModuleSpec(module, **common, run=run_encoder, mask=full())
@@ -241,14 +242,14 @@ def _x_mask(layers: Any) -> Mask:
     return causal() & window(max(limits), 0) if limits else causal()
 
 
-def _padding(keep: Tensor | None) -> dict[str, Any]:
+def _padding(keep: Tensor | None) -> Kwargs:
     if keep is None:
         return {}
     first = keep.int().argmax(1)
     return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
 
 
-def _run_x(model: Any, batch: CallInputs) -> Any:
+def _run_x(model: Any, batch: CallInputs) -> object:
     if batch.cache is None:
         return model(batch.x, **_padding(batch.keep))
     last = batch.cache.last
@@ -257,7 +258,7 @@ def _run_x(model: Any, batch: CallInputs) -> Any:
     return out
 
 
-def _run_x_pair(model: Any, batch: CallInputs) -> Any:
+def _run_x_pair(model: Any, batch: CallInputs) -> object:
     memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
     masks = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
     return model.decoder.net(batch.x, context=memory, **masks, **_padding(batch.keep))

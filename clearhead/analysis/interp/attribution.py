@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors
 from clearhead.analysis.inputs.pipelines import resolve_inputs
 from clearhead.analysis.interp.metric import LogitMetric
@@ -89,7 +90,7 @@ class Attribution(HasCharts):
             charts.append(head_chart("Contribution of each head", paths, values, signed=True))
         return charts
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the document that `--view attribution --json` prints."""
         metric = {"token": self.metric.token, "baseline": self.metric.baseline, "position": self.metric.position}
         kinds = [{"name": part.name, **vars(part)} for part in self.parts]

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Bool, Float
 from clearhead._core.text_tables import html_table, table
 from clearhead.analysis.tracing.trace import Trace
@@ -48,7 +48,7 @@ class ActivationChange:
         names = ("sequence", "position") if self.amount.dim() == 2 else ("sequence", "head", "position")
         return {name: int(i) for name, i in zip(names, place, strict=True)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return plain numbers; None for an infinite change of an activation that was zero."""
         sizes = {"largest": self.largest, "mean": self.mean}
         plain = {name: size if math.isfinite(size) else None for name, size in sizes.items()}
@@ -62,7 +62,7 @@ class LogitChange:
     kl: Float[Tensor, "B T"]
     changed: Bool[Tensor, "B T"]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         largest, mean = _sizes(self.kl)
         changed = {"top1_changed": int(self.changed.sum()), "positions": self.changed.numel()}
         return {"kl_largest": largest, "kl_mean": mean, **changed}
@@ -76,7 +76,7 @@ class TraceComparison:
     weights: list[ActivationChange]
     logits: LogitChange | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return all differences as plain data for JSON."""
         return {
             "outputs": [change.to_dict() for change in self.outputs],

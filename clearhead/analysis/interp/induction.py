@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import check_int, require
 from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.tracing.trace import trace
@@ -38,7 +38,7 @@ class InductionScores(HasCharts):
             head_chart("Previous token", self.rows, self.previous),
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the scores as plain data for JSON."""
         scores = {name: getattr(self, name).tolist() for name in ("induction", "duplicate", "previous")}
         return {"rows": list(self.rows), **scores}

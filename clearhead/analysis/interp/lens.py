@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.inputs.model_inputs import ModelArgs, run_logits
 from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.inputs.pipelines import resolve_inputs
@@ -61,14 +62,14 @@ class LogitLens(HasCharts):
         title, texts = "Prediction after each layer", words[::-1]
         return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
 
-    def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> dict[str, Any]:
+    def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> JSONObject:
         """Return the k most probable tokens for each layer and position of the first sequence."""
         display = self.token_name if name is None else name
         tokens, probabilities = (
             x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k)
         )
 
-        def best(ids: list[int], probabilities: list[float]) -> list[dict[str, Any]]:
+        def best(ids: list[int], probabilities: list[float]) -> list[JSONObject]:
             return [{"id": i, "token": display(i), "probability": p} for i, p in zip(ids, probabilities, strict=True)]
 
         predictions = [list(map(best, *pair)) for pair in zip(tokens, probabilities, strict=True)]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import require
 from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors, repeat_batch, run_logits
 from clearhead.analysis.inputs.pipelines import resolve_inputs
@@ -87,7 +88,7 @@ class PatchingResult(HasCharts):
             )
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return all values as plain data for JSON."""
         names = {"rows": list(self.rows), "columns": list(self.columns), "tokens": list(self.tokens)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
@@ -134,13 +135,16 @@ def patch(
         )
     source, logits = _record(model, clean, modules, granularity, "blocks")
     metric = _metric(metric, logits)
-    paths = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
+    sweep = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
     return PatchingResult(
         method="patched",
         granularity=granularity,
         clean=_number(metric(logits)),
         tokens=corrupted_inputs.tokens,
-        **paths,
+        rows=sweep.rows,
+        columns=sweep.columns,
+        values=sweep.values,
+        baseline=sweep.baseline,
     )
 
 
@@ -177,11 +181,15 @@ def ablate(
     def ablated(x: Tensor) -> Tensor:
         return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
+    sweep = _sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated)
     return PatchingResult(
         method="ablated",
         granularity=granularity,
         tokens=inputs.tokens,
-        **_sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated),
+        rows=sweep.rows,
+        columns=sweep.columns,
+        values=sweep.values,
+        baseline=sweep.baseline,
     )
 
 
@@ -238,6 +246,15 @@ class PerRowEdit(Intervention):
         return changed.flatten(0, 1)
 
 
+class PatchingSweep(NamedTuple):
+    """The metric of the unchanged run, and of every change: rows are modules, columns positions or heads."""
+
+    rows: tuple[str, ...]
+    columns: tuple[int, ...]
+    values: Tensor
+    baseline: float
+
+
 def _sweep(
     model: nn.Module,
     args: ModelArgs,
@@ -246,7 +263,7 @@ def _sweep(
     metric: Metric,
     batch: int | None,
     change: Callable[[Tensor], Tensor],
-) -> dict[str, Any]:
+) -> PatchingSweep:
     """Return the metric of the unchanged run and of every change; `change` maps a recorded activation to
     its replacement.
     """
@@ -274,7 +291,7 @@ def _sweep(
             metrics[path].append(_number(metric(rows)))
     values = pad_ragged(metrics.values())
     baseline, columns = _number(metric(baseline_logits)), tuple(range(values.shape[1]))
-    return {"rows": tuple(paths), "columns": columns, "values": values, "baseline": baseline}
+    return PatchingSweep(tuple(paths), columns, values, baseline)
 
 
 def _n_cells(path: str, x: Tensor, dim: int | None) -> int:
@@ -286,7 +303,7 @@ def _n_cells(path: str, x: Tensor, dim: int | None) -> int:
     return 1 if dim is None else x.shape[dim]
 
 
-def _number(value: Any) -> float:
+def _number(value: float | Tensor) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ShapeError(
             f"the metric returned {tuple(value.shape)}; expected one number for the logits of one input, as from "

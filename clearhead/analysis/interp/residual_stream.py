@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
 from clearhead.analysis.inputs.model_inputs import ModelArgs, check_model, input_tensors, run_logits
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
@@ -53,10 +54,10 @@ class ResidualOp:
     path: str = ""
     index: int | None = None
     func: Any = None
-    args: tuple[Any, ...] = ()
+    args: Args = ()
     kwargs: Mapping[str, Any] | None = None
 
-    def by_name(self, *names: str) -> dict[str, Any]:
+    def by_name(self, *names: str) -> Kwargs:
         return dict(zip(names, self.args, strict=False)) | dict(self.kwargs or {})
 
     @property
@@ -98,14 +99,17 @@ class ResidualOpRecorder(TorchFunctionMode):
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
-        self.steps: Any = WeakTensorKeyDictionary()  # Tensor → Step
-        self.names: Any = WeakTensorKeyDictionary()  # Tensor → the path of the outermost module that returned it
+        self.steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # Tensor → Step
+        # Tensor → the path of the outermost module that returned it
+        self.names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.running: list[str] = []
         self.count = itertools.count(1)
         for x in inputs:
             self.steps[x] = ResidualOp(0, "input")
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
         if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
             # In-place: keep the previous value as a separate tensor.
@@ -132,7 +136,7 @@ class BlockCall:
     """One call of a member of an nn.ModuleList or nn.Sequential: input, output and completion time."""
 
     block_input: Tensor | None
-    output: Any
+    output: object
     number: int
 
     @property
@@ -220,7 +224,7 @@ class ResidualStream:
             return None if matrix in steps else [x] if bias is None else [x, bias]
         return None
 
-    def _scales(self, b: Any, a: Tensor) -> bool:
+    def _scales(self, b: object, a: Tensor) -> bool:
         """Return whether b is a factor of a: a constant, or one number for all features, such as the divisor of
         a norm."""
         if not isinstance(b, Tensor) or b not in self._notes.steps:
@@ -238,12 +242,12 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     lists = (nn.ModuleList, nn.Sequential)
     in_list = {path for path in modules if path and isinstance(modules[path.rpartition(".")[0]], lists)}
 
-    def enter(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if path:
             notes.running.append(path)
             block_input[path] = first_tensor((*args, *kwargs.values()))
 
-    def leave(path: str, module: nn.Module, output: Any) -> None:
+    def leave(path: str, module: nn.Module, output: object) -> None:
         if not path:
             return
         notes.running.pop()
@@ -292,5 +296,5 @@ def _gradients(step: ResidualOp, sources: list[Tensor], g: Tensor) -> list[Tenso
     )
 
 
-def _is_float(x: Any) -> bool:
+def _is_float(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()

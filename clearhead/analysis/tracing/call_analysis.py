@@ -11,7 +11,7 @@ import dis
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 
 import torch
@@ -40,7 +40,8 @@ def calls_attention(module: nn.Module) -> bool:
         return True
     if not can_attend(module):
         return False
-    if _class_calls_attention(type(module)) or any(isinstance(child, nn.Softmax) for child in module.children()):
+    kind: Hashable = type(module)  # type: ignore[assignment]  # mypy looks for the hash of an instance
+    if _class_calls_attention(kind) or any(isinstance(child, nn.Softmax) for child in module.children()):
         return True
     is_clearhead = type(module).__module__.startswith("clearhead.")
     return not is_clearhead and any(map(_is_unknown_function, vars(module).values()))
@@ -59,7 +60,8 @@ def calls_torch_attention(module: nn.Module) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _class_calls_attention(kind: type) -> bool:
+def _class_calls_attention(kind: Hashable) -> bool:
+    assert isinstance(kind, type)
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in _LIBRARIES:
             continue

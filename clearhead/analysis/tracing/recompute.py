@@ -27,7 +27,7 @@ from clearhead.masks import Full
 Indices = int | Sequence[int] | slice | range | None
 """Indices of heads or rows: one, several, a slice, or None for all."""
 
-_WEIGHTS_PER_BLOCK = 1 << 24  # bounds the memory of iterating over a layer
+WEIGHTS_PER_BLOCK = 1 << 24  # bounds the memory of iterating over a layer
 
 
 class VersionedRef:
@@ -205,7 +205,7 @@ def dropout_of(call: AttentionInputs) -> float:
 
 def row_blocks(call: AttentionInputs, heads: int, rows: list[int]) -> Iterator[list[int]]:
     """Split the rows into blocks with a bounded number of weights."""
-    size = max(1, _WEIGHTS_PER_BLOCK // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
+    size = max(1, WEIGHTS_PER_BLOCK // max(1, math.prod(call.q.shape[:-3]) * heads * call.S))
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 

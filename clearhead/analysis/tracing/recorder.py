@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.tensor_state import is_concrete
+from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.call_analysis import calls_torch_attention
@@ -119,7 +120,7 @@ class AttentionRecorder(AttentionObserver):
 
     # -- running modules --------------------------------------------------------------------------------------------
 
-    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if module not in self._hooked:
             return
         cache: Any = kwargs.get("cache")
@@ -136,7 +137,7 @@ class AttentionRecorder(AttentionObserver):
         self._intercept(path in self._intercepted)
         self._record("input", (*args, *kwargs.values()), context)
 
-    def _leave(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _leave(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> Any:
         if module not in self._hooked:
             return None
         running = self._thread.running
@@ -196,9 +197,7 @@ class AttentionRecorder(AttentionObserver):
 
     # -- recording and interventions ---------------------------------------------------------------------------------
 
-    def _on_output(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, context: CallContext
-    ) -> Any:
+    def _on_output(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Any, context: CallContext) -> Any:
         """Return the replacement for the output of a module, or None for no change."""
         before, path = output, context.path
         if isinstance(module, nn.MultiheadAttention) and (
@@ -229,7 +228,7 @@ class AttentionRecorder(AttentionObserver):
         return edited
 
     def _on_torch_layer(
-        self, layer: nn.MultiheadAttention, arguments: dict[str, Any], output: Any, context: CallContext
+        self, layer: nn.MultiheadAttention, arguments: Kwargs, output: Any, context: CallContext
     ) -> Any:
         inner = any(edit.heads is not None for edit in self._edits.get(context.path, ()))
         if inner and output[0].is_nested:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
+from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, dropout_of
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.inputs import AttentionInputs
@@ -59,7 +61,7 @@ class TorchLayerCall(AttentionCall):
         self._outputs_ref = VersionedRef("the output of this nn.MultiheadAttention", output)
 
     @staticmethod
-    def bind_arguments(layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind_arguments(layer: nn.MultiheadAttention, args: Args, kwargs: Kwargs) -> JSONObject:
         """Return the layer's arguments by name."""
         arguments = dict(inspect.signature(layer.forward).bind(*args, **kwargs).arguments)
         if arguments["key"].is_nested:  # created by nn.TransformerEncoder from padded batches

@@ -30,7 +30,7 @@ from clearhead.errors import ConfigError
 LABEL_THRESHOLD = 0.5
 MIXED = "mixed"
 NEAR_DIAGONAL = "near diagonal"  # contains other patterns, so it is a label only if none of them is
-_WEIGHTS_PER_BLOCK = 1 << 22
+WEIGHTS_PER_BLOCK = 1 << 22
 
 TokenNames = Sequence[str] | None
 
@@ -259,7 +259,7 @@ class AttentionMap:
     def row_blocks(self) -> Iterator[tuple[Float[Tensor, "H r S"], int]]:
         """Iterate over all rows in blocks of bounded size, each with the index of its first row."""
         T, S = len(self.rows), len(self.columns)
-        step = max(1, _WEIGHTS_PER_BLOCK // max(1, self.n_heads * S))
+        step = max(1, WEIGHTS_PER_BLOCK // max(1, self.n_heads * S))
         for start in range(0, T, step):
             yield self.compute_rows(start, min(T, start + step)).detach().float().cpu(), start
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Float
 from clearhead.analysis.views.terminal import display_width, flush_right, paint, plain, with_margin
 from clearhead.errors import ShapeError
@@ -126,7 +126,7 @@ class PCAProjection:
         """Project other vectors onto the same plane."""
         return (vectors.to(self.center) - self.center) @ self.axes.T
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return points and labels as plain data for JSON."""
         return {"shares": list(self.shares), "names": list(self.names), "points": self.points.tolist()}
 

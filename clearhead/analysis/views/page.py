@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, pad
 
 from clearhead._core.atomic_io import wrap_os_errors
+from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Float
 from clearhead.analysis.views.attention_map import AttentionMap, HeadStats
 from clearhead.analysis.views.chart import Chart, PCAProjection
@@ -142,7 +143,7 @@ def read_assets(*names: str) -> str:
 
 def page_data(
     report: AttentionReport, *, budget: int = BUDGET, on_layer: Callable[[int, int], None] = lambda done, of: None
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return the data for the scripts of the page; `on_layer` is called with finished and total layers."""
     maps = list(report.maps)
     texts: dict[tuple[str, ...], int] = {}  # each list of tokens is stored once
@@ -182,7 +183,7 @@ def page_data(
     }
 
 
-def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], storage: StoragePlan) -> dict[str, Any]:
+def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], storage: StoragePlan) -> JSONObject:
     stats = HeadStats(attention_map.layout, attention_map.rows, attention_map.columns)
     thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, storage)
     for rows in attention_map.row_blocks():
@@ -231,7 +232,7 @@ class _Thumbnails:
         rows = torch.arange(start, start + block.shape[1]) * R // self._rows
         self._cells.scatter_reduce_(1, rows[None, :, None].expand_as(narrow), narrow, "amax")
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JSONObject:
         _, R, C = self._cells.shape
         return {"rows": R, "columns": C, "codes": encode(quantize(self._cells, 8), 8)}
 
@@ -313,7 +314,7 @@ class _FullMatrices:
     def add(self, block: Tensor, start: int) -> None:
         self._parts.append(quantize(with_mean(block), self._bits))
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JSONObject:
         return {"bits": self._bits, "matrices": [encode(matrix, self._bits) for matrix in torch.cat(self._parts, 1)]}
 
 
@@ -339,7 +340,7 @@ class _TiledMatrices:
         top = block.topk(keys_per_row, dim=-1)
         self._keys[:, row_slice], self._weights[:, row_slice] = top.indices.to(torch.int32), top.values
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JSONObject:
         _, T, S = self._sizes
         # Number of cells of each tile along both sides; the last tile may have fewer.
         tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.measures import entropy, rollout, value_norms
 from clearhead.analysis.tracing.activation_store import path_matches
 from clearhead.analysis.tracing.trace import Trace
@@ -88,7 +88,7 @@ class AttentionReport:
                 result[stack] = rollout([attention_map.all_heads() for attention_map in layer_maps])
         return result
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the measures of every head for JSON. Weights are not included; a map returns those."""
         layers = []
         for attention_map in self.maps:

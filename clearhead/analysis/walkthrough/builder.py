@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.recompute import recompute_scores
@@ -70,7 +71,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
 
-    def enter(_: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(_: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         prefix = f"{running[-1].path}." if running and running[-1].path else ""
         path = next((path for path in names[module] if path.startswith(prefix)), names[module][0])
         tensors = [x for x in args if isinstance(x, Tensor)]
@@ -79,7 +80,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         (running[-1].children if running else calls).append(visit)
         running.append(visit)
 
-    def leave(_: str, module: nn.Module, output: Any) -> None:
+    def leave(_: str, module: nn.Module, output: object) -> None:
         first = first_tensor(output)
         running.pop().output = None if first is None else first.detach().clone()
 
@@ -172,7 +173,7 @@ class WalkthroughBuilder:
     def _add_module(self, call: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
         """Add a module without attention: one step, or two for an embedding of ids and for a feed-forward network."""
         module, axis = call.module, self._axis(call.path)
-        common: dict[str, Any] = {
+        common: Kwargs = {
             "module": call.path,
             "section": section,
             "sources": () if source is None else (source,),
@@ -220,7 +221,7 @@ class WalkthroughBuilder:
         symbol = axis.symbol if len(x) == len(axis.tokens) else "N"  # patches do not have [CLS] yet
         return self.add_step(role, x, f"{symbol} {last}", rows=tuple(axis.tokens[-len(x) :]), **details)
 
-    def _add_feed_forward(self, call: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: dict[str, Any]) -> int:
+    def _add_feed_forward(self, call: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: Kwargs) -> int:
         hidden, down, axis = matrices[-1].inputs[0], matrices[-1], self._axis(call.path)
         if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with its routed tokens
             common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
@@ -257,7 +258,7 @@ class WalkthroughBuilder:
         visible = _first_sequence(visible.expand(*visible.shape[:-2], attention_inputs.T, attention_inputs.S))
         kind = "cross-attention" if memories else "self-attention" if visible.all() else "masked self-attention"
         T, S = axis.symbol, keys.symbol
-        common: dict[str, Any] = {"module": path, "section": section, "branch": kind, "rows": tuple(axis.tokens)}
+        common: Kwargs = {"module": path, "section": section, "branch": kind, "rows": tuple(axis.tokens)}
         # The keys of cross-attention come from the output of a stack.
         memory = next((i for tensor, i in reversed(self._stack_outputs) for x in memories if same(tensor, x)), source)
         projections = self._add_projections(call, attention_inputs, ((axis, source), (keys, memory)), common)
@@ -304,14 +305,14 @@ class WalkthroughBuilder:
         call: ModuleCall,
         attention_inputs: AttentionInputs,
         sources_by_role: Sequence[tuple[TokenAxis, int | None]],
-        common: dict[str, Any],
+        common: Kwargs,
     ) -> list[int]:
         """Add queries, keys and values, from their projections if these are modules."""
         cross, projections = common["branch"] == "cross-attention", []
         for role, x in {"q": attention_inputs.q, "k": attention_inputs.k, "v": attention_inputs.v}.items():
             axis, source = sources_by_role[role != "q"]
             product = next((child for child in call.children if child.name == f"{role}_proj"), call)
-            details: dict[str, Any] = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
+            details: Kwargs = {"explanation": texts()[f"{role}_cross" if cross else role]["explanation"]}
             bias = "" if product is call else _bias(product.module, f"_{role.upper()}")
             formula = texts()[role]["formula"] + bias
             details["formula"] = formula.replace("{h}", "memory") if cross and role != "q" else formula
@@ -340,7 +341,7 @@ class WalkthroughBuilder:
         )
         return computed[-1][1]
 
-    def _explain_operation(self, x: Tensor, computed: IndexedTensors, axis: TokenAxis, common: dict[str, Any]) -> int:
+    def _explain_operation(self, x: Tensor, computed: IndexedTensors, axis: TokenAxis, common: Kwargs) -> int:
         alike = [(tensor, number) for tensor, number in computed if tensor.shape == x.shape][-6:]
         for summands in itertools.chain(itertools.combinations(alike, 2), itertools.permutations(alike, 3)):
             if same(sum(tensor for tensor, _ in summands), x):  # type: ignore[arg-type]  # in some order, to the bit

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from clearhead._core.json_types import JSONObject
 from clearhead.analysis.inputs import pipelines as tasks
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.page import iframe, render_template
@@ -116,7 +118,7 @@ class Walkthrough:
         together = groupby(range(len(self.steps)), key=lambda i: self.steps[i].section)
         return [_section(self.steps, list(numbers)) for _, numbers in together]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return everything as JSON data: the first values of vectors, and matrices up to 64 × 64."""
         return {"title": self.title, "model": self.model, "kind": self.kind} | {
             "metadata": dict(self.metadata),
@@ -271,7 +273,7 @@ class _WalkthroughRun:
             word = TokenProbability(tokens([id_])[0], id_, float(probabilities[i, id_]))
             self.predictions.append(Prediction(() if is_single else tuple(axis.tokens[: first + i + 1]), words, word))
         steps, rows = builder.steps, () if is_single else tuple(axis.tokens[first:])
-        common: dict[str, Any] = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
+        common: Kwargs = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
         letter = "1" if is_single else axis.symbol if first == 0 else "steps"
         cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
         remainder_note = (
@@ -293,11 +295,11 @@ class _WalkthroughRun:
         metadata = {"model": self._name if self._name == kind else f"{self._name}, {kind}", "parameters": parameters}
         if len(self.predictions) > 1:
             metadata["generated"] = f"{len(self.predictions)} tokens, greedily"
-        generated: dict[str, Any] = {"steps": builder.steps, "predictions": self.predictions, "sizes": builder.sizes}
+        generated: Kwargs = {"steps": builder.steps, "predictions": self.predictions, "sizes": builder.sizes}
         return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **generated)
 
 
-def _step_to_dict(step: WalkthroughStep) -> dict[str, Any]:
+def _step_to_dict(step: WalkthroughStep) -> JSONObject:
     """Return a step as JSON data, with truncated values."""
     plain = {**vars(step), "kind": step.kind, "shape": step.shape}
     x = plain.pop("values")

@@ -40,7 +40,7 @@ def test_command_input_options_describe_unknown_module(run, tmp_path, monkeypatc
 
 def test_command_narrow_terminal_prints_all_digits(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(console, "_width", 60)  # the console may have another width
+    monkeypatch.setattr(console, "width", 60)  # the console may have another width
     status, out, error = run("gpt2", "--tokens", "1024", "--batch", "4", "--train")
     assert status == 0, error
     prediction = cost("gpt2", tokens=1024, batch=4, training=True)

@@ -142,7 +142,7 @@ def test_difference_detects_wrong_implementation(monkeypatch):
 def test_weight_blocks_concatenate_to_weights(impl, monkeypatch):
     from clearhead.analysis.tracing import recompute
 
-    monkeypatch.setattr(recompute, "_WEIGHTS_PER_BLOCK", 2 * 131 * 17)  # 17 rows at a time
+    monkeypatch.setattr(recompute, "WEIGHTS_PER_BLOCK", 2 * 131 * 17)  # 17 rows at a time
     layer = MultiHeadAttention(30, 6, impl=impl)
     t = traced(layer, torch.randn(2, 131, 30), mask=causal() & (window(9, 0) | every(8)))
     pieces = list(t.weight_blocks("", 4))

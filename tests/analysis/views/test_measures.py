@@ -256,7 +256,7 @@ class TestAttentionMap:
         tokens = [f"w{i % 5}" for i in range(23)]
         weights = softmax(3, 23, 23, sharp=3.0, mask=causal().dense(23))
         expected = AttentionMap.of(weights, tokens).summary
-        monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 23 * 4)  # four rows at a time
+        monkeypatch.setattr(attention_map_module, "WEIGHTS_PER_BLOCK", 3 * 23 * 4)  # four rows at a time
         starts = []
         full = AttentionMap.of(weights, tokens)
         blocked = AttentionMap(

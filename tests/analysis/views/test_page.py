@@ -73,7 +73,7 @@ class TestPacking:
     @pytest.mark.parametrize("rows_at_once", [1, 5, 23])
     def test_tiled_matrices_equal_loops(self, monkeypatch, rows_at_once):
         """Compare with loops over the full matrices, for several sizes of row blocks."""
-        monkeypatch.setattr(attention_map_module, "_WEIGHTS_PER_BLOCK", 3 * 19 * rows_at_once)
+        monkeypatch.setattr(attention_map_module, "WEIGHTS_PER_BLOCK", 3 * 19 * rows_at_once)
         attention_map = random_map()
         stored = packed(attention_map, StoragePlan(bits=8, side=7, keys_per_row=4))
         everything = attention_map.all_heads()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from clearhead.analysis.checks.harness import Harness, by_position
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property
+from clearhead.analysis.inputs.call_types import Args
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.masks import causal
@@ -46,7 +47,7 @@ def gradient(harness: Harness, inputs: CallInputs) -> Tensor | None:
         leaf.append(inputs.x.to(harness.dtype).requires_grad_())
         inputs, tables = replace(inputs, x=leaf[0]), []
 
-    def start(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+    def start(module: nn.Module, args: Args, out: Any) -> Any:
         ids = args[0] if args else None
         if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, inputs.x):
             return out

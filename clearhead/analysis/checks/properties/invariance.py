@@ -21,6 +21,7 @@ from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.properties.causality import time_first
 from clearhead.analysis.checks.rounding import difference
+from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
 from clearhead.analysis.inputs.module_spec import CallInputs
 
 
@@ -265,7 +266,9 @@ class TrainEvalConsistency(Property):
 class NoDropout(TorchFunctionMode):
     """Disables functional dropout, independent of its rate."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             x = args[0] if args else kwargs["input"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from clearhead.analysis.checks.harness import Harness, cast_to, reason
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.rounding import SAFETY, difference, noise
+from clearhead.analysis.inputs.call_types import Args
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
 from clearhead.analysis.inputs.outputs import all_tensors
 
@@ -142,7 +142,7 @@ class GradientFlow(Property):
                     p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.01)
         idle: set[nn.Parameter] = set()  # of modules without tokens, such as an unused expert
 
-        def record_idle(part: nn.Module, args: tuple[Any, ...]) -> None:
+        def record_idle(part: nn.Module, args: Args) -> None:
             if args and isinstance(args[0], torch.Tensor) and not args[0].numel():
                 idle.update(part.parameters())
 
