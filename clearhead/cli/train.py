@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,12 @@ from clearhead import training
 from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import emit, table
+from clearhead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clearhead.training.callbacks import ValidRow
+
+_SAMPLE = 80  # new tokens
 
 
 @app.command()
@@ -31,6 +38,9 @@ def train(
     tokenizer: Annotated[Path | None, option("Tokenizer for the data: its folder, or tokenizer.json.")] = None,
     init: Annotated[Path | None, option("Initialize the parameters from the trained model in this folder.")] = None,
     resume: Annotated[Path | None, option("Resume the run in this folder from its newest valid checkpoint.")] = None,
+    sample: Annotated[
+        str | None, option("Of a text model: print a continuation of this prompt after each validation.")
+    ] = None,
     list_: Annotated[bool, option("List tasks and presets, and exit.", "--list")] = False,
     json: Json = False,
 ) -> None:
@@ -40,7 +50,14 @@ def train(
     trains in several processes."""
     if list_:
         return _list(json)
+    if sample is not None:
+        name = training.Recipe.load(resume).task if resume is not None else task
+        if name != "text" or json:
+            raise ConfigError("--sample prints text, so it needs the task text, and excludes --json")
     with nullcontext() if json else training.ProgressBar() as bar:
+        callbacks: list[training.Progress] = [] if bar is None else [bar]
+        if bar is not None and sample is not None:
+            callbacks.append(SampleText(sample, bar.write))
         summary = training.train(
             task,
             preset=preset,
@@ -50,11 +67,42 @@ def train(
             init=init,
             resume=resume,
             overrides=dict(_setting(item) for item in set_ or []),
-            progress=bar,
+            progress=callbacks,
         )
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun only the first process prints
     emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
+
+
+class SampleText(training.Progress):
+    """Continues a prompt with the model of the run after each validation.
+
+    Args:
+        prompt: The prompt.
+        write: Function that prints a text.
+    """
+
+    def __init__(self, prompt: str, write: Callable[[str], None]) -> None:
+        self._prompt = prompt
+        self._write = write
+
+    def on_train_begin(self, info: training.RunInfo) -> None:
+        self._model: Any = info.model
+        self._tokenizer = info.tokenizer
+
+    def on_evaluate(self, row: ValidRow) -> None:
+        from clearhead.generation import Sample, generate
+
+        ids = self._tokenizer.prompt(self._prompt)[-(self._model.config.max_len - 1) :]
+        free_positions = self._model.config.max_len - len(ids)
+        result = generate(
+            self._model,
+            [ids],
+            strategy=Sample(temperature=0.8, seed=row["step"]),
+            max_new_tokens=min(_SAMPLE, free_positions),
+        )
+        text = self._tokenizer.decode([*ids, *result.sequence(0).tolist()])
+        self._write(f"step {row['step']:,}: {text}")
 
 
 def _setting(item: str) -> tuple[str, str]:

@@ -217,7 +217,7 @@ def _prepare_folder(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 class ShardRecord(TypedDict):
-    """What is stored of a shard; `mark` is a hash of everything that determines its ids."""
+    """Record of a shard in the index; `mark` is a hash of everything that determines its ids."""
 
     file: str
     source: str

@@ -198,6 +198,10 @@ class ProgressBar(Progress):
             raise RuntimeError("the bar has not been started; on_train_begin starts it")
         return self._bar
 
+    def write(self, text: str) -> None:
+        """Print a text above the bar."""
+        self._bars.console.print(text, markup=False, emoji=False, highlight=False)
+
     def __enter__(self) -> ProgressBar:
         return self
 

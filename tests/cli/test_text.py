@@ -8,6 +8,8 @@ import shutil
 
 import pytest
 
+from clearhead.training import read_log
+
 BOOK = "".join(
     f"The {kind} went to the {place} in the morning.\nIn the evening the {kind} came back.\n"
     for kind in ("cat", "dog", "owl", "fox")
@@ -141,3 +143,19 @@ def test_train_notes_a_smaller_vocabulary_and_few_validation_examples(cli, book,
     vocabulary, validation = trained.json["notes"]
     assert re.fullmatch(r"the vocabulary has \d+ tokens instead of 900: .* no more pairs to merge", vocabulary)
     assert re.fullmatch(r".* has \d+ examples?; data.hold_out sets the held-out share", validation)
+
+
+def test_train_prints_samples_without_changing_the_run(cli, book, tmp_path):
+    settings = [part for item in [*SMALL, "eval_every=20"] for part in ("--set", item)]
+    sampled = cli("train", "text", "--data", book, *settings, "--out", tmp_path / "a", "--sample", "The cat")
+    assert sampled.code == 0, sampled.err
+    assert [step for step in (20, 40, 60) if f"step {step}: The cat" in sampled.err] == [20, 40, 60]
+    assert cli("train", "text", "--data", book, *settings, "--out", tmp_path / "b").code == 0
+    first, second = (
+        [{key: row[key] for key in ("step", "loss")} for row in read_log(tmp_path / name)] for name in ("a", "b")
+    )
+    assert first == second
+    rejected = cli("train", "sort-dedup", "--sample", "A", "--out", tmp_path / "c")
+    assert rejected.code == 1
+    assert "--sample prints text, so it needs the task text" in rejected.err
+    assert not (tmp_path / "c").exists()
