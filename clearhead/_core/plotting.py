@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of the given size in inches, without a window or global state."""
-    with optional_dependency("drawing needs matplotlib: pip install matplotlib"):
+    with optional_dependency("drawing needs matplotlib: pip install 'clearhead[plot]'"):
         from matplotlib.figure import Figure
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

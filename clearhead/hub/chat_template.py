@@ -93,7 +93,7 @@ def _main() -> None:
     try:
         import jinja2  # noqa: F401
     except ImportError:
-        response = {"error": "it needs jinja2: pip install 'clearhead[weights]'"}
+        response = {"error": "it needs jinja2: pip install 'clearhead[hub]'"}
     else:
         _limit_resources(request["max_seconds"])
         try:

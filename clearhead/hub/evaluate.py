@@ -178,7 +178,7 @@ def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> dict[str,
 
 def _bleu(outputs: list[str], references: list[str]) -> dict[str, Any]:
     """Return BLEU, chrF and their signature."""
-    with optional_dependency("BLEU and chrF need sacrebleu: pip install sacrebleu"):
+    with optional_dependency("BLEU and chrF need sacrebleu: pip install 'clearhead[eval]'"):
         from sacrebleu.metrics import BLEU, CHRF
     bleu, chrf = BLEU(), CHRF()
     return {

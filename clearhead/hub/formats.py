@@ -211,7 +211,7 @@ class GGUF(CheckpointReader):
     """Reads a .gguf file under transformers' names."""
 
     def __init__(self, path: Path) -> None:
-        with optional_dependency(f"{path} needs the gguf package: pip install 'clearhead[weights]'"):
+        with optional_dependency(f"{path} needs the gguf package: pip install 'clearhead[hub]'"):
             import gguf
         self.path = path
         try:
@@ -334,7 +334,7 @@ def fetch(name: str) -> Path:
         raise StorageError(
             f"{name!r} is not a name on the hub; {hint if full_name is None else f'did you mean {HUB}{full_name}?'}"
         )
-    with optional_dependency(f"{name} needs huggingface_hub: pip install 'clearhead[weights]'"):
+    with optional_dependency(f"{name} needs huggingface_hub: pip install 'clearhead[hub]'"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
     repository, revision = match.groups()

@@ -159,7 +159,7 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
         raise DataError(
             f"there is no image file {path_or_index}; pass a PNG or JPEG file, or an image index together with --data"
         )
-    with optional_dependency("reading images needs pillow: pip install pillow"):
+    with optional_dependency("reading images needs pillow: pip install 'clearhead[data]'"):
         from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as file:

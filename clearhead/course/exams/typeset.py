@@ -24,7 +24,7 @@ def pdf(paper: Paper) -> bytes:
     Raises:
         MissingDependencyError: If typst is not installed.
     """
-    with optional_dependency("a PDF needs typst: pip install 'clearhead[print]', or write .tex or .md"):
+    with optional_dependency("a PDF needs typst: pip install 'clearhead[course]', or write .tex or .md"):
         import typst
     return bytes(typst.compile(_template().encode(), sys_inputs={"data": json.dumps(to_dict(paper))}))
 

@@ -180,7 +180,7 @@ def to_grayscale(rgb: Tensor) -> Tensor:
 
 def read_mat(path: Path) -> Images:
     """Read SVHN's cropped digits: `X` (32, 32, 3, N) and `y` (N, 1), in which label 10 is the digit 0."""
-    with optional_dependency("reading .mat files needs scipy: pip install scipy"):
+    with optional_dependency("reading .mat files needs scipy: pip install 'clearhead[data]'"):
         from scipy.io import loadmat
     if not path.is_file():
         raise StorageError(f"there is no file {path}: expected SVHN's {' and '.join(_MAT_NAMES)}")
@@ -242,7 +242,7 @@ def read_idx(path: Path) -> Tensor:
 
 def sklearn_digits() -> tuple[Images, Images]:
     """Return the 1,797 8×8 digits of scikit-learn, scaled to 0 … 255; the last fifth is for validation."""
-    with optional_dependency("these digits come with scikit-learn: pip install scikit-learn"):
+    with optional_dependency("these digits come with scikit-learn: pip install 'clearhead[data]'"):
         from sklearn.datasets import load_digits
     data = load_digits()
     pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)

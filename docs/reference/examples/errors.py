@@ -10,5 +10,5 @@ caught = (errors.ClearheadError, errors.ShapeError, errors.DtypeError, errors.Ma
 
 more = (errors.ConfigError, errors.ImplementationError, errors.StorageError, errors.DataError, errors.MissingDependencyError, errors.KeywordError)
 
-with errors.optional_dependency("drawing needs matplotlib: pip install matplotlib"):
+with errors.optional_dependency("drawing needs matplotlib: pip install 'clearhead[plot]'"):
     pass  # if it is missing, a MissingDependencyError says that sentence

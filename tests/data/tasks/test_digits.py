@@ -76,7 +76,7 @@ def test_read_mat_svhn_files(tmp_path):
 
 def test_read_mat_without_scipy_raises_missing_dependency(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.io", None)
-    with pytest.raises(MissingDependencyError, match="pip install scipy"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'clearhead\[data\]'"):
         read_mat(tmp_path / "train_32x32.mat")
 
 

@@ -37,7 +37,7 @@ def pdf(booklet: Booklet) -> bytes:
     Raises:
         MissingDependencyError: If typst is not installed.
     """
-    with optional_dependency("a PDF needs typst: pip install 'clearhead[print]', or write .html or .md"):
+    with optional_dependency("a PDF needs typst: pip install 'clearhead[course]', or write .html or .md"):
         import typst
     return bytes(typst.compile(typst_source(booklet).encode()))
 
