@@ -181,8 +181,9 @@ def _reject_free_text(name: str, files: list[Path]) -> None:
     prose = [file.name for file in files if file.suffix.lower() in (".txt", ".md", ".pdf", ".docx")]
     if name in SLUGS or prose:
         document = name if name in SLUGS else "NAME"
+        subject = prose[0] if prose else f"an answer to {name}"
         raise ConfigError(
-            f"{prose[0] if prose else name} is free text, which is not graded; mark it by the scheme that "
+            f"{subject} is free text, which is not graded; mark it by the scheme that "
             f"`clearhead course show {document} QUESTION` prints"
         )
 

@@ -78,7 +78,7 @@ def test_sparse_pattern_counts_match_enumeration():
     assert mechanisms.overlap_pairs() == len(band & columns)
     assert mechanisms.sparse_pairs() == len(band | columns)
     reach, layers = {i: {i} for i in range(16)}, 0
-    while any(len(seen) < 16 for seen in reach.values()):
+    while any(len(tokens) < 16 for tokens in reach.values()):
         reach = {i: {k for j in range(16) if (i, j) in band | columns for k in reach[j]} for i in range(16)}
         layers += 1
     assert mechanisms.sparse_layers() == layers
