@@ -116,7 +116,8 @@ def _data(step: WorksheetStep) -> list[dict[str, Any]]:
     return [
         {"symbol": _math(symbol_in_latex(name)) or f'"{name}"', "rows": [""], "columns": [""], "single": True,
          "cells": [row]}
-        for name, row in zip(step.grid.rows, cells, strict=True)
+        for name, row, [value] in zip(step.grid.rows, cells, step.grid.cells, strict=True)
+        if str(value) != name  # a size that stays a letter
     ]  # fmt: skip
 
 

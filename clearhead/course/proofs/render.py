@@ -7,6 +7,7 @@ import textwrap
 from html import escape
 from typing import Any
 
+from clearhead.course.answers.notation import runs
 from clearhead.course.exercises.render.latex import words
 from clearhead.course.proofs.notation import Html, Latex, Notation, PlainText
 from clearhead.course.proofs.proof import Proof, ProofLine
@@ -105,31 +106,37 @@ _STYLE = (
 )
 
 
+def _prose(text: str) -> str:
+    """Format words with mathematics in linear notation, such as p_a and x_{t+1}."""
+    tags = {0: "{}", -1: "<sub>{}</sub>", 1: "<sup>{}</sup>"}
+    return "".join(tags[run.script].format(escape(run.text)) for run in runs(text))
+
+
 def html_fragment(proof: Proof) -> str:
     """Render as an HTML fragment: one table per chain, with the reasons in the last column."""
     notation = Html(proof.symbols)
     whole, table, cell, reason = (f'style="{style}"' for style in _STYLE)
-    parts = [f"<div {whole}>", f"<h3>{escape(proof.title)}</h3>", f"<p>{escape(proof.statement)}</p>"]
+    parts = [f"<div {whole}>", f"<h3>{_prose(proof.title)}</h3>", f"<p>{_prose(proof.statement)}</p>"]
     if proof.definitions:
         items = [
-            f"<li>{notation.format(equation)}{f': {escape(text)}' if text else ''}</li>"
+            f"<li>{notation.format(equation)}{f': {_prose(text)}' if text else ''}</li>"
             for equation, text in proof.definitions
         ]
         parts.append(f"<ul>{''.join(items)}</ul>")
     for part in proof.parts:
-        parts += [f"<h4>{escape(part.heading)}</h4>"] if part.heading else []
-        parts += [f"<p>{escape(part.text)}</p>"] if part.text else []
+        parts += [f"<h4>{_prose(part.heading)}</h4>"] if part.heading else []
+        parts += [f"<p>{_prose(part.text)}</p>"] if part.text else []
         if part.claim is not None:
             parts.append(f"<p>Claim: {notation.format(part.claim)}</p>")
         for heading, chain in part.chains:
-            parts += [f"<p>{escape(heading)}:</p>"] if heading else []
+            parts += [f"<p>{_prose(heading)}:</p>"] if heading else []
             rows = [
                 f"<tr><td {cell}>{line.relation}</td><td {cell}>{notation.format(line.expression)}</td>"
-                f"<td {reason}>{escape(line.reason)}</td></tr>"
+                f"<td {reason}>{_prose(line.reason)}</td></tr>"
                 for line in chain
             ]
             parts.append(f"<table {table}>{''.join(rows)}</table>")
-    parts += [f"<p>{escape(proof.conclusion)}</p>"] if proof.conclusion else []
+    parts += [f"<p>{_prose(proof.conclusion)}</p>"] if proof.conclusion else []
     return "\n".join([*parts, f"<p><em>{verification(proof)}</em></p>", "</div>"])
 
 

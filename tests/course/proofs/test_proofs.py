@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import re
 import tomllib
 from importlib import resources
 
@@ -266,6 +267,7 @@ def test_every_format_contains_every_step(name):
         assert line["latex"] in tex
         assert to_typst(line["latex"])
     assert page.count("<tr>") == len(formulas)
+    assert not re.search(r"\w_[{\w]", re.sub(r"<[^>]*>", "", page.partition("<body")[2])), "indices are lowered"
     assert max(map(len, text.splitlines())) <= 80
     assert tex.isascii()
 
