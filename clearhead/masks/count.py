@@ -27,10 +27,10 @@ _TABLE_LIMIT = 1 << 24
 _TABLE_PIECE = 1 << 20
 MAX_TERMS = 4096
 """The largest number of products of an expanded expression; beyond it the pairs are tested one by one."""
-_NUMBERS_AT_ONCE = 1 << 14
+NUMBERS_AT_ONCE = 1 << 14
 """Vector length of a formula: fits the nearest cache, and stays below the length from which torch splits each operation
 over threads, whose synchronization costs more than the work on a busy machine."""
-_PAIRS_AT_ONCE = 1 << 21
+PAIRS_AT_ONCE = 1 << 21
 
 
 class Table(NamedTuple):
@@ -217,8 +217,8 @@ _TRANSPOSED_VARIABLE: dict[str, Any] = {"key": "query", "query": "key", "distanc
 def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
     edges = torch.tensor(columns, device=counter.device)
     total = 0
-    for first in range(rows[0], rows[1], _NUMBERS_AT_ONCE):
-        p = torch.arange(first, min(first + _NUMBERS_AT_ONCE, rows[1]), device=counter.device)
+    for first in range(rows[0], rows[1], NUMBERS_AT_ONCE):
+        p = torch.arange(first, min(first + NUMBERS_AT_ONCE, rows[1]), device=counter.device)
         total += int(counter.cells(p, edges))
     return total
 
@@ -266,7 +266,7 @@ class Counter:
             return result
         if self.by_pairs:
             return self._by_pairs(p, edges)
-        for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
+        for rows in p.split(max(1, NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
             for functions, tables, number in self.formulas:
                 result += number * self._by_formula(functions, tables, rows, edges)
         for scattered, factors, number in self.lists:
@@ -338,7 +338,7 @@ class Counter:
         width = min(scattered.per_row, self.grid.keys)
         if not factors and cells == 1 and edges.tolist() == [0, self.grid.keys]:
             return result[1:-1] + len(p) * width * math.prod(self.batch)
-        for rows in p.split(max(1, _NUMBERS_AT_ONCE // (math.prod(self.batch) * width))):
+        for rows in p.split(max(1, NUMBERS_AT_ONCE // (math.prod(self.batch) * width))):
             sampled_keys = scattered.sampled_keys(rows[:, None], self.grid.keys)  # (N, width)
             allowed = torch.ones((*self.batch, *sampled_keys.shape), dtype=torch.bool, device=self.device)
             for other in factors:
@@ -352,8 +352,8 @@ class Counter:
         result = torch.zeros(len(edges) - 1, dtype=torch.int64, device=self.device)
         batch = math.prod(self.batch)
         first, stop = int(edges[0]), int(edges[-1])
-        width = max(1, min(stop - first, _PAIRS_AT_ONCE // batch))
-        height = max(1, _PAIRS_AT_ONCE // (batch * width))
+        width = max(1, min(stop - first, PAIRS_AT_ONCE // batch))
+        height = max(1, PAIRS_AT_ONCE // (batch * width))
         for rows, column in itertools.product(p.split(height), range(first, stop, width)):
             columns = torch.arange(column, min(column + width, stop), device=p.device)
             allowed = self.mask.test(rows[:, None], columns[None, :], self.grid)

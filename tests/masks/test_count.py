@@ -99,8 +99,8 @@ def test_counter_in_pieces_matches_dense(mask, size):
 
 
 def test_count_with_small_pieces_matches_dense(monkeypatch):
-    monkeypatch.setattr("clearhead.masks.count._PAIRS_AT_ONCE", 53)
-    monkeypatch.setattr("clearhead.masks.count._NUMBERS_AT_ONCE", 29)
+    monkeypatch.setattr("clearhead.masks.count.PAIRS_AT_ONCE", 53)
+    monkeypatch.setattr("clearhead.masks.count.NUMBERS_AT_ONCE", 29)
     table = torch.rand(3, 1, 67, 101) < 0.3
     mask = allow(table) & causal() | scattered(3, 5) & every(2)
     assert mask.count(67, 101, query_offset=5) == int(mask.dense(67, 101, query_offset=5).sum())
