@@ -13,7 +13,7 @@ class RawHTML(str):
 
 
 class PreformattedText(str):
-    """Text in columns that notebooks display preformatted instead of as a repr with \\n."""
+    """Text in columns that notebooks display preformatted, with its line breaks."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -40,8 +40,7 @@ def entropy(weights: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T"]:
 def mean_attention_distance(
     weights: Float[Tensor, "*B T S"], distances: Float[Tensor, "T S"] | None = None
 ) -> Float[Tensor, "*B T"]:
-    """Return the mean distance of each query to its keys; `distances` is the distance of every pair, default |i
-    − j|."""
+    """Return the mean distance of each query to its keys; `distances` of every pair are |i − j| by default."""
     if distances is None:
         T, S = weights.shape[-2:]
         distances = (torch.arange(T)[:, None] - torch.arange(S)).abs()
@@ -95,8 +94,7 @@ def value_norms(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"
 
 @dataclass(frozen=True)
 class ValueWeightedNorm:
-    """Contribution of one key through one head: its weight, the norm of the added vector, and its share of
-    all norms."""
+    """Contribution of one key through one head: weight, norm of the added vector, and share of all norms."""
 
     head: int
     key: int

@@ -36,8 +36,9 @@ from clearhead.nn import MultiHeadAttention
 def attention_report(
     trained: Pipeline, text_or_path: str, *, strategy: Strategy = DEFAULT_STRATEGY, data: Path | None = None
 ) -> AttentionReport:
-    """Build the attention report of one input: a sentence to translate, a prompt, letters to sort, an image, or a
-    sound.
+    """Build the attention report of one input.
+
+    The input is a sentence to translate, a prompt, letters to sort, an image, or a sound.
 
         analysis.attention_report(ch.pipeline("en-es"), "How are you?")
 

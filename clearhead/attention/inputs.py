@@ -48,12 +48,12 @@ class AttentionInputs:
     reads_bias: bool = True
 
     @property
-    def T(self) -> int:
+    def T(self) -> int:  # noqa: N802 (the letter of the equations)
         """Number of queries."""
         return self.q.shape[-2]
 
     @property
-    def S(self) -> int:
+    def S(self) -> int:  # noqa: N802 (the letter of the equations)
         """Number of keys."""
         return self.k.shape[-2]
 

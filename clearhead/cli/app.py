@@ -82,7 +82,7 @@ def _reflow(commands: typer.Typer) -> None:
 
 
 def every_command() -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command in the order of `--help`: ("translate",), …, ("claims", "run"), …"""
+    """Yield the words of each command, such as ("claims", "run"), in the order of `--help`."""
 
     def walk(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         for name, command in group.commands.items():

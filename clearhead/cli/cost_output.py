@@ -1,5 +1,8 @@
-"""Options and output of `clearhead cost`: which module, a tree of parts with the cost of each, and memory; and the
-predictions for a machine, several GPUs and a memory limit, and the comparison with a measured run."""
+"""Options and output of `clearhead cost`.
+
+The output is a tree of parts with the cost of each, and memory; the predictions for a machine, several GPUs and a
+memory limit; and the comparison with a measured run.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class EmptyRequest(Validated):
     """A request without fields."""
 
 
-class Cancelled(Exception):
+class Cancelled(Exception):  # noqa: N818 (not an error: the client left)
     """The client of the running request has disconnected."""
 
 

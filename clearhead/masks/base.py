@@ -166,8 +166,10 @@ class Mask(ABC):
     # -- display ------------------------------------------------------------------------------------------------------
 
     def draw(self, T: int, S: int | None = None, *, query_offset: int | None = None, cells: int = 32) -> Drawing:
-        """Return a picture for the terminal (`str`), a notebook or a file (`.svg()`); shaded beyond `cells`
-        per side."""
+        """Return a picture for the terminal (`str`), a notebook or a file (`.svg()`).
+
+        It is shaded if it has more than `cells` positions per side.
+        """
         from clearhead.masks.drawing import draw
 
         return draw(self, T, S, query_offset=query_offset, cells=cells)
@@ -230,7 +232,7 @@ class Mask(ABC):
         return wrap(Not, self)
 
     @property
-    def T(self) -> Mask:
+    def T(self) -> Mask:  # noqa: N802 (transposition, as in torch)
         """The mask with queries and keys exchanged: m.T allows (p, j) if m allows (j, p)."""
         from clearhead.masks.operators import Transposed, wrap
 

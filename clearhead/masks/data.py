@@ -317,8 +317,10 @@ def _bools(value: Any, owner: str) -> Tensor:
 
 
 def _runs(ids: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return where the document of each position starts and stops, (*batch, N); None if a document has
-    several pieces."""
+    """Return where the document of each position starts and stops, (*batch, N).
+
+    Returns None if a document has several pieces.
+    """
     N = ids.shape[-1]
     index = torch.arange(N, device=ids.device).expand(ids.shape)
     if N == 0:

@@ -276,8 +276,10 @@ def is_causal(mask: Mask, prompt: int, total: int) -> bool:
 
 
 def lookback(mask: Mask) -> int | None:
-    """Return the largest number of keys up to the query, itself included, that a token attends to; None
-    if unbounded."""
+    """Return the largest number of keys up to the query, itself included, that a token attends to.
+
+    Returns None if it is unbounded.
+    """
     if isinstance(mask, (And, Or)):
         lookbacks = [lookback(part) for part in mask.parts]
         bounded = [n for n in lookbacks if n is not None]

@@ -247,7 +247,7 @@ def window(before: int, after: int) -> Mask:
 
 
 def every(step: int, start: int = 0) -> Mask:
-    """All queries see the same keys: start, start + step, start + 2·step, …
+    """All queries see the same keys: start, start + step, start + 2·step and so on.
 
         every(4, start=1)
         · ■ · · · ■ · ·

@@ -1,5 +1,6 @@
-"""Checkpoints: folders `step-00000123` that contain the complete state of a run, are written atomically and verified on
-reading.
+"""Checkpoints: folders `step-00000123` that contain the complete state of a run.
+
+They are written atomically and verified on reading.
 
 A checkpoint is a flat collection of named tensors and a `state.json` of plain values. Parameters have their names in
 the model, AdamW's state is `optimizer/exp_avg/encoder.norm.weight` and so on, and random generators are `rng/RANK/cpu`

@@ -1,5 +1,7 @@
-"""Named recipes. The "small" recipe of each task trains in about a minute on two CPU cores; the recipes of the bundled
-models are read from the `train.toml` of these models.
+"""Named recipes.
+
+The "small" recipe of each task trains in about a minute on two CPU cores; the recipes of the bundled models are read
+from the `train.toml` of these models.
 
 A preset is a function that returns a recipe. Change parts of it with `recipe.with_overrides({...})`, or with `--set` on
 the command line."""

@@ -96,8 +96,10 @@ def check(
 
 @contextmanager
 def _quickest_threads(harness: Harness) -> Iterator[None]:
-    """Use all threads or one for a large module, whichever is faster: with a few tokens per input, threads on a busy
-    machine wait for each other longer than one thread computes."""
+    """Use all threads or one for a large module, whichever is faster.
+
+    With a few tokens per input, threads on a busy machine wait for each other longer than one thread computes.
+    """
     many = torch.get_num_threads()
     parameters = [p for part in harness.parts.values() for p in part.parameters(recurse=False)]
     if many == 1 or sum(p.numel() for p in parameters if not is_lazy(p)) < LARGE:

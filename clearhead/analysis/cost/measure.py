@@ -79,8 +79,10 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
 def _odd_rates(
     device: torch.device, dtype: torch.dtype, rows: int = 8192, d_in: int = 1024, d_out: int = 32767
 ) -> tuple[float, float]:
-    """Return the FLOP/s of a linear map to an odd width, forward and backward. A large square product of odd width is
-    much faster and therefore not representative."""
+    """Return the FLOP/s of a linear map to an odd width, forward and backward.
+
+    A large square product of odd width is much faster and therefore not representative.
+    """
     x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out)))
 
     def gradients() -> None:

@@ -1,5 +1,6 @@
-"""How the models of transformers, torch.nn, timm and x-transformers are called. None of them is imported: they are
-identified by their names.
+"""How the models of transformers, torch.nn, timm and x-transformers are called.
+
+None of these libraries is imported: models are identified by their names.
 
 B batch   T tokens   S source tokens   M model width
 """

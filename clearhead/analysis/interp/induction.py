@@ -52,7 +52,8 @@ def induction_scores(model: nn.Module, *, length: int | None = None, batch: int 
     Args:
         model: Model that takes token ids (B, T), in evaluation mode.
         length: Number of tokens in each half, sampled without replacement; default: 23, or the vocabulary size if
-        smaller. batch: Number of sequences.
+            smaller.
+        batch: Number of sequences.
         seed: Seed of the tokens.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -264,8 +264,9 @@ def _sweep(
     batch: int | None,
     change: Callable[[Tensor], Tensor],
 ) -> PatchingSweep:
-    """Return the metric of the unchanged run and of every change; `change` maps a recorded activation to
-    its replacement.
+    """Return the metric of the unchanged run and of every change.
+
+    `change` maps a recorded activation to its replacement.
     """
     message = f"batch is {batch}; expected the maximum number of runs per pass, at least 1"
     require(batch is None or batch >= 1, message)

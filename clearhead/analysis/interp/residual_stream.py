@@ -177,8 +177,9 @@ class ResidualStream:
         return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
     def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, ResidualOp | None], bool, bool]]:
-        """Iterate over the tensors backward: each as a term, whether it is one, and whether it is on the stream. In
-        reverse order of computation, so that each tensor is visited once with its complete gradient.
+        """Iterate over the tensors backward: each as a term, whether it is one, and whether it is on the stream.
+
+        The order is the reverse order of computation, so that each tensor is visited once with its complete gradient.
         """
         steps, names = self._notes.steps, self._notes.names
         pending: dict[int, tuple[Tensor, Any, str, bool]] = {}
@@ -225,8 +226,7 @@ class ResidualStream:
         return None
 
     def _scales(self, b: object, a: Tensor) -> bool:
-        """Return whether b is a factor of a: a constant, or one number for all features, such as the divisor of
-        a norm."""
+        """Return whether b is a factor of a: a constant, or one number for all features (the divisor of a norm)."""
         if not isinstance(b, Tensor) or b not in self._notes.steps:
             return True
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]

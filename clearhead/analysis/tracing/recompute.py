@@ -259,8 +259,10 @@ def _max_abs_diff(a: Tensor, b: Tensor) -> float:
 
 
 def _scores(call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype) -> Tensor:
-    """Return the scores (B, h, r, S). Score functions with parameters, possibly per head, are evaluated for
-    all heads."""
+    """Return the scores (B, h, r, S).
+
+    Score functions with parameters, possibly per head, are evaluated for all heads.
+    """
     has_parameters = isinstance(call.scores, nn.Module)
     every = list(range(call.q.shape[-3]))
     q = select_indices(select_indices(call.q, -2, rows), -3, every if has_parameters else heads).to(acc_dtype)

@@ -57,8 +57,9 @@ class ThreadState(threading.local):
 
 
 class AttentionRecorder(AttentionObserver):
-    """Hooks and an observer that `start` installs and `stop` always removes; they record the requested activations and
-    apply interventions.
+    """Hooks and an observer that `start` installs and `stop` always removes.
+
+    They record the requested activations and apply interventions.
     """
 
     def __init__(

@@ -110,8 +110,9 @@ class TorchLayerCall(AttentionCall):
         )
 
     def heads(self) -> Tensor:
-        """Return the head outputs (B, H, T, D), recomputed by torch's function because the layer returns only
-        their sum.
+        """Return the head outputs (B, H, T, D).
+
+        They are recomputed by torch's function, because the layer returns only their sum.
         """
         if self._edited_heads is not None:
             return self._edited_heads

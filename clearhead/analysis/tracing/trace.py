@@ -143,8 +143,7 @@ class Trace:
 
     @property
     def runs(self) -> int:
-        """Number of recorded runs of the attention layers, or of the other modules if no attention layer
-        is recorded."""
+        """Number of recorded runs of the attention layers, or of other modules if no attention layer is recorded."""
         attention = self._runs_by_kind["weights"]
         by_kind = [attention] if attention else self._runs_by_kind.values()
         return max((len(runs) for by_path in by_kind for runs in by_path.values()), default=0)

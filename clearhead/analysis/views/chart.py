@@ -1,5 +1,6 @@
-"""Charts: text or numbers in colored cells, for the terminal, figures and pages. Results of analyses return them
-from `charts()`.
+"""Charts: text or numbers in colored cells, for the terminal, figures and pages.
+
+Results of analyses return them from `charts()`.
 """
 
 from __future__ import annotations

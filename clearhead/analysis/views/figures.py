@@ -108,8 +108,9 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
 
 
 def chart(chart: Chart | PCAProjection) -> Figure:
-    """Draw a chart as colored cells or bars, or a projection as labeled points. More than 32 columns have no
-    cell texts.
+    """Draw a chart as colored cells or bars, or a projection as labeled points.
+
+    More than 32 columns have no cell texts.
     """
     if isinstance(chart, PCAProjection):
         return _scatter(chart)

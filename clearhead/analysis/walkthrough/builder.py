@@ -1,5 +1,6 @@
-"""Build the steps of a walkthrough from the module calls of a run. Values and order are those of the run; no model is
-special-cased.
+"""Build the steps of a walkthrough from the module calls of a run.
+
+Values and order are those of the run; no model is special-cased.
 
 A step is the output of a module, an operation inside an attention layer (recomputed from its inputs), or an operation
 that the model's code performs between its modules. The latter are identified by their values: if the input of a module

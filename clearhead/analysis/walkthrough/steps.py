@@ -1,5 +1,6 @@
-"""Steps of a walkthrough, and their text for the terminal: input, output and one block of each stack in full, and one
-line per other block.
+"""Steps of a walkthrough, and their text for the terminal.
+
+Input, output and one block of each stack are shown in full, and every other block in one line.
 """
 
 from __future__ import annotations

@@ -323,8 +323,10 @@ def _skipped_residue(groups: list[_Group], residues: ResidueClasses) -> tuple[in
 
 
 def _row_bounds(group: _Group, skipped_residue: tuple[int, int]) -> Tensor | None:
-    """Return (R, M, 2) int32 begin and end of each row's columns in the list without skipped ones; None if not
-    one interval."""
+    """Return (R, M, 2) int32 begin and end of each row's columns in the list without skipped ones.
+
+    Returns None if the columns of a row are not one interval.
+    """
     pair_mask, position, width = group.visible, group.position[:, None], group.width[:, None]
     L = int((position + width).max())
     high = (pair_mask * (position + width)).amax(2)  # 0: sees nothing

@@ -113,8 +113,11 @@ def relative_depends_on_distance(t: Experiment) -> None:
 
 @functools.cache
 def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ...]:
-    """Train three attention layers on 'repeat the token before this one' at length TRAINED: the accuracy of each
-    there, at twice that length and at BEYOND. The three are heads of one call, and share nothing."""
+    """Train three attention layers on 'repeat the token before this one' at length TRAINED.
+
+    Returns the accuracy of each at that length, at twice that length and at BEYOND. The three are heads of one call,
+    and share nothing.
+    """
     torch.manual_seed(seed)
     choice, starts, width = KINDS[kind], torch.arange(3), 32
     shapes = {"embed": (7, width), "q": (width, width), "k": (width, width), "v": (width, width), "read": (width, 7)}

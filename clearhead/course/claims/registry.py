@@ -199,7 +199,6 @@ def claim(
         ... def one_and_one(t: Experiment) -> None:
         ...     t.assert_equal("1 + 1", 1 + 1, 2)
     """
-
     entries = _REGISTRY if registry is None else registry
 
     def register(function: ClaimFunction) -> ClaimFunction:

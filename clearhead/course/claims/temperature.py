@@ -69,7 +69,7 @@ def never_uniform_is_false(t: Experiment) -> None:
     method="Exact weights at T = 5, 1/5, −1 and 0; the question defines them for T > 0.",
     condition="T is not 0: there z/T divides by zero and no weights are defined",
 )
-def equal_scores_any_real_T(t: Experiment) -> None:
+def equal_scores_any_real_T(t: Experiment) -> None:  # noqa: N802 (the name is the id)
     for value in (sp.Integer(5), sp.Rational(1, 5), sp.Integer(-1)):
         t.assert_equal(f"T = {value}", exact.softmax((2, 2, 2, 2), value), [sp.Rational(1, 4)] * 4, exact.show)
     quotient = sp.Integer(2) / sp.Integer(0)

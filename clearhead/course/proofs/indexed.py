@@ -174,8 +174,10 @@ def derivative(term: Term, entry: Term) -> Term:
 
 
 def expectation(term: Term, random: Iterable[str]) -> Term:
-    """Return the expected value if all entries of the arrays named in `random` are independent, with mean 0 and
-    variance 1; products may contain each array at most twice."""
+    """Return the expected value if all entries of the arrays named in `random` are independent.
+
+    They have mean 0 and variance 1; products may contain each array at most twice.
+    """
     names = set(random)
     result = sympy.S.Zero
     for part in sympy.Add.make_args(normalize(term)):

@@ -1,5 +1,6 @@
-"""The language of proofs: expressions such as `sum(j, n, exp(s[j]))`, `softmax(Q @ K.T / sqrt(d))` and
-`diff(p[a], z[b])`, with quantities declared by their sizes.
+"""The language of proofs: expressions of quantities that are declared by their sizes.
+
+For example `sum(j, n, exp(s[j]))`, `softmax(Q @ K.T / sqrt(d))` and `diff(p[a], z[b])`.
 
 Python's parser produces the tree, which is evaluated to a `Term` (or to a matrix of them, a function of two indices)
 and formatted in mathematical notation; nothing is executed as Python.

@@ -33,7 +33,7 @@ class DocumentAnswer:
 
     @property
     def kind(self) -> str:
-        """ "exercise", "starter", "proof", "claim", "page" or "command"."""
+        """Kind of the answer: "exercise", "starter", "proof", "claim", "page" or "command"."""
         kinds = {
             "exercise solve": "exercise",
             "exercise starter": "starter",

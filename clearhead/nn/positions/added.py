@@ -41,9 +41,9 @@ def _sinusoids(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
 
 @dataclass(frozen=True)
 class Sinusoidal(Validated):
-    """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos of the same angle, added to the embedding of
-    token p. With `layout="split"` the sines are the first half of the features and the cosines the second, as in
-    Marian.
+    """PE(p, 2i) = sin(p / base^(2i/M)) and PE(p, 2i + 1) = cos(p / base^(2i/M)), added to the embedding of token p.
+
+    With `layout="split"` the sines are the first half of the features and the cosines the second, as in Marian.
 
     Beyond the trained length: defined for every position and exact to the dtype, because angles are float64, but the
     quality of a model usually drops quickly, because training covers a fraction of the longest periods.

@@ -17,8 +17,9 @@ from clearhead.config import Validated
 
 @dataclass(frozen=True)
 class RelativeBias(Validated):
-    """Learned biases, `n_buckets` per head, indexed by the distance from query p to key j. Small distances have a
-    bucket each; larger ones share buckets whose width grows geometrically up to `max_distance`.
+    """Learned biases, `n_buckets` per head, indexed by the distance from query p to key j.
+
+    Small distances have a bucket each; larger ones share buckets whose width grows geometrically up to `max_distance`.
 
     With `bidirectional=True` (encoders), half of the buckets are for keys up to the query and half for keys after
     it. Otherwise all are for keys before it; later keys, which a causal mask hides, count as distance 0.

@@ -1,5 +1,7 @@
-"""Numerics: narrow dtypes agree with float64, finite inputs give finite outputs, every parameter gets a gradient, and
-scores are scaled by 1/√D, which keeps their variance at 1 for head width D.
+"""Numerics: agreement of dtypes, finiteness, gradients and the scale of scores.
+
+Narrow dtypes agree with float64, finite inputs give finite outputs, every parameter gets a gradient, and scores are
+scaled by 1/√D, which keeps their variance at 1 for head width D.
 
 B batch   T tokens
 """

@@ -1,5 +1,4 @@
-"""The problem types: keys of their files, solver, and
-`vary(source, rng)`, which returns values of the same difficulty."""
+"""The problem types: keys of their files, solver, and a function that returns values of the same difficulty."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Derivations: inputs and steps that are expressions, such as p = "softmax(z)" and J = "diag(p) - p.T @ p", which is
-always "jacobian(p, z)"; the template of the problem type shows all keys.
+"""Derivations: inputs and steps that are expressions.
+
+For example p = "softmax(z)" and J = "diag(p) - p.T @ p", which is always "jacobian(p, z)". The template of the problem
+type shows all keys.
 
 A step may state what it `equals` for these numbers, and what it is `always`: then sympy evaluates both sides with
 symbols in place of the numbers named in `general`. Every step is computed again in float64.
@@ -271,7 +273,7 @@ def _grid(source: ProblemSource, block: ProblemSource | None, cells: Matrix) -> 
 
 
 def _labels(source: ProblemSource, block: ProblemSource | None, key: str, numbered: list[str]) -> list[str]:
-    """Return the labels in the file, or labels made from an input vector: T = 1/2, T = 1, …"""
+    """Return the labels in the file, or labels made from an input vector, such as T = 1/2."""
     if block is None or key not in block.values:
         return numbered
     if isinstance(block.values[key], str):
