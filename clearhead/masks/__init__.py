@@ -13,6 +13,7 @@ from __future__ import annotations
 from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Documents, Forbid, Padding, allow, documents, forbid, padding
 from clearhead.masks.drawing import Drawing, draw
+from clearhead.masks.function import from_function
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, lookback
 from clearhead.masks.parse import parse
 from clearhead.masks.structural import (
@@ -65,6 +66,7 @@ __all__ = [
     "every",
     "fold",
     "forbid",
+    "from_function",
     "full",
     "leaves",
     "lookback",

@@ -55,3 +55,6 @@ isinstance(causal() & full().T, masks.Mask)  # → True
 (masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Forbid)
 
 masks.lookback(causal() & window(3, 0))  # → 4
+
+# A `mask_mod` of FlexAttention, of batch, head, query and key indices.
+masks.from_function(lambda b, h, q, k: (q >= k) & (q - k < 4), 16)  # → causal() & window(3, 0)
