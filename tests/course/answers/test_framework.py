@@ -220,6 +220,14 @@ def test_titles_of_boxes_are_typeset():
     assert "n_t" not in typst_source(content)
 
 
+def test_typst_keeps_paragraphs_that_end_with_a_colon_with_the_next_block():
+    paragraphs = tuple(Paragraph((Span(text),)) for text in ("It follows that:", "It follows."))
+    answer = ResolvedAnswer("Q", "?", paragraphs, (), 1, True, ())
+    source = typst_source(Booklet("s", "t", (answer,), False))
+    assert '#introduction([#"It follows that:";])' in source
+    assert '#par([#"It follows.";])' in source
+
+
 def test_pdf_is_written_by_typst():
     pytest.importorskip("typst", reason="typst is an optional dependency")
     assert pdf(small_booklet()).startswith(b"%PDF")

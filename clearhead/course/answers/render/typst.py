@@ -90,6 +90,11 @@ def _span(span: Span) -> str:
     return f"#{function}({_text(span.text)});" if function else _text(span.text)[1:-1]
 
 
+def _paragraph_function(line: Line) -> str:
+    """Return the Typst function for a paragraph; one that ends with a colon belongs to the next block."""
+    return "introduction" if line and line[-1].text.rstrip().endswith(":") else "par"
+
+
 def _content(blocks: tuple[Block, ...]) -> str:
     return "[" + "\n".join(map(_block, blocks)) + "]"
 
@@ -99,7 +104,7 @@ def _block(block: Block) -> str:
         case Paragraph((Span(_, "strong"),) as line):
             return f"#inner-heading(3, {_line((Span(line[0].text),))})"
         case Paragraph(line):
-            return f"#par({_line(line)})"
+            return f"#{_paragraph_function(line)}({_line(line)})"
         case Heading(level, line):
             return f"#inner-heading({level}, {_line(line)})"
         case BulletList(items, start):
