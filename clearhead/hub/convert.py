@@ -14,7 +14,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import ConfigReader, Family
+from clearhead.hub.family import ConfigReader, Family, KeyValues
 from clearhead.hub.formats import CONFIG, WEIGHTS, CheckpointReader
 from clearhead.hub.sinusoid_layout import with_split_sinusoids
 from clearhead.hub.weight_map import Shape, WeightMap, fits
@@ -64,7 +63,7 @@ def load_from_reader(
     return storage.assign_parameters(model, tensors_by_name)
 
 
-def _check_constants(family: Family, config: Any, source: CheckpointReader, get: Callable[[str], Tensor]) -> None:
+def _check_constants(family: Family, config: Config, source: CheckpointReader, get: Callable[[str], Tensor]) -> None:
     """Raise if a stored constant differs from the computed one by more than half precision."""
     stored = family.normalize_names(source.shapes, config)
     for name, expected in family.constants(config, torch.float32).items():
@@ -95,7 +94,7 @@ def detect_family(source: CheckpointReader) -> Family:
 
 
 def _match_tensors(
-    family: Family, config: Any, source: CheckpointReader, expected: dict[str, Tensor]
+    family: Family, config: Config, source: CheckpointReader, expected: dict[str, Tensor]
 ) -> list[tuple[WeightMap, list[Shape]]]:
     """Return what to load for each parameter, by the names in the checkpoint; raise if names or shapes differ."""
     stored = family.normalize_names(source.shapes, config)
@@ -144,7 +143,7 @@ def export_third_party(
     *,
     family: str | None = None,
     preferred: str | None = None,
-    keys: Mapping[str, Any] | None = None,
+    keys: KeyValues | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Family:
     """Export a model to a new folder.
@@ -178,7 +177,7 @@ def export_third_party(
     dtype = str(kind).removeprefix("torch.")
     # Always written, because the defaults of transformers belong to the first model of a family.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    written: dict[str, Any] = {**ids, **target.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
+    written: KeyValues = {**ids, **target.keys(config), **(keys or {}), "dtype": dtype, "torch_dtype": dtype}
     texts = {CONFIG: json.dumps(written, indent=2, ensure_ascii=False) + "\n", **(files or {})}
     with wrap_os_errors(f"cannot write to {folder}", advice="nothing was written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +219,8 @@ def tensors(model: nn.Module, family: Family) -> dict[str, Tensor]:
     """Return the parameters under the family's names, each in separate memory."""
     # A tied parameter has one name here, as in the table.
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    config: Any = model.config
+    config = model.config
+    assert isinstance(config, Config)
     result: dict[str, Tensor] = {}
     for weight_map in family.resolve(config, parameters):
         exported = weight_map.export([parameters[name] for name in weight_map.target])

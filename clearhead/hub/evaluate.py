@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.tasks import DataConfig, SpeechData, TranslationData
 from clearhead.training.trainer import MODEL as RESULT_FOLDER
 
+Metrics: TypeAlias = dict[str, Any]  # fields of an Evaluation
 _GREEDY = Greedy()
 
 
@@ -73,7 +74,7 @@ class Evaluation:
     latency_median: float | None = None
     latency_95: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Metrics:
         """Return the metrics that are not None, as `clearhead evaluate --json` prints them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -114,7 +115,7 @@ def evaluate(
     if n < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1 example")
     metrics = _label_metrics(pipeline, split, n)
-    extra: dict[str, Any] = {}
+    extra: Metrics = {}
     if isinstance(split, PairSplit):
         outputs = translate(pipeline, split.sources[:n], strategy=strategy, on_done=lambda done: on_done(done, n))
         extra = _bleu(outputs, split.targets[:n])
@@ -162,7 +163,7 @@ def _data_of_run(pipeline: Pipeline) -> DataConfig:
 
 
 @torch.no_grad()
-def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> dict[str, Any]:
+def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> Metrics:
     """Return the number of labels, loss, perplexity and accuracy of the first `n` examples."""
     device = next(pipeline.model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64)
@@ -176,7 +177,7 @@ def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> dict[str,
     return {"n_tokens": n_labels, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
 
 
-def _bleu(outputs: list[str], references: list[str]) -> dict[str, Any]:
+def _bleu(outputs: list[str], references: list[str]) -> Metrics:
     """Return BLEU, chrF and their signature."""
     with optional_dependency("BLEU and chrF need sacrebleu: pip install 'clearhead[eval]'"):
         from sacrebleu.metrics import BLEU, CHRF

@@ -36,6 +36,8 @@ _EVERYWHERE = (
     *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "torchscript"),
     *("typical_p", "use_bfloat16"),
 )
+# Keys of a third-party configuration, or fields of a Config, with their values.
+KeyValues: TypeAlias = dict[str, Any]
 _REQUIRED = object()
 _MAX_REASON = 1_000  # characters of an error that may quote a configuration
 
@@ -121,8 +123,8 @@ Fields: TypeAlias = dict[str, str | tuple[str, Any] | Field]
 class Converter:
     """Conversions that involve several keys or fields: `read` returns fields from keys, `write` keys from a config."""
 
-    read: Callable[[ConfigReader], dict[str, Any]]
-    write: Callable[[Any], dict[str, Any]] = lambda config: {}
+    read: Callable[[ConfigReader], KeyValues]
+    write: Callable[[Any], KeyValues] = lambda config: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +154,8 @@ class Family:
     kind: type[Config]
     fields: Fields
     rows: tuple[WeightMap, ...] | Callable[[Any], tuple[WeightMap, ...]]
-    required: dict[str, Any] = dataclasses.field(default_factory=dict)
-    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    required: KeyValues = dataclasses.field(default_factory=dict)
+    defaults: KeyValues = dataclasses.field(default_factory=dict)
     converters: tuple[Converter, ...] = ()
     ignored_keys: tuple[str, ...] = ()
     ignored_tensors: tuple[str, ...] = ()
@@ -186,11 +188,11 @@ class Family:
                 f"a {self.name} configuration cannot be read: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
             ) from error
 
-    def keys(self, config: Config) -> dict[str, Any]:
+    def keys(self, config: Config) -> KeyValues:
         """Return the third-party configuration, with explicit sizes."""
         config = with_explicit_sizes(config)
         architecture = self.architecture(config) if callable(self.architecture) else self.architecture
-        keys: dict[str, Any] = {"model_type": self.name, "architectures": [architecture]}
+        keys: KeyValues = {"model_type": self.name, "architectures": [architecture]}
         keys |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.required
         for part in self.converters:
             keys |= part.write(config)
@@ -250,7 +252,7 @@ def with_explicit_sizes(config: Any) -> Any:
 def canonical(config: Config) -> Config:
     """Return a configuration with explicit sizes and without training options, for comparison."""
     config = with_explicit_sizes(config)
-    changes: dict[str, Any] = {"bias": config.biases} if hasattr(config, "biases") else {}
+    changes: KeyValues = {"bias": config.biases} if hasattr(config, "biases") else {}
     nested = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     changes |= {name: canonical(value) for name, value in nested if isinstance(value, Config)}
     defaults = {field.name: field.default for field in dataclasses.fields(config)}

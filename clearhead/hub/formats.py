@@ -31,6 +31,7 @@ from clearhead.data.tokenizers.sentencepiece import FILES
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files
 from clearhead.errors import DataError, StorageError, optional_dependency
 from clearhead.hub.bundled import HUB, full_hub_name
+from clearhead.hub.family import KeyValues
 from clearhead.hub.gguf_header import check_header
 from clearhead.hub.weight_map import Shape, WeightMap
 from clearhead.models import storage
@@ -135,7 +136,7 @@ class HFFolder(CheckpointReader):
         if not path.is_file():
             return self.config  # older folders have no such file
         ids = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-        settings: dict[str, Any] = read_json(path)
+        settings: KeyValues = read_json(path)
         return {key: self.config[key] for key in ids if key in self.config} | settings
 
     def template(self) -> str | None:
@@ -220,7 +221,7 @@ class GGUF(CheckpointReader):
             fields = {name: field.contents() for name, field in self._reader.fields.items()}
         except Exception as error:  # the library raises arbitrary errors for corrupted files
             raise StorageError(f"{path} is not a complete GGUF file ({error}): download it again") from error
-        self.fields: dict[str, Any] = fields
+        self.fields: KeyValues = fields
         self.architecture = fields.get("general.architecture")
         self._tensors = {_transformers_name(tensor.name): tensor for tensor in self._reader.tensors}
         self.config = self._config()
@@ -232,9 +233,9 @@ class GGUF(CheckpointReader):
             for name, tensor in self._tensors.items()
         }
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> KeyValues:
         start = f"{self.architecture}."
-        config: dict[str, Any] = {"model_type": self.architecture}
+        config: KeyValues = {"model_type": self.architecture}
         for name, value in self.fields.items():
             if not name.startswith(start) or (key := name.removeprefix(start)) in _IGNORED_KEYS:
                 continue  # general. and tokenizer. do not describe the model

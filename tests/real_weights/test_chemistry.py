@@ -74,6 +74,7 @@ def test_rxnfp_classes_match_transformers(rxnfp_classifier):
 
 def test_rxnmapper_matches_transformers(rxnmapper):
     compare_with_transformers(rxnmapper, "AlbertModel", "last_hidden_state", lambda model, x: x)
+    compare_with_transformers(rxnmapper, "AlbertForMaskedLM", "logits", lambda model, x: model.predict_tokens(x))
 
 
 def test_export_third_party_returns_bit_equal_tensors(rxnfp, rxnmapper, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead._core.validation import short_repr
 from clearhead.errors import StorageError
-from clearhead.hub.family import ConfigReader, Converter, Field, Fields
+from clearhead.hub.family import ConfigReader, Converter, Field, Fields, KeyValues
 from clearhead.nn import GELU, Biases, ReLU, SiLU
 from clearhead.nn.positions import (
     LearnedPositions,
@@ -56,12 +56,12 @@ def biases(*, ff: bool | None = None, default: bool = False) -> Converter:
     If `ff` is None, the feed-forward network has a separate key.
     """
 
-    def read(keys: ConfigReader) -> dict[str, Any]:
+    def read(keys: ConfigReader) -> KeyValues:
         attention = keys("attention_bias", default)
         projections = dict.fromkeys(("q", "k", "v", "out"), attention)
         return {"bias": Biases(**projections, ff=keys("mlp_bias", False) if ff is None else ff)}
 
-    def write(config: Any) -> dict[str, Any]:
+    def write(config: Any) -> KeyValues:
         return {"attention_bias": config.biases.q, **({"mlp_bias": config.biases.ff} if ff is None else {})}
 
     return Converter(read, write)
@@ -77,7 +77,7 @@ def classes(keys: ConfigReader) -> int:
     return keys("num_labels", None) or len(keys("id2label", "ab"))
 
 
-def labels(n: int) -> dict[str, Any]:
+def labels(n: int) -> KeyValues:
     """Return default names of `n` classes."""
     names = {str(i): f"LABEL_{i}" for i in range(n)}
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
@@ -142,14 +142,14 @@ def read_rotary(keys: ConfigReader, base: float = 10000.0, partial_rotary_factor
     return Rotary(base=float(theta), partial_rotary_factor=partial_rotary_factor, scaling=scaling)
 
 
-def write_rotary(positions: Positions) -> dict[str, Any]:
+def write_rotary(positions: Positions) -> KeyValues:
     """Return the keys of rotary positions for transformers 4 (`rope_theta`) and transformers 5 (`rope_parameters`)."""
     if not isinstance(positions, Rotary):
         raise StorageError(f"positions are {positions}; expected Rotary")
-    keys: dict[str, Any] = {"rope_theta": positions.base}
+    keys: KeyValues = {"rope_theta": positions.base}
     if positions.partial_rotary_factor != 1:
         keys["partial_rotary_factor"] = positions.partial_rotary_factor
-    scaling: dict[str, Any] = {"rope_type": "default"}
+    scaling: KeyValues = {"rope_type": "default"}
     for kind, (scaling_class, names) in _SCALINGS.items():
         if isinstance(positions.scaling, scaling_class):
             values = {key: getattr(positions.scaling, field) for key, field in names.items()}

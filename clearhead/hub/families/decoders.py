@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 from clearhead.attention import Scaled, SoftCapped
 from clearhead.hub.families import common
 from clearhead.hub.families.common import FULL, SLIDING
-from clearhead.hub.family import ConfigReader, Converter, Family, Field
+from clearhead.hub.family import ConfigReader, Converter, Family, Field, KeyValues
 from clearhead.hub.weight_map import SPLIT, TRANSPOSE, WeightMap, block, split_heads
 from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.models import DecoderConfig
 from clearhead.nn import Biases, Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, SandwichNorm, SwiGLU
 
 
-def _read_gpt2(keys: ConfigReader) -> dict[str, Any]:
+def _read_gpt2(keys: ConfigReader) -> KeyValues:
     keys.expect(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     keys("embd_pdrop", 0.1)  # training only; clearhead has one rate for embeddings and branches
     return {}
@@ -66,11 +65,11 @@ GPT2 = Family(
 )
 
 
-def _read_neox(keys: ConfigReader) -> dict[str, Any]:
+def _read_neox(keys: ConfigReader) -> KeyValues:
     return {"positions": common.read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))}
 
 
-def _write_neox(config: DecoderConfig) -> dict[str, Any]:
+def _write_neox(config: DecoderConfig) -> KeyValues:
     rotary = common.write_rotary(config.positions)
     return {
         "rotary_emb_base": rotary["rope_theta"],
@@ -172,7 +171,7 @@ MISTRAL = dataclasses.replace(
 
 
 # Mixtral (Jiang et al., 2024): a mixture of experts as the feed-forward network.
-def _write_experts(config: DecoderConfig) -> dict[str, Any]:
+def _write_experts(config: DecoderConfig) -> KeyValues:
     experts = config.experts or Experts(1, 1)
     return {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
 
@@ -203,7 +202,7 @@ MIXTRAL = dataclasses.replace(
 
 
 # Phi-3 (2024): q, k and v in one matrix, gate and up projection in another.
-def _write_phi3_rotary(config: DecoderConfig) -> dict[str, Any]:
+def _write_phi3_rotary(config: DecoderConfig) -> KeyValues:
     rotary = common.write_rotary(config.positions)
     # transformers requires partial_rotary_factor even if it is 1.
     return rotary | {"rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]}}
@@ -223,7 +222,7 @@ PHI3 = dataclasses.replace(
 
 
 # Qwen2 (2024): biases on queries, keys and values. Qwen3 (2025): norms of queries and keys instead.
-def _read_mask(keys: ConfigReader) -> dict[str, Any]:
+def _read_mask(keys: ConfigReader) -> KeyValues:
     """Return the mask: `sliding_window` applies only if `use_sliding_window`; mixed layer types are rejected."""
     width, first = keys("sliding_window", None), keys("max_window_layers", 28)
     width = width if keys("use_sliding_window", False) else None
@@ -234,7 +233,7 @@ def _read_mask(keys: ConfigReader) -> dict[str, Any]:
     return {"mask": causal() if types == [FULL] else _read_window(width)}
 
 
-def _write_mask(config: DecoderConfig) -> dict[str, Any]:
+def _write_mask(config: DecoderConfig) -> KeyValues:
     width = lookback(config.mask)
     kind = FULL if width is None else SLIDING
     window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
@@ -265,7 +264,7 @@ QWEN3 = dataclasses.replace(
 _TANH = "gelu_pytorch_tanh"
 
 
-def _read_gates(keys: ConfigReader) -> dict[str, Any]:
+def _read_gates(keys: ConfigReader) -> KeyValues:
     # Gemma 1 was published with "gelu", but transformers always uses the tanh approximation.
     keys.only("hidden_act", _TANH, "gelu", None)
     keys.only("hidden_activation", _TANH, None)
@@ -294,7 +293,7 @@ GEMMA = dataclasses.replace(
 
 
 # Gemma 2: sandwich norms, soft-capped scores and logits, and a window in every other layer.
-def _read_gemma2(keys: ConfigReader) -> dict[str, Any]:
+def _read_gemma2(keys: ConfigReader) -> KeyValues:
     types = common.read_layer_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
     masks = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
     scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
@@ -302,7 +301,7 @@ def _read_gemma2(keys: ConfigReader) -> dict[str, Any]:
     return {"scores": scores, "layer_masks": tuple(masks[type_] for type_ in types)}
 
 
-def _write_gemma2(config: DecoderConfig) -> dict[str, Any]:
+def _write_gemma2(config: DecoderConfig) -> KeyValues:
     masks, scores = config.layer_masks or (full(),), config.scores
     scale = getattr(scores, "scale", None) or config.head_width**-0.5
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,20 +18,20 @@ from torch import Tensor
 from clearhead.attention import Dot
 from clearhead.errors import StorageError
 from clearhead.hub.families.common import ACTIVATIONS, activation, eps, learned
-from clearhead.hub.family import ConfigReader, Converter, Family, Field
+from clearhead.hub.family import ConfigReader, Converter, Family, Field, KeyValues
 from clearhead.hub.weight_map import SQUEEZE, WeightMap, block
 from clearhead.models import EncoderDecoderConfig
 from clearhead.nn import Biases, GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.nn.positions import RelativeBias, Sinusoidal
 
 
-def _read_sizes(keys: ConfigReader) -> dict[str, Any]:
+def _read_sizes(keys: ConfigReader) -> KeyValues:
     """Require that encoder and decoder have the same sizes."""
     keys.expect(decoder_ffn_dim=keys("encoder_ffn_dim"), decoder_attention_heads=keys("encoder_attention_heads"))
     return {}
 
 
-def _read(keys: ConfigReader, *, is_bart: bool, is_pre_norm: bool = False) -> dict[str, Any]:
+def _read(keys: ConfigReader, *, is_bart: bool, is_pre_norm: bool = False) -> KeyValues:
     # Keys of fairseq and Marian in older files; transformers ignores them.
     keys.expect(normalize_before=is_pre_norm, add_final_layer_norm=is_pre_norm, share_encoder_decoder_embeddings=True)
     keys.expect(normalize_embedding=is_bart, static_position_embeddings=not is_bart)
@@ -101,7 +100,7 @@ BART = Family(
 )
 
 
-def _write_marian(config: EncoderDecoderConfig) -> dict[str, Any]:
+def _write_marian(config: EncoderDecoderConfig) -> KeyValues:
     return {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": True}
 
 
@@ -136,7 +135,7 @@ PEGASUS = dataclasses.replace(
 _MAX_WAVELENGTH_RATIO = 10_000  # of the last sinusoid to the first
 
 
-def _read_whisper(keys: ConfigReader) -> dict[str, Any]:
+def _read_whisper(keys: ConfigReader) -> KeyValues:
     n = keys("d_model") // 2
     if n < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two sinusoids; expected at least 4")
@@ -189,7 +188,7 @@ _ACTIVATIONS = {"gated-gelu": GeGLU(tanh=True), "gated-silu": SwiGLU(), **ACTIVA
 _BUCKETS, _DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
 
 
-def _read_t5(keys: ConfigReader) -> dict[str, Any]:
+def _read_t5(keys: ConfigReader) -> KeyValues:
     tie = keys("tie_word_embeddings", True)
     scaled = keys("scale_decoder_outputs", tie)  # transformers 5; earlier versions scale if the embeddings are tied
     return {
@@ -202,7 +201,7 @@ def _read_t5(keys: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _write_t5(config: EncoderDecoderConfig) -> dict[str, Any]:
+def _write_t5(config: EncoderDecoderConfig) -> KeyValues:
     if not isinstance(config.positions, RelativeBias):
         raise StorageError(f"positions are {config.positions}; expected RelativeBias")
     return {

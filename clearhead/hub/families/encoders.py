@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 from clearhead._core.validation import short_repr
 from clearhead.errors import StorageError
 from clearhead.hub.families import common
 from clearhead.hub.families.common import FULL, SIZES, SLIDING, activation, classes, eps, labels
-from clearhead.hub.family import ConfigReader, Converter, Family, Field
+from clearhead.hub.family import ConfigReader, Converter, Family, Field, KeyValues
 from clearhead.hub.weight_map import SPLIT, WeightMap, block
 from clearhead.masks import Window, full, window
 from clearhead.models import EncoderConfig
@@ -26,7 +25,7 @@ from clearhead.nn.positions import LearnedPositions, Positions
 _OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 
-def _read(keys: ConfigReader, *, after_padding: bool = False) -> dict[str, Any]:
+def _read(keys: ConfigReader, *, after_padding: bool = False) -> KeyValues:
     """Return positions, classes and pooler. In RoBERTa, positions start after the id of padding."""
     skipped = keys("pad_token_id", 1) + 1 if after_padding else 0
     keys.expect(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
@@ -55,7 +54,7 @@ _CLASSIFIERS = ("classifier.weight", "classifier.out_proj.weight", "qa_outputs.w
 _MASKED_LM = ("cls.predictions.transform.dense.weight", "lm_head.dense.weight", "predictions.dense.weight")
 
 
-def _read_head(keys: ConfigReader) -> dict[str, Any]:
+def _read_head(keys: ConfigReader) -> KeyValues:
     """Return the head that `architectures` names, if its tensors are stored."""
     names = keys("architectures", None)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -86,7 +85,7 @@ def _architecture(config: EncoderConfig, *, prefix: str) -> str:
     return prefix + (_EXPORTED_AS[config.head] if has_head else "Model")
 
 
-def _write(config: EncoderConfig, *, after_padding: bool = False) -> dict[str, Any]:
+def _write(config: EncoderConfig, *, after_padding: bool = False) -> KeyValues:
     skipped = config.positions.skipped if isinstance(config.positions, LearnedPositions) else 0
     padding = {"pad_token_id": skipped - 1} if after_padding else {}
     names = labels(config.n_classes) if config.n_classes and config.head in ("sequence", "token") else {}
@@ -161,7 +160,7 @@ def _rows_albert(config: EncoderConfig) -> tuple[WeightMap, ...]:
     return (*head, *_ROWS_SHARED)
 
 
-def _read_roberta(keys: ConfigReader) -> dict[str, Any]:
+def _read_roberta(keys: ConfigReader) -> KeyValues:
     fields = _read(keys, after_padding=True)
     if fields.get("head") == "masked_lm":
         keys.only("hidden_act", "gelu")  # the head always uses it
@@ -236,7 +235,7 @@ _GATES = {"gelu": GeGLU(), "gelu_pytorch_tanh": GeGLU(tanh=True), "gelu_new": Ge
 _GATE_NAMES = {activation: name for name, activation in reversed(_GATES.items())}
 
 
-def _read_modern(keys: ConfigReader) -> dict[str, Any]:
+def _read_modern(keys: ConfigReader) -> KeyValues:
     period = keys("global_attn_every_n_layers", 3)  # transformers 4, as are the bases of both layer types
     theta = {FULL: keys("global_rope_theta", 160_000.0), SLIDING: keys("local_rope_theta", 10_000.0)}
     keys.only("rope_scaling", None)
@@ -258,7 +257,7 @@ def _read_modern(keys: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _read_modern_head(keys: ConfigReader) -> dict[str, Any]:
+def _read_modern_head(keys: ConfigReader) -> KeyValues:
     """Return the head for masked tokens; classifiers, which share its first layer, are not supported."""
     if "classifier.weight" in keys.shapes:
         raise StorageError(
@@ -274,7 +273,7 @@ def _read_modern_head(keys: ConfigReader) -> dict[str, Any]:
     return {"head": "masked_lm"}
 
 
-def _write_modern(config: EncoderConfig) -> dict[str, Any]:
+def _write_modern(config: EncoderConfig) -> KeyValues:
     head = {"classifier_activation": _GATE_NAMES[config.activation], "classifier_bias": config.biases.ff}
     masks = config.layer_masks or (full(),)
     rotary = config.layer_rotary or (config.positions,)

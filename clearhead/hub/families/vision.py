@@ -19,7 +19,7 @@ from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.families.common import activation, classes, eps, labels, learned
-from clearhead.hub.family import ConfigReader, Converter, Family, Field, Fields
+from clearhead.hub.family import ConfigReader, Converter, Family, Field, Fields, KeyValues
 from clearhead.hub.weight_map import CONCAT, SPLIT, SQUEEZE, UNSQUEEZE, WeightMap, block, conv_to_linear
 from clearhead.masks import causal
 from clearhead.models import (
@@ -107,7 +107,7 @@ def _width(hidden: int, gated: bool) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
 
 
-def _read_dino(keys: ConfigReader, *, registers: bool) -> dict[str, Any]:
+def _read_dino(keys: ConfigReader, *, registers: bool) -> KeyValues:
     gated = keys("use_swiglu_ffn", False)
     ungated_activation = _UNGATED.read(keys, "hidden_act")
     keys("use_mask_token", True)
@@ -123,7 +123,7 @@ def _read_dino(keys: ConfigReader, *, registers: bool) -> dict[str, Any]:
     }
 
 
-def _write_dino(config: VisionConfig, *, registers: bool) -> dict[str, Any]:
+def _write_dino(config: VisionConfig, *, registers: bool) -> KeyValues:
     gated = config.activation == SwiGLU()
     ratio = next((n for n in range(1, 65) if _width(n * config.d_model, gated) == config.d_ff), None)
     if ratio is None:
@@ -205,7 +205,7 @@ _TRAINING_ARGUMENTS = {
 _TRAINING_ARGUMENTS |= {"fix_init"}
 
 
-def _read_timm(keys: ConfigReader) -> dict[str, Any]:
+def _read_timm(keys: ConfigReader) -> KeyValues:
     variant, args = keys("architecture"), keys("model_args", None) or {}
     if unknown := [name for name in args if name not in _ARGUMENTS.keys() | _OTHER_ARGUMENTS | _TRAINING_ARGUMENTS]:
         raise StorageError(f"model_args has {short_repr(unknown[0])}, which is not known here and may change the model")
@@ -239,7 +239,7 @@ def _read_timm(keys: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _write_timm(config: VisionConfig) -> dict[str, Any]:
+def _write_timm(config: VisionConfig) -> KeyValues:
     token = config.pooling == ClsPooling()
     pooling, classes = {"global_pool": "token" if token else "avg"}, {"num_classes": config.n_classes}
     arguments = {key: field.write(getattr(config, field.name)) for key, field in _ARGUMENTS.items()}
@@ -279,7 +279,7 @@ TIMM_VIT = Family(
 )
 
 
-def _tower(name: str, kind: type[Config], defaults: dict[str, Any], *converters: Converter, **fields: Any) -> Family:
+def _tower(name: str, kind: type[Config], defaults: KeyValues, *converters: Converter, **fields: Any) -> Family:
     """Return the family of one encoder of CLIP, with a nested configuration; missing keys default to the first CLIP."""
     shared: Fields = {
         "num_hidden_layers": ("n_layers", 12),
@@ -329,7 +329,7 @@ _IMAGE = _tower(
 )
 
 
-def _read_clip(keys: ConfigReader) -> dict[str, Any]:
+def _read_clip(keys: ConfigReader) -> KeyValues:
     pairs = [(keys(f"{tower}_config", None), keys(f"{tower}_config_dict", None)) for tower in ("text", "vision")]
     # If both keys are present, transformers uses *_config_dict.
     text, image = (ConfigReader(config_dict or config or {}) for config, config_dict in pairs)
@@ -338,7 +338,7 @@ def _read_clip(keys: ConfigReader) -> dict[str, Any]:
     return {"text": _TEXT.config(text), "image": _IMAGE.config(image), "eos": None if eos == 2 else eos}
 
 
-def _write_clip(config: DualEncoderConfig) -> dict[str, Any]:
+def _write_clip(config: DualEncoderConfig) -> KeyValues:
     text = _TEXT.keys(config.text) | {"eos_token_id": 2 if config.eos is None else config.eos}
     return {"text_config": text, "vision_config": _IMAGE.keys(config.image)}
 
