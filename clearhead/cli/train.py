@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,11 +15,6 @@ from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import emit, table
 from clearhead.errors import ConfigError
-
-if TYPE_CHECKING:
-    from clearhead.training.callbacks import ValidRow
-
-_SAMPLE = 80  # new tokens
 
 
 @app.command()
@@ -57,6 +51,8 @@ def train(
     with nullcontext() if json else training.ProgressBar() as bar:
         callbacks: list[training.Progress] = [] if bar is None else [bar]
         if bar is not None and sample is not None:
+            from clearhead.cli.sample_text import SampleText
+
             callbacks.append(SampleText(sample, bar.write))
         summary = training.train(
             task,
@@ -72,37 +68,6 @@ def train(
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun only the first process prints
     emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
-
-
-class SampleText(training.Progress):
-    """Continues a prompt with the model of the run after each validation.
-
-    Args:
-        prompt: The prompt.
-        write: Function that prints a text.
-    """
-
-    def __init__(self, prompt: str, write: Callable[[str], None]) -> None:
-        self._prompt = prompt
-        self._write = write
-
-    def on_train_begin(self, info: training.RunInfo) -> None:
-        self._model: Any = info.model
-        self._tokenizer = info.tokenizer
-
-    def on_evaluate(self, row: ValidRow) -> None:
-        from clearhead.generation import Sample, generate
-
-        ids = self._tokenizer.prompt(self._prompt)[-(self._model.config.max_len - 1) :]
-        free_positions = self._model.config.max_len - len(ids)
-        result = generate(
-            self._model,
-            [ids],
-            strategy=Sample(temperature=0.8, seed=row["step"]),
-            max_new_tokens=min(_SAMPLE, free_positions),
-        )
-        text = self._tokenizer.decode([*ids, *result.sequence(0).tolist()])
-        self._write(f"step {row['step']:,}: {text}")
 
 
 def _setting(item: str) -> tuple[str, str]:

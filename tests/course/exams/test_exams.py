@@ -265,6 +265,6 @@ def test_invalid_exams_raise(tmp_path, monkeypatch):
     with pytest.raises(ClearheadError, match="no course document"):
         exam_from_document("7")
     monkeypatch.setitem(sys.modules, "typst", None)
-    with pytest.raises(ClearheadError, match=r"clearhead\[print\]"):
+    with pytest.raises(ClearheadError, match=r"clearhead\[course\]"):
         write_exam(SMALL, tmp_path / "exam.pdf")
     assert not (tmp_path / "exam.pdf").exists()
