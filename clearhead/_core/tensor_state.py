@@ -55,7 +55,7 @@ def has_tangent(*tensors: Tensor | None) -> bool:
 
 
 def _tangent(x: Tensor) -> Tensor | None:
-    dual = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+    dual = forward_ad.unpack_dual(x)
     tangent: Tensor | None = dual.tangent
     return tangent
 

@@ -128,8 +128,8 @@ def evaluate(
             extra["latency_95"] = recording_scores.latency_quantile(0.95)
     elif isinstance(task, SortDedup):
         extra = {"exact_match": _exact_match(pipeline, split, n, strategy)}
-    metrics = {"decoding": str(strategy)} | metrics | extra
-    return Evaluation(model=pipeline.name, task=pipeline.task, examples=n, **metrics)
+    fields: Metrics = {"decoding": str(strategy), **metrics, **extra}
+    return Evaluation(model=pipeline.name, task=pipeline.task, examples=n, **fields)
 
 
 def _validation_split(pipeline: Pipeline, data: str | Path | None) -> tuple[Split[Batch], Any]:

@@ -119,8 +119,8 @@ def _candidates(corner: Tensor, *, is_whole: bool) -> Iterator[Mask]:
     block = int(corner[:, 0].sum())
     if 0 < block < n:
         yield causal() & blocks(block)
-    seen = last.nonzero().flatten()
-    for step in {int(gap) for gap in seen.diff()[-2:]} - {1}:
+    visible_keys = last.nonzero().flatten()
+    for step in {int(gap) for gap in visible_keys.diff()[-2:]} - {1}:
         yield from (causal() & dilated(step), dilated(step), every(step), causal() & every(step))
     if is_whole:
         starts_document = torch.cat((torch.tensor([True]), ~corner.diagonal(-1)))

@@ -22,12 +22,12 @@ def test_clear_empties_every_registered_cache():
         calls.append(x)
         return x * x
 
-    own = {"key": 1}
-    registry.register(own.clear)
+    entries = {"key": 1}
+    registry.register(entries.clear)
     assert [square(n) for n in (3, 3, 5, 3)] == [9, 9, 25, 9]
     assert calls == [3, 5]
     registry.clear()
-    assert not own
+    assert not entries
     assert square(3) == 9
     assert calls == [3, 5, 3]
 

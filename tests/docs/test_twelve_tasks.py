@@ -1,4 +1,4 @@
-"""The page of everyday tasks: its cells run, and each is as short as the shortest of the libraries beside it."""
+"""The page of everyday tasks: its cells run, and each is as short as the shortest of the other libraries."""
 
 from __future__ import annotations
 

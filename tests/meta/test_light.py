@@ -49,8 +49,8 @@ def other_dependencies() -> set[str]:
         for requirement in importlib.metadata.requires("clearhead") or []
     }
     names |= {"sklearn", "PIL", "pandas", "triton", "tensorboard", "scipy", "pydantic"}
-    # sympy is a dependency of torch; numpy is optional for torch.
-    return names - {"torch", "sympy"}
+    # torch depends on sympy, and sympy on mpmath; numpy is optional for torch.
+    return names - {"torch", "sympy", "mpmath"}
 
 
 def test_import_without_optional_dependencies_works():
