@@ -9,7 +9,8 @@ import torch
 
 from clearhead.generation import BeamSearch, LogitsProcessors, generate
 from clearhead.hub import checkpoint
-from tests.support.third_party_models import PEERS, V
+from tests.support.reference_models import V
+from tests.support.third_party_models import PEERS
 
 N_PROMPTS = 24
 NEW = 16

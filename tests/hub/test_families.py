@@ -18,7 +18,8 @@ from clearhead.hub.family import canonical
 from clearhead.masks import padding
 from clearhead.models import Decoder, EncoderDecoder
 from clearhead.nn import KVCache, MultiHeadAttention
-from tests.support.third_party_models import PEERS, V
+from tests.support.reference_models import V
+from tests.support.third_party_models import PEERS
 
 
 @pytest.fixture(scope="module", params=PEERS)

@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import StorageError
-from tests.support.third_party_models import B, D, F, H, L, T, V
+from tests.support.reference_models import B, D, F, H, L, T, V
 
 gguf = pytest.importorskip("gguf", reason="gguf, which reads such files, is not installed")
 

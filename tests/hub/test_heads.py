@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 import clearhead as ch
 from clearhead.errors import ShapeError, StorageError
 from tests.hub.conftest import change_json
-from tests.support.third_party_models import M, words
+from tests.support.reference_models import M, in_float64, perturbed, words
+from tests.support.third_party_models import BERT
 
 
 @pytest.fixture
@@ -61,7 +62,6 @@ def test_bare_model_with_a_stored_head_names_the_head(saved_peer, tmp_path):
 
 def test_multiple_choice_scores_equal_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from tests.support.third_party_models import BERT, in_float64, perturbed
 
     with in_float64():
         reference = perturbed(transformers.BertForMultipleChoice(transformers.BertConfig(**BERT)))

@@ -8,7 +8,7 @@ import torch
 import clearhead as ch
 from clearhead.errors import ConfigError, MaskError
 from clearhead.masks import causal, every, window
-from tests.support.third_party_models import in_float64, perturbed
+from tests.support.reference_models import in_float64, perturbed
 
 transformers = pytest.importorskip("transformers")
 backend = pytest.importorskip("clearhead.hub.transformers_backend")

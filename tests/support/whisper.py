@@ -6,7 +6,8 @@ import json
 
 import torch
 
-from tests.support.third_party_models import PEERS, WhisperPeer
+from tests.support.reference_models import WhisperPeer
+from tests.support.third_party_models import PEERS
 
 TEXT, FRAMES, FEATURES = 19, 17, 80
 END, START, LANGUAGE_IDS, TASK, NO_TIMESTAMPS = (
