@@ -30,9 +30,10 @@ from benchmarks.sparse_flex import Key, compile_ahead, flex_attention_under
 from clearhead._core.caches import clear_caches
 from clearhead._core.plotting import new_figure, save_figure
 from clearhead.analysis.cost.timing import milliseconds, seconds
-from clearhead.attention.attend import Impl, attend
+from clearhead.attention.attend import attend
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax
+from clearhead.attention.observe import Impl
 from clearhead.attention.scores import ScaledDot
 from clearhead.attention.sparse import kernel
 from clearhead.attention.sparse.plan import Plan

@@ -69,7 +69,8 @@ class Validated:
     @property
     def owner(self) -> str:
         """Name of the class for messages."""
-        return vars(type(self)).get("display_name", type(self).__name__)
+        name: str = vars(type(self)).get("display_name", type(self).__name__)
+        return name
 
     def __post_init__(self) -> None:
         if not torch.compiler.is_compiling():  # torch.compile cannot evaluate annotations
@@ -138,7 +139,8 @@ class Config(Validated):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of plain values, in which "type" is the class name. `from_dict` is the inverse."""
-        return encode(self)
+        fields: dict[str, Any] = encode(self)
+        return fields
 
     @classmethod
     def from_dict(cls: type[C], data: Mapping[str, object]) -> C:

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.sparse import time_both, time_forward
-from clearhead.attention.attend import Impl, attend
+from clearhead.attention.attend import attend
+from clearhead.attention.observe import Impl
 from clearhead.attention.sparse.cost_model import H200, KernelCosts, PairCost, Rates, rates_for
 from clearhead.attention.sparse.kernel import blocking_on
 from clearhead.attention.sparse.plan import Plan, plan

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -224,7 +223,7 @@ def padding(lengths: Tensor | Sequence[int], *, left_pad: Tensor | Sequence[int]
     return Padding((sizes, starts), ("lengths", "left_pad"))
 
 
-def documents(ids: Tensor | Sequence[Any]) -> Mask:
+def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     """Restrict attention to the document of the query, for packed sequences: ids[p] = ids[j].
 
         documents([0, 0, 0, 5, 5, -1, 2, 2])
@@ -287,22 +286,24 @@ def forbid(tensor: Tensor) -> Mask:
     return Forbid((_bools(tensor, "forbid"),), ("tensor",))
 
 
-def _integers(value: Any, name: str, owner: str) -> Tensor:
+def _integers(value: object, name: str, owner: str) -> Tensor:
     if not isinstance(value, Tensor):
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             hint = "; for one length shared by all sequences use prefix(n)" if owner == "padding" else ""
             raise DtypeError(f"the {name} of {owner} is {value!r}; expected a tensor or list of integers{hint}")
         try:
-            value = torch.tensor(value) if len(value) else torch.zeros(0, dtype=torch.int64)
+            tensor = torch.tensor(value) if len(value) else torch.zeros(0, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             message = f"the {name} of {owner} cannot be converted to a tensor: {error}; expected integers"
             raise DtypeError(message) from None
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise DtypeError(f"the {name} of {owner} have dtype {value.dtype}; expected integers (torch.int64)")
-    return value
+    else:
+        tensor = value
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise DtypeError(f"the {name} of {owner} have dtype {tensor.dtype}; expected integers (torch.int64)")
+    return tensor
 
 
-def _bools(value: Any, owner: str) -> Tensor:
+def _bools(value: object, owner: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise DtypeError(f"{owner} got {type(value).__name__}; expected a bool tensor (…, T, S)")
     if value.dtype != torch.bool:

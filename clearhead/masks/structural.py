@@ -181,13 +181,14 @@ class Scattered(Leaf):
             selected = self.sampled_keys(p, grid.keys)  # (T, per_row)
             empty = torch.zeros((p.shape[0], grid.keys), dtype=torch.bool, device=p.device)
             return empty.scatter(1, selected, True)
-        rank = shuffle(p, j, grid.keys, self.seed, True)
+        rank: Tensor = shuffle(p, j, grid.keys, self.seed, True)
         return (rank < self.per_row) & (j >= 0) & (j < grid.keys)
 
     def sampled_keys(self, p: Tensor, keys: int) -> Tensor:
         """Return the selected keys of the queries p (N, 1), without repetition or order: (N, min(per_row, keys))."""
         order = torch.arange(min(self.per_row, keys), device=p.device)
-        return shuffle(p, order, keys, self.seed, False)
+        selected: Tensor = shuffle(p, order, keys, self.seed, False)
+        return selected
 
     def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
         return True

@@ -135,13 +135,15 @@ class Encoder(Stack):
         """Return one vector per text from the output of `forward`: tanh of a linear layer of the first token (BERT)."""
         if self.pooler is None:
             raise ShapeError("this encoder has no pooler; set pooler=True in its config, or use the mean of its output")
-        return self.pooler(x[:, 0]).tanh()
+        pooled: Tensor = self.pooler(x[:, 0])
+        return pooled.tanh()
 
     def classify(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
         """Return the logits of the classes from the output of `forward`."""
         if not isinstance(self.head, nn.Linear) or self.config.head not in ("sequence", "choice"):
             raise ShapeError("this encoder has no classification head; set n_classes in its config and train it")
-        return self.head(self.pool(x))
+        logits: Tensor = self.head(self.pool(x))
+        return logits
 
     def classify_tokens(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B T classes"]:
         """Return the logits of the classes of each token from the output of `forward`."""
@@ -149,13 +151,15 @@ class Encoder(Stack):
             raise ShapeError(
                 'this encoder has no head for tokens; set head="token" and n_classes in its config and train it'
             )
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
     def predict_tokens(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B T V"]:
         """Return the logits of the vocabulary at each token from the output of `forward`."""
         if not isinstance(self.head, MaskedLMHead):
             raise ShapeError('this encoder has no head for masked tokens; set head="masked_lm" in its config')
-        return self.head(x, self.embedding)
+        logits: Tensor = self.head(x, self.embedding)
+        return logits
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Add segment embeddings, if the model has any."""
@@ -171,4 +175,5 @@ class Encoder(Stack):
         invalid_id = find_out_of_range(segments, self.segments.num_embeddings)
         if invalid_id is not None:
             raise ShapeError(f"segments contain {invalid_id}; expected 0 … {self.segments.num_embeddings - 1}")
-        return x + self.segments(segments)
+        embeddings: Tensor = self.segments(segments)
+        return x + embeddings

@@ -185,7 +185,8 @@ class EncoderDecoder(nn.Module):
         positions: Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B S M"]:
         """Return the encoder output: one vector per source token."""
-        return self.encoder(source, mask=mask, positions=positions)
+        memory: Tensor = self.encoder(source, mask=mask, positions=positions)
+        return memory
 
     def decode(
         self,
@@ -198,7 +199,10 @@ class EncoderDecoder(nn.Module):
         cache: KVCache | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Return the logits of the next token after each of `target` (with a `cache`, the new tokens only)."""
-        return self.decoder(target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
+        logits: Tensor = self.decoder(
+            target, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask
+        )
+        return logits
 
     def extra_repr(self) -> str:
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"

@@ -192,7 +192,8 @@ class CTCEncoder(Stack):
         )
         if cache is not None:
             self._update_cache(frames, left_frames, cache)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
     def _update_cache(self, frames: Tensor, left_frames: Tensor, cache: KVCache) -> None:
         """Store the last input frames, which the next encoder frame includes, and evict old keys and values."""

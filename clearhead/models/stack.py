@@ -165,7 +165,8 @@ class Stack(nn.Module):
                 part = None if cache is None else cache[i]
                 layer_mask = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
                 x = block(x, mask=layer_mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
-        return self.norm(x)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def extra_repr(self) -> str:
         return f"{sum(p.numel() for p in self.parameters()):,} parameters"

@@ -166,9 +166,11 @@ class VisionTransformer(Stack):
         if self.head is None:
             return pooled
         if self.teacher_head is None:
-            return self.head(pooled)
+            logits: Tensor = self.head(pooled)
+            return logits
         cls, distillation = pooled.chunk(2, dim=-1)
-        return (self.head(cls) + self.teacher_head(distillation)) / 2
+        logit_sum: Tensor = self.head(cls) + self.teacher_head(distillation)
+        return logit_sum / 2
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """Return a copy for another image size (height, width), with interpolated learned positions."""

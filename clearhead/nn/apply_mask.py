@@ -157,7 +157,7 @@ class _AppliedMask(AttentionObserver):
             self.has_run = True
             _COMPILED.active.append(self)
             add_observer(self)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, *_: Any) -> None:
         """Deactivate the mask when the outermost module ends."""
@@ -165,7 +165,7 @@ class _AppliedMask(AttentionObserver):
             return
         self._running.count -= 1
         if self._running.count == 0:
-            self._mode.__exit__(None, None, None)
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             remove_observer(self)
             _COMPILED.active.remove(self)
 

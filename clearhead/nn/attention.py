@@ -220,7 +220,7 @@ class MultiHeadAttention(nn.Module):
                 # Backward needs them unchanged, and later calls write to the same buffer.
                 k, v = k.clone(), v.clone()
             normalizer = self.training_normalizer if self.training else self.normalizer
-            out = attend(
+            heads = attend(
                 q,
                 k,
                 v,
@@ -231,7 +231,8 @@ class MultiHeadAttention(nn.Module):
                 query_offset=query_offset,
                 impl=self.impl,
             )
-        return self.o_proj(out.transpose(-2, -3).flatten(-2))  # from (B, H, T, D)
+        out: Tensor = self.o_proj(heads.transpose(-2, -3).flatten(-2))  # from (B, H, T, D)
+        return out
 
     def _norm_and_rotate(self, x: Tensor, heads: int, norm: nn.Module | None, start: int | None) -> Tensor:
         """Split projected queries or keys (…, T, heads · D) into heads, normalize and rotate them: (…, heads, T, D)."""
@@ -263,7 +264,8 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         """Reshape (B, T, heads·D) to (B, heads, T, D), as a view."""
-        return x.unflatten(-1, (heads, self.d_head)).transpose(-2, -3)
+        split: Tensor = x.unflatten(-1, (heads, self.d_head))
+        return split.transpose(-2, -3)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """Raise ShapeError unless the inputs have the widths of the projections."""

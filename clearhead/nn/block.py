@@ -159,7 +159,8 @@ class Block(nn.Module):
 
     def _branch_out(self, post_branch: nn.Module | None, x: Tensor) -> Tensor:
         """Apply the optional norm or scale after a branch, and dropout."""
-        return self.dropout(x if post_branch is None else post_branch(x))
+        out: Tensor = self.dropout(x if post_branch is None else post_branch(x))
+        return out
 
     def _check_memory(self, memory: Tensor | None) -> None:
         """Raise ConfigError unless a memory is passed exactly if the block has cross-attention."""

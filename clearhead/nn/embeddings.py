@@ -91,7 +91,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N M"]:
         """Return the embeddings (B, N, M) of images (B, C, height, width)."""
-        return self.projection(self.patches(images))
+        x: Tensor = self.projection(self.patches(images))
+        return x
 
     def as_convolution(self) -> nn.Conv2d:
         """Return the equivalent strided convolution, (B, C, height, width) to (B, M, rows, columns).
@@ -128,9 +129,12 @@ class StackedFrames(nn.Module):
         if left_frames is None:
             left_frames = frames.new_zeros(len(frames), self.left_frames, self.n_features)
         x = torch.cat((left_frames, frames[:, : N * self.n_stacked]), 1)
-        if not N:
-            return self.projection(x.new_zeros(len(x), 0, self.projection.in_features))
-        return self.projection(x.unfold(1, self.left_frames + self.n_stacked, self.n_stacked).flatten(2))
+        if N:
+            windows = x.unfold(1, self.left_frames + self.n_stacked, self.n_stacked).flatten(2)
+        else:
+            windows = x.new_zeros(len(x), 0, self.projection.in_features)
+        embeddings: Tensor = self.projection(windows)
+        return embeddings
 
 
 class ConvStem(nn.Module):

@@ -45,4 +45,5 @@ class FeedForward(nn.Module):
             hidden = self.activation(self.up(x))  # (…, F)
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(hidden))
+        out: Tensor = self.down(self.dropout(hidden))
+        return out

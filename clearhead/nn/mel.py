@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -81,8 +81,18 @@ class Mel(Validated):
     @classmethod
     def whisper(cls, n_mels: int = 80) -> Mel:
         """Return the features of Whisper (Radford et al., 2022)."""
-        sizes: dict[str, Any] = {"sample_rate": 16_000, "window": 400, "hop": 160, "n_fft": 400, "n_mels": n_mels}
-        return cls(**sizes, low=0.0, scale="slaney", log=WhisperLog(), centered=True, drop_last=True)
+        return cls(
+            sample_rate=16_000,
+            window=400,
+            hop=160,
+            n_fft=400,
+            n_mels=n_mels,
+            low=0.0,
+            scale="slaney",
+            log=WhisperLog(),
+            centered=True,
+            drop_last=True,
+        )
 
     @property
     def top(self) -> float:
@@ -118,7 +128,8 @@ class Mel(Validated):
         windows = samples.unfold(1, self.window, self.hop)  # (B, T, window)
         hann, bands = _tables(self, samples.device, samples.dtype)
         spectrum = torch.fft.rfft(windows * hann, n=self.n_fft)
-        return (spectrum.real.square() + spectrum.imag.square()) @ bands
+        power: Tensor = spectrum.real.square() + spectrum.imag.square()
+        return power @ bands
 
     def stream(self) -> MelStream:
         """Return a streaming version, which produces the same frames from chunks of one recording."""
@@ -191,12 +202,13 @@ def _validate(samples: Tensor) -> Tensor:
 @CACHES.lru(16)
 def _tables(mel: Mel, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the Hann window, and the weight of each frequency in each band, (n_fft // 2 + 1, F)."""
-    exact: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
-    hann = torch.hann_window(mel.window, **exact)
-    mels = torch.linspace(_mels(mel.low, mel.scale), _mels(mel.top, mel.scale), mel.n_mels + 2, **exact).tolist()
-    corners = torch.tensor([_hertz(m, mel.scale) for m in mels], **exact)
+    hann = torch.hann_window(mel.window, dtype=torch.float64, device="cpu")
+    low, high = _mels(mel.low, mel.scale), _mels(mel.top, mel.scale)
+    mels = torch.linspace(low, high, mel.n_mels + 2, dtype=torch.float64, device="cpu").tolist()
+    corners = torch.tensor([_hertz(m, mel.scale) for m in mels], dtype=torch.float64, device="cpu")
     width = corners.diff()  # (F + 1,)
-    frequencies = torch.arange(mel.n_fft // 2 + 1, **exact) * (mel.sample_rate / mel.n_fft)
+    bins = torch.arange(mel.n_fft // 2 + 1, dtype=torch.float64, device="cpu")
+    frequencies = bins * (mel.sample_rate / mel.n_fft)
     up = (frequencies[:, None] - corners[:-2]) / width[:-1]
     down = (corners[2:] - frequencies[:, None]) / width[1:]
     bands = torch.minimum(up, down).clamp(min=0)

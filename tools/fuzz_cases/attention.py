@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention import Dot, ScaledDot, Softmax, attend
-from clearhead.attention.attend import Impl
+from clearhead.attention.observe import Impl
 from clearhead.errors import ImplementationError
 from tools.fuzz_cases import Case, CaseFailure, expressions
 from tools.fuzz_cases.expressions import Sizes

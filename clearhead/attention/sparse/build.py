@@ -265,7 +265,7 @@ def _visible(row_blocks: RowBlocks, intervals: Intervals, columns: Tensor) -> Te
     def leaf(atom: Atom) -> Tensor:
         return is_visible(intervals[atom], columns)
 
-    pair_mask = fold(row_blocks.mask, leaf=leaf, and_=and_, or_=or_, not_=invert, swapped=row_blocks.by_key)
+    pair_mask: Tensor = fold(row_blocks.mask, leaf=leaf, and_=and_, or_=or_, not_=invert, swapped=row_blocks.by_key)
     return pair_mask.broadcast_to((columns.shape[0], row_blocks.rows.shape[1], columns.shape[1]))
 
 

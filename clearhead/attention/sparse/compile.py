@@ -22,13 +22,13 @@ PlanKey: TypeAlias = tuple[torch.device, str, tuple[int, int, int], tuple[int, i
 """Everything that determines a plan: device, text of the mask, (T, S, query offset) and the fields of a `Blocking`."""
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def constant_handle(key: PlanKey) -> int:
     """Return the handle of a plan, built while a graph is compiled and kept for the life of the process."""
     return PLANS.pin(plan_from_key(key))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def constant_beats_sdpa(key: PlanKey, dtypes: tuple[torch.dtype, torch.dtype], work: tuple[int, int, bool]) -> bool:
     """Return whether the plan is predicted to be faster than SDPA, evaluated while a graph is compiled.
 

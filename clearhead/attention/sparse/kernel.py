@@ -125,7 +125,7 @@ class SparseImplementation(Implementation):
             q, k, v = q.float(), k.float(), v.float()
         if len(lead) != 1:
             q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
-        out, _ = gathered(q, k, v, bias, handle, scale / inputs.normalizer.temperature)
+        out: Tensor = gathered(q, k, v, bias, handle, scale / inputs.normalizer.temperature)[0]
         if out.dtype != inputs.q.dtype:
             out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
@@ -193,7 +193,8 @@ def _is_predicted_faster_in_graph(inputs: AttentionInputs) -> bool:
     key = plan_key(inputs)
     if key is None or not is_static(heads) or not is_static(width):
         return False
-    return constant_beats_sdpa(key, (dtype, sdpa_dtype), (heads, width, backward))
+    is_faster: bool = constant_beats_sdpa(key, (dtype, sdpa_dtype), (heads, width, backward))
+    return is_faster
 
 
 def _work_key(inputs: AttentionInputs) -> tuple[int, int, bool, torch.dtype, torch.dtype]:

@@ -74,7 +74,7 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
             return None if is_decisive else b if a is None else a
         return join(a, b)
 
-    return fold(
+    substituted: Mask | None = fold(
         mask,
         leaf=lambda atom: None if atom.leaf == leaf else atom.leaf,
         and_=partial(combine, operator.and_, not value),
@@ -82,6 +82,7 @@ def substitute(mask: Mask, leaf: Leaf, value: bool) -> Mask | None:
         not_=lambda part: None if part is None else ~part,
         transpose=lambda part: None if part is None else part.T,
     )
+    return substituted
 
 
 def _is_monotone(mask: Mask, leaf: Leaf) -> bool:

@@ -186,7 +186,8 @@ class ConvNet(nn.Module):
         """Return the logits (B, classes) of images (B, C, height, width)."""
         if isinstance(self.config.head, LinearHead):
             self._check(images)
-            return self.head(self.features(images).flatten(1))
+            logits: Tensor = self.head(self.features(images).flatten(1))
+            return logits
         return self.logit_map(images).mean(dim=(-2, -1))
 
     def logit_map(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes rows cols"]:
@@ -194,8 +195,10 @@ class ConvNet(nn.Module):
         self._check(images)
         features = self.features(images)
         if isinstance(self.config.head, LinearHead):
-            return self.head(features.flatten(1))[..., None, None]
-        return self.head(features)
+            logits: Tensor = self.head(features.flatten(1))
+            return logits[..., None, None]
+        logit_map: Tensor = self.head(features)
+        return logit_map
 
     def all_convolution(self) -> ConvNet:
         """Return an equivalent model with a convolution instead of the linear layer (question 4, first answer).

@@ -166,7 +166,8 @@ class Autoencoder(nn.Module):
         _check_floats(x, label)
         for layer in layers[:-1]:
             x = self.config.activation(layer(x))
-        return layers[-1](x)
+        out: Tensor = layers[-1](x)
+        return out
 
 
 def _check_floats(x: Tensor, label: str) -> None:

@@ -103,7 +103,8 @@ class RecurrentSeq2Seq(nn.Module):
         """Return the encoder states at each source token, zero at padding."""
         check_ids("source ids", source)
         real = real_tokens(mask, source)
-        return self.encoder(self.dropout(self.source_embedding(source)), real=real)
+        states: Tensor = self.encoder(self.dropout(self.source_embedding(source)), real=real)
+        return states
 
     def decode(
         self,
@@ -126,7 +127,8 @@ class RecurrentSeq2Seq(nn.Module):
             states = self.decoder(x, cache=cache)  # (B, T, M)
             contexts = self._context(states, memory, memory_mask)  # (B, T, W)
         mixed = torch.tanh(self.mix(torch.cat((states, contexts), dim=-1)))
-        return self.head(self.dropout(mixed))
+        logits: Tensor = self.head(self.dropout(mixed))
+        return logits
 
     def _context(self, states: Tensor, memory: Tensor, mask: Mask | None) -> Tensor:
         """Return the contexts (B, T, W) of states (B, T, M): one head of attention to the memory (B, S, W)."""
