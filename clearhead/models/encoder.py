@@ -19,8 +19,8 @@ from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.errors import ShapeError
 from clearhead.masks import Mask, full
 from clearhead.models.stack import Stack, TextConfig, and_masks, validate_ids
-from clearhead.nn import TokenEmbedding
-from clearhead.nn.positions import Sinusoidal
+from clearhead.nn import PoolerActivation, Tanh, TokenEmbedding
+from clearhead.nn.positions import RelativeBias, Sinusoidal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class EncoderConfig(TextConfig):
         mask: Mask of self-attention, combined with the padding mask of a call.
         n_segments: Number of segment embeddings (token types in BERT).
         pooler: Whether the model has the linear layer of `pool`.
+        pooler_activation: Activation of the pooler.
+        relative_positions: Positions on the scores in addition to added `positions` (MPNet); None for no others.
         embedding_dim: Width of the embeddings, which are projected to d_model (ALBERT); None for d_model.
         share_layers: Whether all layers share the parameters of one block (ALBERT).
         n_classes: Number of classes of the head; 0 for none.
@@ -48,6 +50,8 @@ class EncoderConfig(TextConfig):
     mask: Mask = full()
     n_segments: NonNegativeInt = 0
     pooler: bool = False
+    pooler_activation: PoolerActivation = Tanh()
+    relative_positions: RelativeBias | None = None
     embedding_dim: PositiveInt | None = None
     share_layers: bool = False
     n_classes: NonNegativeInt = 0
@@ -71,6 +75,11 @@ class EncoderConfig(TextConfig):
         require(
             not self.share_layers or (self.first_norm and not self.layer_rotary),
             f"{self.owner}: shared layers are one block; leave first_norm and layer_rotary out",
+        )
+        require(
+            self.relative_positions is None or self.positions.kind == "added",
+            f"{self.owner}: relative_positions are used in addition to added positions, and positions is "
+            f"{self.positions}; use positions={self.relative_positions}",
         )
 
     def build(self) -> Encoder:
@@ -132,11 +141,11 @@ class Encoder(Stack):
         return self.run_blocks(x, mask=and_masks(self.config.mask, mask))
 
     def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
-        """Return one vector per text from the output of `forward`: tanh of a linear layer of the first token (BERT)."""
+        """Return one vector per text from the output of `forward`: a linear layer of the first token, activated."""
         if self.pooler is None:
             raise ShapeError("this encoder has no pooler; set pooler=True in its config, or use the mean of its output")
         pooled: Tensor = self.pooler(x[:, 0])
-        return pooled.tanh()
+        return self.config.pooler_activation(pooled)
 
     def classify(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B classes"]:
         """Return the logits of the classes from the output of `forward`."""

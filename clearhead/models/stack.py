@@ -116,6 +116,8 @@ class Stack(nn.Module):
         self.positions: nn.Module | None = None
         if positions.kind == "added" or positions.kind == "bias":
             self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
+        relative = getattr(config, "relative_positions", None)
+        self.relative_positions: nn.Module | None = None if relative is None else relative.build(config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.embedding_proj = None if embedding_dim is None else nn.Linear(embedding_dim, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -157,8 +159,9 @@ class Stack(nn.Module):
         """Apply all blocks and the final norm to x (B, T, M)."""
         bias = None
         offset, T = 0 if cache is None else cache.length, x.shape[-2]
-        if self.positions is not None and not self.adds_positions:
-            bias = self.positions(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
+        relative = self.relative_positions if self.adds_positions else self.positions
+        if relative is not None:
+            bias = relative(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
         with nullcontext() if cache is None else cache.rollback_on_error():
             for i in range(self.n_layers):
                 block = self.blocks[i % len(self.blocks)]  # layers may share one block

@@ -14,7 +14,7 @@ from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
 from clearhead.nn.norms import LayerNorm, Norm, RMSNorm
 from clearhead.nn.residual import Parallel, PostNorm, PreNorm, Residual, SandwichNorm
-from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
+from clearhead.ops.activations import GELU, Activation, GeGLU, PoolerActivation, ReLU, SiLU, SwiGLU, Tanh
 
 __all__ = [
     "GELU",
@@ -37,6 +37,7 @@ __all__ = [
     "Norm",
     "Parallel",
     "PatchEmbedding",
+    "PoolerActivation",
     "PostNorm",
     "PreNorm",
     "RMSNorm",
@@ -46,6 +47,7 @@ __all__ = [
     "SiLU",
     "StackedFrames",
     "SwiGLU",
+    "Tanh",
     "TokenEmbedding",
     "TruncatedNormal",
     "Xavier",

@@ -65,4 +65,15 @@ class GeGLU(Validated):
         return F.gelu(h, approximate="tanh" if self.tanh else "none")
 
 
+@dataclass(frozen=True)
+class Tanh:
+    """tanh(h), of the pooled vector in BERT; feed-forward networks do not use it."""
+
+    gated: ClassVar[bool] = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return h.tanh()
+
+
 Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU
+PoolerActivation: TypeAlias = Tanh | ReLU | GELU | SiLU

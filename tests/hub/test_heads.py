@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import clearhead as ch
 from clearhead.errors import ShapeError, StorageError
+from clearhead.hub import convert
 from tests.hub.conftest import change_json
+from tests.support.encoder_models import HEADS
 from tests.support.reference_models import M, in_float64, perturbed, words
 from tests.support.third_party_models import BERT
 
@@ -72,6 +74,23 @@ def test_multiple_choice_scores_equal_transformers(tmp_path):
     torch.testing.assert_close(model.classify(model(ids)).T, reference(ids[None]).logits)
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_head_and_its_export_equal_the_reference(name, tmp_path):
+    peer, inputs = HEADS[name], words()
+    reference = peer.build()
+    peer.save(reference, tmp_path / "in")
+    model = ch.load(tmp_path / "in", dtype=None)
+    convert.export_third_party(model, tmp_path / "out", family=reference.config.model_type)
+    reloaded = peer.reload(tmp_path / "out")
+    assert type(reloaded) is type(reference)
+    with torch.no_grad():
+        expected = peer.run(reference, inputs)
+        torch.testing.assert_close(peer.comparable(model)(inputs), expected, rtol=0, atol=1e-12 * expected.abs().max())
+    state = reference.state_dict()
+    for parameter, tensor in reloaded.state_dict().items():
+        assert torch.equal(tensor, state[parameter]), parameter
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["BertForNextSentencePrediction", "BertForSomethingElse"])
 def test_unsupported_head_is_rejected_by_name(tagger, name):
@@ -90,7 +109,5 @@ def test_untied_output_matrix_is_rejected_by_name(saved_peer, tmp_path):
 
 
 def test_exported_head_names_its_class(tagger, tmp_path):
-    from clearhead.hub import convert
-
     convert.export_third_party(ch.load(tagger[1]), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertForTokenClassification"]

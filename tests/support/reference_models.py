@@ -123,8 +123,9 @@ class Peer:
         return model.state_dict()
 
     def gradients(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the gradients by the names in memory."""
-        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        """Return the gradients by all names in memory; tied parameters have several."""
+        parameters = model.named_parameters(remove_duplicate=False)
+        return {name: weight.grad for name, weight in parameters if weight.grad is not None}
 
     def tokens(self) -> int | tuple[int, int] | None:
         """Return the argument `tokens` of `cost`; None for images."""
@@ -184,6 +185,13 @@ class Answering(Peer):
 
     def _stacked(self, output: Any) -> Tensor:
         return torch.stack((output.start_logits, output.end_logits), dim=-1)
+
+
+class Choosing(Peer):
+    """A model that scores several texts, of which one is to be chosen."""
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return model(inputs[None]).logits.T
 
 
 class OneBlock(Peer):

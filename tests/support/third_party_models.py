@@ -5,10 +5,10 @@ Sizes are distinct primes if the family allows it.
 
 from __future__ import annotations
 
+from tests.support.encoder_models import BERT, CLASSES, ENCODERS, MASKED, POOLED, ROBERTA, TOKEN_CLASSES, TOKENS
 from tests.support.reference_models import (
     MAX_LEN,
     Answering,
-    Classified,
     Dino,
     Eager,
     F,
@@ -17,12 +17,9 @@ from tests.support.reference_models import (
     M,
     OneBlock,
     Peer,
-    Pooled,
     Routed,
     T5Peer,
     Timm,
-    TokenClassified,
-    TokenPredicted,
     Towers,
     TwoSided,
     V,
@@ -57,16 +54,6 @@ GPT2 = {
 NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1 / 3}
 }
-BERT = {
-    "vocab_size": V,
-    "max_position_embeddings": MAX_LEN,
-    "hidden_size": M,
-    "num_hidden_layers": L,
-    "num_attention_heads": H,
-    "intermediate_size": F,
-    "type_vocab_size": 3,
-}
-ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
 ALBERT = BERT | {"embedding_size": 14, "num_hidden_layers": 3}
 MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"} | {
     "num_hidden_layers": 5,
@@ -77,11 +64,6 @@ MODERN = {key: value for key, value in BERT.items() if key != "type_vocab_size"}
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-TOKENS = {"inputs": words, "output": "last_hidden_state"}
-POOLED = TOKENS | {"output": "pooler_output", "comparable": Pooled}
-CLASSES = {"inputs": words, "comparable": Classified}
-TOKEN_CLASSES = {"inputs": words, "comparable": TokenClassified}
-MASKED = {"inputs": words, "comparable": TokenPredicted}
 VIT = {
     "image_size": (6, 9),
     "patch_size": 3,
@@ -331,4 +313,5 @@ PEERS: dict[str, Peer] = {
     "timm mean": Timm(
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images
     ),
+    **ENCODERS,
 }
