@@ -28,8 +28,11 @@ from clearhead.masks.structural import blocks, causal, dilated, every, full, pre
 MAX_TEXT = 65_536
 """Maximum text length in characters: enough for every expression that can be built."""
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=]))")
-_BLANK = re.compile(r"\s*")
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=])|(?P<end>\Z)|(?P<other>.))",
+    re.DOTALL,
+)
+"""The next token of any text. It matches at every position, so that no character is scanned twice."""
 
 _NUMBERS = (full, causal, window, every, dilated, prefix, blocks, scattered)  # with integer arguments
 _DATA = (padding, documents, allow, forbid)  # with names of tensors as arguments
@@ -80,16 +83,14 @@ class _Parser:
 
     def _tokenize(self) -> list[_Token]:
         tokens: list[_Token] = []
-        position = 0
-        while match := _TOKEN.match(self.text, position):
+        for match in TOKEN.finditer(self.text):
             kind = match.lastgroup or ""
-            tokens.append(_Token(kind, match[kind], match.start(kind) + 1))
-            position = match.end()
-        blank = _BLANK.match(self.text, position)
-        position = blank.end() if blank else position
-        if position < len(self.text):
-            self._fail(f"{self.text[position]!r} is unexpected here", position + 1)
-        tokens.append(_Token("end", "", len(self.text) + 1))
+            token = _Token(kind, match[kind], match.start(kind) + 1)
+            if kind == "other":
+                self._fail(f"{token.text!r} is unexpected here", token.column)
+            tokens.append(token)
+            if kind == "end":
+                break
         return tokens
 
     def _next(self) -> _Token:

@@ -76,7 +76,7 @@ def _norm_row(x, scale, shift, k, valid_k, M, eps, NORM: tl.constexpr, HAS_SHIFT
 
 
 @triton.jit
-def _small_m_kernel(
+def small_m_kernel(
     x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
@@ -123,7 +123,7 @@ def _small_m_kernel(
 
 
 @triton.jit
-def _tiled_kernel(
+def tiled_kernel(
     x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPAN: tl.constexpr, PARTS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
@@ -222,7 +222,7 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None) -> Tensor:
     if R <= _MAX_SMALL_M:
         BN, BK, warps = _small_m_config(N, M, norm is not None)
         constants |= {"R": R, "RP": triton.next_power_of_2(R), "num_warps": warps, "num_stages": 2}
-        _small_m_kernel[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
+        small_m_kernel[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
         return out
     tile = _tiled_config(R, N, M, norm is not None, spec.gate is not None, _shared_memory_elements(x))
     parts = counters = out
@@ -231,7 +231,7 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None) -> Tensor:
         parts = torch.empty(tile.parts * N * RP, dtype=torch.float32, device=x.device)
         counters = zeroed_counters(n, x.device)
     lines = triton.next_power_of_2(triton.cdiv(tile.span, line)) if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS else 0
-    _tiled_kernel[(n, tile.parts)](
+    tiled_kernel[(n, tile.parts)](
         *pointers, parts, counters, *sizes, R=R, RP=RP, BN=tile.BN, BK=tile.BK,
         SPAN=tile.span, PARTS=tile.parts, LINE=line, LINES=lines,
         num_warps=4, num_stages=tile.stages, **constants,

@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+from tests.support.browser import BROWSER
+
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytestmark = [
     pytest.mark.browser,

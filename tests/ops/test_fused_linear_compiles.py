@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from clearhead.nn import SwiGLU  # noqa: E402
-from clearhead.ops import fused_linear_triton  # noqa: E402
-from clearhead.ops.fused_linear import FusedLinearSpec  # noqa: E402
-from tests.attention.sparse.test_kernel_compiles import SHARED, Compiled  # noqa: E402
+from clearhead.nn import SwiGLU
+from clearhead.ops import fused_linear_triton
+from clearhead.ops.fused_linear import FusedLinearSpec
+from tests.support.kernel_compilation import H100_SHARED_MEMORY, CompilingKernel
 
 pytestmark = pytest.mark.compiled
 
@@ -29,10 +29,11 @@ pytestmark = pytest.mark.compiled
 def test_tiled_kernel_fits_into_shared_memory(monkeypatch, rows, N, M, dtype, gated, use_pdl):
     compiled = []
     monkeypatch.setattr(fused_linear_triton, "pdl_options", lambda x: {"USE_PDL": use_pdl})
-    monkeypatch.setattr(fused_linear_triton, "_tiled_kernel", Compiled(fused_linear_triton._tiled_kernel, compiled))
+    kernel = CompilingKernel(fused_linear_triton.tiled_kernel, compiled)
+    monkeypatch.setattr(fused_linear_triton, "tiled_kernel", kernel)
     weight = torch.empty(N, M, dtype=dtype)
     gate = {"activation": SwiGLU(), "gate": weight} if gated else {}
     spec = FusedLinearSpec(weight, norm=None if M > 768 else nn.LayerNorm(M, dtype=dtype), **gate)
     fused_linear_triton.launch(torch.empty(rows, M, dtype=dtype), spec, None)
-    (kernel,) = compiled
-    assert kernel.shared <= SHARED
+    (resources,) = compiled
+    assert resources.shared <= H100_SHARED_MEMORY

@@ -1,4 +1,4 @@
-"""Compare results of the same computation on differently placed memory, which may differ in the last bits."""
+"""Tolerances of rounding errors: of differently placed memory, and of kernels that sum in another order."""
 
 from __future__ import annotations
 
@@ -13,3 +13,14 @@ def assert_equal_up_to_rounding(actual, expected, n_roundings=N_ROUNDINGS):
     assert actual.dtype == expected.dtype
     limit = n_roundings * torch.finfo(expected.dtype).eps * max(1.0, expected.abs().max().item())
     torch.testing.assert_close(actual, expected, rtol=0, atol=limit)
+
+
+def kernel_rounding(magnitude, largest, dtype, E):
+    """Return the tolerance of an attention kernel: two rounding errors of the largest entry.
+
+    If every query sees one key, its weight is 1 and the gradients of q and k are exactly zero, as the difference of two
+    float32 sums over E non-zero terms: one rounding error per term, of the largest entry, can remain.
+    """
+    if magnitude > 1e-12 * largest:
+        return 2 * torch.finfo(dtype).eps * magnitude
+    return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest

@@ -30,7 +30,7 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, 
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for the plan with this handle."""
     sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
     if runs_triton(q):
-        out, lse = _forward_triton(sparse_plan, kernel_inputs)
+        out, lse = forward_triton(sparse_plan, kernel_inputs)
     else:
         with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
             out, lse = _forward_cpu(sparse_plan, kernel_inputs)
@@ -68,7 +68,7 @@ def gathered_backward(
     sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
     grad, dbias = unit_stride(grad), q.new_empty(0)
     if runs_triton(q):
-        dq, dk, dv = _backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
+        dq, dk, dv = backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
     else:
         sums = q.new_zeros(bias.shape, dtype=kernel_inputs.acc_dtype) if bias is not None and needs_dbias else None
         with torch.autocast("cpu", enabled=False):
@@ -112,7 +112,8 @@ gathered.register_autograd(_backward, setup_context=_setup)
 # -- with Triton ------------------------------------------------------------------------------------------------------
 
 
-def _forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
+def forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of each row, computed by Triton kernels."""
     tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E))
     dense = _dense_forward(plan, x)
     if dense is not None:
@@ -128,9 +129,10 @@ def _forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _backward_triton(
+def backward_triton(
     plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, computed by Triton kernels."""
     dense = _dense_backward(plan, x, grad, out, lse)
     if dense is None:
         # The first piece overwrites every row; without pieces, the gradients are zero.
@@ -170,6 +172,7 @@ def _forward_cpu(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
 def _backward_cpu(
     plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, computed by Triton kernels."""
     dense = _dense_backward(plan, x, grad, out, lse)
     if dense is None:
         dq, dk, dv = (y.new_zeros(y.shape, dtype=x.acc_dtype) for y in (x.q, x.k, x.v))

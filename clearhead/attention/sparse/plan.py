@@ -42,13 +42,15 @@ class Blocking:
         key_rows: Keys per block, for their gradients.
         min_dense_columns: Columns seen by every query from which a dense call pays off; None: never.
         dense_causal: Whether a dense kernel computes all of `causal()`.
-        long_rows: Rows per block of a piece with long lists (see `LONG_LIST_COLUMNS`); None: as in any other piece."""
+        long_rows: Rows per block of a piece with long lists; None: as in any other piece.
+        long_list_columns: Mean number of columns per block from which lists are long."""
 
     query_rows: int = 64
     key_rows: int = 64
     min_dense_columns: int | None = 1024
     dense_causal: bool = True
     long_rows: int | None = None
+    long_list_columns: int = LONG_LIST_COLUMNS
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,7 @@ class Plan:
                 pieces.append(index_pairs(self.pairs_cache[part], shape, M, by_key))
                 continue
             index = build(make_row_blocks(part, self.T, grid, M, by_key, self.device), self.device)
-            if self.blocking.long_rows is not None and _is_long(index):
+            if self.blocking.long_rows is not None and _is_long(index, self.blocking.long_list_columns):
                 larger = make_row_blocks(part, self.T, grid, self.blocking.long_rows, by_key, self.device)
                 index = build(larger, self.device)
             pieces.append(index.to(self.device))
@@ -296,7 +298,7 @@ def _build_plan(mask: Mask, T: int, S: int, query_offset: int, device: torch.dev
     return plan
 
 
-def _is_long(index: BlockIndex) -> bool:
-    """Return whether the lists are long, and mostly need no test, so that larger blocks pay off."""
+def _is_long(index: BlockIndex, columns: int) -> bool:
+    """Return whether the lists have this many columns and mostly need no test, so that larger blocks pay off."""
     blocks = index.N * index.batch
-    return index.pairs >= LONG_LIST_COLUMNS * index.M * blocks > 0 and index.partial_pairs <= index.pairs / 10
+    return index.pairs >= columns * index.M * blocks > 0 and index.partial_pairs <= index.pairs / 10

@@ -103,3 +103,10 @@ def has_source(config) -> bool:
     return isinstance(config, (EncoderDecoderConfig, RecurrentSeq2SeqConfig)) or getattr(
         config, "cross_attention", False
     )
+
+
+def token_counts(config, source: int, target: int):
+    """Return `tokens` of `cost` for a model: None without tokens, (source, target) if it reads a source."""
+    if not has_tokens(config):
+        return None
+    return (source, target) if has_source(config) else target

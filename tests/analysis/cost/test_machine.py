@@ -15,8 +15,7 @@ from clearhead.analysis.cost import AttentionSizes, Machine, cost, preset
 from clearhead.analysis.cost import measure as machines
 from clearhead.analysis.cost.measure import MeasuredCost
 from clearhead.masks import window
-from tests.analysis.cost.subjects import SUBJECTS
-from tests.analysis.cost.test_operations import length
+from tests.analysis.cost.subjects import SUBJECTS, token_counts
 
 CPU = torch.device("cpu")
 PLAIN = Machine("a", "cuda", {"float32": 1e6}, 1e18, 0.0)
@@ -86,7 +85,7 @@ def test_time_fast_device_waits_for_host():
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "rnn"])
 def test_time_equals_simulated_host_and_device(name, issue):
     """Simulate the clocks of host and device, launch by launch."""
-    prediction = cost(SUBJECTS[name], tokens=length(SUBJECTS[name], 13, 11), batch=3, training=True)
+    prediction = cost(SUBJECTS[name], tokens=token_counts(SUBJECTS[name], 13, 11), batch=3, training=True)
     machine = Machine(
         "a", "cuda", {"float32": 1e9}, 1e9, 1e-5, host_launch_s={"training": issue}, host_pass_s={"training": 0.003}
     )

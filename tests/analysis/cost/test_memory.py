@@ -14,8 +14,7 @@ from clearhead.masks import causal, window
 from clearhead.models.baselines.recurrent import LSTM
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.positions import RelativeBias
-from tests.analysis.cost.subjects import BASELINES, SUBJECTS, TRANSFORMERS
-from tests.analysis.cost.test_operations import length
+from tests.analysis.cost.subjects import BASELINES, SUBJECTS, TRANSFORMERS, token_counts
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1}
 
@@ -39,7 +38,7 @@ def saved_bytes(model, sample) -> int:
 
 
 def predicted_and_saved(config, *, impl="auto", dtype=torch.float32, batch=3):
-    tokens = length(config, 13, 11)
+    tokens = token_counts(config, 13, 11)
     predicted = cost(config, tokens=tokens, batch=batch, training=True, impl=impl, dtype=dtype, device="cpu")
     model = set_impl(config.build(), impl).to(dtype)
     sample = example(model, "it", tokens=tokens, batch=batch, dtype=dtype)
@@ -102,7 +101,7 @@ def test_activations_of_plan_equal_saved_tensors():
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_peak_equals_measured_peak(name, training):
     config = TRANSFORMERS[name]
-    tokens = length(config, 37, 31)
+    tokens = token_counts(config, 37, 31)
     predicted = cost(config, tokens=tokens, batch=7, training=training, device="cpu").memory.peak.value
     measured = measure(config, tokens=tokens, batch=7, training=training, seconds=0.0).peak_bytes
     assert predicted == pytest.approx(measured, rel=0.02)

@@ -14,15 +14,9 @@ from clearhead.analysis.inputs.example import example
 from clearhead.models import PRESETS
 from clearhead.models.baselines.recurrent import LSTM
 from clearhead.nn import MultiHeadAttention
-from tests.analysis.cost.subjects import SUBJECTS, TRANSFORMERS, has_source, has_tokens
+from tests.analysis.cost.subjects import SUBJECTS, TRANSFORMERS, has_tokens, token_counts
 
 SHAPES = ((2, 5, 3), (3, 7, 5), (5, 11, 7))  # batch, source, target: primes
-
-
-def length(config, source, target):
-    if not has_tokens(config):
-        return None
-    return (source, target) if has_source(config) else target
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -40,7 +34,7 @@ def test_parameters_of_presets_equal_module(name):
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_parameters_equal_module(name):
     config = SUBJECTS[name]
-    predicted = cost(config, tokens=length(config, 7, 5)).parameters.value
+    predicted = cost(config, tokens=token_counts(config, 7, 5)).parameters.value
     assert predicted == sum(p.numel() for p in config.build().parameters())
 
 
@@ -62,7 +56,7 @@ def count(config, batch, tokens):
 def test_flops_equal_torch_counter(name, shape):
     config = SUBJECTS[name]
     batch, source, target = shape
-    tokens = length(config, source, target)
+    tokens = token_counts(config, source, target)
     predicted = cost(config, tokens=tokens, batch=batch, training=True, impl="reference")
     assert (predicted.forward.value, predicted.backward.value) == count(config, batch, tokens)
 
@@ -70,7 +64,7 @@ def test_flops_equal_torch_counter(name, shape):
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_formulas_reproduce_values(name):
     config = TRANSFORMERS[name]
-    predicted = cost(config, tokens=length(config, 13, 11), batch=3, training=True)
+    predicted = cost(config, tokens=token_counts(config, 13, 11), batch=3, training=True)
     counts = [predicted.parameters, predicted.forward, predicted.backward, predicted.bytes_accessed]
     counts += [count for _, count in predicted.memory.rows()]
     counts += [part.forward for part in predicted.parts] + [part.parameters for part in predicted.parts]

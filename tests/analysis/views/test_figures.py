@@ -12,7 +12,7 @@ from clearhead.analysis.measures import ValueWeightedNorm
 from clearhead.analysis.views import figures, terminal
 from clearhead.analysis.views.attention_map import AttentionMap
 from clearhead.errors import ConfigError, ShapeError
-from tests.analysis.views.test_measures import focused_weights, softmax
+from tests.support.attention_weights import focused_weights, softmax
 
 WORDS = ["Hola", " mundo", "␣", "."]
 

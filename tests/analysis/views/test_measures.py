@@ -13,13 +13,7 @@ from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout, cla
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import causal
 from clearhead.nn import MultiHeadAttention
-
-
-def softmax(*shape: int, sharp: float = 1.0, mask=None) -> torch.Tensor:
-    scores = sharp * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1)
+from tests.support.attention_weights import focused_weights, softmax
 
 
 class TestMeasures:
@@ -97,13 +91,6 @@ class TestMeasures:
             value_weighted_norms(torch.ones(2, 3), torch.ones(3, 2))
         with pytest.raises(ShapeError, match="H a multiple of K"):
             value_norms(torch.ones(4, 5, 3), torch.ones(7, 18))
-
-
-def focused_weights(keys: torch.Tensor, T: int, S: int) -> torch.Tensor:
-    """Return weights (1, T, S) with 0.9 on one key per query and the remainder uniform."""
-    weights = torch.full((T, S), 0.1 / (S - 1))
-    weights[torch.arange(T), keys] = 0.9
-    return weights[None]
 
 
 class TestLabels:

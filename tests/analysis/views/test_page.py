@@ -22,7 +22,7 @@ from clearhead.errors import ConfigError, ShapeError
 from clearhead.generation import generate
 from clearhead.masks import causal
 from clearhead.models import Decoder, DecoderConfig, EncoderDecoder, tiny_encoder_decoder
-from tests.analysis.views.test_measures import softmax
+from tests.support.attention_weights import softmax
 
 
 def bytes_of(text: str) -> torch.Tensor:

@@ -17,7 +17,7 @@ from clearhead.generation import Greedy, generate
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
 from clearhead.nn import GELU, Parallel, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.nn.positions import ALiBi, LearnedPositions, RelativeBias, Rotary
-from tests.analysis.views.test_browser import BROWSER, run_script_in_page
+from tests.support.browser import BROWSER, run_script_in_page
 from tests.support.rounding import assert_equal_up_to_rounding
 from tests.support.third_party_models import PEERS
 from tests.support.tokenizers import save_text_encoder

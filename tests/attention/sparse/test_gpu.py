@@ -43,8 +43,8 @@ from clearhead.masks import (
 )
 from clearhead.masks.catalogue import CATALOGUE
 from clearhead.nn.positions import ALiBi, RelativeBias
-from tests.attention.sparse.test_triton import rounding
 from tests.support.attention_accuracy import forward_backward
+from tests.support.rounding import kernel_rounding
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -224,7 +224,7 @@ def errors(case: Case, device: str) -> list[dict[str, float]]:
             "same": torch.equal(f, a),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": rounding(e.abs().max().item(), largest, case.dtype, E),
+            "rounding": kernel_rounding(e.abs().max().item(), largest, case.dtype, E),
         }
         for f, a, p, e in zip(fast, again, plain, exact, strict=True)
     ]

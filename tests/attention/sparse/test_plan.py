@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead._core.caches import clear_caches
-from clearhead.attention.sparse import plan as planning
 from clearhead.attention.sparse.plan import Blocking, plan
 from clearhead.masks import (
     allow,
@@ -189,10 +188,10 @@ def test_long_lists_use_larger_blocks(expression, rows):
 
 
 @pytest.mark.parametrize("mask", [blocks(50), documents(IDS) | every(5), prefix(70).T, every(4).T], ids=str)
-def test_larger_blocks_compute_the_same_pairs(mask, monkeypatch):
-    monkeypatch.setattr(planning, "_is_long", lambda lists: True)
-    assert_covers(mask, 137, 137, 0, Blocking(16, 16, None, False, 64))
-    mask_plan = plan(mask, 137, blocking=Blocking(16, 16, None, False, 64))
+def test_larger_blocks_compute_the_same_pairs(mask):
+    blocking = Blocking(2, 2, None, False, 64, long_list_columns=1)
+    assert_covers(mask, 137, 137, 0, blocking)
+    mask_plan = plan(mask, 137, blocking=blocking)
     assert {lists.M for lists in (*mask_plan.query_pieces, *mask_plan.key_pieces)} == {64}
 
 

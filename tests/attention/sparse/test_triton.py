@@ -14,6 +14,8 @@ import traceback
 
 import pytest
 
+from tests.support.rounding import kernel_rounding
+
 CASES = [
     # mask, (B, H, K, T, S, D, E), offset, dtype, bias, dense pieces, split long lists
     ("window(2, 2) | every(4)", (1, 2, 1, 67, 67, 16, 16), 0, "float32", None, True, False),
@@ -75,22 +77,20 @@ def bias_of(kind, shape, query_offset, generator):
         return module(T, S, query_offset, "cpu")[None]
 
 
-def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
+def errors(mask, shape, query_offset, dtype, bias, blocking, generator):
     """Return, for out, dq, dk, dv, the errors of the kernels and of the reference, and the rounding tolerance."""
     import torch
 
     from clearhead.attention import attend
     from clearhead.attention.sparse.op import gathered
-    from clearhead.attention.sparse.plan import Blocking, plan
+    from clearhead.attention.sparse.plan import plan
 
     B, H, K, T, S, D, E = shape
     q, k, v, g = (
         torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
-    mask_plan = plan(
-        mask, T, S, query_offset=query_offset, blocking=Blocking(32, 32, 16 if dense else None, dense, long)
-    )
+    mask_plan = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
 
     def run(way, inputs, grad):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -111,23 +111,10 @@ def errors(mask, shape, query_offset, dtype, bias, dense, generator, long=None):
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": rounding(e.abs().max().item(), largest, dtype, E),
+            "rounding": kernel_rounding(e.abs().max().item(), largest, dtype, E),
         }
         for f, p, e in zip(fast, plain, exact, strict=True)
     ]
-
-
-def rounding(magnitude, largest, dtype, E):
-    """Return the tolerance: two rounding errors of the largest entry.
-
-    If every query sees one key, its weight is 1 and the gradients of q and k are exactly zero, as the difference of two
-    float32 sums over E non-zero terms: one rounding error per term, of the largest entry, can remain.
-    """
-    import torch
-
-    if magnitude > 1e-12 * largest:
-        return 2 * torch.finfo(dtype).eps * magnitude
-    return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest
 
 
 def assert_small(rows):
@@ -147,7 +134,13 @@ def run_case(number):
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
     bias = bias_of(kind, shape, query_offset, generator)
-    return errors(mask, shape, query_offset, getattr(torch, name), bias, dense, generator)
+    return errors(mask, shape, query_offset, getattr(torch, name), bias, small_blocking(dense), generator)
+
+
+def small_blocking(dense):
+    from clearhead.attention.sparse.plan import Blocking
+
+    return Blocking(32, 32, 16 if dense else None, dense)
 
 
 def run_random_expressions():
@@ -169,7 +162,8 @@ def run_random_expressions():
         assume(not isinstance(mask, Full))
         T, S, query_offset = sizes
         generator = torch.Generator().manual_seed(T + S)
-        assert_small(errors(mask, (1, *heads, T, S, 16, 16), query_offset, torch.float32, None, False, generator))
+        shape = (1, *heads, T, S, 16, 16)
+        assert_small(errors(mask, shape, query_offset, torch.float32, None, small_blocking(False), generator))
 
     try:
         check()
@@ -212,13 +206,13 @@ def run_long_lists():
     """Run a mask with blocks of 96 tokens, with a limit at which its lists are long."""
     import torch
 
-    from clearhead.attention.sparse import plan as planning
+    from clearhead.attention.sparse.plan import Blocking, plan
     from clearhead.masks import blocks
 
-    planning.LONG_LIST_COLUMNS = 60
     mask, shape = blocks(96), (1, 2, 1, 203, 203, 16, 32)
-    results = errors(mask, shape, 0, torch.float32, None, False, torch.Generator().manual_seed(0), long=64)
-    mask_plan = planning.plan(mask, 203, blocking=planning.Blocking(32, 32, None, False, 64))
+    blocking = Blocking(32, 32, None, False, 64, long_list_columns=60)
+    results = errors(mask, shape, 0, torch.float32, None, blocking, torch.Generator().manual_seed(0))
+    mask_plan = plan(mask, 203, blocking=blocking)
     return {"errors": results, "block_rows": [mask_plan.query_pieces[0].M, mask_plan.key_pieces[0].M]}
 
 
