@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import re
+import tomllib
 
 import matplotlib as mpl
 import pytest
@@ -166,3 +167,19 @@ def test_plotting_helpers_return_html(monkeypatch):
         show.run("clearhead mask 'causal()' --n 3", lines=4)
     assert out.getvalue().splitlines()[0] == "$ clearhead mask 'causal()' --n 3"
     assert out.getvalue().splitlines()[-1].startswith("… ")
+
+
+def test_extensions_of_the_site_are_declared_in_the_docs_extra():
+    tree = ast.parse((DOCS / "conf.py").read_text(encoding="utf-8"))
+    settings = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("extensions", "html_theme")
+    }
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[><=\[;]", line)[0] for line in project["optional-dependencies"]["docs"]}
+    installed = [name for name in settings["extensions"] if not (DOCS / f"{name}.py").exists()]
+    assert len(installed) >= 3
+    assert {re.sub(r"[._]", "-", name) for name in [*installed, settings["html_theme"]]} <= declared
