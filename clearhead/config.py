@@ -215,7 +215,7 @@ def _config_class(data: Mapping[str, object], cls: type[Config]) -> type[Config]
     missing = "this configuration has no 'type'; add type = \"…\", one of: "
     require(name is not None, missing + ", ".join(class_names))
     hint = did_you_mean(name, class_names)
-    require(name in class_names, f"there is no configuration called {short_repr(name)}; {hint}")
+    require(name in class_names, f"unknown configuration {short_repr(name)}; {hint}")
     config_class = Config._classes[typing.cast(str, name)]
     message = f"got a {name}, expected a {cls.__name__}; read it with {name}.from_dict or Config.from_dict"
     require(issubclass(config_class, cls), message)
@@ -296,7 +296,7 @@ def _find_variant(name: object, variants: tuple[type, ...], where: str) -> type:
     if key in by_name:
         return by_name[key]
     names = [variant.__name__ for variant in variants]
-    raise ConfigError(f"{where}: there is no variant {short_repr(name)}; {did_you_mean(name, names)}")
+    raise ConfigError(f"{where}: unknown variant {short_repr(name)}; {did_you_mean(name, names)}")
 
 
 # ---------------------------------------------------------------------- writing TOML

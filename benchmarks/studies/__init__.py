@@ -19,7 +19,7 @@ STUDIES = {study.name: study for study in _ALL}
 
 def study(name: str) -> Study:
     """Return a study by name."""
-    return lookup(name, STUDIES, "there is no study")
+    return lookup(name, STUDIES, "unknown study")
 
 
 def read(path: Path) -> Record:

@@ -212,7 +212,7 @@ def require_known(
     *,
     fallback: str | None = None,
 ) -> None:
-    """Raise unless `name` is a candidate; `message` (for example "there is no task") is followed by the closest one."""
+    """Raise unless `name` is a candidate; `message` (for example "unknown task") is followed by the closest one."""
     if name not in candidates:
         raise error(f"{message} {short_repr(name)}; {did_you_mean(name, candidates, fallback)}")
 
@@ -246,4 +246,4 @@ def did_you_mean(name: object, candidates: Iterable[str], fallback: str | None =
     close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known are: {', '.join(names) or 'none'}" if fallback is None else fallback
+    return f"known: {', '.join(names) or 'none'}" if fallback is None else fallback

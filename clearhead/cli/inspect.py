@@ -140,7 +140,7 @@ def choose_map(report: AttentionReport, layer: str | None) -> AttentionMap:
     matches = matches or [attention_map for attention_map in report.maps if attention_map.path == layer]
     if not matches:
         paths = ", ".join(attention_map.path for attention_map in report.maps)
-        raise ConfigError(f"there is no layer {layer!r}; expected 0 to {len(stack) - 1}, or one of: {paths}")
+        raise ConfigError(f"unknown layer {layer!r}; expected 0 to {len(stack) - 1}, or one of: {paths}")
     return matches[0]
 
 

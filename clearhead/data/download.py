@@ -250,7 +250,7 @@ def get_dataset(name: str, datasets: Iterable[DatasetInfo] = DATASETS) -> Datase
     """Return a data set by name.
 
     Raises:
-        ConfigError: There is no such data set.
+        ConfigError: The data set is unknown.
     """
     return lookup(name, {item.name: item for item in datasets}, "no data set is called")
 

@@ -32,7 +32,7 @@ def require_file(path: Path) -> Path:
     if path.is_dir():
         raise StorageError(f"{path} is a folder, expected a file; give the path of a file inside it")
     if not path.is_file():
-        raise StorageError(f"there is no file {path}: check the path, or download the data set first")
+        raise StorageError(f"file {path} does not exist: check the path, or download the data set first")
     return path
 
 

@@ -101,6 +101,6 @@ def _fields(value: Any, *names: str) -> JSONObject:
 def _solve(request: SeededRequest) -> exercises.Worksheet:
     """Return the solution of an exercise, with new numbers unless the seed is 0."""
     names = exercises.bundled_problems()
-    require(request.name in names, f"there is no exercise {request.name[:40]!r}; expected one of {', '.join(names)}")
+    require(request.name in names, f"unknown exercise {request.name[:40]!r}; expected one of {', '.join(names)}")
     problem = exercises.variant(request.name, request.seed) if request.seed else request.name
     return exercises.solve(problem)

@@ -72,7 +72,7 @@ def intervene(request: InterventionRequest, context: RequestContext) -> JSONObje
     for spec in request.interventions:
         _check_spec(spec, model, layers)
     layer = request.layer or list(layers)[-1]
-    require(layer in layers, f"there is no attention layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
+    require(layer in layers, f"unknown attention layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
     with analysis.trace(model, *_traced_paths(layer)) as before:
         model(*encoded.inputs)
     context.checkpoint()
@@ -108,7 +108,7 @@ def _traced_paths(layer: str) -> tuple[str, ...]:
 def _check_spec(spec: InterventionSpec, model: nn.Module, layers: dict[str, MultiHeadAttention]) -> None:
     """Raise ConfigError unless the model has the module and the heads."""
     paths = dict(model.named_modules())
-    require(spec.path in paths, f"there is no module {spec.path!r}; {did_you_mean(spec.path, paths)}")
+    require(spec.path in paths, f"unknown module {spec.path!r}; {did_you_mean(spec.path, paths)}")
     if spec.heads:
         require(spec.path in layers, f"{spec.path} has no heads; choose an attention layer")
         n_heads = layers[spec.path].n_heads

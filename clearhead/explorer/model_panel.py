@@ -243,7 +243,7 @@ def _attention_report(request: ModelRequest, context: RequestContext) -> Attenti
     if not encoded.source_ids:
         layers = attention_layers(pipeline.model)
         is_known = request.layer in ("", *layers)
-        require(is_known, f"there is no layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
+        require(is_known, f"unknown layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
         title = shorten_text(request.text)
         return report_for_ids(pipeline, encoded.ids, title=title, layer=request.layer or None)
     last = int(encoded.next_logits().argmax())  # the prediction of the last row

@@ -91,9 +91,9 @@ class ModelRegistry:
             context: The context of the request.
 
         Raises:
-            ConfigError: There is no such action, or a field is invalid.
+            ConfigError: The action does not exist, or a field is invalid.
         """
-        panel = lookup(name, ACTIONS, "there is no action")
+        panel = lookup(name, ACTIONS, "unknown action")
         importlib.import_module(f"clearhead.explorer.{panel}")  # registers its actions
         return _REGISTERED[name].run(fields, context)
 

@@ -190,7 +190,7 @@ async def _post(pool: WorkerPool, request: Request) -> Response:
     """Submit a request to the pool and stream its events."""
     action = request.path_params["action"]
     if action not in ACTIONS:
-        raise HTTPException(404, f"there is no action {action[:80]!r}")
+        raise HTTPException(404, f"unknown action {action[:80]!r}")
     try:
         job = pool.submit(action, await _read_body(request, pool.limits))
     except BusyError as error:

@@ -159,7 +159,7 @@ class _Parser:
     def _call(self, name: _Token) -> Mask:
         owner = name.text
         if owner not in _CONSTRUCTORS:
-            self._fail(f"there is no mask {_short_repr(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
+            self._fail(f"unknown mask {_short_repr(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
         if not self._skip("("):
             self._fail(f"expected ( after {owner}")
         arguments: dict[str, _Token] = {}

@@ -220,5 +220,5 @@ def recipe(task: str, preset: str | None = None) -> Recipe:
     Raises:
         ConfigError: There is no such task or preset.
     """
-    presets = lookup(task, PRESETS, "there is no task")
+    presets = lookup(task, PRESETS, "unknown task")
     return lookup(SMALL if preset is None else preset, presets, f"the task {task} has no preset")()

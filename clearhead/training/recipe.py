@@ -202,7 +202,7 @@ def _find(key: str, sections: Mapping[str, Mapping[str, object]]) -> tuple[str, 
         return section, [*parents, *path[1:]]
     names = [setting[-1] for _, setting in candidates]
     hint = _conventional_hint(path[0], candidates) or did_you_mean(path[0], names)
-    raise ConfigError(f"there is no setting {key!r}; {hint}")
+    raise ConfigError(f"unknown setting {key!r}; {hint}")
 
 
 def _settings(section: str, fields: Mapping[str, object]) -> list[tuple[str, list[str]]]:
@@ -231,7 +231,7 @@ def _put(target: JSONObject, path: list[str], value: object, key: str, config: C
         target = inner
     if parents and last not in target:
         names = [name for name in target if name != "type"]
-        raise ConfigError(f"there is no setting {key!r}; {did_you_mean(last, names)}")
+        raise ConfigError(f"unknown setting {key!r}; {did_you_mean(last, names)}")
     if isinstance(value, str) and isinstance(current := target[last], dict):
         value = config.variant(last, value, current)
     target[last] = value

@@ -155,7 +155,7 @@ class TestResultsFile:
 
     @pytest.mark.bad_input
     def test_invalid_arguments_raise(self, tmp_path):
-        with pytest.raises(ConfigError, match="there is no study 'position'; did you mean 'positions'"):
+        with pytest.raises(ConfigError, match="unknown study 'position'; did you mean 'positions'"):
             studies.study("position")
         for study, data, message in (
             (speech.STUDY, None, "speech needs data: recordings"),

@@ -115,7 +115,7 @@ def test_a_schedule_that_was_left_out_keeps_its_numbers():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('schedule = "cosine"', "there is no variant 'cosine'; known are: WarmupCosine, InverseSqrt, Constant"),
+        ('schedule = "cosine"', "unknown variant 'cosine'; known: WarmupCosine, InverseSqrt, Constant"),
         ("lr_max = -1.0", r"WarmupCosine: lr_max is -1\.0; expected a number above 0"),
         ('schedule = {type = "Constant"}\nlr_max = 1.0', "TrainConfig has no field 'lr_max'"),
     ],

@@ -222,9 +222,9 @@ def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
 
 def test_the_nearest_name_is_asked_for():
     assert did_you_mean("d_modl", ["n_heads", "d_model"]) == "did you mean 'd_model'?"
-    assert did_you_mean("zzz", ["n_heads", "d_model"]) == "known are: n_heads, d_model"
+    assert did_you_mean("zzz", ["n_heads", "d_model"]) == "known: n_heads, d_model"
     assert did_you_mean("zzz", ["n_heads"], fallback="see --help") == "see --help"
-    assert did_you_mean("zzz", []) == "known are: none"
+    assert did_you_mean("zzz", []) == "known: none"
 
 
 @given(st.one_of(st.text(), st.none(), st.integers()), st.lists(st.text()))

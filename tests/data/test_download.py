@@ -208,7 +208,7 @@ def test_fetch_without_checksum_checks_the_structure(server, tmp_path):
 
 
 def test_fetch_by_name_and_without_downloads(tmp_path):
-    with pytest.raises(ConfigError, match="no data set is called 'nope'; known are: en-es, svhn"):
+    with pytest.raises(ConfigError, match="no data set is called 'nope'; known: en-es, svhn"):
         fetch("nope", tmp_path)
     with pytest.raises(DataError, match=r"sklearn-digits cannot be downloaded; .*inside scikit-learn"):
         fetch("sklearn-digits", tmp_path)

@@ -180,7 +180,7 @@ SORT = {"model": "sort-dedup", "text": "A B"}
         ("beam_search", {"model": "sort-dedup", "text": "A", "width": 99}, "at most 8"),
         ("walkthrough", {"model": "digits-vit", "pixels": "AAAA"}, "expected 32 × 32"),
         ("classify_digit", {"pixels": "ü"}, "expected 32 × 32"),
-        ("intervene", {**SORT, "interventions": [{"path": "blocks.9"}]}, "there is no module"),
+        ("intervene", {**SORT, "interventions": [{"path": "blocks.9"}]}, "unknown module"),
         ("intervene", {**SORT, "interventions": [{"path": "blocks.0", "heads": [1]}]}, "no heads"),
         ("intervene", {**SORT, "target_position": 0, "replacement": "A B"}, "exactly one"),
         (

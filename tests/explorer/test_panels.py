@@ -148,5 +148,5 @@ def test_grade_equals_grading_a_file(page):
     answers[questions[0]["key"]][0][0] = "77"
     result = page.post("grade", {"name": "sort-dedup-softmax", "answers": answers})
     assert result["steps"][0]["marks"][0][0] == "wrong"
-    assert "there is no exercise" in page.post("worksheet", {"name": "../../etc/passwd"})["error"]
+    assert "unknown exercise" in page.post("worksheet", {"name": "../../etc/passwd"})["error"]
     assert "not a matrix" in page.post("grade", {"name": "sort-dedup", "answers": {"q": "x"}})["error"]

@@ -107,7 +107,7 @@ def test_invalid_bodies_are_rejected(page, body, kind, status):
 
 def test_unknown_action_is_rejected(page):
     status, _, text = page.send("POST", page.parts.path + "api/__class__", b"{}", content_type="application/json")
-    assert (status, json.loads(text)["error"]) == (404, "there is no action '__class__'")
+    assert (status, json.loads(text)["error"]) == (404, "unknown action '__class__'")
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,5 @@ def test_registry_runs_every_listed_action():
     for name in ACTIONS:
         with pytest.raises(ConfigError, match="unknown_field"):
             registry.run(name, {"unknown_field": 1}, context)
-    with pytest.raises(ConfigError, match="there is no action 'mak'; did you mean 'mask'"):
+    with pytest.raises(ConfigError, match="unknown action 'mak'; did you mean 'mask'"):
         registry.run("mak", {}, context)

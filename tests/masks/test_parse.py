@@ -148,7 +148,7 @@ def test_parse_binds_data_by_name():
         ("(causal()", 1, "never closed"),
         ("causal())", 9, "no opening parenthesis"),
         ("()", 2, "got ')'"),
-        ("cuasal() | full()", 1, "there is no mask 'cuasal'; did you mean 'causal'?"),
+        ("cuasal() | full()", 1, "unknown mask 'cuasal'; did you mean 'causal'?"),
         ("full() | forbid()", 10, "forbid needs tensor: forbid(tensor)"),
         ("window(2)", 1, "window needs after: window(before, after)"),
         ("window(2, 3, 4)", 14, "too many arguments: window(before, after)"),
@@ -194,7 +194,7 @@ def test_error_caret_points_at_the_column():
     with pytest.raises(ParseError) as caught:
         parse("window(2, 2) | cuasal()")
     first, excerpt, caret = str(caught.value).splitlines()
-    assert first == "column 16: there is no mask 'cuasal'; did you mean 'causal'?"
+    assert first == "column 16: unknown mask 'cuasal'; did you mean 'causal'?"
     assert excerpt == "  window(2, 2) | cuasal()"
     assert caret.index("^") == excerpt.index("cuasal")
 
@@ -209,7 +209,7 @@ def test_error_truncates_long_text():
     with pytest.raises(ParseError) as caught:
         parse(text)
     first, excerpt, caret = str(caught.value).splitlines()
-    assert first.startswith("column 451: there is no mask 'oops'; known are: full, causal, window, ")
+    assert first.startswith("column 451: unknown mask 'oops'; known: full, causal, window, ")
     assert len(excerpt) < 90
     assert excerpt[caret.index("^") :].startswith("oops()")
     assert excerpt.startswith("  …")

@@ -160,16 +160,16 @@ READING_FAULTS = {
     "unknown type": (
         Config,
         'type = "DecoderConfg"',
-        "called 'DecoderConfg'; did you mean 'DecoderConfig'",
+        "configuration 'DecoderConfg'; did you mean 'DecoderConfig'",
     ),
-    "type is a number": (Config, "type = 3", "no configuration called 3"),
+    "type is a number": (Config, "type = 3", "unknown configuration 3"),
     "another type": (
         DecoderConfig,
         'type = "EverythingConfig"',
         "got a EverythingConfig, expected a DecoderConfig",
     ),
     "unknown field": (EverythingConfig, "count = 3\nrat = 1.0", "no field 'rat'; did you mean 'rate'"),
-    "far field": (EverythingConfig, "count = 3\nzzzzzz = 1.0", "no field 'zzzzzz'; known are: count, .*yes"),
+    "far field": (EverythingConfig, "count = 3\nzzzzzz = 1.0", "no field 'zzzzzz'; known: count, .*yes"),
     "lacking field": (EverythingConfig, "rate = 1.0", "lacks the field 'count', which has no default"),
     "bool for int": (
         EverythingConfig,
@@ -186,12 +186,12 @@ READING_FAULTS = {
     "unknown choice": (
         EverythingConfig,
         'count = 3\nvariant = {type = "Offste"}',
-        "EverythingConfig.variant: there is no variant 'Offste'; did you mean 'Offset'",
+        "EverythingConfig.variant: unknown variant 'Offste'; did you mean 'Offset'",
     ),
     "choice of no word": (
         EverythingConfig,
         'count = 3\nvariant = {type = ["Scale"]}',
-        r"no variant \['Scale'\]",
+        r"unknown variant \['Scale'\]",
     ),
     "number beyond floats": (
         EverythingConfig,
@@ -199,7 +199,7 @@ READING_FAULTS = {
         "rate is 1000.*…; expected a number",
     ),
     "number without end": (EverythingConfig, "count = " + 9999 * "3", "this is not TOML: .*digits"),
-    "choice without type": (EverythingConfig, "count = 3\nvariant = {amount = 1}", "no variant None"),
+    "choice without type": (EverythingConfig, "count = 3\nvariant = {amount = 1}", "unknown variant None"),
     "field of a choice": (
         EverythingConfig,
         'count = 3\nvariant = {type = "Offset", amont = 1}',
@@ -219,7 +219,7 @@ READING_FAULTS = {
     "word for a choice": (
         EverythingConfig,
         'count = 3\nvariant = "offste"',
-        "no variant 'offste'; did you mean 'Offset'",
+        "unknown variant 'offste'; did you mean 'Offset'",
     ),
     "word for a choice that needs more": (
         EverythingConfig,
@@ -338,7 +338,7 @@ def test_invalid_mask_text_raises_one_line_message():
     text = DecoderConfig(vocab_size=5, d_model=12, n_heads=3, n_layers=1, d_ff=7, max_len=9).to_dict()
     with pytest.raises(ConfigError) as caught:
         DecoderConfig.from_dict(text | {"mask": "causl()"})
-    assert str(caught.value) == "DecoderConfig.mask: column 1: there is no mask 'causl'; did you mean 'causal'?"
+    assert str(caught.value) == "DecoderConfig.mask: column 1: unknown mask 'causl'; did you mean 'causal'?"
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ FAULTS = {
     ),
     "unknown model": (
         fault_config('type = "Decoder"'),
-        "no configuration called 'Decoder'; did you mean 'DecoderConfig'",
+        "unknown configuration 'Decoder'; did you mean 'DecoderConfig'",
     ),
     "not safetensors": (fault_not_safetensors, "is not a complete safetensors file"),
     "truncated": (fault_truncated, "is not a complete safetensors file"),

@@ -91,8 +91,8 @@ def test_with_overrides_steps_and_epochs_replace_each_other():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr_mx": 1}, "no setting 'lr_mx'; did you mean 'lr_max'"),
-        ({"lr": 1}, "no setting 'lr'; did you mean 'lr_max'"),
+        ({"lr_mx": 1}, "unknown setting 'lr_mx'; did you mean 'lr_max'"),
+        ({"lr": 1}, "unknown setting 'lr'; did you mean 'lr_max'"),
         ({"train.learning_rate": 1}, "did you mean 'lr_max'"),
         ({"batch_size": 1}, "did you mean 'batch.budget'"),
         ({"n_head": 1}, "did you mean 'n_heads'"),
@@ -103,8 +103,8 @@ def test_with_overrides_steps_and_epochs_replace_each_other():
         ({"batch.budgt": 1}, "did you mean 'budget'"),
         ({"lr_max.x": 1}, "has no fields"),
         ({"lr_max": "fast"}, "TrainConfig.schedule: WarmupCosine: lr_max is 'fast'; expected a number above 0"),
-        ({"type": "x"}, "no setting 'type'"),
-        ({"averaging": '{type = "EMMA"}'}, "no variant 'EMMA'"),
+        ({"type": "x"}, "unknown setting 'type'"),
+        ({"averaging": '{type = "EMMA"}'}, "unknown variant 'EMMA'"),
     ],
 )
 def test_with_overrides_invalid_settings_raise_config_error(settings, message):
@@ -165,7 +165,7 @@ def test_fingerprint_depends_on_result_determining_settings_only():
 
 
 def test_recipe_unknown_names_raise_config_error(tmp_path):
-    with pytest.raises(ConfigError, match="no task 'sort_dedup'; did you mean 'sort-dedup'"):
+    with pytest.raises(ConfigError, match="unknown task 'sort_dedup'; did you mean 'sort-dedup'"):
         recipe("sort_dedup")
     with pytest.raises(ConfigError, match="has no preset 'digits-cov'; did you mean 'digits-conv'"):
         recipe("digits", "digits-cov")
@@ -202,7 +202,7 @@ def test_with_overrides_schedule_name_keeps_common_fields(word, schedule):
 
 
 def test_with_overrides_unknown_schedule_raises_config_error():
-    with pytest.raises(ConfigError, match="schedule: there is no variant 'cosine'; known are: WarmupCosine, Inv"):
+    with pytest.raises(ConfigError, match="schedule: unknown variant 'cosine'; known: WarmupCosine, Inv"):
         recipe("text").with_overrides({"schedule": "cosine"})
     with pytest.raises(ConfigError, match="warmup_steps is 0; expected a whole number of at least 1"):
         recipe("text").with_overrides({"warmup_steps": 0, "schedule": "inverse-root"})

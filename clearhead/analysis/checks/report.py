@@ -118,7 +118,7 @@ class CheckReport:
     def __getitem__(self, name: str) -> Finding:
         findings = {f.property: f for f in self.findings}
         if name not in findings:
-            raise ConfigError(f"there is no finding {name!r} in this report; there are: {', '.join(findings)}")
+            raise ConfigError(f"unknown finding {name!r} in this report; there are: {', '.join(findings)}")
         return findings[name]
 
     def __iter__(self) -> Iterator[Finding]:

@@ -128,7 +128,7 @@ def _select(only: str | Sequence[str] | None) -> list[Property]:
         raise ConfigError(f"only is {only!r}; expected names of properties: {', '.join(NAMES)}") from None
     for name in names:
         if name not in NAMES:
-            raise ConfigError(f"there is no property {name!r}; there are: {', '.join(NAMES)}")
+            raise ConfigError(f"unknown property {name!r}; there are: {', '.join(NAMES)}")
     return [prop for prop in PROPERTIES if prop.name in names]
 
 

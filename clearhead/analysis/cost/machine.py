@@ -114,7 +114,7 @@ class Machine:
         """Read a bundled machine ("h200"), or a file written by `write`.
 
         Raises:
-            ConfigError: There is no such machine or file, or the file is not a machine.
+            ConfigError: The machine or file does not exist, or the file is not a machine.
         """
         path = _BUNDLED / f"{str(name).lower()}.json"
         path = path if path.exists() else Path(name)

@@ -72,7 +72,7 @@ def preset(name: str) -> Config:
     Raises:
         ConfigError: The name is unknown; the message suggests the nearest one.
     """
-    return lookup(name, PRESETS, "there is no preset")()
+    return lookup(name, PRESETS, "unknown preset")()
 
 
 def model_builder(subject: Any, inputs: Any = None) -> ModelBuilder:

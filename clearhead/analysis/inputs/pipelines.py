@@ -150,14 +150,12 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
         task: Any = trained.recipe.data.with_path(data).load(seed=trained.recipe.train.seed)
         images: Tensor = task.validation.pixels
         if not path_or_index.isdigit() or int(path_or_index) >= len(images):
-            raise DataError(
-                f"there is no image {path_or_index} in {data}; expected an index from 0 to {len(images) - 1}"
-            )
+            raise DataError(f"image {path_or_index} is not in {data}; expected an index from 0 to {len(images) - 1}")
         return images[int(path_or_index)]
     path, (height, width) = Path(path_or_index), trained.model.config.image_size
     if not path.is_file():
         raise DataError(
-            f"there is no image file {path_or_index}; pass a PNG or JPEG file, or an image index together with --data"
+            f"image file {path_or_index} does not exist; pass a PNG or JPEG file, or an index together with --data"
         )
     with optional_dependency("reading images needs pillow: pip install 'clearhead[data]'"):
         from PIL import Image, UnidentifiedImageError

@@ -95,7 +95,7 @@ class Trace:
 
         Raises:
             DtypeError: If `edit` is not an intervention.
-            ConfigError: If there is no such module, or `edit` names heads and the module has none.
+            ConfigError: If the module does not exist, or `edit` names heads and the module has none.
         """
         if not isinstance(edit, Intervention):
             kind = type(edit).__name__
@@ -375,7 +375,7 @@ class Trace:
         )
 
     def _resolve_path(self, path: str, ending: str = "") -> str:
-        """Return a path without its ending; raise ConfigError if there is no such module."""
+        """Return a path without its ending; raise ConfigError if the module does not exist."""
         if path not in self._modules:
             path = path.removesuffix(f".{ending}")
         if path not in self._modules:

@@ -128,11 +128,11 @@ def selected_sections(walkthrough: Walkthrough, layer: str | int, head: int) -> 
     if blocks and not sections:
         most = max(section.block or 0 for section in blocks)
         raise ConfigError(
-            f"there is no layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.path for g in blocks)}"
+            f"unknown layer {str(layer)!r}; expected 0 to {most}, or one of: {', '.join(g.path for g in blocks)}"
         )
     heads = walkthrough.sizes.get("H", 1)
     if not 0 <= head < heads:
-        raise ConfigError(f"there is no head {head}; expected 0 to {heads - 1}")
+        raise ConfigError(f"unknown head {head}; expected 0 to {heads - 1}")
     return sections
 
 

@@ -102,7 +102,7 @@ class Walkthrough:
         """Return the first step with this `role` in a module or block: `walkthrough["decoder.blocks.0", "scores"]`.
 
         Raises:
-            ConfigError: If there is no such step.
+            ConfigError: If the step does not exist.
         """
         where, role = at
         for step in self.steps:
@@ -110,7 +110,7 @@ class Walkthrough:
             if matches_path and step.role == role:
                 return step
         roles = ", ".join(dict.fromkeys(step.role for step in self.steps))
-        raise ConfigError(f"there is no step {role!r} in {where or 'the model'}; the roles are: {roles}")
+        raise ConfigError(f"unknown step {role!r} in {where or 'the model'}; the roles are: {roles}")
 
     @property
     def sections(self) -> list[Section]:

@@ -79,7 +79,7 @@ def booklet(slug: str, location: str | None = None) -> Booklet:
         The answers with all placeholders resolved; render it with `clearhead.course.answers.render`.
 
     Raises:
-        ConfigError: If there is no such document, question or answer.
+        ConfigError: If the document, question or answer does not exist.
 
     Example:
         >>> booklet("ceng403-exam", "Q1a").answers[0].total

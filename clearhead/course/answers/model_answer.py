@@ -68,7 +68,7 @@ def model_answer(slug: str, location: str) -> ModelAnswer:
         The answer with its mark scheme.
 
     Raises:
-        ConfigError: If there is no such document, question or answer.
+        ConfigError: If the document, question or answer does not exist.
 
     Example:
         >>> sum(mark.points for mark in model_answer("ceng403-exam", "Q1a").marks)

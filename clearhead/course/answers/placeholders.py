@@ -63,7 +63,7 @@ class Placeholders:
             "table": self._table, "figure": self._figure, "exercise": _exercise, "claim": _claim, "proof": _proof,
             "solution": _solution,
         }  # fmt: skip
-        return lookup(kind, resolvers, "there is no placeholder of the kind")(name)
+        return lookup(kind, resolvers, "unknown kind of placeholder")(name)
 
     def _call(self, name: str) -> Any:
         return lookup(name, computed_functions(self.slug), f"no computed value of {self.slug} is called")()

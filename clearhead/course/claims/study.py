@@ -63,7 +63,7 @@ class Study:
             rows = [Training(**{name: row[name] for name in expected}) for row in document.pop("rows")]
         except FileNotFoundError as error:
             hint = "write it with python -m tools.study"
-            raise StorageError(f"there is no file {source}; {hint}") from error
+            raise StorageError(f"file {source} does not exist; {hint}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"is not a results file of the study ({error!r}); write it with python -m tools.study"
             raise StorageError(f"{source} {problem}") from error

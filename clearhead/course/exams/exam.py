@@ -117,7 +117,7 @@ def exam_from_document(slug: str) -> Exam:
         The exam. If the document gives no points, each question has 10.
 
     Raises:
-        ConfigError: If there is no such document.
+        ConfigError: If the document does not exist.
 
     Example:
         >>> exam_from_document("ceng403-exam").points
@@ -204,7 +204,7 @@ def _part(block: ProblemSource, worksheet: Worksheet | None) -> ExamPart:
         labels = {label for key in steps for label in worksheet.step(key).grid.rows}
         for i, row in enumerate(rows):
             if row not in labels:
-                block.fail(("rows", i), f"there is no row {row!r}; expected one of {', '.join(sorted(labels))}")
+                block.fail(("rows", i), f"unknown row {row!r}; expected one of {', '.join(sorted(labels))}")
     if choices and not 2 <= len(choices) <= _MOST_OPTIONS:
         block.fail("choices", f"there are {len(choices)} choices; expected 2 to {_MOST_OPTIONS}")
     return ExamPart(

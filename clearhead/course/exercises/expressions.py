@@ -44,7 +44,7 @@ def _check(node: ast.AST, text: str, names: set[str]) -> None:
     if isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.keywords or node.func.id not in _FUNCTION_NAMES:
             name = ast.unparse(node.func)
-            raise ExpressionError(f"there is no function {name!r}; {did_you_mean(name, _FUNCTION_NAMES)}")
+            raise ExpressionError(f"unknown function {name!r}; {did_you_mean(name, _FUNCTION_NAMES)}")
         form = FORMS.get(node.func.id)
         if form is not None and (len(node.args) != form or not isinstance(node.args[1], ast.Name)):
             raise ExpressionError(f"{text!r}: {node.func.id} takes {form} arguments, the second a name of [given]")

@@ -119,7 +119,7 @@ def _compile_function(text: str, function: str) -> Callable[..., Any]:
 def _load_function(path: Path, function: str) -> Callable[..., Any]:
     """Execute a user's file, which was named for this purpose, and return its function."""
     if not path.is_file():
-        raise StorageError(f"there is no file {path}; write the starter to a file and complete it")
+        raise StorageError(f"file {path} does not exist; write the starter to a file and complete it")
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a Python file; expected a name ending in .py")
     namespace: dict[str, Any] = {"__name__": "filled_in", "__file__": str(path)}

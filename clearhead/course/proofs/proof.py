@@ -120,7 +120,7 @@ def prove(name: str) -> Proof:
         The proof; print it to read it.
 
     Raises:
-        ConfigError: If there is no such proof.
+        ConfigError: If the proof does not exist.
 
     Example:
         >>> prove("weights-sum-to-one").n_steps > 1

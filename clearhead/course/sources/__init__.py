@@ -118,7 +118,7 @@ def document(slug: str) -> CourseDocument:
         The document with its questions.
 
     Raises:
-        ConfigError: If there is no such document.
+        ConfigError: If the document does not exist.
 
     Example:
         >>> document("ceng403-exam").questions[0].location

@@ -183,7 +183,7 @@ def read_mat(path: Path) -> Images:
     with optional_dependency("reading .mat files needs scipy: pip install 'clearhead[data]'"):
         from scipy.io import loadmat
     if not path.is_file():
-        raise StorageError(f"there is no file {path}: expected SVHN's {' and '.join(_MAT_NAMES)}")
+        raise StorageError(f"file {path} does not exist: expected SVHN's {' and '.join(_MAT_NAMES)}")
     try:
         content = loadmat(path, variable_names=("X", "y"))
     except Exception as error:  # scipy raises various exceptions for invalid files
@@ -262,7 +262,7 @@ def load_images(path: Path | str | None) -> tuple[Images, Images]:
         return read_npz(path)
     if not path.exists():
         then = "give the pictures, or no path for scikit-learn's digits"
-        raise StorageError(f"there is no file or folder {path}; {then}")
+        raise StorageError(f"file or folder {path} does not exist; {then}")
     raise DataError(f"{path}: expected an npz (or npz.xz), or a folder with {' and '.join(_MAT_NAMES)} or idx files")
 
 

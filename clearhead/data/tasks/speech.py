@@ -111,7 +111,7 @@ class Recordings:
         if held_out_speaker is not None:
             if held_out_speaker not in self.names:
                 hint = did_you_mean(held_out_speaker, self.names)
-                raise DataError(f"there is no speaker {held_out_speaker!r}; {hint}")
+                raise DataError(f"unknown speaker {held_out_speaker!r}; {hint}")
             held = self.speakers == self.names.index(held_out_speaker)
             train = train & ~held
         if evaluation_only:

@@ -127,7 +127,7 @@ def read_rotary(keys: ConfigReader, base: float = 10000.0, partial_rotary_factor
     theta = rope.pop("rope_theta", theta)
     partial_rotary_factor = rope.pop("partial_rotary_factor", partial_rotary_factor)
     if kind not in ("default", *_SCALINGS):
-        raise StorageError(f"the RoPE scaling is {short_repr(kind)}; known are: default, {', '.join(_SCALINGS)}")
+        raise StorageError(f"the RoPE scaling is {short_repr(kind)}; known: default, {', '.join(_SCALINGS)}")
     scaling = None
     if kind != "default":
         scaling_class, names = _SCALINGS[kind]

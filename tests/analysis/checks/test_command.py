@@ -174,7 +174,7 @@ def test_command_options_decide_verdict(run, arguments, status, verdict):
         (("mine_to_check:absent",), "clearhead: mine_to_check has no 'absent'"),
         (("mine_to_check:number",), "clearhead: mine_to_check:number is a int; expected a function"),
         (("mine_to_check:needs",), "clearhead: mine_to_check:needs could not be called without arguments"),
-        (("mine_to_check:right", "--only", "leak"), "clearhead: there is no property 'leak'; there are:"),
+        (("mine_to_check:right", "--only", "leak"), "clearhead: unknown property 'leak'; there are:"),
     ],
 )
 def test_command_invalid_arguments_print_one_line(run, arguments, message):

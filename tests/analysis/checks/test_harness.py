@@ -333,7 +333,7 @@ def test_report_text_html_and_json():
             nn.Linear(3, 3),
             {"inputs": Values((3,)), "only": "leak"},
             ConfigError,
-            "there is no property 'leak'; there are",
+            "unknown property 'leak'; there are",
         ),
         (nn.Linear(3, 3), {"inputs": Values((3,)), "only": 5}, ConfigError, "only is 5; expected names"),
     ],

@@ -78,7 +78,7 @@ def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bass", "--tokens", "5"), "clearhead: there is no preset 'bass'; did you mean 'base'?\n"),
+        (("bass", "--tokens", "5"), "clearhead: unknown preset 'bass'; did you mean 'base'?\n"),
         (("base", "--tokens", "-5"), "clearhead: tokens is -5; expected a whole number of at least 1\n"),
         (
             ("--d-model", "512", "--n-heads", "7", "--tokens", "5"),

@@ -74,8 +74,8 @@ def test_parse_bytes_invalid_text_raises_config_error(text):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: cost("gpt3", tokens=5), ConfigError, "there is no preset 'gpt3'; did you mean 'gpt2'?"),
-        (lambda: preset("zzz"), ConfigError, "there is no preset 'zzz'; known are: base, big"),
+        (lambda: cost("gpt3", tokens=5), ConfigError, "unknown preset 'gpt3'; did you mean 'gpt2'?"),
+        (lambda: preset("zzz"), ConfigError, "unknown preset 'zzz'; known: base, big"),
         (lambda: cost("gpt2"), ConfigError, "tokens is missing"),
         (lambda: cost("gpt2", tokens=-3), ConfigError, "tokens is -3; expected a whole number of at least 1"),
         (lambda: cost("gpt2", tokens=3.5), ConfigError, "tokens is 3.5; expected a whole number"),

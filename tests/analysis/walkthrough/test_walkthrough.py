@@ -409,9 +409,9 @@ def test_walkthrough_html_is_self_contained():
 
 @pytest.mark.bad_input
 def test_missing_step_head_and_attention_raise():
-    with pytest.raises(ClearheadError, match="no step 'wights' in encoder; the roles are: characters"):
+    with pytest.raises(ClearheadError, match="unknown step 'wights' in encoder; the roles are: characters"):
         hello_walkthrough()["encoder", "wights"]
-    with pytest.raises(ClearheadError, match="there is no head 8; expected 0 to 7"):
+    with pytest.raises(ClearheadError, match="unknown head 8; expected 0 to 7"):
         hello_walkthrough().text(head=8)
     with pytest.raises(ClearheadError, match="Linear has no attention that can be recorded"):
         analysis.build_walkthrough(nn.Linear(3, 5), torch.randn(1, 7, 3))

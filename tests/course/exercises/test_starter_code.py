@@ -163,7 +163,7 @@ def test_invalid_programs_raise(tmp_path):
         mine.write_text(text)
         with pytest.raises(ClearheadError, match=why):
             grade_program("multi-head", mine)
-    with pytest.raises(ClearheadError, match="there is no file"):
+    with pytest.raises(ClearheadError, match=r"file .* does not exist"):
         grade_program("multi-head", tmp_path / "none.py")
     with pytest.raises(ClearheadError, match="multi-head"):
         starter_code("multihead")

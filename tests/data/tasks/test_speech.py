@@ -63,7 +63,7 @@ class TestReading:
         ):
             with pytest.raises(error, match=message):
                 Recordings.load(path, RATE)
-        with pytest.raises(DataError, match="there is no speaker 'anna'; did you mean 'ann'"):
+        with pytest.raises(DataError, match="unknown speaker 'anna'; did you mean 'ann'"):
             recordings.split("anna")
         ten = recordings.select(recordings.numbers == 10)
         with pytest.raises(DataError, match=r"no recordings for validation \(numbers below 10\)"):
