@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
+from clearhead.ops.fused_linear_config import LayerKind, device_name, linear_config
 
 MAX_DECODE_ROWS = 64
 """Largest number of rows for the Triton kernels; with more, reading the weight is not the limit and torch is faster."""
@@ -50,9 +51,13 @@ def fused_linear_decode(
         The result, shape (R, N)."""
     is_supported = len(x) <= MAX_DECODE_ROWS and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
     if is_supported and runs_triton(x) and activation_code(spec.activation) is not None:
-        from clearhead.ops.fused_linear_triton import launch
+        N, M = spec.weight.shape
+        kind: LayerKind = "gated" if spec.gate is not None else "plain" if spec.norm is None else "normed"
+        config = linear_config(device_name(x.device), len(x), N, M, kind)
+        if config.kernel != "library":
+            from clearhead.ops.fused_linear_triton import launch
 
-        return launch(x, spec, residual)
+            return launch(x, spec, residual, config)
     return fused_linear_reference(x, spec, residual)
 
 

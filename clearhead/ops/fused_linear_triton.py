@@ -1,11 +1,11 @@
 """Triton kernels of `fused_linear_decode`: each program reads a strip of the weight once; everything else is small.
 
-Up to 8 rows, sums are computed element by element, from loads that are all in flight at once. Beyond, tensor cores
-multiply tiles, with the rows as the short side. If a weight has few columns of long rows, several programs share a
-row, and the last to end adds up their parts, in a fixed order. Every program recomputes the norm: its input is a few
-kilobytes that are in the cache.
+The small-M kernel sums element by element, from loads that are all in flight at once. The tiled kernel multiplies on
+tensor cores, with the rows, padded to 16, as the short side. If a weight has few columns, several programs share a row
+(split-K), and the last to end adds up their parts, in a fixed order. Every program recomputes a fused norm.
+`fused_linear_config` selects the kernel and its tiles.
 
-    R rows, RP rounded up   BN columns of the result   BK features at once   SPAN features of one program
+    R rows, RP padded   BN columns of the result   BK features at once   SPAN features of one program
 """
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
@@ -14,23 +14,20 @@ kilobytes that are in the cache.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from clearhead.ops.fused_linear import FusedLinearSpec, activation_code
+from clearhead.ops.fused_linear import FusedLinearSpec, activation_code, apply_norm
+from clearhead.ops.fused_linear_config import LinearConfig
 from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, zeroed_counters
 
 __all__ = ["launch"]
 
-_MAX_SMALL_M = 8  # rows that are summed element by element
 _SMALL_M_ELEMENTS = 8192  # weight elements that one program loads at once
-_MIN_PROGRAMS, _MIN_TILES = 640, 72  # programs of the two kernels that occupy an H200; measured
+_MIN_PROGRAMS = 640  # programs of the small-M kernel that occupy an H200; measured
 _MAX_CONCURRENT_PROGRAMS = 512  # programs that are resident at once and can prefetch their weights before the wait
-_MIN_SPLIT_FEATURES = 1024  # above this many features, several programs share a row
 
 
 @triton.jit
@@ -122,20 +119,21 @@ def small_m_kernel(
     tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "PARTS"])
 def tiled_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters, N, M, eps,
-    R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPAN: tl.constexpr, PARTS: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters, N, M, R, SPAN, PARTS, eps,
+    RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of the result on tensor cores, or its part over SPAN features."""
+    """Compute a tile of the result on tensor cores, or its part over SPAN features. EVEN: no tile needs a mask."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     valid = n < N
     r = tl.arange(0, RP)
     valid_row = r < R
     first = tl.program_id(1) * SPAN
+    last = tl.minimum(first + SPAN, M)
     if LINES > 0:
         line = tl.minimum(first + tl.arange(0, LINES) * LINE, M - 1)
         prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], USE_PDL)
@@ -156,12 +154,14 @@ def tiled_kernel(
         rstd = tl.rsqrt(tl.maximum(tl.sum(squares, axis=1) / M - mean * mean, 0.0) + eps)
     acc = tl.zeros((BN, RP), tl.float32)
     gated = tl.zeros((BN, RP), tl.float32)
-    for start in range(first, tl.minimum(first + SPAN, M), BK):
+    offsets = n.to(tl.int64)[:, None] * M + tl.arange(0, BK)[None, :]
+    for start in range(first, last, BK):
         k = start + tl.arange(0, BK)
-        valid_k = k < M
-        tile = valid[:, None] & valid_k[None, :]
-        at = n.to(tl.int64)[:, None] * M + k[None, :]
-        w = tl.load(weight + at, mask=tile, other=0.0)
+        valid_k = k < last
+        if EVEN:
+            w = tl.load(weight + offsets + start, eviction_policy="evict_first")
+        else:
+            w = tl.load(weight + offsets + start, mask=valid[:, None] & valid_k[None, :], other=0.0)
         features = tl.load(x + r[None, :] * M + k[:, None], mask=valid_row[None, :] & valid_k[:, None], other=0.0)
         if NORM > 0:
             wide = (features.to(tl.float32) - mean[None, :]) * rstd[None, :]
@@ -171,22 +171,31 @@ def tiled_kernel(
             features = wide.to(x.dtype.element_ty)
         acc = tl.dot(w, features, acc, input_precision="ieee")
         if GATED:
-            g = tl.load(gate + at, mask=tile, other=0.0)
+            if EVEN:
+                g = tl.load(gate + offsets + start, eviction_policy="evict_first")
+            else:
+                g = tl.load(gate + offsets + start, mask=valid[:, None] & valid_k[None, :], other=0.0)
             gated = tl.dot(g, features, gated, input_precision="ieee")
-    last = True
-    if PARTS > 1:
+    is_last = True
+    if SPLIT:
+        size = N * RP
         part_offset = n[:, None] * RP + r[None, :]
-        tl.store(parts + tl.program_id(1) * N * RP + part_offset, acc, mask=valid[:, None])
+        stored = tl.broadcast_to(valid[:, None], (BN, RP))
+        tl.store(parts + tl.program_id(1) * size + part_offset, acc, mask=stored)
+        if GATED:
+            tl.store(parts + (PARTS + tl.program_id(1)) * size + part_offset, gated, mask=stored)
         tl.debug_barrier()
-        last = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
-        if last:
+        is_last = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
+        if is_last:
             acc = tl.zeros((BN, RP), tl.float32)
-            for part in tl.static_range(PARTS):
-                acc += tl.load(
-                    parts + part * N * RP + part_offset, mask=valid[:, None], other=0.0, cache_modifier=".cg"
-                )
+            gated = tl.zeros((BN, RP), tl.float32)
+            for part in range(PARTS):
+                acc += tl.load(parts + part * size + part_offset, mask=stored, other=0.0, cache_modifier=".cg")
+                if GATED:
+                    other = parts + (PARTS + part) * size + part_offset
+                    gated += tl.load(other, mask=stored, other=0.0, cache_modifier=".cg")
             tl.store(counters + tl.program_id(0), 0)
-    if last:
+    if is_last:
         acc = _activate_with_bias(acc, gated, bias, gate_bias, n, valid, HAS_BIAS, GATED, ACT)
         offset = r[None, :] * N + n[:, None]
         valid_out = valid[:, None] & valid_row[None, :]
@@ -195,11 +204,13 @@ def tiled_kernel(
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None) -> Tensor:
-    """Return residual + activation(norm(x) Wᵀ + b) for x (R, M)."""
+def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: LinearConfig) -> Tensor:
+    """Return residual + activation(norm(x) Wᵀ + b) for x (R, M), computed as `config` says."""
     R, M = x.shape
     N = spec.weight.shape[0]
     norm = spec.norm
+    if norm is not None and not config.fuses_norm:
+        x, norm = apply_norm(x, norm), None
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
     shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
     norm_code = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
@@ -213,28 +224,32 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None) -> Tensor:
         out if residual is None else residual,
         out,
     )  # fmt: skip
-    sizes = N, M, 0.0 if norm is None else _eps(norm, x.dtype)
+    eps = 0.0 if norm is None else _eps(norm, x.dtype)
     constants = {
         "NORM": norm_code, "HAS_SHIFT": shift is not None, "HAS_BIAS": spec.bias is not None,
         "GATED": spec.gate is not None, "ACT": activation_code(spec.activation),
         "HAS_RESIDUAL": residual is not None, **pdl_options(x),
     }  # fmt: skip
-    if R <= _MAX_SMALL_M:
+    if config.kernel == "rows":
         BN, BK, warps = _small_m_config(N, M, norm is not None)
         constants |= {"R": R, "RP": triton.next_power_of_2(R), "num_warps": warps, "num_stages": 2}
-        small_m_kernel[(triton.cdiv(N, BN),)](*pointers, *sizes, BN=BN, BK=BK, **constants)
+        small_m_kernel[(triton.cdiv(N, BN),)](*pointers, N, M, eps, BN=BN, BK=BK, **constants)
         return out
-    tile = _tiled_config(R, N, M, norm is not None, spec.gate is not None, _shared_memory_elements(x))
+    tile = _fit_tile(config, R, M, spec.gate is not None, _shared_memory_elements(x))
     parts = counters = out
     RP, n, line = max(16, triton.next_power_of_2(R)), triton.cdiv(N, tile.BN), 128 // x.element_size()
     if tile.parts > 1:
-        parts = torch.empty(tile.parts * N * RP, dtype=torch.float32, device=x.device)
+        n_sums = tile.parts * (1 if spec.gate is None else 2)
+        parts = torch.empty(n_sums * N * RP, dtype=torch.float32, device=x.device)
         counters = zeroed_counters(n, x.device)
-    lines = triton.next_power_of_2(triton.cdiv(tile.span, line)) if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS else 0
+    span = triton.cdiv(triton.cdiv(M, tile.parts), tile.BK) * tile.BK
+    lines = 0  # cache lines of each weight row to prefetch
+    if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS:
+        lines = min(32, max(8, triton.next_power_of_2(triton.cdiv(span, line))))
     tiled_kernel[(n, tile.parts)](
-        *pointers, parts, counters, *sizes, R=R, RP=RP, BN=tile.BN, BK=tile.BK,
-        SPAN=tile.span, PARTS=tile.parts, LINE=line, LINES=lines,
-        num_warps=4, num_stages=tile.stages, **constants,
+        *pointers, parts, counters, N, M, R, span, tile.parts, eps,
+        RP=RP, BN=tile.BN, BK=tile.BK, EVEN=N % tile.BN == 0 and M % span == 0, SPLIT=tile.parts > 1,
+        LINE=line, LINES=lines, num_warps=tile.warps, num_stages=tile.stages, **constants,
     )  # fmt: skip
     return out
 
@@ -261,30 +276,11 @@ def _small_m_config(N: int, M: int, full_rows: bool) -> tuple[int, int, int]:
     return BN, BK, 4 if BK <= 1024 else 8
 
 
-class _TileConfig(NamedTuple):
-    """Tile sizes, pipeline stages, and how many programs share a row, of SPAN features each."""
-
-    BN: int
-    BK: int
-    stages: int
-    parts: int
-    span: int
-
-
-def _tiled_config(R: int, N: int, M: int, full_rows: bool, gated: bool, shared: int) -> _TileConfig:
-    """Return tiles narrow enough to occupy every multiprocessor; rows are split if columns do not suffice.
-
-    Measured on an H200."""
-    split_rows = M > _MIN_SPLIT_FEATURES and not full_rows and not gated
-    BN = 64
-    while BN > (32 if split_rows else 16) and triton.cdiv(N, BN) < _MIN_TILES:
-        BN //= 2
-    BK = 256 if gated or (full_rows and BN < 64) else 64 if BN == 64 else 128
-    BK = min(BK, max(16, triton.next_power_of_2(M)))
-    parts = 1
-    while split_rows and M > parts * _MIN_SPLIT_FEATURES and triton.cdiv(N, BN) * parts < _MIN_TILES:
-        parts *= 2
-    stages = 3 if BN == 64 or gated else 4
-    while BK > 16 and stages * BK * (BN * (2 if gated else 1) + triton.next_power_of_2(R)) > shared:
+def _fit_tile(config: LinearConfig, R: int, M: int, gated: bool, shared: int) -> LinearConfig:
+    """Return the config with tiles that fit into shared memory and are not longer than a row, and no empty part."""
+    BK, parts = min(config.BK, max(16, triton.next_power_of_2(M))), config.parts
+    while BK > 16 and config.stages * BK * (config.BN * (2 if gated else 1) + triton.next_power_of_2(R)) > shared:
         BK //= 2
-    return _TileConfig(BN, BK, stages, parts, triton.cdiv(triton.cdiv(M, parts), BK) * BK)
+    while parts > 1 and (parts - 1) * triton.cdiv(triton.cdiv(M, parts), BK) * BK >= M:
+        parts -= 1
+    return config._replace(BK=BK, parts=parts)

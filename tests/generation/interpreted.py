@@ -1,4 +1,4 @@
-"""Compare each kernel with its reference; `test_fast.py` runs this in a separate process with TRITON_INTERPRET=1."""
+"""Compare each kernel with its reference; `test_engine.py` runs this in a separate process with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.generation.sampling import log_probs_at, topk_logprobs
 from clearhead.nn import GELU, ReLU, SwiGLU
 from clearhead.ops.fused_linear import FusedLinearSpec, fused_linear_decode, fused_linear_reference
+from clearhead.ops.fused_linear_config import LinearConfig
 
 
 def random_norm(kind, width):
@@ -30,7 +31,7 @@ def fused_linears():
         (11, 71, nn.LayerNorm, ReLU()),
         (11, 71, nn.RMSNorm, SwiGLU()),
         (37, 71, None, GELU()),
-        (11, 2100, None, GELU()),  # split over several programs
+        (5, 71, nn.RMSNorm, None),
     ):
         N = 38
         gated = isinstance(activation, SwiGLU)
@@ -46,6 +47,32 @@ def fused_linears():
         residual = torch.randn(rows, N) if rows != 3 else None
         expected = fused_linear_reference(x, spec, residual)
         torch.testing.assert_close(fused_linear_decode(x, spec, residual), expected, rtol=1e-4, atol=1e-4)
+
+
+def split_linears():
+    """Several programs share a row, with and without masks, and with a norm before or in the kernel."""
+    from clearhead.ops.fused_linear_triton import launch
+
+    for rows, N, M, kind, parts, fuses_norm in (
+        (3, 38, 300, "plain", 3, True),
+        (5, 64, 256, "gated", 2, True),
+        (17, 38, 300, "gated", 3, True),
+        (11, 48, 256, "normed", 2, False),
+        (4, 32, 512, "normed", 4, True),
+    ):
+        gated = kind == "gated"
+        norm = None if kind == "plain" else random_norm(nn.RMSNorm if gated else nn.LayerNorm, M)
+        activation = SwiGLU() if gated else GELU()
+        weights = [torch.randn(N, M) * M**-0.5 for _ in range(2)]
+        spec = FusedLinearSpec(
+            weights[0], torch.randn(N), norm, activation, weights[1] if gated else None,
+            torch.randn(N) if gated else None,
+        )  # fmt: skip
+        x = torch.randn(rows, M)
+        residual = torch.randn(rows, N) if kind == "plain" else None
+        expected = fused_linear_reference(x, spec, residual)
+        config = LinearConfig("tiles", 16, 64, 4, 4, parts, fuses_norm)
+        torch.testing.assert_close(launch(x, spec, residual, config), expected, rtol=1e-4, atol=1e-4)
 
 
 def attention():
@@ -111,6 +138,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     with torch.no_grad():
         fused_linears()
+        split_linears()
         attention()
         sampling()
         models()

@@ -11,22 +11,23 @@ pytest.importorskip("triton")
 from clearhead.nn import SwiGLU
 from clearhead.ops import fused_linear_triton
 from clearhead.ops.fused_linear import FusedLinearSpec
+from clearhead.ops.fused_linear_config import LinearConfig
 from tests.support.kernel_compilation import H100_SHARED_MEMORY, CompilingKernel
 
 pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize(
-    ("rows", "N", "M", "dtype", "gated", "use_pdl"),
+    ("rows", "N", "M", "dtype", "gated", "parts", "use_pdl"),
     [
-        (36, 768, 768, torch.float32, False, False),  # nine prompts with four beams each
-        (64, 8192, 768, torch.float32, True, False),
-        (64, 8192, 768, torch.bfloat16, True, False),
-        (32, 768, 3072, torch.bfloat16, False, True),
+        (36, 768, 768, torch.float32, False, 1, False),  # nine prompts with four beams each
+        (64, 8192, 768, torch.float32, True, 2, False),
+        (64, 8192, 768, torch.bfloat16, True, 2, False),
+        (32, 768, 3072, torch.bfloat16, False, 4, True),
     ],
     ids=str,
 )
-def test_tiled_kernel_fits_into_shared_memory(monkeypatch, rows, N, M, dtype, gated, use_pdl):
+def test_tiled_kernel_fits_into_shared_memory(monkeypatch, rows, N, M, dtype, gated, parts, use_pdl):
     compiled = []
     monkeypatch.setattr(fused_linear_triton, "pdl_options", lambda x: {"USE_PDL": use_pdl})
     kernel = CompilingKernel(fused_linear_triton.tiled_kernel, compiled)
@@ -34,6 +35,7 @@ def test_tiled_kernel_fits_into_shared_memory(monkeypatch, rows, N, M, dtype, ga
     weight = torch.empty(N, M, dtype=dtype)
     gate = {"activation": SwiGLU(), "gate": weight} if gated else {}
     spec = FusedLinearSpec(weight, norm=None if M > 768 else nn.LayerNorm(M, dtype=dtype), **gate)
-    fused_linear_triton.launch(torch.empty(rows, M, dtype=dtype), spec, None)
+    config = LinearConfig("tiles", BN=64, BK=256, stages=5, parts=parts)
+    fused_linear_triton.launch(torch.empty(rows, M, dtype=dtype), spec, None, config)
     (resources,) = compiled
     assert resources.shared <= H100_SHARED_MEMORY

@@ -28,7 +28,8 @@ def test_decode_kernels_equal_references_on_gpu():
     torch.set_default_device("cuda")
     try:
         with torch.no_grad():
-            interpreted.products()
+            interpreted.fused_linears()
+            interpreted.split_linears()
             interpreted.attention()
             interpreted.sampling()
     finally:
