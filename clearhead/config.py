@@ -99,7 +99,7 @@ class Config(Validated):
 
     _classes: ClassVar[dict[str, type[Config]]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         registered = Config._classes.get(cls.__name__)
         # Running a notebook cell again redefines a class, which is allowed; equal names in two modules are ambiguous.
@@ -110,7 +110,7 @@ class Config(Validated):
             )
         Config._classes[cls.__name__] = cls
 
-    def __new__(cls, *_args: Any, **fields: Any) -> Config:
+    def __new__(cls, *_args: object, **fields: object) -> Config:
         reject_unknown_keywords(fields, cls.__dataclass_fields__, cls.__name__)
         return super().__new__(cls)
 
@@ -118,7 +118,7 @@ class Config(Validated):
         """Return a newly initialized model with this configuration."""
         raise ConfigError(f"{type(self).__name__} does not describe a model; define a build() method that returns one")
 
-    def replace(self: C, **changes: Any) -> C:
+    def replace(self: C, **changes: object) -> C:
         """Return a copy with some fields changed; all fields are validated again."""
         _reject_unknown(changes, _field_types(type(self)), type(self).__name__)
         return dataclasses.replace(self, **changes)
@@ -162,10 +162,10 @@ class Config(Validated):
         return cls.from_dict(data)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+_HINTS: dict[type, dict[str, object]] = {}
 
 
-def _field_types(cls: type) -> dict[str, Any]:
+def _field_types(cls: type) -> dict[str, object]:
     """Return the evaluated annotations of the fields of a dataclass; cached."""
     if cls not in _HINTS:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -185,7 +185,7 @@ def _reject_unknown(keys: Iterable[str], field_names: Iterable[str], owner: str)
 # Values with `to_text` and `from_text` (masks) are stored as text.
 
 
-def encode(value: Any, where: str = "") -> Any:
+def encode(value: object, where: str = "") -> Any:
     """Convert a value to plain data; a dataclass becomes a dict that starts with its class name."""
     if hasattr(value, "to_text"):
         try:
@@ -222,7 +222,7 @@ def _config_class(data: Mapping[str, object], cls: type[Config]) -> type[Config]
     return config_class
 
 
-def _decode_fields(data: Mapping[str, object], cls: type, prefix: str) -> Any:
+def _decode_fields(data: Mapping[str, object], cls: type, prefix: str) -> object:
     """Build a dataclass from a dict; names and values are validated against the annotations."""
     renamed = {old: new for base in cls.__mro__ for old, new in vars(base).get("renamed_fields", {}).items()}
     data = {renamed.get(key, key): value for key, value in data.items() if key != "type"}

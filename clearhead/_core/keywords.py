@@ -91,7 +91,7 @@ def explain_keywords(target: C) -> C:
     name = target.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(target)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> object:
         for keyword in kwargs:
             if keyword not in accepted:
                 raise keyword_error(keyword, accepted, name)

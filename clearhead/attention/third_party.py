@@ -24,10 +24,10 @@ from clearhead.attention.scores import Scaled, ScaledDot, Scores
 from clearhead.masks import Mask, allow, causal
 
 _SDPA = F.scaled_dot_product_attention
-_SOFTMAX: set[Callable[..., Any]] = {F.softmax, torch.softmax, Tensor.softmax}
-_PRODUCTS: set[Callable[..., Any]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+_SOFTMAX: set[Callable[..., object]] = {F.softmax, torch.softmax, Tensor.softmax}
+_PRODUCTS: set[Callable[..., object]] = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 # Operations between the softmax and the product, whose results are the weights of the same attention.
-_WEIGHT_OPERATIONS: set[Callable[..., Any]] = {
+_WEIGHT_OPERATIONS: set[Callable[..., object]] = {
     F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16,
     torch.nan_to_num, Tensor.nan_to_num, Tensor.contiguous,
 }  # fmt: skip
@@ -72,7 +72,7 @@ class InterceptSDPA(TorchFunctionMode):
             self._weights[out] = None
         return out
 
-    def _after_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _after_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run an operation on weights: their product with the values is the output of attention."""
         weights: Tensor = args[0] if self._weights[args[0]] is None else self._weights[args[0]]
         out = func(*args, **kwargs)
@@ -152,7 +152,7 @@ def _run(call: ObservedCall) -> Tensor:
     return out if out.dim() > 3 else out.unsqueeze(-3)
 
 
-def _with_observed_sdpa(function: Any) -> Callable[..., Any]:
+def _with_observed_sdpa(function: Any) -> Callable[..., object]:
     """Return a copy of a function of `torch.nn.functional` that calls `observed_sdpa`; torch's module is unchanged."""
     names = {**vars(F), "scaled_dot_product_attention": observed_sdpa}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)

@@ -116,7 +116,7 @@ def emit(json: bool, document: object, *renderables: RenderableType) -> None:
         console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
 
 
-def print_line(text: str, **options: Any) -> None:
+def print_line(text: str, **options: object) -> None:
     """Print a line without wrapping it, because it may contain a path."""
     console.print(text, markup=False, soft_wrap=True, **options)
 

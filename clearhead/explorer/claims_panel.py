@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import INVALID, coerce, require
@@ -93,7 +92,7 @@ def grade(request: GradeRequest, context: RequestContext) -> JSONObject:
     return exercises.grade_text(_solve(request), "\n".join(lines)).to_dict()
 
 
-def _fields(value: Any, *names: str) -> JSONObject:
+def _fields(value: object, *names: str) -> JSONObject:
     """Return some attributes as a dictionary."""
     return {name: getattr(value, name) for name in names}
 

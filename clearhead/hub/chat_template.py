@@ -77,7 +77,7 @@ def _render_sandboxed(template: str, values: dict[str, Any]) -> str:
     def as_json(value: Any, **options: Any) -> str:
         return json.dumps(value, **{"ensure_ascii": False, **options})
 
-    extensions: list[Any] = [Generation, "jinja2.ext.loopcontrols"]
+    extensions: list[object] = [Generation, "jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = as_json
     environment.globals |= {

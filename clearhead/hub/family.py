@@ -45,12 +45,12 @@ _MAX_REASON = 1_000  # characters of an error that may quote a configuration
 class ConfigReader:
     """A third-party configuration that records which keys were read; `reject_unused` raises for the others."""
 
-    def __init__(self, data: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None) -> None:
+    def __init__(self, data: Mapping[str, object], shapes: Mapping[str, Shape] | None = None) -> None:
         self.data = dict(data)
         self.shapes = dict(shapes or {})  # of the stored tensors, for configurations that lack some sizes
         self._read_keys: set[str] = set()
 
-    def __call__(self, name: str, default: Any = _REQUIRED) -> Any:
+    def __call__(self, name: str, default: object = _REQUIRED) -> Any:
         """Return the value of a key, or the default of the original code if it is missing."""
         self._read_keys.add(name)
         if name in self.data:
@@ -59,7 +59,7 @@ class ConfigReader:
             raise StorageError(f"the configuration has no {name!r}, which this family needs")
         return default
 
-    def only(self, name: str, *choices: Any, default: Any = _REQUIRED) -> Any:
+    def only(self, name: str, *choices: object, default: object = _REQUIRED) -> Any:
         """Return the value of a key that must be one of `choices`; if missing, `default` or the first."""
         value = self(name, choices[0] if default is _REQUIRED else default)
         if value not in choices:
@@ -67,7 +67,7 @@ class ConfigReader:
             raise StorageError(f"{name} is {short_repr(value)}, which clearhead cannot express; expected {expected}")
         return value
 
-    def expect(self, **values: Any) -> None:
+    def expect(self, **values: object) -> None:
         """Raise unless each key is missing or has this value."""
         for name, value in values.items():
             self.only(name, value)
@@ -106,7 +106,7 @@ class Field:
             return self.choices[keys.only(key, *self.choices, default=self.default)]
         return self.load(keys(key, self.default))
 
-    def write(self, value: Any) -> Any:
+    def write(self, value: object) -> Any:
         """Return the value of the key."""
         if self.choices is None:
             return self.export(value)

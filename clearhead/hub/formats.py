@@ -259,7 +259,7 @@ class GGUF(CheckpointReader):
 
         tokens, kinds = self.fields["tokenizer.ggml.tokens"], self.fields.get("tokenizer.ggml.token_type", [])
         merges = [tuple(merge.split(" ")) for merge in self.fields.get("tokenizer.ggml.merges", [])]
-        inner: Any = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        inner = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
         before = [pre_tokenizers.Digits(individual_digits=True)] if _PRE_TOKENIZERS[pre_tokenizer] else []
         inner.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         inner.decoder = decoders.ByteLevel()

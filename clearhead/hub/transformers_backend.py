@@ -99,7 +99,7 @@ def make_mask(
     return dense
 
 
-def _expression(function: Callable[..., Any]) -> Mask | None:
+def _expression(function: Callable[..., object]) -> Mask | None:
     """Return a mask function of transformers as a mask expression, or None if it is unknown."""
     name = function.__qualname__.removesuffix(".<locals>.inner_mask")
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -312,7 +312,7 @@ def as_mask(value: object) -> Mask:
     return _operand(value, None)
 
 
-def check_integer(value: Any, name: str, *, least: int = 0) -> int:
+def check_integer(value: object, name: str, *, least: int = 0) -> int:
     """Return `value` as an int between `least` and 2³¹ − 1, or raise a MaskError that contains `name`."""
     return check_int(value, name, minimum=least, maximum=MAX_INTEGER, error=MaskError)
 
@@ -339,7 +339,7 @@ def common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     return common
 
 
-def _check_size(name: str, value: Any) -> None:
+def _check_size(name: str, value: object) -> None:
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         if 0 <= value <= MAX_INTEGER:
             return

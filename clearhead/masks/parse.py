@@ -54,7 +54,7 @@ class _Token(NamedTuple):
     column: int  # from 1
 
 
-def parse(text: str, /, **data: Any) -> Mask:
+def parse(text: str, /, **data: object) -> Mask:
     """Return the mask that `text` describes; `parse(str(m)) == m` for every structural mask.
 
         parse("causal() & padding(lengths)", lengths=lengths)
@@ -201,7 +201,7 @@ class _Parser:
             self._fail(f"{parameter} is repeated", token.column)
         return parameter, value
 
-    def _value(self, owner: str, parameter: str, token: _Token) -> Any:
+    def _value(self, owner: str, parameter: str, token: _Token) -> object:
         if _CONSTRUCTORS[owner] in _NUMBERS:
             if token.kind != "number":
                 self._fail(f"expected an integer for {parameter}: {_usage(owner)}", token.column)
@@ -221,7 +221,7 @@ class _Parser:
 
     # -- errors -------------------------------------------------------------------------------------------------------
 
-    def _build(self, build: Callable[..., Mask], *parts: Any, column: int | None = None, **values: Any) -> Mask:
+    def _build(self, build: Callable[..., Mask], *parts: object, column: int | None = None, **values: object) -> Mask:
         """Call a constructor or operator and report its errors at a position in the text."""
         try:
             return build(*parts, **values)

@@ -140,7 +140,7 @@ class _AppliedMask(AttentionObserver):
                 )
                 stack.enter_context(hooks)
 
-    def call_compiled(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call_compiled(self, compiled: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Call a compiled module between `enter` and `leave`."""
         self.enter()
         try:
@@ -148,7 +148,7 @@ class _AppliedMask(AttentionObserver):
         finally:
             self.leave()
 
-    def enter(self, *_: Any) -> None:
+    def enter(self, *_: object) -> None:
         """Activate the mask when the outermost module starts."""
         if torch.compiler.is_compiling():  # an outer module has already entered; torch 2.11 cannot count in a graph
             return
@@ -159,7 +159,7 @@ class _AppliedMask(AttentionObserver):
             add_observer(self)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, *_: object) -> None:
         """Deactivate the mask when the outermost module ends."""
         if torch.compiler.is_compiling():
             return
@@ -169,7 +169,7 @@ class _AppliedMask(AttentionObserver):
             remove_observer(self)
             _COMPILED.active.remove(self)
 
-    def add_mask(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def add_mask(self, layer: nn.Module, args: object, kwargs: dict[str, Any]) -> tuple[object, dict[str, object]]:
         """Add the active masks to the arguments of a compiled `MultiHeadAttention`."""
         if not torch.compiler.is_compiling():
             return args, kwargs
@@ -178,7 +178,7 @@ class _AppliedMask(AttentionObserver):
             return args, kwargs
         return args, kwargs | {"mask": _COMPILED.combine(kwargs.get("mask"))}
 
-    def leave_layer(self, layer: nn.Module, args: Any, output: Any) -> None:
+    def leave_layer(self, layer: nn.Module, args: object, output: object) -> None:
         """Undo the nesting depth of `add_mask`."""
         if torch.compiler.is_compiling():
             _COMPILED.depth -= 1

@@ -11,7 +11,6 @@ old cache entries), and must call `pdl_wait` before it accesses anything else.""
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import triton
@@ -46,13 +45,13 @@ def zeroed_counters(n: int, device: torch.device) -> torch.Tensor:
     return buffers[-1]
 
 
-def pdl_options(x: torch.Tensor) -> dict[str, Any]:
+def pdl_options(x: torch.Tensor) -> dict[str, object]:
     """Return the keyword arguments of a launch with PDL, if the GPU and Triton support it."""
     return _options(x.device) if x.is_cuda else {"USE_PDL": False}
 
 
 @functools.cache
-def _options(device: torch.device) -> dict[str, Any]:
+def _options(device: torch.device) -> dict[str, object]:
     from triton.backends.nvidia.compiler import CUDAOptions
 
     is_supported = hasattr(tl.extra.cuda, "gdc_wait") and "launch_pdl" in CUDAOptions.__dataclass_fields__

@@ -135,7 +135,7 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-    detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
+    detached: dict[str, object] = {name: tensor.detach() for name, tensor in tensors.items()}
     try:
         dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:  # a BaseException with the failures of all processes

@@ -61,7 +61,7 @@ PLAIN = Objective()
 class ChunkableModel(Protocol):
     """A model whose logits are the product of its hidden states and a weight, plus `logit_bias` if it has one."""
 
-    def hidden_states(self, *args: Any, **kwargs: Any) -> Tensor:
+    def hidden_states(self, *args: object, **kwargs: object) -> Tensor:
         """Return the hidden states of a batch, (..., M)."""
 
     def lm_head_weight(self) -> Tensor:

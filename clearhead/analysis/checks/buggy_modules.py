@@ -69,7 +69,7 @@ def _changed(kind: type, changes: Kwargs) -> Any:
 
 
 def _language(
-    kind: type[Language] = Language, *, lookback: int | None = None, caching: Caching | None = None, **changes: Any
+    kind: type[Language] = Language, *, lookback: int | None = None, caching: Caching | None = None, **changes: object
 ) -> Make:
     mask = causal() if lookback is None else causal() & window(lookback, 0)
     options = {
@@ -82,17 +82,17 @@ def _language(
     return lambda: spec_for(_changed(kind, changes)(), positions=True, max_len=ROOM, **options)
 
 
-def _reader(kind: type[nn.Module] = Reader, *, padding: KeepMask | None = _KEEP, **changes: Any) -> Make:
+def _reader(kind: type[nn.Module] = Reader, *, padding: KeepMask | None = _KEEP, **changes: object) -> Make:
     options = {"inputs": Embeddings(M), "causal": False, "positions": False, "layers": 1, "padding": padding}
     return lambda: spec_for(_changed(kind, changes)(), **options)
 
 
-def _attention(of: Callable[..., Make] = _language, **changes: Any) -> Make:
+def _attention(of: Callable[..., Make] = _language, **changes: object) -> Make:
     """Return a model with a changed attention layer."""
     return of(layer=lambda self: _changed(Attention, changes)())
 
 
-def _pair(**changes: Any) -> Make:
+def _pair(**changes: object) -> Make:
     options = {"padding": _KEEP, "target_padding": KeepMask("target_keep"), "max_len": ROOM, "positions": True}
     return lambda: spec_for(_changed(Pair, changes)(), inputs=Ids(V), source=Ids(V), causal=True, **options)
 

@@ -55,7 +55,7 @@ class Harness:
         source = None if kind is None else kind.draw(batch, length + 2, self.generator)
         return CallInputs(x=self.spec.inputs.draw(batch, length, self.generator), source=source)
 
-    def another(self, x: Tensor, kind: Any = None) -> Tensor:
+    def another(self, x: Tensor, kind: object = None) -> Tensor:
         """Other tokens of the same shape, each different from the given one."""
         kind = self.spec.inputs if kind is None else kind
         if not isinstance(kind, Ids):
@@ -66,7 +66,7 @@ class Harness:
 
     # ------------------------------------------------------------------ forward passes
 
-    def raw(self, batch: CallInputs, module: Any = None, dtype: torch.dtype | None = None) -> Any:
+    def raw(self, batch: CallInputs, module: object = None, dtype: torch.dtype | None = None) -> Any:
         """Return the unchanged output of the module."""
         x, source = (cast_to(tensor, dtype or self.dtype) for tensor in (batch.x, batch.source))
         return self.spec.run(self.module if module is None else module, replace(batch, x=x, source=source))

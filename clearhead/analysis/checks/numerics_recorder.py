@@ -128,7 +128,7 @@ class NumericsRecorder(TorchDispatchMode):
         H, T, D = out.shape[1:]
         self.observations.split_by_view |= T == self._length and H != T and H > 1 and H * D == x.shape[2]
 
-    def _inherit(self, name: str, args: Sequence[Any], tensors: list[Tensor], out: Tensor) -> None:
+    def _inherit(self, name: str, args: Sequence[object], tensors: list[Tensor], out: Tensor) -> None:
         """Propagate scale, width and softmax membership from the inputs of an operation to its output."""
         if name in _NEW:
             return

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from time import monotonic, perf_counter
-from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -42,13 +41,13 @@ NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
 def check(
-    module: Any,
+    module: object,
     *,
     only: str | Sequence[str] | None = None,
     seed: int = 0,
     length: int = LENGTH,
     on_start: Callable[[str, int, int], None] | None = None,
-    **options: Any,
+    **options: object,
 ) -> CheckReport:
     """Test a module for causality, padding, cache, batch, numerics and gradient errors.
 

@@ -33,7 +33,7 @@ def assert_valid(module: Any, **options: Any) -> CheckReport:
     return report
 
 
-def assert_causal(module: Any, **options: Any) -> None:
+def assert_causal(module: object, **options: object) -> None:
     """Raise AssertionError unless each output depends on exactly the tokens that the mask allows."""
     if "mask" not in options:
         options.setdefault("causal", True)
@@ -41,7 +41,7 @@ def assert_causal(module: Any, **options: Any) -> None:
     assert_property(module, "context use", **options)
 
 
-def assert_permutation_equivariant(module: Any, **options: Any) -> None:
+def assert_permutation_equivariant(module: object, **options: object) -> None:
     """Raise AssertionError if the order of the tokens matters."""
     options.setdefault("positions", False)
     assert_property(module, "permutation equivariance", **options)
@@ -50,7 +50,7 @@ def assert_permutation_equivariant(module: Any, **options: Any) -> None:
 def _assertion(name: str, doc: str) -> Callable[..., None]:
     """Return the assertion of one property, which takes a module and the options of `check`."""
 
-    def assertion(module: Any, **options: Any) -> None:
+    def assertion(module: object, **options: object) -> None:
         assert_property(module, name, **options)
 
     assertion.__doc__ = doc

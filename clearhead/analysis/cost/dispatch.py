@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -237,11 +236,11 @@ def _gpu_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
     return torch.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
-_GPU_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
+_GPU_FUNCTIONS: dict[object, Callable[..., Tensor]] = {
     F.dropout: _gpu_dropout, torch.dropout: _gpu_dropout, F.rms_norm: _gpu_rms_norm, torch.rms_norm: _gpu_rms_norm,
 }  # fmt: skip
 
-_PATCHES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_PATCHES: tuple[tuple[str, str, Callable[..., object]], ...] = (
     ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),
     ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, *_, **__: mask is not None),
 )

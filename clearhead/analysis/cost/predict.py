@@ -115,7 +115,7 @@ def to_fake(builder: ModelBuilder, mode: FakeTensorMode, dtype: torch.dtype, imp
         return replacements.setdefault(id(x), (x, new))[1]  # shared tensors remain shared
 
     for submodule in module.modules():
-        tensor_dicts: tuple[dict[str, Any], ...] = (submodule._parameters, submodule._buffers, vars(submodule))
+        tensor_dicts: tuple[dict[str, object], ...] = (submodule._parameters, submodule._buffers, vars(submodule))
         for tensors in tensor_dicts:
             tensors.update({name: empty(x) for name, x in tensors.items() if isinstance(x, Tensor)})
     return set_impl(module, impl)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import models
 from clearhead.analysis.inputs.call_types import Kwargs
@@ -19,7 +19,7 @@ from clearhead.nn import Block, KVCache, MultiHeadAttention
 from clearhead.nn.positions import LearnedPositions, NoPE
 
 
-def infer_builtin(module: Any) -> ModuleSpec | None:
+def infer_builtin(module: nn.Module) -> ModuleSpec | None:
     """Return the spec of a clearhead model, or None."""
     kind = getattr(module, "_orig_mod", module)  # the module wrapped by torch.compile
     for model_type, make in _SPECS.items():
@@ -34,37 +34,37 @@ def _hidden(keep: Tensor | None) -> Mask | None:
     return None if keep is None else padding(keep.sum(1), left_pad=keep.int().argmax(1))
 
 
-def _stack_extra(model: Any, keep: Tensor | None) -> Kwargs:
+def _stack_extra(model: models.Encoder | models.AudioEncoder | models.Decoder, keep: Tensor | None) -> Kwargs:
     extra: Kwargs = {"mask": _hidden(keep)}
     if keep is not None and model.config.positions.kind == "added":
         extra["positions"] = (keep.long().cumsum(1) - 1).clamp(min=0)  # (B, T), from each row's first real token
     return extra
 
 
-def _run_stack(model: Any, batch: CallInputs) -> object:
+def _run_stack(model: models.Encoder | models.Decoder, batch: CallInputs) -> object:
     cache = {} if batch.cache is None else {"cache": batch.cache}
     return model(batch.x, **cache, **_stack_extra(model, batch.keep))
 
 
-def _run_encoder_decoder(model: Any, batch: CallInputs) -> object:
-    memory = model.encode(batch.source, **_stack_extra(model.encoder, batch.source_keep))
+def _run_encoder_decoder(model: models.EncoderDecoder, batch: CallInputs) -> object:
+    memory = model.encode(batch.required_source, **_stack_extra(model.encoder, batch.source_keep))
     masks = _stack_extra(model.decoder, batch.keep)
     return model.decode(batch.x, memory, memory_mask=_hidden(batch.source_keep), cache=batch.cache, **masks)
 
 
-def _run_recurrent_pair(model: Any, batch: CallInputs) -> object:
+def _run_recurrent_pair(model: models.RecurrentSeq2Seq, batch: CallInputs) -> object:
     mask = _hidden(batch.source_keep)
-    return model.decode(batch.x, model.encode(batch.source, mask=mask), memory_mask=mask, cache=batch.cache)
+    return model.decode(batch.x, model.encode(batch.required_source, mask=mask), memory_mask=mask, cache=batch.cache)
 
 
-def _run_masked(model: Any, batch: CallInputs) -> object:
+def _run_masked(model: nn.Module, batch: CallInputs) -> object:
     return model(batch.x, mask=_hidden(batch.keep), cache=batch.cache)
 
 
-def _run_dual(model: Any, batch: CallInputs) -> Tensor:
+def _run_dual(model: models.DualEncoder, batch: CallInputs) -> Tensor:
     """Return the factors of the logits, because the logits themselves mix the rows of a batch."""
     texts = model.logit_scale.exp() * model.embed_texts(batch.x)
-    return torch.cat((texts, model.embed_images(batch.source)), dim=-1)
+    return torch.cat((texts, model.embed_images(batch.required_source)), dim=-1)
 
 
 def _max_len(config: Any) -> int | None:
@@ -112,7 +112,7 @@ def _speech(model: models.CTCEncoder) -> ModuleSpec:
     config = model.config
     left_context = window(-(-config.left_frames // config.frame_stacking), 0)
 
-    def run(model: Any, batch: CallInputs) -> object:
+    def run(model: models.CTCEncoder, batch: CallInputs) -> object:
         return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
     return ModuleSpec(

@@ -57,7 +57,7 @@ def example(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     mask: Mask | None = None,
-    inputs: Any = None,
+    inputs: object = None,
 ) -> Example:
     """Return random inputs for a module, in the form that it takes."""
     if isinstance(inputs, (Tensor, tuple, list, Mapping)):
@@ -99,7 +99,7 @@ def example(
     return Example(spec, [t for t in (x, second, targets) if t is not None], call, targets)
 
 
-def _from_tensors(model: nn.Module, inputs: Any) -> Example:
+def _from_tensors(model: nn.Module, inputs: object) -> Example:
     """Return the example of input tensors, positional or by name."""
     args = [inputs] if isinstance(inputs, Tensor) else list(inputs) if isinstance(inputs, (tuple, list)) else []
     named = dict(inputs) if isinstance(inputs, Mapping) else {}

@@ -98,7 +98,7 @@ def _with_options(spec: ModuleSpec, options: Kwargs) -> ModuleSpec:
     return dataclasses.replace(spec, **options)
 
 
-def _infer_padding(module: Callable[..., Any]) -> KeepMask | IgnoreMask | None:
+def _infer_padding(module: Callable[..., object]) -> KeepMask | IgnoreMask | None:
     try:
         names = inspect.signature(module.forward if isinstance(module, nn.Module) else module).parameters
     except (TypeError, ValueError):

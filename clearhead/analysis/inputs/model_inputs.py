@@ -77,7 +77,7 @@ def repeat_batch(args: ModelArgs, times: int) -> ModelArgs:
     """Repeat the batch of a call `times` times; arguments without a batch are unchanged."""
     size = input_tensors(args)[0].shape[0]
 
-    def copies(value: Any) -> Any:
+    def copies(value: Any) -> object:
         has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
         return torch.cat([value] * times) if has_batch else value
 

@@ -27,11 +27,11 @@ def observing_modules(model: nn.Module, on_enter: OnEnter, on_leave: OnLeave) ->
     """
     thread = threading.get_ident()
 
-    def enter(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
+    def enter(path: str, module: nn.Module, args: tuple[object, ...], kwargs: Kwargs) -> None:
         if threading.get_ident() == thread:
             on_enter(path, module, args, kwargs)
 
-    def leave(path: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(path: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if threading.get_ident() == thread:
             on_leave(path, module, output)
 

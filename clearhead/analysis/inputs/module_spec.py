@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -93,13 +93,15 @@ class IgnoreMask:
 
 Padding = KeepMask | IgnoreMask
 
+Cache: TypeAlias = Any  # of any library; `Caching` describes its methods
 
-def _reorder(cache: Any, rows: Tensor) -> None:
+
+def _reorder(cache: Cache, rows: Tensor) -> None:
     """Replace row i by row `rows[i]`."""
     cache.reorder(rows)
 
 
-def _truncate(cache: Any, length: int) -> None:
+def _truncate(cache: Cache, length: int) -> None:
     """Keep the first `length` tokens."""
     cache.crop(length)
 
@@ -108,10 +110,10 @@ def _truncate(cache: Any, length: int) -> None:
 class Caching:
     """How a cache is created, passed (as `argument`), reordered and truncated; None: not supported."""
 
-    new: Callable[[], Any]
+    new: Callable[[], Cache]
     argument: str = "cache"
-    reorder: Callable[[Any, Tensor], None] | None = _reorder
-    truncate: Callable[[Any, int], None] | None = _truncate
+    reorder: Callable[[Cache, Tensor], None] | None = _reorder
+    truncate: Callable[[Cache, int], None] | None = _truncate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class CallInputs:
     keep: Tensor | None = None
     source: Tensor | None = None
     source_keep: Tensor | None = None
-    cache: Any = None
+    cache: Cache = None
     start: int = 0
 
     @property
@@ -133,12 +135,18 @@ class CallInputs:
         """Tokens per row of x."""
         return self.x.shape[1]
 
+    @property
+    def required_source(self) -> Tensor:
+        """The source, for modules that cannot be called without one."""
+        assert self.source is not None
+        return self.source
+
     def rows(self, rows: Tensor | slice) -> CallInputs:
         """Return the inputs of these rows."""
         tensors = {name: getattr(self, name) for name in ("x", "keep", "source", "source_keep")}
         return replace(self, **{name: tensor[rows] for name, tensor in tensors.items() if tensor is not None})
 
-    def hiding(self, *index: Any) -> CallInputs:
+    def hiding(self, *index: int | slice) -> CallInputs:
         """Return the inputs with the tokens at this index (of the source, if there is one) marked as padding."""
         keep = torch.ones((self.x if self.source is None else self.source).shape[:2], dtype=torch.bool)
         keep[index] = False

@@ -49,7 +49,7 @@ def all_tensors(output: object) -> list[Tensor]:
     return []
 
 
-def replace_first_tensor(value: Any, new: Tensor) -> Any:
+def replace_first_tensor(value: Any, new: Tensor) -> object:
     """Return the same structure with the tensor that `first_tensor` finds replaced."""
     if isinstance(value, Tensor):
         return new

@@ -8,8 +8,9 @@ B batch   T tokens   S source tokens   M model width
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, window
 
+ThirdParty: TypeAlias = Any  # an object of a library that is not imported
 
-def infer_third_party(module: Any) -> ModuleSpec | None:
+
+def infer_third_party(module: object) -> ModuleSpec | None:
     """Return the spec of a model of a known library, or None."""
     if not isinstance(module, nn.Module):
         return None
@@ -36,7 +39,7 @@ def infer_third_party(module: Any) -> ModuleSpec | None:
 # ---------------------------------------------------------------------- transformers
 
 
-def _transformers(model: Any) -> ModuleSpec | None:
+def _transformers(model: ThirdParty) -> ModuleSpec | None:
     config = model.config
     names = set(inspect.signature(model.forward).parameters)
     if "pixel_values" in names and "input_ids" not in names:
@@ -79,7 +82,7 @@ def _first_position(model: nn.Module) -> int:
     return 0
 
 
-def _pattern(config: Any) -> Mask:
+def _pattern(config: object) -> Mask:
     """Return `causal()`, combined with a window if every layer has one."""
     width = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
@@ -88,7 +91,7 @@ def _pattern(config: Any) -> Mask:
     return causal() & window(width - 1, 0)  # its window includes the token itself
 
 
-def _run_ids(model: Any, batch: CallInputs, first: int | None) -> object:
+def _run_ids(model: ThirdParty, batch: CallInputs, first: int | None) -> object:
     """Call a model with ids; `first` is the position of the first token, or None if positions cannot be passed."""
     extra: Kwargs = {}
     keep = batch.keep
@@ -104,7 +107,7 @@ def _run_ids(model: Any, batch: CallInputs, first: int | None) -> object:
     return model(input_ids=batch.x, **extra)
 
 
-def _run_pair(model: Any, batch: CallInputs) -> object:
+def _run_pair(model: ThirdParty, batch: CallInputs) -> object:
     extra: Kwargs = {"use_cache": False} if batch.cache is None else {"past_key_values": batch.cache}
     for name, keep in (("attention_mask", batch.source_keep), ("decoder_attention_mask", batch.keep)):
         if keep is not None:
@@ -113,12 +116,12 @@ def _run_pair(model: Any, batch: CallInputs) -> object:
 
 
 def _transformers_cache(*, pair: bool) -> Caching:
-    def new() -> Any:
+    def new() -> object:
         from transformers import DynamicCache, EncoderDecoderCache
 
         return EncoderDecoderCache(DynamicCache(), DynamicCache()) if pair else DynamicCache()
 
-    def truncate(cache: Any, length: int) -> None:
+    def truncate(cache: ThirdParty, length: int) -> None:
         surplus = cache.get_seq_length() - length
         if surplus > 0:
             cache.crop(-surplus)
@@ -137,16 +140,16 @@ def _torch(module: nn.Module) -> ModuleSpec:
     width = next((part.embed_dim for part in module.modules() if isinstance(part, nn.MultiheadAttention)), 8)
     batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
 
-    def to_batch_first(x: Any) -> Any:
+    def to_batch_first(x: Tensor) -> Tensor:
         return x if batch_first else x.transpose(0, 1)
 
-    def run_encoder(model: Any, batch: CallInputs) -> object:
+    def run_encoder(model: ThirdParty, batch: CallInputs) -> object:
         hidden, x = None if batch.keep is None else ~batch.keep, to_batch_first(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return to_batch_first(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return to_batch_first(model(x, src_key_padding_mask=hidden))
 
-    def run_decoder(model: Any, batch: CallInputs) -> object:
+    def run_decoder(model: ThirdParty, batch: CallInputs) -> object:
         # Padding as floats, because torch requires one dtype for both masks of a call.
         target_padding, source_padding = (
             None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
@@ -154,7 +157,7 @@ def _torch(module: nn.Module) -> ModuleSpec:
         )
         future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
         masks = {"tgt_mask": future, "tgt_key_padding_mask": target_padding, "memory_key_padding_mask": source_padding}
-        x, source = to_batch_first(batch.x), to_batch_first(batch.source)
+        x, source = to_batch_first(batch.x), to_batch_first(batch.required_source)
         if isinstance(module, nn.Transformer):
             return to_batch_first(model(source, x, src_key_padding_mask=source_padding, **masks))
         return to_batch_first(model(x, source, **masks))
@@ -169,11 +172,11 @@ def _torch(module: nn.Module) -> ModuleSpec:
 # ---------------------------------------------------------------------- timm
 
 
-def _timm(module: nn.Module, timm_config: Any) -> ModuleSpec:
+def _timm(module: nn.Module, timm_config: ThirdParty) -> ModuleSpec:
     size = (3, 224, 224)
     if timm_config:
         size = timm_config["input_size"] if isinstance(timm_config, dict) else timm_config.input_size
-    patches: Any = getattr(module, "patch_embed", None)
+    patches: ThirdParty = getattr(module, "patch_embed", None)
     img_size = getattr(patches, "img_size", None)  # the actual size
     if img_size is not None:
         size = (patches.proj.in_channels if hasattr(patches, "proj") else size[0], *img_size)
@@ -186,7 +189,7 @@ def _timm(module: nn.Module, timm_config: Any) -> ModuleSpec:
 # the next call passes its number of new tokens (`cache_age`).
 
 
-def _x_transformers(model: Any) -> ModuleSpec | None:
+def _x_transformers(model: ThirdParty) -> ModuleSpec | None:
     """Return the spec of a wrapper (a full model), or None for its parts."""
     kind = type(model).__name__
     if kind == "ViTransformerWrapper":
@@ -216,9 +219,9 @@ def _x_transformers(model: Any) -> ModuleSpec | None:
 class _XTransformersCache:
     """The output of the last call: keys and values of every layer."""
 
-    last: Any = None
+    last: ThirdParty = None
 
-    def _change(self, change: Any) -> None:
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         for layer in self.last.attn_intermediates:
             if layer.cached_kv is not None:
                 layer.cached_kv = tuple(change(x) for x in layer.cached_kv)
@@ -231,11 +234,11 @@ class _XTransformersCache:
         self.last.cache_length = length
 
 
-def _token_ids(model: Any) -> Ids:
+def _token_ids(model: ThirdParty) -> Ids:
     return Ids(model.token_emb.emb.num_embeddings)
 
 
-def _x_mask(layers: Any) -> Mask:
+def _x_mask(layers: ThirdParty) -> Mask:
     if not layers.causal:
         return full()
     lookbacks = [getattr(part, "max_attend_past", None) for part in layers.modules()]
@@ -250,7 +253,7 @@ def _padding(keep: Tensor | None) -> Kwargs:
     return {"mask": keep, **({"seq_start_pos": first} if bool(first.any()) else {})}
 
 
-def _run_x(model: Any, batch: CallInputs) -> object:
+def _run_x(model: ThirdParty, batch: CallInputs) -> object:
     if batch.cache is None:
         return model(batch.x, **_padding(batch.keep))
     last = batch.cache.last
@@ -259,7 +262,7 @@ def _run_x(model: Any, batch: CallInputs) -> object:
     return out
 
 
-def _run_x_pair(model: Any, batch: CallInputs) -> object:
+def _run_x_pair(model: ThirdParty, batch: CallInputs) -> object:
     memory = model.encoder(batch.source, return_embeddings=True, **_padding(batch.source_keep))
     masks = {} if batch.source_keep is None else {"context_mask": batch.source_keep}
     return model.decoder.net(batch.x, context=memory, **masks, **_padding(batch.keep))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +121,7 @@ def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions:
     )
 
 
-def _with_fixed_outputs(model: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
+def _with_fixed_outputs(model: nn.Module, outputs: Mapping[nn.Module, object]) -> nn.Module:
     """Return a copy of the model in which these modules return fixed outputs without running.
 
     Only these modules and those that contain them are copied; parameters are shared.

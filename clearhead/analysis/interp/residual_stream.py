@@ -185,7 +185,7 @@ class ResidualStream:
         pending: dict[int, tuple[Tensor, Any, str, bool]] = {}
         queue: list[tuple[int, int]] = []
 
-        def push(x: Tensor, g: Any, path: str, reading: bool) -> None:
+        def push(x: Tensor, g: object, path: str, reading: bool) -> None:
             if id(x) not in pending:
                 heapq.heappush(queue, (-steps[x].number if x in steps else 0, id(x)))
             elif g is not None:

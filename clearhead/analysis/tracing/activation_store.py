@@ -139,7 +139,7 @@ class RecordedRun:
         same = self.cache is not None and self.cache() is moment.cache
         return same and (moment.past is None or 0 < moment.past <= self.first + self.length)
 
-    def add(self, value: Any, *, length: int, batch: int, past: int | None) -> None:
+    def add(self, value: object, *, length: int, batch: int, past: int | None) -> None:
         if past is not None and past > 0:
             # If the cache was cropped, discard the steps beyond its new end.
             while self.steps and self.steps[-1].start >= past - self.first:
@@ -171,7 +171,7 @@ class RecordStore:
         self._limit = limit
         self.runs: dict[str, dict[str, list[RecordedRun]]] = {kind: {} for kind in KINDS}
 
-    def add(self, kind: str, value: Any, x: Tensor, moment: CallContext) -> None:
+    def add(self, kind: str, value: object, x: Tensor, moment: CallContext) -> None:
         """Store a value whose batch and sequence dimensions are those of x."""
         runs = self.runs[kind].setdefault(moment.path, [])
         newest = runs[-1:] if moment.cache is None else reversed(runs)  # calls with several caches may alternate

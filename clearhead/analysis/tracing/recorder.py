@@ -138,7 +138,7 @@ class AttentionRecorder(AttentionObserver):
         self._intercept(path in self._intercepted)
         self._record("input", (*args, *kwargs.values()), context)
 
-    def _leave(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> Any:
+    def _leave(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> object:
         if module not in self._hooked:
             return None
         running = self._thread.running
@@ -198,7 +198,7 @@ class AttentionRecorder(AttentionObserver):
 
     # -- recording and interventions ---------------------------------------------------------------------------------
 
-    def _on_output(self, module: nn.Module, args: Args, kwargs: Kwargs, output: Any, context: CallContext) -> Any:
+    def _on_output(self, module: nn.Module, args: Args, kwargs: Kwargs, output: object, context: CallContext) -> object:
         """Return the replacement for the output of a module, or None for no change."""
         before, path = output, context.path
         if isinstance(module, nn.MultiheadAttention) and (
@@ -230,7 +230,7 @@ class AttentionRecorder(AttentionObserver):
 
     def _on_torch_layer(
         self, layer: nn.MultiheadAttention, arguments: Kwargs, output: Any, context: CallContext
-    ) -> Any:
+    ) -> object:
         inner = any(edit.heads is not None for edit in self._edits.get(context.path, ()))
         if inner and output[0].is_nested:
             raise ConfigError(
@@ -251,7 +251,7 @@ class AttentionRecorder(AttentionObserver):
                 x = edit.apply(x, context)
         return x
 
-    def _record(self, kind: str, value: Any, context: CallContext) -> None:
+    def _record(self, kind: str, value: object, context: CallContext) -> None:
         x = first_tensor(value) if self._is_recorded(kind, context) else None
         if x is not None:
             x = to_padded(require_concrete(x).detach())
@@ -288,7 +288,7 @@ def _outermost_with_cache(paths: Mapping[nn.Module, str]) -> list[nn.Module]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _takes_cache(forward: Callable[..., Any]) -> bool:
+def _takes_cache(forward: Callable[..., object]) -> bool:
     return "cache" in inspect.signature(forward).parameters
 
 

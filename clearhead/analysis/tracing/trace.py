@@ -77,7 +77,7 @@ class Trace:
         self._recorder.start([*(self._modules[path] for path in paths), *attention_layers])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         self._recorder.stop()
         for path, edits in self._edits.items() if error is None else ():
             never = f"the edit on {path or 'the model'} was never applied: the module did not run, or exposes no heads"

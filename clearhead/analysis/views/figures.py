@@ -83,7 +83,7 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     figure, axes = _plot(4.2, max(2.0, 0.27 * n_rows + 0.5), title)
     axes.set_axis_off()
     query_y, key_y = ([i + (n_rows - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
-    colors: list[Any] = [_HEAT]
+    colors: list[object] = [_HEAT]
     if weights.dim() > 2:  # one hue per head, of similar lightness
         colors = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))

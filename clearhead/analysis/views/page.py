@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +69,13 @@ def chart_page(title: str, charts: Sequence[Chart | PCAProjection]) -> str:
 
 
 def render_template(
-    template: str, title: str, data: Any = None, *, styles: Sequence[str], scripts: Sequence[str] = (), body: str = ""
+    template: str,
+    title: str,
+    data: object = None,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str] = (),
+    body: str = "",
 ) -> str:
     """Insert everything into a template of `assets/`, so that the page is one file."""
     values = {"title": html.escape(title), "style": read_assets(*styles), "script": read_assets(*scripts), "body": body}

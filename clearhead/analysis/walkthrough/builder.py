@@ -213,7 +213,7 @@ class WalkthroughBuilder:
         }
         return self.add_step("start" if is_target else "tokens", call.inputs[0][0], axis.symbol, **common)
 
-    def _add_vectors(self, role: str, x: Tensor, axis: TokenAxis, last: str = "M", **details: Any) -> int:
+    def _add_vectors(self, role: str, x: Tensor, axis: TokenAxis, last: str = "M", **details: object) -> int:
         """Add vectors: one row per token, or one row if the tokens were pooled."""
         x = x[0]
         last = "F" if last == "M" and self.sizes.get("M", x.shape[-1]) != x.shape[-1] else last

@@ -314,11 +314,11 @@ def _step_to_dict(step: WalkthroughStep) -> JSONObject:
     return plain | {"values": _rounded(x[..., :numbers]), "norms": _rounded(x.norm(dim=-1))}
 
 
-def _rounded(x: Tensor) -> Any:
+def _rounded(x: Tensor) -> object:
     """Return nested lists of values with four digits; None for infinite values, which JSON lacks."""
     if not x.is_floating_point():
         return x.long().tolist()
-    flat: list[Any] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in x.flatten().tolist()]
+    flat: list[object] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in x.flatten().tolist()]
     for n in reversed(x.shape[1:]):
         flat = [flat[i : i + n] for i in range(0, len(flat), n)]
     return flat if x.dim() else flat[0]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from clearhead._core.validation import lookup
 from clearhead.course.answers.blocks import (
@@ -65,7 +64,7 @@ class Placeholders:
         }  # fmt: skip
         return lookup(kind, resolvers, "unknown kind of placeholder")(name)
 
-    def _call(self, name: str) -> Any:
+    def _call(self, name: str) -> object:
         return lookup(name, computed_functions(self.slug), f"no computed value of {self.slug} is called")()
 
     def _table(self, name: str) -> tuple[Block, ...]:
@@ -83,11 +82,11 @@ class Placeholders:
         return (Picture(figure, figure.caption if isinstance(figure, SvgFigure) else ""),)
 
 
-def computed_functions(slug: str) -> dict[str, Callable[[], Any]]:
+def computed_functions(slug: str) -> dict[str, Callable[[], object]]:
     """Return the public functions of a document's module, or of the modules of its package, by name."""
     package = import_module(f"clearhead.course.answers.computed.{slug.replace('-', '_')}")
     names = [f"{package.__name__}.{entry.name}" for entry in iter_modules(getattr(package, "__path__", ()))]
-    functions: dict[str, Callable[[], Any]] = {}
+    functions: dict[str, Callable[[], object]] = {}
     for module in (package, *map(import_module, names)):
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):

@@ -39,7 +39,7 @@ def _template() -> str:
     return (resources.files("clearhead.course.exams") / "paper.typ").read_text(encoding="utf-8")
 
 
-def to_dict(paper: Paper) -> dict[str, Any]:
+def to_dict(paper: Paper) -> dict[str, object]:
     """Return the content of a paper for the template; words are lists of runs (see `notation.runs`)."""
     return {
         "title": paper.exam.title,
@@ -52,12 +52,12 @@ def to_dict(paper: Paper) -> dict[str, Any]:
     }
 
 
-def text_runs(text: str) -> list[dict[str, Any]]:
+def text_runs(text: str) -> list[dict[str, object]]:
     """Return the runs of a text: pieces that are raised, lowered or variables."""
     return [{"text": run.text, "script": run.script, "variable": run.is_variable} for run in runs(text)]
 
 
-def _question(question: PaperQuestion) -> dict[str, Any]:
+def _question(question: PaperQuestion) -> dict[str, object]:
     return {
         "number": question.number,
         "title": text_runs(question.question.title),
@@ -69,7 +69,7 @@ def _question(question: PaperQuestion) -> dict[str, Any]:
     }
 
 
-def _part(part: PaperPart) -> dict[str, Any]:
+def _part(part: PaperPart) -> dict[str, object]:
     return {
         "label": part.label,
         "text": text_runs(" ".join(part.part.text.split())),
@@ -92,7 +92,7 @@ def _math(latex: str) -> str | None:
         return None
 
 
-def _table(step: WorksheetStep, cells: list[list[Any]]) -> dict[str, Any]:
+def _table(step: WorksheetStep, cells: list[list[Any]]) -> dict[str, object]:
     grid = step.grid
     return {
         "symbol": _math(symbol_in_latex(step.symbol)) if _is_symbol(step.symbol) else None,
@@ -108,7 +108,7 @@ def _is_symbol(symbol: str) -> bool:
     return bool(symbol) and not (len(symbol) > _LONGEST_SYMBOL and symbol.rstrip("?").isalpha())
 
 
-def _data(step: WorksheetStep) -> list[dict[str, Any]]:
+def _data(step: WorksheetStep) -> list[dict[str, object]]:
     """Return a table, or one equation per number if the step lists single numbers."""
     cells = [[_cell(value) for value in row] for row in step.grid.cells]
     if step.key != "given":
@@ -121,7 +121,7 @@ def _data(step: WorksheetStep) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _field(step: WorksheetStep) -> dict[str, Any]:
+def _field(step: WorksheetStep) -> dict[str, object]:
     """Return a table without numbers; words are printed, because only numbers are asked."""
     words = {j for j in range(len(step.grid.columns)) if all(isinstance(row[j], str) for row in step.grid.cells)}
     cells = [[_cell(value) if j in words else None for j, value in enumerate(row)] for row in step.grid.cells]

@@ -98,7 +98,7 @@ def _match_general(worksheet: Worksheet, step: WorksheetStep, rows: list[list[ob
     return ""
 
 
-def _is_rounded(answer: object, exact: Any) -> bool:
+def _is_rounded(answer: object, exact: object) -> bool:
     """Return whether a cell is rounded correctly to its number of places, however few."""
     return answer in ("", None) or is_right(answer, exact) or (read_number(answer) != 0 and is_right(answer, exact, 0))
 

@@ -353,7 +353,7 @@ def _parse_json(text: str, name: str) -> ProblemSource:
     return ProblemSource(name, values)
 
 
-def _is_nonempty(cells: Any) -> bool:
+def _is_nonempty(cells: object) -> bool:
     return any(map(_is_nonempty, cells)) if isinstance(cells, list) else cells not in ("", None)
 
 

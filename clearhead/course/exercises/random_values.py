@@ -23,7 +23,7 @@ class RandomValues:
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
-        self._drawn: dict[str, Any] = {}
+        self._drawn: dict[str, object] = {}
 
     def randint(self, low: int, high: int) -> int:
         """Return an integer from low to high, inclusive."""

@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from clearhead._core.validation import lookup
 from clearhead.errors import ConfigError, StorageError
+
+Function: TypeAlias = Callable[..., Any]
+Output: TypeAlias = torch.Tensor | str
+"""The output of a function, or a sentence if it failed."""
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
 _TOLERANCE = 1e-5  # programs may use float32
@@ -36,7 +40,7 @@ class ProgramGrade:
     def is_right(self) -> bool:
         return not any(wrong for _, wrong in self.cases)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         cases = [{"case": description, "right": not wrong, "wrong": wrong or None} for description, wrong in self.cases]
         return {"starter": self.name, "right": self.is_right, "cases": cases, "because": list(self.because)}
 
@@ -110,13 +114,13 @@ def _text(name: str) -> str:
     return lookup(name, _texts(), "no starter is called")
 
 
-def _compile_function(text: str, function: str) -> Callable[..., Any]:
+def _compile_function(text: str, function: str) -> Function:
     namespace: dict[str, Any] = {}
     exec(compile(text, "skeleton", "exec"), namespace)  # bundled text, not a user's file
     return namespace[function]
 
 
-def _load_function(path: Path, function: str) -> Callable[..., Any]:
+def _load_function(path: Path, function: str) -> Function:
     """Execute a user's file, which was named for this purpose, and return its function."""
     if not path.is_file():
         raise StorageError(f"file {path} does not exist; write the starter to a file and complete it")
@@ -133,7 +137,7 @@ def _load_function(path: Path, function: str) -> Callable[..., Any]:
     return namespace[function]
 
 
-def _run(function: Callable[..., Any], arguments: tuple[Any, ...], path: Path) -> Any:
+def _run(function: Function, arguments: tuple[object, ...], path: Path) -> Output:
     """Return the output of a program as a tensor, or a sentence if it failed."""
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     try:
@@ -151,7 +155,7 @@ def _describe_error(error: Exception, path: Path) -> str:
     return f"{type(error).__name__}{at}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
 
 
-def _difference(got: Any, expected: torch.Tensor) -> str:
+def _difference(got: Output, expected: torch.Tensor) -> str:
     """Describe the error of an output; empty if it is right."""
     if isinstance(got, str):
         return got
@@ -163,7 +167,7 @@ def _difference(got: Any, expected: torch.Tensor) -> str:
     return "" if error <= allowed else f"the output is up to {error:.2g} away from the solution"
 
 
-def _is_close(got: Any, expected: Any) -> bool:
+def _is_close(got: Output, expected: Output) -> bool:
     """Return whether the finite entries of two outputs agree; fully masked rows may be NaN."""
     if isinstance(got, str) or isinstance(expected, str) or got.shape != expected.shape:
         return False
@@ -171,7 +175,7 @@ def _is_close(got: Any, expected: Any) -> bool:
     return bool(finite.any()) and not _difference(got[finite], expected.double()[finite])
 
 
-def _with_mistakes(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+def _with_mistakes(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Function]]:
     """Yield the solution under each mistake, then under each pair of mistakes in different lines."""
     lines = text.splitlines()
     mistakes = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import textwrap
 from html import escape
-from typing import Any
 
 from clearhead.course.answers.notation import runs
 from clearhead.course.exercises.render.latex import words
@@ -164,14 +163,14 @@ def latex(proof: Proof) -> str:
     return "\n\n".join([*parts, words(verification(proof)), r"\end{document}"]) + "\n"
 
 
-def to_dict(proof: Proof) -> dict[str, Any]:
+def to_dict(proof: Proof) -> dict[str, object]:
     """Return the proof as JSON-compatible values: every formula as text, LaTeX, and in the language of proofs."""
     plain, tex = PlainText(proof.symbols), Latex(proof.symbols)
 
     def formula(tree: ast.expr) -> dict[str, str]:
         return {"expression": ast.unparse(tree), "text": plain.format(tree), "latex": tex.format(tree)}
 
-    def chain(heading: str, lines: tuple[ProofLine, ...]) -> dict[str, Any]:
+    def chain(heading: str, lines: tuple[ProofLine, ...]) -> dict[str, object]:
         steps = [{"relation": line.relation, **formula(line.expression), "reason": line.reason} for line in lines]
         return {"heading": heading, "lines": steps}
 

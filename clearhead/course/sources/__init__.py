@@ -8,7 +8,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from clearhead.errors import ConfigError
 
@@ -62,7 +61,7 @@ class DocumentQuestion:
     points: int = 0
     steps: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the question as a part of the document's JSON."""
         answers = [
             {"kind": a.kind, "command": f"clearhead {a.command}", "description": a.description} for a in self.answers
@@ -86,7 +85,7 @@ class CourseDocument:
     description: str
     questions: tuple[DocumentQuestion, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the document printed by `clearhead course show NAME --json`."""
         questions = [question.to_dict() for question in self.questions]
         return {"slug": self.slug, "name": self.name, "description": self.description, "questions": questions}

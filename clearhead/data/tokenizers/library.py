@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, 
 from clearhead.data.tokenizers.sentencepiece import FILES, read_sentence_pieces
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files, read_vocabulary_files
 from clearhead.errors import ConfigError, DataError, StorageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 N_BYTES = 256
 _CHUNK_CHARS = 4_096  # characters that are encoded as one text
@@ -68,7 +71,7 @@ def _encoding_error(texts: Sequence[str]) -> str:
 class TokenizersBackend(Tokenizer):
     """A tokenizer of the `tokenizers` library; with `is_bytes` each letter of a token represents a byte."""
 
-    def __init__(self, inner: Any, *, is_bytes: bool) -> None:
+    def __init__(self, inner: LibraryTokenizer, *, is_bytes: bool) -> None:
         self._inner, self._is_bytes = inner, is_bytes
         self._special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self._size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -113,11 +116,11 @@ class ByteLevelBPE(TokenizersBackend):
 
     The name of a special token in a text is encoded as ordinary text."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: LibraryTokenizer) -> None:
         super().__init__(inner, is_bytes=True)
         self._inner.encode_special_tokens = True
-        ids = {name: inner.token_to_id(name) for name in (PAD, BOS, EOS)}
-        missing = ", ".join(name for name, number in ids.items() if number is None)
+        ids = {name: number for name in (PAD, BOS, EOS) if (number := inner.token_to_id(name)) is not None}
+        missing = ", ".join(name for name in (PAD, BOS, EOS) if name not in ids)
         expected = f"expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
         require(not missing, f"this tokenizer has no {missing}; {expected}")
         self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
@@ -138,7 +141,7 @@ class ByteLevelBPE(TokenizersBackend):
             parts.append(torch.from_numpy(numpy.fromiter(ids, dtype=numpy.int32)))
         return torch.cat(parts)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Copied and pickled as JSON, because the library's pickle loses `encode_special_tokens`.
         return from_json, (self.to_json(),)
 
@@ -147,7 +150,7 @@ def from_json(text: str) -> ByteLevelBPE:
     return ByteLevelBPE(_inner(text))
 
 
-def _inner(text: str) -> Any:
+def _inner(text: str) -> LibraryTokenizer:
     from tokenizers import Tokenizer as Inner
 
     try:
@@ -217,7 +220,10 @@ def _role(role: str, purpose: str) -> property:
     def number(self: HFTokenizer) -> int:
         if role not in self.specials:
             raise DataError(f"this tokenizer has no token for {purpose}: its files define no {role}")
-        return self._inner.token_to_id(self.specials[role])
+        token_id = self._inner.token_to_id(self.specials[role])
+        if token_id is None:
+            raise DataError(f"the {role} {self.specials[role]!r} of this tokenizer is not in its vocabulary")
+        return token_id
 
     return property(number)
 
@@ -244,7 +250,7 @@ class HFTokenizer(TokenizersBackend):
 
     `specials` maps roles ("bos_token", "eos_token", "pad_token", …) to tokens, as far as they are defined."""
 
-    def __init__(self, inner: Any, specials: Mapping[str, str]) -> None:
+    def __init__(self, inner: LibraryTokenizer, specials: Mapping[str, str]) -> None:
         super().__init__(inner, is_bytes='"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder")))
         self._inner.no_truncation()
         self._inner.no_padding()
@@ -286,7 +292,7 @@ class HFTokenizer(TokenizersBackend):
         encodings = [first, *(first.overflowing if stride is not None else [])]
         return [TokenEncoding(row.ids, row.type_ids, row.offsets, row.sequence_ids) for row in encodings]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _from_text, (self.to_json(), dict(self.specials))
 
 

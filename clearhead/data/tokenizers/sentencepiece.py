@@ -8,10 +8,13 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.data.tokenizers.vocabulary_files import tokenizer_class
 from clearhead.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 FILES = ("tokenizer.model", "spiece.model", "source.spm")
 
@@ -24,7 +27,7 @@ _CONTROL = 3  # type of a special piece
 _USER_DEFINED = 4  # type of a piece that is never split
 
 
-def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
+def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Read a SentencePiece model; return the tokenizer and its special tokens by role.
 
     Raises:
@@ -60,7 +63,9 @@ def read_sentence_pieces(path: Path) -> tuple[Any, dict[str, str]]:
     return inner, {role: name for role, name in roles.items() if inner.token_to_id(name) is not None}
 
 
-def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]) -> Any:
+def _tokenizer(
+    pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]
+) -> LibraryTokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
     number = {piece: i for i, (piece, _, _) in enumerate(pieces)}
@@ -68,7 +73,7 @@ def _tokenizer(pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any],
     in_bytes = bool(trainer.get(35))
     if trainer.get(3, 1) == 1:
         listed = [(piece, score) for piece, score, _ in pieces]
-        inner: Any = Tokenizer(models.Unigram(listed, number[unknown], byte_fallback=in_bytes))
+        inner = Tokenizer(models.Unigram(listed, number[unknown], byte_fallback=in_bytes))
     elif trainer[3] == 2:
         pairs = [
             (score, piece[:i], piece[i:])

@@ -7,10 +7,14 @@ tokenizer_config.json, or follows from `model_type` in its config.json.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 WORD_PIECE_FILE = "vocab.txt"
 BPE_FILES = ("vocab.json", "merges.txt")
@@ -45,7 +49,7 @@ def has_vocabulary_files(folder: Path) -> bool:
     return (folder / WORD_PIECE_FILE).is_file() or all((folder / name).is_file() for name in BPE_FILES)
 
 
-def read_vocabulary_files(folder: Path) -> tuple[Any, dict[str, str]]:
+def read_vocabulary_files(folder: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Return a tokenizer of the `tokenizers` library, and its special tokens by role.
 
     Raises:
@@ -70,7 +74,7 @@ def read_vocabulary_files(folder: Path) -> tuple[Any, dict[str, str]]:
         raise StorageError(f"{folder} has an invalid vocabulary: {error}") from error
 
 
-def _word_piece(folder: Path) -> tuple[Any, dict[str, str]]:
+def _word_piece(folder: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Return BERT's WordPiece from vocab.txt, whose line numbers are the ids."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -98,7 +102,7 @@ def _word_piece(folder: Path) -> tuple[Any, dict[str, str]]:
     return tokenizer, names
 
 
-def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[Any, dict[str, str]]:
+def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Return the byte-level BPE of GPT-2, or of RoBERTa and BART if `framed`, from vocab.json and merges.txt."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -132,7 +136,7 @@ def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[Any, dict[str, str]]
     return tokenizer, names
 
 
-def _named_tokens(settings: dict[str, Any], roles: dict[str, str]) -> dict[str, str]:
+def _named_tokens(settings: Mapping[str, Any], roles: dict[str, str]) -> dict[str, str]:
     """Return the special tokens that the settings name."""
     names = {}
     for role in roles:

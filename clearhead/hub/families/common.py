@@ -45,7 +45,7 @@ def activation(default: str) -> Field:
     return Field("activation", default, choices=ACTIVATIONS)
 
 
-def eps(norm: Callable[..., Any], default: float) -> Field:
+def eps(norm: Callable[..., object], default: float) -> Field:
     """Return the field for the norms, from the key of their epsilon."""
     return Field("norm", default, lambda value: norm(eps=value), lambda value: value.eps)
 

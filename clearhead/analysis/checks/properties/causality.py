@@ -47,7 +47,7 @@ def gradient(harness: Harness, inputs: CallInputs) -> Tensor | None:
         leaf.append(inputs.x.to(harness.dtype).requires_grad_())
         inputs, tables = replace(inputs, x=leaf[0]), []
 
-    def start(module: nn.Module, args: Args, out: Any) -> Any:
+    def start(module: nn.Module, args: Args, out: object) -> Any:
         ids = args[0] if args else None
         if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, inputs.x):
             return out

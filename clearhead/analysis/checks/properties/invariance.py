@@ -142,12 +142,12 @@ class CacheConsistency(Property):
         reorder: Any = caching.reorder
         truncate: Any = caching.truncate
 
-        def reordered(cache: Any) -> Tensor:
+        def reordered(cache: object) -> Tensor:
             _feed(harness, first, cache, [half])
             reorder(cache, rows)
             return _feed(harness, second.rows(rows), cache, one_by_one, half)
 
-        def truncated(cache: Any) -> Tensor:
+        def truncated(cache: object) -> Tensor:
             junk = replace(inputs, x=torch.cat((first.x, harness.another(second.x)), 1))
             _feed(harness, junk, cache, [half, T - half])
             truncate(cache, half)
@@ -155,7 +155,7 @@ class CacheConsistency(Property):
 
         for kind, sizes in (("prefill", [T]), ("one by one", [1] * T), ("in chunks", _chunks(T))):
 
-            def fed(cache: Any, sizes: list[int] = sizes) -> Tensor:
+            def fed(cache: object, sizes: list[int] = sizes) -> Tensor:
                 return _feed(harness, inputs, cache, sizes)
 
             yield self._compare(harness, kind, fed, expected)
@@ -167,7 +167,7 @@ class CacheConsistency(Property):
             yield self._compare(harness, "after truncate", truncated, expected[:, half:], half)
 
     def _compare(
-        self, harness: Harness, kind: str, run: Callable[[Any], Tensor], expected: Tensor, start: int = 0
+        self, harness: Harness, kind: str, run: Callable[[object], Tensor], expected: Tensor, start: int = 0
     ) -> Comparison:
         """Compare a run with a new cache with the expected outputs from `start` on."""
         assert harness.spec.caching is not None
@@ -218,7 +218,7 @@ def _chunks(T: int) -> list[int]:
     return [b - a for a, b in itertools.pairwise(ends) if b > a]
 
 
-def _feed(harness: Harness, inputs: CallInputs, cache: Any, sizes: Sequence[int], start: int = 0) -> Tensor:
+def _feed(harness: Harness, inputs: CallInputs, cache: object, sizes: Sequence[int], start: int = 0) -> Tensor:
     """Return the outputs of tokens that are passed in chunks after `start` cached tokens."""
     outs = []
     offset = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clearhead.course.answers.blocks import (
     Block,
     Box,
@@ -21,7 +19,7 @@ from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
 from clearhead.course.exercises.render import to_dict as sheet_to_dict
 
 
-def to_dict(booklet: Booklet) -> dict[str, Any]:
+def to_dict(booklet: Booklet) -> dict[str, object]:
     """Return a booklet as JSON-compatible values.
 
     Each block has a `type`: "paragraph", "heading", "list", "formula", "program", "table", "figure", "exercise" or
@@ -31,7 +29,7 @@ def to_dict(booklet: Booklet) -> dict[str, Any]:
     return {"document": booklet.slug, "title": booklet.title, "answers": answers}
 
 
-def _answer(answer: ResolvedAnswer) -> dict[str, Any]:
+def _answer(answer: ResolvedAnswer) -> dict[str, object]:
     return {
         "location": answer.location,
         "question": answer.question,
@@ -44,7 +42,7 @@ def _answer(answer: ResolvedAnswer) -> dict[str, Any]:
     }
 
 
-def _block(block: Block) -> dict[str, Any]:
+def _block(block: Block) -> dict[str, object]:
     match block:
         case Paragraph(line):
             return {"type": "paragraph", "text": plain_text(line)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clearhead.course.exercises.problem_types import attention, convolution, counts, derivation, formulas
 from clearhead.course.exercises.random_values import RandomValues
@@ -16,7 +16,7 @@ class ProblemType(NamedTuple):
 
     keys: tuple[str, ...]
     solve: Callable[[ProblemSource, WorksheetBuilder], None]
-    vary: Callable[[ProblemSource, RandomValues], dict[str, Any]]
+    vary: Callable[[ProblemSource, RandomValues], dict[str, object]]
 
 
 PROBLEM_TYPES = {

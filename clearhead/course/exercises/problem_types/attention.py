@@ -83,7 +83,7 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         sheet.check("autograd through attend in float64", *gradients)
 
 
-def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return other numbers for every matrix and other words at the same positions.
 
     The order of words in the file is kept, so that sorted sequences stay sorted.

@@ -92,7 +92,7 @@ def _to_integers(rows: Iterable[Iterable[int]]) -> Matrix:
     return [[sympy.Integer(n) for n in row] for row in rows]
 
 
-def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return the same layers with other sizes; squares stay squares, and sizes that do not fit are drawn again."""
 
     def near(value: Any, low: int) -> Any:

@@ -75,7 +75,7 @@ def _parse_mask(source: ProblemSource, key: str | KeyPath, text: str) -> masks.M
         source.fail(key, f"the mask {text!r} does not parse: {str(error).splitlines()[0]}")
 
 
-def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return the same pattern with other numbers, consistently in all readings of the question."""
 
     def renumbered(text: str) -> str:
@@ -200,6 +200,6 @@ def count_reachable(heads: int, layers: int, length: int) -> int:
     return len(reachable)
 
 
-def vary_receptive_field(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_receptive_field(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     variant = {"heads": rng.sample(range(1, 13), min(len(source.vector("heads")), 12)), "layers": rng.randint(3, 6)}
     return variant | ({"tokens": 100 * rng.randint(2, 50)} if "tokens" in source.values else {})

@@ -94,7 +94,7 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         sheet.remarks.append(f"Exact forms that would fill a page are rounded to {DIGITS} digits.")
 
 
-def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return new inputs by the rules in [vary]; inputs without a rule get similar numbers.
 
     A rule is `keep`, `permutation`, a list of options, or a table with integers `from` and `to`, a denominator `over`
@@ -117,7 +117,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
     return {"given": values}
 
 
-def _draw_value(value: Any, rule: dict[str, Any], rng: RandomValues, values: dict[str, Any]) -> Any:
+def _draw_value(value: object, rule: dict[str, Any], rng: RandomValues, values: dict[str, Any]) -> object:
     if isinstance(value, list):
         return [_draw_value(item, rule, rng, values) for item in value]
     scalar_value = sympy.Rational(rng.randint(rule["from"], rule["to"]), rule.get("over", 1))

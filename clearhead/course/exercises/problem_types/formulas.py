@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 import torch
 
@@ -80,7 +78,7 @@ def _per_feature(source: ProblemSource, key: str, d: int, default: int) -> list[
     return values
 
 
-def vary_layer_norm(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_layer_norm(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     return {key: rng.similar(source.values[key]) for key in ("x", "gamma", "beta") if key in source.values}
 
 
@@ -116,7 +114,7 @@ def _divide(position: int, divisor: Number) -> Number:
     return sympy.Mul(position, sympy.Pow(divisor, -1, evaluate=False), evaluate=False)
 
 
-def vary_position(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_position(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return other positions and pairs for a model of another width."""
     d = 2 ** rng.randint(3, 10)
     pairs, positions = (len(source.vector(key)) for key in ("pairs", "positions"))
@@ -164,7 +162,7 @@ def schedule(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     sheet.check("training.WarmupCosine in float64", (rates, [[rate(step)] for step in steps]))
 
 
-def vary_schedule(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_schedule(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return other lengths; steps keep their fraction of the phase, where cosines have exact values."""
     before, total = source.integer("warmup_steps"), source.integer("total_steps")
     warmup, decay = 1000 * rng.randint(1, 12), 12_000 * rng.randint(2, 20)

@@ -210,7 +210,7 @@ def _html_table(block: StepBlock, cells: list[list[str]]) -> str:
 # ---------------------------------------------------------------------- JSON
 
 
-def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, Any]:
+def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, object]:
     """Return the worksheet as JSON-compatible values: exact text, which can be graded again, and floats.
 
     With `questions_only`, answers are empty strings.
@@ -230,7 +230,7 @@ def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, Any]:
     }
 
 
-def _attributes(of: Any, *names: str) -> dict[str, Any]:
+def _attributes(of: object, *names: str) -> dict[str, object]:
     return {name: getattr(of, name) for name in names}
 
 
