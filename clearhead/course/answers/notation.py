@@ -10,12 +10,16 @@ _INDEX = r"\{[^{}]*\}|\([^()]*\)|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+|∞"
 _POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
 _SCRIPT = re.compile(rf"(?<!\s)(?:_({_INDEX})|\^({_POWER}))")
 _INDICES = re.compile(r"[a-z]|[abhijklmnpqrst]{2}")
-_SYMBOL = re.compile(r"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{2}(?=[ᵀ²]))(?![A-Za-z'’])")
+# Products of two variables that occur in sentences, next to any two letters before ᵀ or ².
+_PRODUCTS = "nd|kd|AV|PV|PX|XW|ZW|Wx|wx|ax"
+_SYMBOL = re.compile(rf"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{{2}}(?=[ᵀ²])|{_PRODUCTS})(?![A-Za-z'’])")
 _IS_EQUATION = re.compile(r"\s?[=≥≤≈·ᵀ]")
 # Single letters that are words or the names of options in sentences.
 _WORDS = frozenset("aIABCD")
 # What precedes a letter that belongs to a name (ImageNet-1k, ViT-L/16, question 1.3d) or to a number (1.4e-03).
 _NAME_BEFORE = re.compile(r"(?:[A-Za-z]-|\d\.)\d*$")
+# A letter that is a token in quotation marks, or a roman number in parentheses.
+_QUOTED = re.compile(r"(?:“.”|(?<![^\s*])\(i\))")
 _EXPONENT = re.compile(r"(?<=\d)e[+-]\d")
 
 
@@ -40,6 +44,7 @@ def runs(text: str, *, is_formula: bool = False) -> Iterator[Run]:
         [('√', 0), ('d', 0), ('k', -1), (' and ', 0), ('e', 0), ('−', 1), ('x', 1)]
     """
     end = 0
+    text = text.replace("‖∞", "‖_∞")
     for match in _SCRIPT.finditer(text):
         yield from _letters(text[end : match.start()], 0, is_formula, has_script=True)
         content = match[1] or match[2]
@@ -60,6 +65,8 @@ def _letters(text: str, script: int, is_formula: bool, *, has_script: bool = Fal
         if match[1] in _WORDS and not (is_formula or script or is_base):
             continue
         if (not is_formula and _NAME_BEFORE.search(text[: match.start()])) or _EXPONENT.match(text, match.start()):
+            continue
+        if not is_formula and match.start() and _QUOTED.match(text, match.start() - 1):
             continue
         if match.start() > end:
             yield Run(text[end : match.start()], script)

@@ -17,6 +17,7 @@ from clearhead.course.answers.blocks import (
     Block,
     Box,
     BulletList,
+    Line,
     Paragraph,
     Picture,
     Program,
@@ -128,12 +129,19 @@ def _claim(name: str) -> tuple[Block, ...]:
         "Correction" if outcome.verdict != MISPRINT else "Intended": outcome.correction,
         "Method": outcome.claim.method,
     }
-    blocks: list[Block] = [Paragraph((Span(outcome.claim.statement, "emphasis"), Span(f" — {verdict}.")))]
-    blocks += [Paragraph((Span(f"{label}: ", "strong"), Span(text))) for label, text in details.items() if text]
-    blocks.append(BulletList(tuple((Paragraph(plain(line.removeprefix("· "))),) for line in outcome.evidence)))
+    statement = tuple(replace(span, style="emphasis") for span in _with_code(outcome.claim.statement))
+    blocks: list[Block] = [Paragraph((*statement, Span(f" — {verdict}.")))]
+    blocks += [Paragraph((Span(f"{label}: ", "strong"), *_with_code(text))) for label, text in details.items() if text]
+    blocks.append(BulletList(tuple((Paragraph(_with_code(line.removeprefix("· "))),) for line in outcome.evidence)))
     if outcome.figure is not None:
         blocks.append(Picture(outcome.figure))
     return (Box("Tested", tuple(blocks), f"clearhead claims show {name}"),)
+
+
+def _with_code(text: str) -> Line:
+    """Return a line whose words in backticks are code."""
+    pieces = enumerate(text.split("`"))
+    return tuple(Span(piece, "code" if i % 2 else "text") for i, piece in pieces if piece)
 
 
 def _proof(name: str) -> tuple[Block, ...]:

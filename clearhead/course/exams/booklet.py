@@ -6,13 +6,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from clearhead.course.answers import booklet as model_booklet
-from clearhead.course.answers.blocks import Block, Box, Paragraph, Program, Sheet, Span, plain, walk
+from clearhead.course.answers.blocks import Block, Box, Line, Paragraph, Program, Sheet, Span, plain, walk
 from clearhead.course.answers.booklet import Booklet, ResolvedAnswer, ResolvedMark
 from clearhead.course.answers.model_answer import has_answer
 from clearhead.course.exams.content import Paper, PaperPart, PaperQuestion
 from clearhead.course.exams.exam import ExamQuestion
 from clearhead.course.exercises import Worksheet
 
+_OTHER_ORDER = "The model answer counts the options in the order of the original exam."
 _OTHER_NUMBERS = (
     "The model answer uses the numbers of the original exercise; the results above are those of this paper."
 )
@@ -36,6 +37,8 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
     source = question.question
     model = _model_answer(source)
     blocks = _choices(question)
+    if model is not None and paper.seed is not None and any(part.options for part in question.parts):
+        blocks.append(Paragraph((Span(_OTHER_ORDER, "emphasis"),)))
     sheet = _results(question)
     is_shown = model is not None and paper.seed is None and sheet is not None and _contains(model, sheet)
     if sheet is not None and not is_shown:
@@ -52,7 +55,7 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
         for part in question.parts
         if part.part.solution
     ]
-    marks = model.marks if model is not None else tuple(map(_mark, question.parts))
+    marks = tuple(mark for part in question.parts for mark in _marks(part, model, is_original=paper.seed is None))
     return ResolvedAnswer(
         location=f"{question.number}. {source.title}",
         question=_question_text(question),
@@ -111,6 +114,18 @@ def _contains(answer: ResolvedAnswer, sheet: Worksheet) -> bool:
     return all((sheet.name, step.key) in keys for step in sheet.steps if not step.is_given)
 
 
-def _mark(part: PaperPart) -> ResolvedMark:
-    text = " ".join(part.part.text.split())
-    return ResolvedMark(Fraction(part.part.points), plain(f"({part.label}) {text}" if part.label else text))
+def _marks(part: PaperPart, model: ResolvedAnswer | None, *, is_original: bool) -> list[ResolvedMark]:
+    """Return the lines of the mark scheme that belong to a part; those of results name no numbers of a variant."""
+    label: Line = (Span(f"({part.label}) "),) if part.label else ()
+    if part.correct:
+        return [
+            ResolvedMark(Fraction(part.part.points), (*label, *plain(f"marks {part.correct}, and no other option")))
+        ]
+    if part.part.marks and model is not None and (is_original or not part.fields):
+        selected = [model.marks[number - 1] for number in part.part.marks]
+        return [replace(mark, line=(*label, *mark.line)) for mark in selected]
+    if part.fields and model is not None:
+        titles = "; ".join(f"{step.title[0].lower()}{step.title[1:]}" for step in part.fields)
+        note = "in proportion to the correct entries" if part.n_entries > 1 else "exact, or to three places"
+        return [ResolvedMark(Fraction(part.part.points), (*label, *plain(f"{titles}: {note}")))]
+    return [ResolvedMark(Fraction(part.part.points), (*label, *plain(" ".join(part.part.text.split()))))]

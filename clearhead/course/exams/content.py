@@ -19,7 +19,7 @@ RULES = (
 )
 _LINE = 8  # height of a line to write on, in millimeters
 # Millimeters of space per point, by kind of answer.
-_PER_POINT = {"text": 13, "proof": 17, "drawing": 14, "code": 11}
+_PER_POINT = {"text": 13, "proof": 17, "calculation": 17, "drawing": 14, "code": 11}
 _LEAST, _MOST = 24, 200
 
 
@@ -42,6 +42,19 @@ class PaperPart:
     options: tuple[tuple[str, str], ...] = ()
     correct: str = ""
     size: int = 0
+
+    @property
+    def n_entries(self) -> int:
+        """Number of results that are entered in the tables."""
+        return sum(len(step.grid.numbers) for step in self.fields)
+
+    @property
+    def space_label(self) -> str:
+        """The word in the space for the answer, such as "Proof"; "" for lines to write on."""
+        kind = self.part.answer
+        if kind == "proof" and "rove" not in self.part.text:
+            return "Derivation"
+        return "" if kind == "text" else "Program" if kind == "code" else kind.capitalize()
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ def _question(number: int, question: ExamQuestion, seed: int | None) -> PaperQue
         fill_text(text, worksheet) if worksheet else text,
         parts,
         data,
-        network_program(worksheet.problem) if worksheet and question.program else "",
+        network_program(worksheet) if worksheet and question.program else "",
         worksheet,
     )
 
@@ -136,39 +149,43 @@ def _part(label: str, part: ExamPart, worksheet: Worksheet | None, rng: random.R
         options = tuple((ascii_uppercase[i], part.choices[k]) for i, k in enumerate(order))
         return PaperPart(label, part, options=options, correct=ascii_uppercase[order.index(part.correct - 1)])
     if part.steps and worksheet:
-        fields = tuple(select_rows(worksheet.step(key), part.rows) for key in part.steps)
+        fields = tuple(select_rows(worksheet.step(key), part) for key in part.steps)
         return PaperPart(label, part, fields=fields)
     size = part.size or max(_LEAST, min(_MOST, part.points * _PER_POINT[part.answer]))
     return PaperPart(label, part, size=size)
 
 
-def select_rows(step: WorksheetStep, rows: tuple[str, ...]) -> WorksheetStep:
-    """Return a step with only these rows of its table; all rows if none is named."""
-    if not rows:
+def select_rows(step: WorksheetStep, part: ExamPart) -> WorksheetStep:
+    """Return a step with the rows of its table that a part asks for; all rows if it names none."""
+    if not part.rows and not part.row_numbers:
         return step
-    indices = [i for i, name in enumerate(step.grid.rows) if name in rows]
+    indices = [i for i, name in enumerate(step.grid.rows) if name in part.rows or i + 1 in part.row_numbers]
     grid = ExactGrid.of(
         [step.grid.cells[i] for i in indices], [step.grid.rows[i] for i in indices], list(step.grid.columns)
     )
     return replace(step, grid=grid)
 
 
-def network_program(problem: dict[str, Any]) -> str:
-    """Return the layers of a convolution problem as a PyTorch program whose linear layer has a wrong input width."""
-    channels, lines, features = problem["input"][0], [], 0
-    for layer in problem["layer"]:
-        options = "".join(f", {key}={layer[key]}" for key in ("stride", "padding") if key in layer)
+def network_program(worksheet: Worksheet) -> str:
+    """Return the layers of a convolution exercise as a PyTorch program whose linear layer has a wrong input width."""
+    problem: dict[str, Any] = worksheet.problem
+    channels, lines, right = problem["input"][0], [], 0
+    for layer, shape in zip(problem["layer"], worksheet.step("shapes").grid.cells[1:], strict=True):
+        padding = layer.get("padding", 0)
         if layer["type"] == "convolution":
-            lines.append(f"nn.Conv2d({channels}, {layer['filters']}, kernel_size={layer['kernel']}{options}),")
+            size = f"in_channels={channels}, out_channels={layer['filters']}, kernel_size={layer['kernel']}"
+            lines.append(f"nn.Conv2d({size}, stride={layer.get('stride', 1)}, padding={padding}),")
             channels = layer["filters"]
         elif layer["type"] == "flatten":
+            right = int(shape[0])
             lines.append("nn.Flatten(),")
         elif layer["type"] == "linear":
-            features = 8 * channels - 9  # never the width of a square map
-            lines.append(f"nn.Linear({features}, {layer['outputs']}),")
+            wrong = 8 * (channels - 1)
+            lines.append(f"nn.Linear({wrong + (wrong == right)}, {layer['outputs']}),")
         else:
             name = "AvgPool2d" if layer["type"] == "average-pool" else "MaxPool2d"
-            lines += [f"nn.{name}(kernel_size={layer['kernel']}{options}),", "nn.ReLU(),"]
+            size = f"kernel_size={layer['kernel']}, stride={layer['stride']}, padding={padding}"
+            lines += [f"nn.{name}({size}),", "nn.ReLU(),"]
     return "\n".join(["nn.Sequential(", *[f"    {line}" for line in lines], ")"])
 
 

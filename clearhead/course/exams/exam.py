@@ -10,7 +10,7 @@ title = "Positions"
 [[question.part]]
 text = "Why does attention need positions?"
 points = 4
-answer = "text"                 # or "proof", "drawing", "code"
+answer = "text"                 # or "proof", "calculation", "drawing", "code"
 solution = "Attention is permutation-equivariant."
 """
 
@@ -18,19 +18,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib import resources
 from pathlib import Path
 
+from clearhead.course.answers.model_answer import DEFAULT_TOTAL, Mark, model_answer
 from clearhead.course.exercises import Worksheet, WorksheetStep, solve
 from clearhead.course.exercises.problem import read_text
 from clearhead.course.exercises.source import ProblemSource
 from clearhead.course.sources import DocumentQuestion, document
 
-ANSWERS = ("text", "proof", "drawing", "code")
-_DEFAULT_POINTS = 10  # of a question whose document gives no points, as in its mark scheme
+ANSWERS = ("text", "proof", "calculation", "drawing", "code")
 _MOST_OPTIONS = 8
 _QUESTION_KEYS = ("location", "title", "text", "exercise", "sheet", "given", "program", "points", "steps", "part")
-_PART_KEYS = ("text", "points", "steps", "rows", "choices", "correct", "answer", "size", "solution")
+_PART_KEYS = (
+    "text", "points", "marks", "steps", "rows", "row_numbers", "choices", "correct", "answer", "size", "solution",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,12 @@ class ExamPart:
         text: What is asked.
         points: Points; 0 if the parts of the question have no points of their own.
         steps: Steps of the exercise whose results are entered in tables; empty for an answer in words.
+        marks: Lines of the mark scheme of the model answer that this part is marked by, counted from 1.
         rows: Rows of these tables that are asked; empty means all.
+        row_numbers: The same by their numbers, from 1, for rows whose names depend on the variant.
         choices: Options of a multiple-choice question.
         correct: Number of the correct option, from 1.
-        answer: "text", "proof", "drawing" or "code".
+        answer: "text", "proof", "calculation", "drawing" or "code".
         size: Height of the space for the answer in millimeters; 0 derives it from the points.
         solution: Answer in words, for questions that are not in a course document.
     """
@@ -52,7 +57,9 @@ class ExamPart:
     text: str
     points: int = 0
     steps: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
     rows: tuple[str, ...] = ()
+    row_numbers: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     correct: int = 0
     answer: str = "text"
@@ -167,13 +174,14 @@ def _question(
     if not exercise and "part" not in block.values:
         block.fail(None, "the key 'sheet' is missing; add sheet = … or at least one [[question.part]]")
     worksheet = solve(exercise) if exercise else None
+    scheme = model_answer(slug, location).marks if slug else ()
     if "part" in block.values:
-        parts = tuple(_part(part, worksheet) for part in block.tables("part"))
+        parts = _parts(block, worksheet, scheme)
     else:
         assert worksheet is not None
         parts = _parts_of_steps(block, worksheet)
     points = block.integer("points", 0, least=0, most=1000) or sum(part.points for part in parts)
-    expected = (originals[location].points or _DEFAULT_POINTS) if slug else points
+    expected = (originals[location].points or DEFAULT_TOTAL) if slug else points
     if any(part.points for part in parts) and sum(part.points for part in parts) != expected:
         block.fail(None, f"the parts have {sum(part.points for part in parts)} points; expected {expected}")
     data = tuple(block.names("given")) if "given" in block.values else None
@@ -191,7 +199,17 @@ def _question(
     )
 
 
-def _part(block: ProblemSource, worksheet: Worksheet | None) -> ExamPart:
+def _parts(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark, ...]) -> tuple[ExamPart, ...]:
+    """Return the parts of a question; a line of its mark scheme belongs to one part at most."""
+    sources = block.tables("part")
+    parts = tuple(_part(source, worksheet, scheme, is_only=len(sources) == 1) for source in sources)
+    used = [number for part in parts for number in part.marks]
+    if len(set(used)) < len(used):
+        block.fail(None, f"the parts have the marks {used}; expected each line of the mark scheme in one part")
+    return parts
+
+
+def _part(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark, ...], *, is_only: bool) -> ExamPart:
     block.allow_keys(*_PART_KEYS)
     block.require_keys("text")
     steps, choices = tuple(block.names("steps")), tuple(block.names("choices"))
@@ -207,17 +225,37 @@ def _part(block: ProblemSource, worksheet: Worksheet | None) -> ExamPart:
                 block.fail(("rows", i), f"unknown row {row!r}; expected one of {', '.join(sorted(labels))}")
     if choices and not 2 <= len(choices) <= _MOST_OPTIONS:
         block.fail("choices", f"there are {len(choices)} choices; expected 2 to {_MOST_OPTIONS}")
+    marks = _marks(block, scheme, is_only=is_only and not steps)
     return ExamPart(
         text=block.text("text"),
-        points=block.integer("points", 0, least=0, most=1000),
+        points=block.integer("points", 0, least=0, most=1000) or _sum_points(block, scheme, marks),
         steps=steps,
+        marks=marks,
         rows=rows,
+        row_numbers=tuple(block.integers("row_numbers", 1000)) if "row_numbers" in block.values else (),
         choices=choices,
         correct=block.integer("correct", least=1, most=len(choices)) if choices else 0,
         answer=block.choice("answer", ANSWERS, "text"),
         size=block.integer("size", 0, least=0, most=230),
         solution=block.text("solution"),
     )
+
+
+def _marks(block: ProblemSource, scheme: tuple[Mark, ...], *, is_only: bool) -> tuple[int, ...]:
+    """Return the numbers of the lines of a mark scheme that belong to a part: all if it is the only one."""
+    if "marks" not in block.values:
+        return tuple(range(1, len(scheme) + 1)) if is_only else ()
+    numbers = block.integers("marks", len(scheme))
+    if 0 in numbers:
+        block.fail("marks", "marks holds 0; expected numbers of lines of the mark scheme, from 1")
+    return tuple(numbers)
+
+
+def _sum_points(block: ProblemSource, scheme: tuple[Mark, ...], numbers: tuple[int, ...]) -> int:
+    total = sum((scheme[number - 1].points for number in numbers), Fraction(0))
+    if total.denominator != 1:
+        block.fail("marks", f"the marks have {total} points; expected a whole number")
+    return int(total)
 
 
 def _check_keys(block: ProblemSource, key: str, names: tuple[str, ...], steps: list[WorksheetStep]) -> None:

@@ -7,8 +7,6 @@ from clearhead.course.exercises import WorksheetStep
 from clearhead.course.exercises.numbers import text as number_text
 from clearhead.course.exercises.render.latex import words
 
-_KINDS = {"proof": "Proof", "drawing": "Drawing", "code": "Program"}
-
 
 def points_text(points: int) -> str:
     """Return points with their unit, such as "1 point".
@@ -57,8 +55,7 @@ def _markdown_answer(part: PaperPart) -> list[str]:
         return [*[f"- [ ] {letter}. {_escape(text)}" for letter, text in part.options], ""]
     if part.fields:
         return [line for step in part.fields for line in (*_markdown_table(step, is_field=True), "")]
-    kind = _KINDS.get(part.part.answer)
-    return [*([f"{kind}:", ""] if kind else []), *["<br>"] * n_lines(part.size), ""]
+    return [*([f"{part.space_label}:", ""] if part.space_label else []), *["<br>"] * n_lines(part.size), ""]
 
 
 def _escape(text: str) -> str:

@@ -79,6 +79,7 @@ def _part(part: PaperPart) -> dict[str, object]:
             {**_field(step), "caption": text_runs(step.title if len(part.fields) > 1 else "")} for step in part.fields
         ],
         "answer": "" if part.options or part.fields else part.part.answer,
+        "label_of_space": part.space_label,
         "size": part.size,
         "lines": n_lines(part.size),
     }

@@ -128,7 +128,7 @@ def test_parse_blocks_rejects_unsupported_markdown(text, why):
 @pytest.mark.parametrize(
     ("kind", "name", "why"),
     [
-        ("picture", "x", "no placeholder of the kind 'picture'"),
+        ("picture", "x", "unknown kind of placeholder 'picture'"),
         ("table", "none", "no computed value of ceng403-exam is called 'none'"),
         ("table", "hello_world_query", "is a str, not an AnswerTable"),
         ("figure", "hello_world_query", "has no svg"),

@@ -11,6 +11,8 @@ import sympy
 
 from clearhead.cli.app import run as run_command
 from clearhead.course.answers import render
+from clearhead.course.answers.blocks import plain_text
+from clearhead.course.answers.model_answer import model_answer
 from clearhead.course.exams import FORMATS, Exam, ExamPart, ExamQuestion, exam_from_document, read_exam, write_exam
 from clearhead.course.exams.booklet import solution_booklet
 from clearhead.course.exams.content import network_program, paper
@@ -94,6 +96,44 @@ def test_exam_from_document_has_every_question_and_point(slug):
     for question, original in zip(exam.questions, source.questions, strict=True):
         assert question.points == (original.points or 10)
         assert sum(part.points for part in question.parts) == question.points
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_booklet_marks_every_part_by_lines_of_the_mark_scheme(slug):
+    sheet = paper(exam_from_document(slug))
+    answers = solution_booklet(sheet).answers
+    for question, answer in zip(sheet.questions, answers, strict=True):
+        scheme = model_answer(slug, question.question.location).marks
+        for part in question.parts:
+            prefix = f"({part.label}) " if part.label else ""
+            lines = [mark for mark in answer.marks if plain_text(mark.line).startswith(prefix)]
+            assert sum(mark.points for mark in lines) == part.part.points
+            if part.part.marks and not part.options:
+                assert [mark.points for mark in lines] == [scheme[number - 1].points for number in part.part.marks]
+            else:
+                assert part.fields or part.options
+        assert sum(mark.points for mark in answer.marks) == question.question.points
+
+
+def test_booklet_of_a_variant_marks_results_without_the_original_numbers():
+    whole = exam_from_document("deep-learning-final")
+    exam = Exam("Two", tuple(q for q in whole.questions if q.location in ("Part 1, Q1", "Part 3, 1.2")))
+    sheet = paper(exam, seed=5)
+    choice, weights = ([plain_text(mark.line) for mark in a.marks] for a in solution_booklet(sheet).answers)
+    assert choice == [f"marks {sheet.questions[0].parts[0].correct}, and no other option"]
+    assert weights == ["trainable weights, with biases: in proportion to the correct entries"]
+    original = [plain_text(mark.line) for mark in solution_booklet(paper(exam)).answers[1].marks]
+    assert "208" in original[0]
+
+
+def test_paper_prints_selected_rows_and_default_sizes():
+    exam = exam_from_document("deep-learning-final")
+    network = next(q for q in paper(exam).questions if q.question.location == "Part 3, 1.2")
+    layers = next(step for step in network.data if step.key == "layers")
+    assert [str(cell) for cell in layers.grid.cells[0]] == ["convolution", "8", "5", "1", "0", "–"]
+    schedule = next(q for q in paper(exam_from_document("ceng403-exam")).questions if q.question.location == "Q7a")
+    (rates,) = (part.fields[0] for part in schedule.parts if part.fields)
+    assert list(rates.grid.rows) == ["2,000", "20,000", "52,000"]
 
 
 def test_totals_of_exams_match_documents():
@@ -209,11 +249,14 @@ def test_network_program_builds_layers_with_a_wrong_input_width():
     import torch
     from torch import nn
 
-    program = network_program(solve("cnn-digits").problem)
-    model = eval(program, {"nn": nn})
-    features = model[:-1](torch.zeros(1, 1, 32, 32)).shape[1]
-    assert features == 144
-    assert model[-1].in_features != features
+    model = eval(network_program(solve("cnn-digits")), {"nn": nn})
+    assert model[:-1](torch.zeros(1, 1, 32, 32)).shape[1] == 144
+    assert model[-1].in_features == 120, "the width in the document"
+    for seed in range(12):
+        sheet = solve(variant("cnn-digits", seed))
+        model = eval(network_program(sheet), {"nn": nn})
+        features = model[:-1](torch.zeros(1, *sheet.problem["input"])).shape[1]
+        assert model[-1].in_features != features
 
 
 def test_exam_file_is_written_by_command(tmp_path, monkeypatch, capsys):
@@ -252,6 +295,7 @@ def test_invalid_exams_raise(tmp_path, monkeypatch):
         ),
         ('title = "x"\n[[question]]\nsheet = "sparse-16"\npoints = -1\n', "line 4: points is -1"),
         (part + 'answer = "song"\n', "line 6: answer is 'song'"),
+        (part + "marks = [1]\n", "line 6: marks holds 1"),
         (part + 'choices = ["a"]\n', "line 6: there are 1 choices"),
         (part + 'choices = ["a", "b"]\ncorrect = 3\n', "line 7: correct is 3"),
         (part + 'steps = ["mean"]\n', "line 6: steps need an exercise"),

@@ -71,8 +71,8 @@ def cost_of_a_layer() -> AnswerTable:
     for n in LENGTHS:
         attention = 4 * n * MODEL_WIDTH**2 + 2 * n**2 * MODEL_WIDTH
         recurrent = 2 * n * MODEL_WIDTH**2
-        rows.append([n, attention, recurrent, attention / recurrent, n**2, 1, n])
-    header = ["n", "attention", "recurrent", "ratio", "weights stored", "steps, attention", "steps, recurrent"]
+        rows.append([n, attention, recurrent, attention / recurrent, n**2])
+    header = ["n", "attention", "recurrent", "ratio", "weights stored"]
     caption = "Multiply-adds of one layer with d = 512: 4nd² + 2n²d with projections and W_O, and 2nd²."
     return AnswerTable(header, rows, caption)
 

@@ -117,9 +117,15 @@ def _layer_table(layers: list[ProblemSource], names: list[str]) -> ExactGrid:
     """Return a table of the layers in the file."""
     keys = ("type", "filters", "kernel", "stride", "padding", "outputs")
     used = [key for key in keys if any(key in layer.values for layer in layers)]
-    stated = [[layer.values.get(key, "-") for key in used] for layer in layers]
+    stated = [[layer.values.get(key, _default(layer, key)) for key in used] for layer in layers]
     cells = [["×".join(map(str, x)) if isinstance(x, list) else str(x) for x in row] for row in stated]
     return ExactGrid.of(cells, names, used)
+
+
+def _default(layer: ProblemSource, key: str) -> int | str:
+    """Return what a layer has if its file does not state it; "–" if it has no such size."""
+    has_kernel = "kernel" in layer.values
+    return {"stride": 1, "padding": 0}.get(key, "–") if has_kernel else "–"
 
 
 def _apply(layer: ProblemSource, before: LayerOutput, i: int) -> tuple[LayerOutput, nn.Module]:

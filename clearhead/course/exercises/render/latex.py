@@ -64,14 +64,14 @@ def symbol_in_latex(name: str) -> str:
     """Format a symbol: letters keep their indices, words are upright."""
 
     def piece(match: re.Match[str]) -> str:
-        head, index = match[1], match[2]
+        head, index = match[1], words(match[2]) if match[2] else _MATH["∞"] if match[3] else ""
         if head.isascii() and head.isalpha() and len(head) > 2:
             head = rf"\mathrm{{{head}}}"
         else:
             head = "".join(_MATH[c] + (" " if _MATH[c][-1].isalpha() else "") if c in _MATH else c for c in head)
-        return f"{head.strip()}_{{{words(index)}}}" if index else head
+        return f"{head.strip()}_{{{index}}}" if index else head
 
-    return re.sub(r"([A-Za-z]+|.)(?:_(\w+))?", piece, name).strip()
+    return re.sub(r"([A-Za-z]+|.)(?:_(\w+)|(∞))?", piece, name).strip()
 
 
 def number_in_latex(x: Number) -> str:
