@@ -117,15 +117,14 @@ def _contains(answer: ResolvedAnswer, sheet: Worksheet) -> bool:
 def _marks(part: PaperPart, model: ResolvedAnswer | None, *, is_original: bool) -> list[ResolvedMark]:
     """Return the lines of the mark scheme that belong to a part; those of results name no numbers of a variant."""
     label: Line = (Span(f"({part.label}) "),) if part.label else ()
+    points = Fraction(part.part.points)
     if part.correct:
-        return [
-            ResolvedMark(Fraction(part.part.points), (*label, *plain(f"marks {part.correct}, and no other option")))
-        ]
+        return [ResolvedMark(points, (*label, *plain(f"marks {part.correct}, and no other option")))]
     if part.part.marks and model is not None and (is_original or not part.fields):
         selected = [model.marks[number - 1] for number in part.part.marks]
         return [replace(mark, line=(*label, *mark.line)) for mark in selected]
     if part.fields and model is not None:
         titles = "; ".join(f"{step.title[0].lower()}{step.title[1:]}" for step in part.fields)
         note = "in proportion to the correct entries" if part.n_entries > 1 else "exact, or to three places"
-        return [ResolvedMark(Fraction(part.part.points), (*label, *plain(f"{titles}: {note}")))]
-    return [ResolvedMark(Fraction(part.part.points), (*label, *plain(" ".join(part.part.text.split()))))]
+        return [ResolvedMark(points, (*label, *plain(f"{titles}: {note}")))]
+    return [ResolvedMark(points, (*label, *plain(" ".join(part.part.text.split()))))]
