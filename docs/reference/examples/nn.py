@@ -9,7 +9,7 @@ block(torch.randn(2, 5, 12), mask=causal()).shape  # → torch.Size([2, 5, 12])
 
 FeedForward(12, 48, nn.GELU())(torch.randn(2, 5, 12)).shape  # → torch.Size([2, 5, 12])
 
-(nn.ReLU(), nn.SiLU(), nn.GELU(tanh=True), nn.SwiGLU(), nn.GeGLU())
+(nn.ReLU(), nn.SiLU(), nn.GELU(tanh=True), nn.SwiGLU(), nn.GeGLU(), nn.Tanh())
 
 TokenEmbedding(100, 12)(torch.tensor([[3, 1, 4]])).shape  # → torch.Size([1, 3, 12])
 
