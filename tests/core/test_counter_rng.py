@@ -1,4 +1,4 @@
-"""Random numbers as functions of their keys, against the same arithmetic in Python's own integers."""
+"""Tests that compare counter-based random numbers with the same arithmetic in Python's integers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _reference(*keys: int) -> int:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-def test_bits_are_those_of_plain_integers(keys):
+def test_random_bits_match_arithmetic_of_python_integers(keys):
     expected = _reference(*keys)
     assert int(counter_rng.random_bits(*keys)) & _MASK == expected
     as_tensors = counter_rng.random_bits(*(torch.tensor([key]) for key in keys))
     assert int(as_tensors) & _MASK == expected
 
 
-def test_keys_broadcast_and_order_matters():
+def test_random_bits_broadcast_keys_and_depend_on_their_order():
     table = counter_rng.random_bits(5, torch.arange(7)[:, None], torch.arange(11))
     assert table.shape == (7, 11)
     assert int(table[3, 2]) == int(counter_rng.random_bits(5, 3, 2))
@@ -38,13 +38,13 @@ def test_keys_broadcast_and_order_matters():
 
 
 @given(st.integers(1, 2**31), st.integers(0, 1000))
-def test_below_stays_below(limit, key):
+def test_randint_is_within_limits(limit, key):
     drawn = counter_rng.randint(limit, key, torch.arange(101))
     assert int(drawn.min()) >= 0
     assert int(drawn.max()) < limit
 
 
-def test_draws_are_even():
+def test_uniform_and_randint_are_uniformly_distributed():
     n = 70_001
     u = counter_rng.uniform(3, torch.arange(n)).double()
     # Mean and variance of the uniform distribution, within five standard errors of each.
@@ -57,7 +57,7 @@ def test_draws_are_even():
     assert chi_squared < 33  # 12 degrees of freedom: one in a thousand is above
 
 
-def test_a_permutation_has_every_number_once():
+def test_permutation_contains_every_number_once():
     p = counter_rng.permutation(101, 1, 2)
     assert p.sort().values.tolist() == list(range(101))
     assert p.tolist() != counter_rng.permutation(101, 1, 3).tolist()

@@ -1,6 +1,6 @@
-"""Files that version 0.1.0 wrote are read to what they meant, and written again as files are today.
+"""Tests that files of earlier versions are read, and written in the current form.
 
-That version wrote the texts below and the files of the bundled models.
+Version 0.1.0 wrote the texts below and the files of the bundled models.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ pooling = {type = "Mean"}
         ("constant", Constant(0.002, 1000)),
     ],
 )
-def test_a_schedule_was_a_word_beside_its_numbers(word, schedule):
+def test_from_toml_of_schedule_name_and_separate_fields_returns_schedule(word, schedule):
     config = TrainConfig.from_toml(TRAIN.replace("SCHEDULE", word))
     assert config.schedule == schedule
     assert config.replace(schedule=WarmupCosine()) == TrainConfig(
@@ -107,7 +107,7 @@ def test_a_schedule_was_a_word_beside_its_numbers(word, schedule):
     assert "lr_max = 0.002" not in config.to_toml().splitlines()
 
 
-def test_a_schedule_that_was_left_out_keeps_its_numbers():
+def test_from_toml_of_learning_rate_without_schedule_returns_warmup_cosine():
     config = TrainConfig.from_toml("steps = 9\nlr_max = 0.5\n")
     assert config.schedule == WarmupCosine(0.5)
 
@@ -120,19 +120,19 @@ def test_a_schedule_that_was_left_out_keeps_its_numbers():
         ('schedule = {type = "Constant"}\nlr_max = 1.0', "TrainConfig has no field 'lr_max'"),
     ],
 )
-def test_what_was_wrong_then_is_wrong_now(lines, message):
+def test_from_toml_of_invalid_earlier_fields_raises(lines, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig.from_toml(f"steps = 9\n{lines}\n")
 
 
 @pytest.mark.parametrize(("word", "windows"), [("true", RandomWindows()), ("false", ConsecutiveWindows(shifted=True))])
-def test_windows_were_a_yes_or_no(word, windows):
+def test_from_toml_of_boolean_random_windows_returns_windows(word, windows):
     config = Config.from_toml(TEXT.replace("RANDOM", word))
     assert config == TextData(path="input.txt", context=64, windows=windows)
     assert Config.from_toml(config.to_toml()) == config
 
 
-def test_channels_had_two_names():
+def test_from_toml_of_earlier_channels_field_returns_n_channels():
     config = Config.from_toml(VISION)
     assert isinstance(config, VisionConfig)
     assert config.n_channels == 1
@@ -141,7 +141,7 @@ def test_channels_had_two_names():
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_box_is_read_as_it_was_written(name):
+def test_bundled_recipes_and_configs_round_trip(name):
     recipe = Recipe.load(BUNDLED_FOLDER / name)
     assert recipe.preset == name
     assert isinstance(recipe.train.schedule, WarmupCosine)
@@ -176,7 +176,7 @@ def _as_old(state):
     return state | {"recipe": "0" * 64, "standing": trainer, "tensors": tensors}
 
 
-def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
+def test_resume_of_run_of_earlier_version_matches_uninterrupted_run(tmp_path):
     train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
     half = tmp_path / "half"
     shutil.copytree(tmp_path / "run", half)

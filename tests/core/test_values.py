@@ -1,4 +1,4 @@
-"""Checks of plain values: what fits, what does not, and one sentence for a mistake wherever it is made."""
+"""Tests of the validation of plain values: accepted values, rejected values, and the same message everywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from clearhead.nn.positions import Rotary
 
 pytestmark = pytest.mark.bad_input  # passes values of other types to functions that expect a number
 
-FITS: list[tuple[Any, Any, Any]] = [
+VALID: list[tuple[Any, Any, Any]] = [
     (3, int, 3),
     (np.int64(3), int, 3),
     (3, float, 3.0),
@@ -56,14 +56,14 @@ FITS: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "hint", "result"), FITS, ids=str)
-def test_what_fits_comes_back_as_the_annotation_wants_it(value, hint, result):
+@pytest.mark.parametrize(("value", "hint", "result"), VALID, ids=str)
+def test_validate_of_valid_value_returns_type_of_annotation(value, hint, result):
     actual = validate(value, "it", hint)
     assert actual == result
     assert type(actual) is type(result)
 
 
-REFUSED: list[tuple[Any, Any, str]] = [
+INVALID: list[tuple[Any, Any, str]] = [
     ("12", PositiveInt, "it is '12'; expected a whole number of at least 1"),
     (True, int, "it is True; expected a whole number"),
     (3.0, int, "it is 3.0; expected a whole number"),
@@ -99,8 +99,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "hint", "sentence"), REFUSED, ids=range(len(REFUSED)))
-def test_what_does_not_fit_is_refused_in_one_sentence(value, hint, sentence):
+@pytest.mark.parametrize(("value", "hint", "sentence"), INVALID, ids=range(len(INVALID)))
+def test_validate_of_invalid_value_raises_one_sentence(value, hint, sentence):
     with pytest.raises(ConfigError) as caught:
         validate(value, "it", hint)
     assert str(caught.value) == sentence
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(value, hint, sentence):
     st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans()),
     st.sampled_from([DropoutRate, OpenUnit, Probability]),
 )
-def test_a_number_fits_exactly_where_it_lies_inside(value, hint):
+def test_validate_accepts_exactly_the_numbers_inside_a_range(value, hint):
     contains = {
         DropoutRate: lambda x: 0 <= x < 1,
         OpenUnit: lambda x: 0 < x < 1,
@@ -124,7 +124,7 @@ def test_a_number_fits_exactly_where_it_lies_inside(value, hint):
             validate(value, "it", hint)
 
 
-def test_whole_numbers_where_another_error_is_wanted():
+def test_check_int_raises_given_error_outside_limits():
     assert check_int(np.int32(7), "n", minimum=7, maximum=7) == 7
     with pytest.raises(MaskError, match=r"^n is 6; expected a whole number of at least 7$"):
         check_int(6, "n", minimum=7, error=MaskError)
@@ -132,7 +132,7 @@ def test_whole_numbers_where_another_error_is_wanted():
         check_int(8, "n", maximum=7, error=MaskError)
 
 
-def test_whole_numbers_are_checked_inside_a_compiled_graph():
+def test_check_int_runs_in_compiled_graph():
     @torch.compile(fullgraph=True, backend="eager")
     def f(x, n):
         return x * check_int(n, "n", minimum=1)
@@ -140,7 +140,7 @@ def test_whole_numbers_are_checked_inside_a_compiled_graph():
     assert torch.equal(f(torch.ones(2), 3), torch.full((2,), 3.0))
 
 
-def test_a_value_can_be_made_inside_a_compiled_graph():
+def test_validated_value_is_created_in_compiled_graph():
     @torch.compile(fullgraph=True, backend="eager")
     def rotated(x, positions):
         return Rotary(base=500.0).rotate(x, positions)
@@ -149,7 +149,7 @@ def test_a_value_can_be_made_inside_a_compiled_graph():
     torch.testing.assert_close(rotated(x, positions), Rotary(base=500.0).rotate(x, positions))
 
 
-# ---------------------------------------------------------------------- one mistake, one sentence
+# ---------------------------------------------------------------------- one message for every owner
 
 SIZES = {"d_model": 12, "n_heads": 3}
 MAKERS = {
@@ -181,13 +181,13 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=str)
 @pytest.mark.parametrize("owner", MAKERS)
-def test_one_mistake_has_one_sentence(owner, mistake, sentence):
+def test_invalid_size_raises_the_same_sentence_for_every_owner(owner, mistake, sentence):
     with pytest.raises(ConfigError) as caught:
         MAKERS[owner](**SIZES | mistake)
     assert str(caught.value) == f"{owner}: {sentence}"
 
 
-def test_other_sizes_of_a_layer_are_checked_too():
+def test_invalid_size_of_layer_raises():
     with pytest.raises(ConfigError, match="MultiHeadAttention: d_key is 'wide'; expected a whole number of at least 1"):
         MultiHeadAttention(12, 3, d_key="wide")
     with pytest.raises(ConfigError, match="FeedForward: d_ff is None; expected a whole number of at least 1"):
@@ -207,7 +207,7 @@ class SplitConfig(Validated):
             raise ConfigError("no quarters")
 
 
-def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
+def test_validated_dataclass_converts_and_checks_fields():
     split = SplitConfig(1, [2, 3])
     assert split == SplitConfig(1.0, (2, 3))
     assert (type(split.fraction), hash(split)) == (float, hash(SplitConfig(1.0, (2, 3))))
@@ -220,7 +220,7 @@ def test_a_value_is_checked_as_it_is_made_and_holds_what_was_meant():
 # ---------------------------------------------------------------------- did you mean
 
 
-def test_the_nearest_name_is_asked_for():
+def test_did_you_mean_suggests_nearest_name_or_lists_known():
     assert did_you_mean("d_modl", ["n_heads", "d_model"]) == "did you mean 'd_model'?"
     assert did_you_mean("zzz", ["n_heads", "d_model"]) == "known: n_heads, d_model"
     assert did_you_mean("zzz", ["n_heads"], fallback="see --help") == "see --help"
@@ -228,7 +228,7 @@ def test_the_nearest_name_is_asked_for():
 
 
 @given(st.one_of(st.text(), st.none(), st.integers()), st.lists(st.text()))
-def test_nothing_is_never_meant(name, candidates):
+def test_did_you_mean_never_suggests_an_empty_name(name, candidates):
     answer = did_you_mean(name, candidates)
     assert "mean ''" not in answer
     if answer.startswith("did you mean"):
@@ -236,7 +236,7 @@ def test_nothing_is_never_meant(name, candidates):
         assert answer == f"did you mean {difflib.get_close_matches(str(name)[:80], nonempty, 1)[0]!r}?"
 
 
-def test_there_is_one_did_you_mean():
+def test_only_validation_imports_difflib():
     package = Path(__file__).parents[2] / "clearhead"
     asking = [path.name for path in package.rglob("*.py") if "difflib" in path.read_text(encoding="utf-8")]
     assert asking == ["validation.py"]

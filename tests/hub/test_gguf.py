@@ -115,7 +115,7 @@ def test_load_truncated_gguf_raises(peer, tmp_path):
 
 
 @pytest.mark.bad_input
-def test_another_architecture(peer, tmp_path):
+def test_load_of_unknown_architecture_raises(peer, tmp_path):
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "falcon")
     writer.add_block_count(1)

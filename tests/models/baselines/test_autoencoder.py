@@ -1,4 +1,4 @@
-"""The auto-encoder against PCA, computed by a singular value decomposition."""
+"""Tests that compare the autoencoder with PCA, computed by a singular value decomposition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def low_rank(n, d, rank, noise=0.3):
 
 
 @pytest.mark.parametrize("d_latent", [2, 3, 5])
-def test_a_linear_auto_encoder_reaches_pca(d_latent):
+def test_trained_linear_autoencoder_reaches_loss_of_pca(d_latent):
     x = low_rank(101, 11, rank=3)
     model = Autoencoder(AutoencoderConfig(n_features=11, d_latent=d_latent)).double()
     best = pca_error(x, d_latent)
@@ -49,7 +49,7 @@ def test_a_linear_auto_encoder_reaches_pca(d_latent):
     assert best * (1 - 1e-9) <= error <= best * 1.001
 
 
-def test_its_latent_spans_the_principal_directions():
+def test_latent_of_trained_linear_autoencoder_spans_principal_directions():
     x = low_rank(101, 7, rank=2)
     model = Autoencoder(AutoencoderConfig(n_features=7, d_latent=2)).double()
     train(model, x, 300)
@@ -59,7 +59,7 @@ def test_its_latent_spans_the_principal_directions():
     torch.testing.assert_close(cosines, torch.ones(2, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
-def test_a_bent_line_needs_hidden_layers():
+def test_hidden_layers_reconstruct_a_curve_better_than_pca():
     # Points on a parabola have one coordinate, which a network can find and a linear map cannot.
     t = torch.linspace(-1, 1, 101, dtype=torch.float64)[:, None]
     x = torch.cat((t, t.square(), 0.5 * t - t.square()), dim=1)
@@ -67,7 +67,7 @@ def test_a_bent_line_needs_hidden_layers():
     assert train(model, x, 150) < 0.05 * pca_error(x, 1)
 
 
-def test_forward_is_decode_of_encode_and_layers_are_where_they_should_be():
+def test_forward_equals_decode_of_encode_and_written_out_layers():
     model = Autoencoder(AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), activation=ReLU())).double()
     x = torch.randn(3, 13, 11, dtype=torch.float64)
     latent = model.encode(x)
@@ -82,19 +82,19 @@ def test_forward_is_decode_of_encode_and_layers_are_where_they_should_be():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_weights(bias):
+def test_parameter_count_equals_formula(bias):
     model = Autoencoder(AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), bias=bias))
     maps = 2 * (11 * 7 + 7 * 5 + 5 * 2)
     assert sum(p.numel() for p in model.parameters()) == maps + bias * (7 + 5 + 2 + 5 + 7 + 11)
 
 
-def test_gradients():
+def test_gradients_pass_gradcheck():
     model = Autoencoder(AutoencoderConfig(n_features=5, d_latent=2, hidden=(3,), activation=GELU())).double()
     assert torch.autograd.gradcheck(model, torch.randn(7, 5, dtype=torch.float64, requires_grad=True))
 
 
 @pytest.mark.bad_input
-def test_wrong_input_is_refused():
+def test_invalid_input_raises():
     model = Autoencoder(AutoencoderConfig(n_features=6, d_latent=2))
     with pytest.raises(ShapeError, match=r"got shape \(3, 5\), expected \(…, 6\): 6 features each; flatten images"):
         model(torch.randn(3, 5))
@@ -105,7 +105,7 @@ def test_wrong_input_is_refused():
 
 
 @pytest.mark.bad_input
-def test_wrong_configurations_are_refused():
+def test_invalid_configurations_raise_config_error():
     with pytest.raises(ConfigError, match="AutoencoderConfig: d_latent is 0; expected a whole number of at least 1"):
         AutoencoderConfig(n_features=3, d_latent=0)
     with pytest.raises(ConfigError, match=r"hidden is \(5, -1\); expected values, each a whole number of at least 1"):
@@ -114,14 +114,14 @@ def test_wrong_configurations_are_refused():
         AutoencoderConfig(n_features=3, d_latent=1, activation="relu")
 
 
-def test_the_configuration_round_trips():
+def test_config_round_trips_through_dict_and_toml():
     config = AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5), activation=GELU(tanh=True), bias=False)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), Autoencoder)
 
 
 @pytest.mark.compiled
-def test_it_traces_whole_and_gives_the_same_numbers():
+def test_compiled_full_graph_matches_eager():
     torch.compiler.reset()
     model, x = Autoencoder(AutoencoderConfig(n_features=11, d_latent=2, hidden=(7, 5))), torch.randn(3, 11)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

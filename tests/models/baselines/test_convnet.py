@@ -1,4 +1,4 @@
-"""The digit network against the exam's own numbers, torch's layers and its other forms."""
+"""Tests that compare the digit network with the exam's answers, torch's layers and its other heads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def the_exam_network():
 # ---------------------------------------------------------------------- sizes by formula
 
 
-def test_conv_output_gives_the_exam_answer():
+def test_conv_output_matches_exam_answer():
     assert conv_output((128, 128), (3, 5), stride=(1, 3)) == (126, 42)
     assert conv_output(32, 5) == 28
     assert conv_output(28, 4, stride=4) == 7
@@ -69,7 +69,7 @@ def test_conv_output_gives_the_exam_answer():
     stride=st.integers(1, 5),
     padding=st.integers(0, 3),
 )
-def test_conv_output_is_what_torch_does(size, kernel, stride, padding):
+def test_conv_output_matches_torch_convolution(size, kernel, stride, padding):
     if kernel > size + 2 * padding:
         with pytest.raises(ShapeError, match="does not fit"):
             conv_output(size, kernel, stride, padding)
@@ -78,7 +78,7 @@ def test_conv_output_is_what_torch_does(size, kernel, stride, padding):
     assert conv_output(size, kernel, stride, padding) == real.shape[-1]
 
 
-def test_conv_output_refuses_what_has_no_meaning():
+def test_conv_output_with_invalid_sizes_raises():
     with pytest.raises(ShapeError, match=r"a kernel of 5 does not fit on 3 values padded by 0; give at least 5"):
         conv_output(3, 5)
     with pytest.raises(ShapeError, match="got size 3, kernel 2, stride 0"):
@@ -89,7 +89,7 @@ def test_conv_output_refuses_what_has_no_meaning():
         conv_output((3, 4), (1, 1, 1))
 
 
-def test_shapes_of_the_exam_network():
+def test_shapes_of_exam_network_match_its_answer():
     assert shapes(ConvNetConfig()) == {
         "conv1": (8, 28, 28),
         "pool1": (8, 7, 7),
@@ -113,7 +113,7 @@ def test_shapes_of_the_exam_network():
     ],
 )
 @pytest.mark.parametrize("sizes", [{}, ODD], ids=["exam", "odd"])
-def test_shapes_are_those_of_a_real_forward(head, size, sizes):
+def test_shapes_match_tensors_of_forward_pass(head, size, sizes):
     config = ConvNetConfig(**sizes, head=head)
     model = ConvNet(config)
     visible = {}
@@ -131,7 +131,7 @@ def test_shapes_are_those_of_a_real_forward(head, size, sizes):
 # ---------------------------------------------------------------------- the network
 
 
-def test_weights_are_counted_as_in_the_exam():
+def test_parameter_count_matches_exam_answer():
     model = ConvNet(ConvNetConfig())
     assert n_weights(model.features.conv1) == 8 * ((5 * 5 * 1) + 1) == 208
     assert n_weights(model.features.conv2) == 16 * ((4 * 4 * 8) + 1) == 2064
@@ -142,14 +142,14 @@ def test_weights_are_counted_as_in_the_exam():
     assert n_weights(ConvNet(ConvNetConfig(head=PointwiseHead()))) == 208 + 2064 + 10 * (16 + 1)
 
 
-def test_it_is_the_network_of_the_exam():
+def test_forward_matches_exam_network_in_torch():
     reference, model = the_exam_network(), ConvNet(ConvNetConfig())
     model.load_state_dict(dict(zip(model.state_dict(), reference.state_dict().values(), strict=True)))
     images = torch.randn(7, 1, 32, 32)
     assert_equal_up_to_rounding(model(images), reference(images))
 
 
-def test_the_pointwise_head_is_the_exam_second_answer():
+def test_pointwise_head_matches_second_exam_answer():
     model = ConvNet(ConvNetConfig(head=PointwiseHead())).double()
     images = torch.randn(3, 1, 32, 32, dtype=torch.float64)
     layer = nn.Conv2d(16, 10, 1).double()
@@ -159,7 +159,7 @@ def test_the_pointwise_head_is_the_exam_second_answer():
     torch.testing.assert_close(model(images), expected.flatten(1))
 
 
-def test_all_convolution_is_the_same_function():
+def test_all_convolution_has_outputs_and_gradients_of_linear_head():
     linear = ConvNet(ConvNetConfig(**ODD)).double()
     convolution = linear.all_convolution()
     assert isinstance(convolution.head, nn.Conv2d)
@@ -173,7 +173,7 @@ def test_all_convolution_is_the_same_function():
 
 
 @pytest.mark.fixed_memory
-def test_all_convolution_shares_memory_with_its_own_gradients():
+def test_all_convolution_shares_parameters_but_not_gradients():
     linear = ConvNet(ConvNetConfig())
     convolution = linear.all_convolution()
     for parameter, reference in zip(linear.parameters(), convolution.parameters(), strict=True):
@@ -188,7 +188,7 @@ def test_all_convolution_shares_memory_with_its_own_gradients():
     torch.testing.assert_close(linear(images), convolution(images))
 
 
-def test_all_convolution_slides_over_a_larger_image():
+def test_all_convolution_on_larger_image_matches_network_on_crops():
     # 8 = 4 · 2 pixels are one step of the last map. Without padding, which would add a border around each piece,
     # every place of the map is the linear network on a piece of the image.
     config = ConvNetConfig(paddings=(0, 0), image_size=(36, 36))
@@ -204,7 +204,7 @@ def test_all_convolution_slides_over_a_larger_image():
     torch.testing.assert_close(convolution(image), logits.mean((2, 3)))
 
 
-def test_the_map_of_logits_is_one_place_at_the_configured_size():
+def test_logit_map_at_configured_size_has_one_position():
     images = torch.randn(3, 1, 32, 32)
     for head in (LinearHead(), ConvHead()):
         model = ConvNet(ConvNetConfig(head=head))
@@ -212,7 +212,7 @@ def test_the_map_of_logits_is_one_place_at_the_configured_size():
         assert_equal_up_to_rounding(model.logit_map(images)[..., 0, 0], model(images))
 
 
-def test_gradients():
+def test_gradients_pass_gradcheck():
     model = ConvNet(
         ConvNetConfig(image_size=(7, 5), filters=(2,), kernels=(3,), paddings=(1,), pools=(2,), n_classes=3)
     ).double()
@@ -224,7 +224,7 @@ def test_gradients():
 
 
 @pytest.mark.bad_input
-def test_wrong_images_are_refused():
+def test_invalid_images_raise():
     model = ConvNet(ConvNetConfig())
     with pytest.raises(ShapeError, match=r"got an image of 28×28, expected 32×32.*all_convolution\(\)"):
         model(torch.randn(2, 1, 28, 28))
@@ -241,7 +241,7 @@ def test_wrong_images_are_refused():
 
 
 @pytest.mark.bad_input
-def test_configurations_that_cannot_be_are_refused():
+def test_invalid_configurations_raise_config_error():
     with pytest.raises(ConfigError, match="the same number in each"):
         ConvNetConfig(filters=(8, 16, 32))
     with pytest.raises(ConfigError, match="the same number in each"):
@@ -259,7 +259,7 @@ def test_configurations_that_cannot_be_are_refused():
 
 
 @pytest.mark.parametrize("head", [LinearHead(), ConvHead(), PointwiseHead()])
-def test_the_configuration_round_trips(head):
+def test_config_round_trips_through_dict_and_toml(head):
     config = ConvNetConfig(**ODD, head=head)
     assert Config.from_dict(config.to_dict()) == config
     assert Config.from_toml(config.to_toml()) == config
@@ -268,7 +268,7 @@ def test_the_configuration_round_trips(head):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("head", [LinearHead(), ConvHead(), PointwiseHead()])
-def test_it_traces_whole_and_gives_the_same_numbers(head):
+def test_compiled_full_graph_matches_eager(head):
     torch.compiler.reset()
     model, images = ConvNet(ConvNetConfig(head=head)), torch.randn(3, 1, 32, 32)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Logistic regression against scikit-learn, the exam's update rule and finite differences."""
+"""Tests that compare logistic regression with scikit-learn, the exam's update rule and finite differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def data(n, d, n_classes):
 
 @pytest.mark.parametrize("n_classes", [2, 3, 5])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_ridge_optimum_is_that_of_scikit_learn(n_classes, bias):
+def test_ridge_optimum_matches_scikit_learn(n_classes, bias):
     n, d, strength = 83, 7, 0.03
     x, classes = data(n, d, n_classes)
     config = LogisticRegressionConfig(n_features=d, n_classes=n_classes, bias=bias)
@@ -57,7 +57,7 @@ def test_the_ridge_optimum_is_that_of_scikit_learn(n_classes, bias):
     np.testing.assert_allclose(model(x).softmax(-1).detach().numpy(), peer.predict_proba(x.numpy()), atol=1e-5)
 
 
-def test_subgradient_descent_finds_the_squared_infinity_optimum():
+def test_subgradient_descent_reaches_squared_infinity_norm_optimum():
     """Against a smooth form of the same problem: least loss(w) + λ/2 t² with −t ≤ w ≤ t, by scipy."""
     x, classes = data(83, 5, 2)
     strength, signs, features = 3.0, 2 * classes.numpy() - 1, x.numpy()
@@ -84,13 +84,13 @@ def test_subgradient_descent_finds_the_squared_infinity_optimum():
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n_classes", "rows"), [(2, 1), (3, 3), (7, 7)])
-def test_weights(n_classes, rows, bias):
+def test_parameter_count_equals_formula(n_classes, rows, bias):
     model = LogisticRegression(LogisticRegressionConfig(n_features=13, n_classes=n_classes, bias=bias))
     assert sum(p.numel() for p in model.parameters()) == rows * (13 + bias)
     assert torch.equal(model(torch.randn(5, 13)).softmax(-1), torch.full((5, n_classes), 1 / n_classes))
 
 
-def test_two_classes_are_a_sigmoid():
+def test_softmax_of_two_classes_equals_sigmoid():
     model = LogisticRegression(LogisticRegressionConfig(n_features=5)).double()
     torch.nn.init.normal_(model.linear.weight)
     torch.nn.init.normal_(model.linear.bias)
@@ -103,7 +103,7 @@ def test_two_classes_are_a_sigmoid():
     torch.testing.assert_close(logistic_loss(model, x, y), by_hand)
 
 
-def test_penalties_by_hand():
+def test_penalties_match_hand_computed_values():
     model = LogisticRegression(LogisticRegressionConfig(n_features=3)).double()
     model.linear.weight.data = torch.tensor([[1.0, -4.0, 2.0]], dtype=torch.float64)
     model.linear.bias.data.fill_(100.0)  # not penalised
@@ -124,7 +124,7 @@ def test_penalties_by_hand():
     ],
 )
 @pytest.mark.parametrize("label", [0, 1])
-def test_one_step_is_the_rule_of_the_exam(w, label):
+def test_gradient_step_matches_exam_update_rule(w, label):
     """w ← w − η((P(y=1|x) − y) x + λ w ⊙ e_argmax|w|), with the bias as a feature that is 1."""
     rate, strength = 0.3, 0.7
     model = LogisticRegression(LogisticRegressionConfig(n_features=4, bias=False)).double()
@@ -141,7 +141,7 @@ def test_one_step_is_the_rule_of_the_exam(w, label):
     torch.testing.assert_close(model.linear.weight[0].detach(), expected)
 
 
-def test_at_a_tie_the_gradient_is_a_subgradient():
+def test_gradient_at_tied_maximum_is_a_subgradient():
     """A subgradient g of f at w lies under f everywhere: f(v) ≥ f(w) + g·(v − w)."""
     model = LogisticRegression(LogisticRegressionConfig(n_features=3, bias=False)).double()
     weight, penalty = model.linear.weight, SquaredInfinity(1.3)
@@ -158,7 +158,7 @@ def test_at_a_tie_the_gradient_is_a_subgradient():
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("penalty", [None, Ridge(0.3), SquaredInfinity(0.3)])
-def test_gradients(n_classes, penalty):
+def test_gradients_pass_gradcheck(n_classes, penalty):
     model = LogisticRegression(LogisticRegressionConfig(n_features=5, n_classes=n_classes)).double()
     torch.nn.init.normal_(model.linear.weight)
     x, classes = torch.randn(7, 5, dtype=torch.float64), torch.randint(n_classes, (7,))
@@ -182,7 +182,7 @@ class _Loss(torch.nn.Module):
 
 
 @pytest.mark.bad_input
-def test_wrong_input_is_refused():
+def test_invalid_input_raises():
     model = LogisticRegression(LogisticRegressionConfig(n_features=6))
     with pytest.raises(ShapeError, match=r"shape \(3, 2, 3\), expected \(examples, 6\); flatten images"):
         model(torch.randn(3, 2, 3))
@@ -197,7 +197,7 @@ def test_wrong_input_is_refused():
 
 
 @pytest.mark.bad_input
-def test_wrong_configurations_are_refused():
+def test_invalid_configurations_raise_config_error():
     with pytest.raises(ConfigError, match="n_classes is 1; expected a whole number of at least 2"):
         LogisticRegressionConfig(n_features=3, n_classes=1)
     with pytest.raises(ConfigError, match="n_features is 0; expected a whole number"):
@@ -208,7 +208,7 @@ def test_wrong_configurations_are_refused():
         SquaredInfinity(float("nan"))
 
 
-def test_the_configuration_round_trips():
+def test_config_round_trips_through_dict_and_toml():
     config = LogisticRegressionConfig(n_features=13, n_classes=5, bias=False)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), LogisticRegression)
@@ -216,7 +216,7 @@ def test_the_configuration_round_trips():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("penalty", [Ridge(0.3), SquaredInfinity(0.3)])
-def test_model_and_loss_trace_whole_and_give_the_same_numbers(penalty):
+def test_compiled_model_and_loss_match_eager(penalty):
     torch.compiler.reset()
     model = LogisticRegression(LogisticRegressionConfig(n_features=5, n_classes=3))
     torch.nn.init.normal_(model.linear.weight)

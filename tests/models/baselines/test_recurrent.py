@@ -1,4 +1,4 @@
-"""Recurrent networks against torch's own modules (packed sequences included) and hand-worked gradients."""
+"""Tests that compare recurrent networks with torch's modules, packed sequences and hand-computed gradients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ids(*shape):
 @cells
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("n_layers", [1, 2])
-def test_a_stack_is_the_module_of_torch(cell, bidirectional, n_layers):
+def test_stack_matches_torch_module(cell, bidirectional, n_layers):
     stack = RecurrentStack(cell, 5, 7, n_layers, bidirectional=bidirectional).double()
     peer = peer_of(stack, cell, 5, 7, n_layers, bidirectional)
     x = torch.randn(3, 11, 5, dtype=torch.float64, requires_grad=True)
@@ -78,7 +78,7 @@ def test_a_stack_is_the_module_of_torch(cell, bidirectional, n_layers):
 
 @cells
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_padding_is_as_if_packed(cell, bidirectional):
+def test_right_padding_matches_packed_sequences_of_torch(cell, bidirectional):
     stack = RecurrentStack(cell, 5, 7, 2, bidirectional=bidirectional).double()
     peer = peer_of(stack, cell, 5, 7, 2, bidirectional)
     lengths = torch.tensor([11, 1, 5])
@@ -96,7 +96,7 @@ def test_padding_is_as_if_packed(cell, bidirectional):
 
 @cells
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_padding_may_stand_anywhere(cell, bidirectional):
+def test_padding_anywhere_matches_rows_without_padding(cell, bidirectional):
     stack = RecurrentStack(cell, 5, 7, 2, bidirectional=bidirectional).double()
     x = torch.randn(3, 11, 5, dtype=torch.float64)
     real = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0], [1] * 11, [0] * 11]).bool()
@@ -111,7 +111,7 @@ def test_padding_may_stand_anywhere(cell, bidirectional):
 
 @cells
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_even_nan_in_the_padding_changes_nothing(cell, bidirectional):
+def test_nan_at_padding_changes_no_output_or_gradient(cell, bidirectional):
     stack = RecurrentStack(cell, 5, 7, 2, bidirectional=bidirectional).double()
     real = torch.arange(11) < torch.tensor([7, 3])[:, None]
     clean = torch.randn(2, 11, 5, dtype=torch.float64)
@@ -125,7 +125,7 @@ def test_even_nan_in_the_padding_changes_nothing(cell, bidirectional):
 
 
 @cells
-def test_states_in_a_cache_pass_over_padding(cell):
+def test_cached_states_skip_padding(cell):
     stack = RecurrentStack(cell, 5, 7, 2).double()
     x = torch.randn(2, 11, 5, dtype=torch.float64)
     real = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0], [1] * 11]).bool()
@@ -139,7 +139,7 @@ def test_states_in_a_cache_pass_over_padding(cell):
                 torch.testing.assert_close(a[row : row + 1], b)
 
 
-def test_dropout_falls_between_layers_only():
+def test_dropout_applies_between_layers_only():
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     single_layer = RecurrentStack(GRU(), 3, 7, 1, dropout=0.5).double()
     assert torch.equal(single_layer(x), single_layer.eval()(x))
@@ -170,7 +170,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("g", ["tanh", "relu"])
 @pytest.mark.parametrize("x", [(0.7, -0.2), (1.3, 0.9), (-0.4, 0.8)])
-def test_the_update_of_the_exam_is_what_autograd_gives(g, x):
+def test_autograd_matches_exam_update_for_two_inputs(g, x):
     """Part 1 question 6: w ← w − η (h₂ − y) g′(z₂) h₁ for two inputs and the loss ½ (h₂ − y)²."""
     w, a, y, rate = 0.6, 1.1, 0.3, 0.1
     stack = scalar(w, a, g)
@@ -185,7 +185,7 @@ def test_the_update_of_the_exam_is_what_autograd_gives(g, x):
     assert stack.layers[0].weight_hh.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_third_input_adds_the_way_through_the_state():
+def test_gradient_of_three_inputs_includes_the_path_through_the_state():
     """With three inputs, h₂ depends on w too: (h₃ − y) g′(z₃) (h₂ + w g′(z₂) h₁)."""
     w, a, y, x = 0.6, 1.1, 0.3, (0.7, -0.2, 0.5)
     stack = scalar(w, a, "tanh")
@@ -203,7 +203,7 @@ def test_a_third_input_adds_the_way_through_the_state():
 
 
 @cells
-def test_weights(cell):
+def test_parameter_count_equals_formula(cell):
     gates, M, V = GATES[cell], WIDTH, VOCAB
     layer = gates * (M * M + M * M + 2 * M)
     count = lambda model: sum(p.numel() for p in model.parameters())  # noqa: E731
@@ -216,7 +216,7 @@ def test_weights(cell):
 
 @cells
 @pytest.mark.parametrize("tie_embeddings", [False, True])
-def test_a_language_model_never_looks_ahead(cell, tie_embeddings):
+def test_language_model_is_causal(cell, tie_embeddings):
     model = build(cell=cell, n_layers=2, task=NextToken(tie_embeddings=tie_embeddings))
     inputs, changed = ids(3, 11), ids(3, 11)
     changed[:, :5] = inputs[:, :5]
@@ -226,7 +226,7 @@ def test_a_language_model_never_looks_ahead(cell, tie_embeddings):
     assert not torch.allclose(a[:, 5:], b[:, 5:])
 
 
-def test_logits_by_hand():
+def test_tied_logits_equal_written_out_steps():
     model = build(cell=GRU(), task=NextToken(tie_embeddings=True))
     cell, table = model.stack.layers[0], model.embedding.weight
     tokens = ids(1, 5)
@@ -238,7 +238,7 @@ def test_logits_by_hand():
 
 @cells
 @pytest.mark.parametrize("cut", [1, 4, 10])
-def test_a_cache_continues_where_it_stopped(cell, cut):
+def test_cached_steps_match_full_forward(cell, cut):
     model = build(cell=cell, n_layers=2)
     tokens = ids(3, 11)
     cache = RecurrentCache()
@@ -250,7 +250,7 @@ def test_a_cache_continues_where_it_stopped(cell, cut):
 
 
 @cells
-def test_a_classifier_reads_in_pieces_too(cell):
+def test_classifier_with_cached_pieces_matches_full_forward(cell):
     model = build(cell=cell, n_layers=2, task=Classify(5))
     tokens, lengths = ids(2, 7), torch.tensor([7, 3])
     cache = RecurrentCache()
@@ -259,7 +259,7 @@ def test_a_classifier_reads_in_pieces_too(cell):
     torch.testing.assert_close(out, model(tokens, mask=padding(lengths)))
 
 
-def test_a_ragged_batch_of_prompts_continues_as_each_does_alone():
+def test_padded_prompts_continue_like_single_prompts():
     model = build(n_layers=2)
     lengths = torch.tensor([7, 3])
     prompts, more = ids(2, 7), ids(2, 1)
@@ -274,7 +274,7 @@ def test_a_ragged_batch_of_prompts_continues_as_each_does_alone():
         torch.testing.assert_close(out[row, -1], model(alone)[0, -1])
 
 
-def test_a_cache_can_be_reordered_copied_and_detached():
+def test_cache_can_be_reordered_copied_and_detached():
     model = build(cell=LSTM(), n_layers=2)
     tokens = ids(3, 5)
     cache = RecurrentCache()
@@ -295,7 +295,7 @@ def test_a_cache_can_be_reordered_copied_and_detached():
 @cells
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(("task", "bidirectional"), [(NextToken(), False), (Classify(5), False), (Classify(5), True)])
-def test_padding_changes_nothing_for_real_tokens(cell, side, task, bidirectional):
+def test_padding_does_not_change_logits_of_real_tokens(cell, side, task, bidirectional):
     model = build(cell=cell, n_layers=2, task=task, bidirectional=bidirectional)
     lengths = torch.tensor([11, 5, 1])
     before = torch.zeros(3, dtype=torch.long) if side == "right" else 11 - lengths
@@ -313,7 +313,7 @@ def test_padding_changes_nothing_for_real_tokens(cell, side, task, bidirectional
 
 
 @cells
-def test_a_bidirectional_classifier_uses_every_token(cell):
+def test_bidirectional_classifier_depends_on_every_token(cell):
     model = build(cell=cell, task=Classify(3), bidirectional=True)
     x = model.embedding(ids(1, 7)).detach().requires_grad_()
     model.stack.summary(model.stack(x)).sum().backward()
@@ -321,7 +321,7 @@ def test_a_bidirectional_classifier_uses_every_token(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS[::2], ids=["rnn", "gru"])
-def test_gradients(cell):
+def test_gradients_pass_gradcheck(cell):
     stack = RecurrentStack(cell, 3, 2, 2, bidirectional=True).double()
     real = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]).bool()
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -332,7 +332,7 @@ def test_gradients(cell):
 
 
 @pytest.mark.bad_input
-def test_wrong_input_is_refused():
+def test_invalid_input_raises():
     model = build()
     with pytest.raises(ShapeError, match=r"ids have shape \(5,\); expected \(batch, tokens\)"):
         model(ids(5))
@@ -357,7 +357,7 @@ def test_wrong_input_is_refused():
 
 
 @pytest.mark.bad_input
-def test_wrong_configurations_are_refused():
+def test_invalid_configurations_raise_config_error():
     with pytest.raises(ConfigError, match="would show the very token that is to be predicted"):
         build(bidirectional=True)
     with pytest.raises(ConfigError, match="n_layers is 0; expected a whole number"):
@@ -372,7 +372,7 @@ def test_wrong_configurations_are_refused():
 
 @cells
 @pytest.mark.parametrize("task", [NextToken(tie_embeddings=True), Classify(5)])
-def test_the_configuration_round_trips(cell, task):
+def test_config_round_trips_through_dict_and_toml(cell, task):
     config = RecurrentConfig(vocab_size=23, d_model=7, n_layers=3, cell=cell, task=task, dropout=0.1)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), Recurrent)
@@ -383,7 +383,7 @@ def test_the_configuration_round_trips(cell, task):
 
 @pytest.mark.compiled
 @cells
-def test_it_traces_whole_and_gives_the_same_numbers(cell):
+def test_compiled_full_graph_matches_eager(cell):
     torch.compiler.reset()
     model = build(cell=cell, n_layers=2, task=Classify(5), bidirectional=True).float()
     tokens, mask = ids(3, 3), padding(torch.tensor([3, 1, 2]))
@@ -397,7 +397,7 @@ def test_it_traces_whole_and_gives_the_same_numbers(cell):
 
 @pytest.mark.compiled
 @cells
-def test_cached_steps_trace_whole_and_are_compiled_a_few_times_only(cell):
+def test_compiled_cached_steps_match_eager_with_few_recompilations(cell):
     torch.compiler.reset()
     model = build(cell=cell, n_layers=2).float()
     tokens = ids(3, 11)

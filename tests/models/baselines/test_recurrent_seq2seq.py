@@ -1,4 +1,4 @@
-"""Recurrent sequence to sequence: against the equations written out, itself in pieces, and on a task."""
+"""Tests of recurrent sequence-to-sequence models: written-out equations, cached steps, and training on a task."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def by_hand(model, source, target):
 
 
 @orders
-def test_it_is_the_equations(order):
+def test_forward_matches_written_out_equations(order):
     model = build(cell=GRU(), attention=order)
     source, target = pair(B=1)
     torch.testing.assert_close(model(source, target)[0], by_hand(model, source[0], target[0]))
@@ -83,7 +83,7 @@ def test_it_is_the_equations(order):
 @cells
 @orders
 @ways
-def test_source_padding_changes_nothing(cell, order, bidirectional):
+def test_source_padding_does_not_change_logits(cell, order, bidirectional):
     model = build(cell=cell, attention=order, bidirectional=bidirectional, n_layers=2)
     source, target = pair()
     lengths = torch.tensor([11, 5, 1])
@@ -98,7 +98,7 @@ def test_source_padding_changes_nothing(cell, order, bidirectional):
 
 
 @orders
-def test_left_padding_too(order):
+def test_left_source_padding_does_not_change_logits(order):
     model = build(attention=order)
     source, target = pair(B=2)
     lengths = torch.tensor([7, 11])
@@ -108,7 +108,7 @@ def test_left_padding_too(order):
 
 @cells
 @orders
-def test_the_target_is_read_from_left_to_right(cell, order):
+def test_decoder_is_causal_in_the_target(cell, order):
     model = build(cell=cell, attention=order, n_layers=2)
     source, target = pair()
     other = target.clone()
@@ -121,7 +121,7 @@ def test_the_target_is_read_from_left_to_right(cell, order):
 @cells
 @orders
 @ways
-def test_step_by_step_is_the_whole(cell, order, bidirectional):
+def test_cached_steps_match_full_forward(cell, order, bidirectional):
     model = build(cell=cell, attention=order, bidirectional=bidirectional, n_layers=2)
     source, target = pair()
     mask = padding(torch.tensor([11, 5, 7]))
@@ -132,7 +132,7 @@ def test_step_by_step_is_the_whole(cell, order, bidirectional):
     torch.testing.assert_close(torch.cat(pieces, 1), model(source, target, source_mask=mask))
 
 
-def test_beams_take_their_history_along():
+def test_reordered_cache_continues_each_beam():
     model = build(n_layers=2)
     source, target = pair()
     memory, cache, rows = model.encode(source), RecurrentCache(), torch.tensor([2, 0, 0])
@@ -143,7 +143,7 @@ def test_beams_take_their_history_along():
     torch.testing.assert_close(out[:, 0], model(source[rows], torch.cat((target[rows], new), 1))[:, -1])
 
 
-def test_a_sentence_that_is_all_padding_gives_finite_numbers_and_gradients():
+def test_fully_padded_source_gives_finite_outputs_and_gradients():
     for order in (AfterStep(), BeforeStep(), FixedVector()):
         model = build(attention=order)
         source, target = pair(B=2)
@@ -156,7 +156,7 @@ def test_a_sentence_that_is_all_padding_gives_finite_numbers_and_gradients():
 @cells
 @orders
 @ways
-def test_weights(cell, order, bidirectional):
+def test_parameter_count_equals_formula(cell, order, bidirectional):
     n_layers, M, A, V, Vs = 2, 7, 5, 23, 19
     gates = {RNN: 1, GRU: 3, LSTM: 4}[type(cell)]
     W = 2 * M if bidirectional else M
@@ -172,7 +172,7 @@ def test_weights(cell, order, bidirectional):
 
 
 @orders
-def test_gradients(order):
+def test_gradients_pass_gradcheck(order):
     model = build(cell=GRU(), attention=order, d_model=2, d_attention=3)
     _, target = pair(B=2, S=3, T=2)
     mask = padding(torch.tensor([3, 2]))
@@ -182,7 +182,7 @@ def test_gradients(order):
 
 @cells
 @orders
-def test_it_runs_under_autocast(cell, order):
+def test_autocast_returns_finite_outputs(cell, order):
     """Under autocast torch chooses the dtype of the states per cell, so attention must accept both dtypes."""
     model = build(cell=cell, attention=order).float()
     source, target = pair()
@@ -195,7 +195,7 @@ def test_it_runs_under_autocast(cell, order):
 
 
 @attending
-def test_it_learns_to_reverse(order):
+def test_training_learns_to_reverse(order):
     # The first output is the last input: without looking at the source, chance is one in five.
     torch.manual_seed(0)
     model = RecurrentSeq2Seq(
@@ -215,7 +215,7 @@ def test_it_learns_to_reverse(order):
 
 
 @pytest.mark.bad_input
-def test_wrong_input_is_refused():
+def test_invalid_input_raises():
     model = build()
     source, target = pair()
     with pytest.raises(ShapeError, match=r"source ids have shape \(11,\)"):
@@ -233,7 +233,7 @@ def test_wrong_input_is_refused():
 
 
 @pytest.mark.bad_input
-def test_wrong_configurations_are_refused():
+def test_invalid_configurations_raise_config_error():
     with pytest.raises(ConfigError, match="source_vocab_size is 0; expected a whole number"):
         build(source_vocab_size=0)
     with pytest.raises(ConfigError, match="attention is 'additive'; expected AfterStep"):
@@ -244,7 +244,7 @@ def test_wrong_configurations_are_refused():
 
 @cells
 @orders
-def test_the_configuration_round_trips(cell, order):
+def test_config_round_trips_through_dict_and_toml(cell, order):
     config = RecurrentSeq2SeqConfig(**SIZES, cell=cell, attention=order, n_layers=2, dropout=0.1)
     assert Config.from_toml(config.to_toml()) == config
     assert isinstance(config.build(), RecurrentSeq2Seq)
@@ -253,7 +253,7 @@ def test_the_configuration_round_trips(cell, order):
 @pytest.mark.compiled
 @cells
 @attending
-def test_it_traces_whole_and_gives_the_same_numbers(cell, order):
+def test_compiled_full_graph_matches_eager(cell, order):
     torch.compiler.reset()
     model = build(cell=cell, attention=order).float()
     source, target = pair(S=3, T=2)
@@ -268,7 +268,7 @@ def test_it_traces_whole_and_gives_the_same_numbers(cell, order):
 
 @pytest.mark.compiled
 @attending
-def test_cached_steps_trace_whole(order):
+def test_compiled_cached_steps_match_eager(order):
     torch.compiler.reset()
     model = build(attention=order, n_layers=2).float()
     source, target = pair()

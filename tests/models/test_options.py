@@ -28,19 +28,19 @@ ROTARY = EncoderConfig(vocab_size=31, d_model=16, n_heads=2, n_layers=2, max_len
 IDS = torch.randint(0, 31, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
-def build(config=CONFIG, **words):
-    """A model in float64 whose weights are all away from their start."""
+def build(config=CONFIG, **options):
+    """Return a float64 model with randomly shifted parameters."""
     torch.manual_seed(5)
-    model = config.replace(**words).build().double().eval()
+    model = config.replace(**options).build().double().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.2)
     return model
 
 
-def same_weights(model, **words):
-    """The model without some of its words, with what remains of its weights."""
-    other = model.config.replace(**words).build().double().eval()
+def with_parameters_of(model, **options):
+    """The model without some of its options, with what remains of its weights."""
+    other = model.config.replace(**options).build().double().eval()
     report = other.load_state_dict(model.state_dict(), strict=False)
     assert not report.missing_keys
     return other
@@ -52,13 +52,13 @@ LOGITS = {"logit_bias": True, "logit_scale": 0.3, "logit_softcap": 1.7}
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_logits_are_scaled_then_biased_then_capped(tie_embeddings):
     model = build(tie_embeddings=tie_embeddings, **LOGITS)
-    plain = same_weights(model, logit_bias=False, logit_scale=1.0, logit_softcap=None)(IDS)
+    plain = with_parameters_of(model, logit_bias=False, logit_scale=1.0, logit_softcap=None)(IDS)
     torch.testing.assert_close(model(IDS), 1.7 * torch.tanh((0.3 * plain + model.logit_bias) / 1.7))
 
 
-@pytest.mark.parametrize("words", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
-def test_training_loss_equals_cross_entropy_of_modified_logits(words):
-    model = build(**words)
+@pytest.mark.parametrize("options", [{"logit_bias": True, "logit_scale": 0.3}, LOGITS])
+def test_training_loss_equals_cross_entropy_of_modified_logits(options):
+    model = build(**options)
     counts = {"n_tokens": 14, "n_padded": 14, "n_labels": 14}
     weights = torch.ones(IDS.shape, dtype=torch.float64)
     batch = TokenBatch(ids=IDS, lengths=torch.tensor([7, 7]), labels=IDS.roll(-1, 1), weights=weights, **counts)
@@ -138,7 +138,7 @@ def test_layer_masks_cycle_over_layers():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         {"residual": SandwichNorm()},
         {"layer_scale": 0.1},
@@ -147,8 +147,8 @@ def test_layer_masks_cycle_over_layers():
         {"mask": full(), "layer_masks": (causal(), full())},
     ],
 )
-def test_generation_with_custom_blocks_equals_uncached_generation(words):
-    model = build(**words)
+def test_generation_with_custom_blocks_equals_uncached_generation(options):
+    model = build(**options)
     assert unsupported_reason(model) is not None
     fast, plain = (
         generate(model, [IDS[0], IDS[1, :4]], max_new_tokens=5, use_cache=cached) for cached in (True, False)
@@ -184,17 +184,17 @@ def test_shared_layers_apply_one_block_repeatedly(tmp_path):
     assert_equal_up_to_rounding(load_checkpoint(tmp_path / "model")(IDS), model(IDS))
 
 
-@pytest.mark.parametrize("words", [{"embedding_dim": 6}, {"share_layers": True}])
-def test_encoder_options_round_trip_through_toml(words):
-    config = ENCODER.replace(**words)
+@pytest.mark.parametrize("options", [{"embedding_dim": 6}, {"share_layers": True}])
+def test_encoder_options_round_trip_through_toml(options):
+    config = ENCODER.replace(**options)
     assert Config.from_toml(config.to_toml()) == config
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("words", [{"embedding_dim": 7}, {"embedding_dim": 0}, {"share_layers": 2}])
-def test_invalid_encoder_options_raise(words):
-    with pytest.raises(ConfigError, match=next(iter(words))):
-        ENCODER.replace(**words)
+@pytest.mark.parametrize("options", [{"embedding_dim": 7}, {"embedding_dim": 0}, {"share_layers": 2}])
+def test_invalid_encoder_options_raise(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ENCODER.replace(**options)
 
 
 STORED = [
@@ -206,15 +206,15 @@ STORED = [
 ]
 
 
-@pytest.mark.parametrize("words", STORED)
-def test_decoder_options_round_trip_through_toml(words):
-    config = CONFIG.replace(**words)
+@pytest.mark.parametrize("options", STORED)
+def test_decoder_options_round_trip_through_toml(options):
+    config = CONFIG.replace(**options)
     assert Config.from_toml(config.to_toml()) == config
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         {"logit_scale": 0.0},
         {"logit_softcap": -1.0},
@@ -224,9 +224,9 @@ def test_decoder_options_round_trip_through_toml(words):
         {"layer_masks": (3,)},
     ],
 )
-def test_invalid_decoder_options_raise(words):
-    with pytest.raises(ConfigError, match=next(iter(words))):
-        CONFIG.replace(**words)
+def test_invalid_decoder_options_raise(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        CONFIG.replace(**options)
 
 
 def test_layer_rotary_cycles_over_layers():
@@ -257,10 +257,10 @@ def test_first_norm_false_omits_norm_of_first_block():
 
 @pytest.mark.bad_input
 def test_contradictory_encoder_options_raise():
-    for words, outputs in (
+    for options, outputs in (
         ({"layer_rotary": (Rotary(base=7.0),)}, "expected the first of layer_rotary"),
         ({"layer_rotary": (ROTARY.positions,), "share_layers": True}, "are one block"),
         ({"first_norm": False, "residual": PostNorm()}, "leave first_norm out"),
     ):
         with pytest.raises(ConfigError, match=outputs):
-            ROTARY.replace(**words)
+            ROTARY.replace(**options)

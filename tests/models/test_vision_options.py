@@ -12,7 +12,7 @@ from clearhead.errors import ConfigError
 from clearhead.models import ClsMeanPooling, DistillationPooling, MeanPooling, VisionConfig
 
 CONFIG = VisionConfig(image_size=(6, 9), patch_size=3, n_channels=2, n_classes=5, d_model=14, n_heads=2, n_layers=2)
-WORDS = [
+OPTIONS = [
     {"pooling": ClsMeanPooling()},
     {"pooling": DistillationPooling()},
     {"n_registers": 3},
@@ -60,9 +60,9 @@ def test_vision_without_classes_returns_features(images):
     torch.testing.assert_close(model(images), tokens(model, images)[:, 0])
 
 
-@pytest.mark.parametrize("words", WORDS)
-def test_vision_options_round_trip_and_pass_check_and_cost(words):
-    config = CONFIG.replace(**words)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_vision_options_round_trip_and_pass_check_and_cost(options):
+    config = CONFIG.replace(**options)
     assert Config.from_toml(config.to_toml()) == config
     model = config.build()
     assert check(model).ok
@@ -71,7 +71,7 @@ def test_vision_options_round_trip_and_pass_check_and_cost(words):
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("words", [{"n_registers": -1}, {"n_classes": -1}, {"pooling": 3}])
-def test_invalid_vision_options_raise(words):
-    with pytest.raises(ConfigError, match=next(iter(words))):
-        CONFIG.replace(**words)
+@pytest.mark.parametrize("options", [{"n_registers": -1}, {"n_classes": -1}, {"pooling": 3}])
+def test_invalid_vision_options_raise(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        CONFIG.replace(**options)
