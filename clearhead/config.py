@@ -111,7 +111,7 @@ class Config(Validated):
         Config._classes[cls.__name__] = cls
 
     def __new__(cls, *_args: object, **fields: object) -> Config:
-        reject_unknown_keywords(fields, cls.__dataclass_fields__, cls.__name__)
+        reject_unknown_keywords(fields, [field.name for field in dataclasses.fields(cls)], cls.__name__)
         return super().__new__(cls)
 
     def build(self) -> nn.Module:

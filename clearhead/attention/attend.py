@@ -7,10 +7,12 @@ other implementations compute the same result faster, for the inputs that they s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Never
 
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import reject_unknown_keywords
 from clearhead._core.shapes import Float
 from clearhead.attention.inputs import AttentionInputs, Execution, Implementation
 from clearhead.attention.normalizers import Normalizer, Softmax
@@ -33,6 +35,8 @@ _DEVICES = ("cpu", "cuda", "hpu", "ipu", "mps", "mtia", "xla", "xpu")
 # Evaluated at import, because compiled graphs cannot call this function before torch 2.13.
 _AUTOCAST_DEVICES = tuple(device for device in _DEVICES if torch.amp.is_autocast_available(device))
 
+_KEYWORDS = ("q", "k", "v", "mask", "scores", "normalizer", "bias", "query_offset", "impl")
+
 
 def attend(
     q: Float[Tensor, "*B H T D"],
@@ -45,6 +49,7 @@ def attend(
     bias: Tensor | None = None,
     query_offset: int | None = None,
     impl: Impl = "auto",
+    **unknown: Never,
 ) -> Float[Tensor, "*B H T E"]:
     """Compute attention: for each query, the average of the values weighted by the match of query and key.
 
@@ -73,16 +78,20 @@ def attend(
         bias: Added to the scores; broadcasts to (B, H, T, S). −∞ masks a key.
         query_offset: Position of the first query among the keys. Required if T ≠ S and the mask depends on positions.
         impl: "auto" (the fastest supported one), "sparse", "sdpa" or "reference".
+        **unknown: Keywords of other libraries, such as `attn_mask`, which raise an error that names ours.
 
     Returns:
         Outputs, (B, H, T, E).
 
     Raises:
+        KeywordError: If there is no such keyword.
         ShapeError: If shapes do not match.
         DtypeError: If an argument has the wrong type or dtype.
         MaskError: If `query_offset` is missing.
         ImplementationError: If `impl` does not support the arguments.
     """
+    if unknown:
+        reject_unknown_keywords(unknown, _KEYWORDS, "attend")
     if not torch.compiler.is_compiling() and OBSERVERS.get():
         return observe_call(ObservedCall(q, k, v, mask, scores, normalizer, bias, query_offset, impl), run_observed)
     inputs = validate_inputs(q, k, v, mask, scores=scores, normalizer=normalizer, bias=bias, query_offset=query_offset)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Bool, Float, Int
 from clearhead._core.validation import NonNegativeInt, PositiveFloat
 from clearhead.config import Validated
@@ -46,6 +47,7 @@ class WhisperTimestampRules(Validated):
     latest: NonNegativeInt | None = None
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class LogitsProcessors(Validated):
     """Changes applied to the logits of each step, in this order, as transformers does for greedy decoding.

@@ -52,6 +52,7 @@ class Decoder(Stack):
 
     embedding: TokenEmbedding
 
+    @explain_keywords
     def __init__(self, config: DecoderConfig) -> None:
         embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.config import Config
@@ -48,6 +49,7 @@ class DualEncoderConfig(Config):
 class DualEncoder(nn.Module):
     """Text and image encoders, and the similarity of every text and image."""
 
+    @explain_keywords
     def __init__(self, config: DualEncoderConfig) -> None:
         super().__init__()
         self.config = config

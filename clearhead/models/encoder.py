@@ -107,6 +107,7 @@ class Encoder(Stack):
     embedding: TokenEmbedding
     head: nn.Linear | MaskedLMHead | None
 
+    @explain_keywords
     def __init__(self, config: EncoderConfig) -> None:
         width = config.embedding_dim or config.d_model
         embedding = TokenEmbedding(config.vocab_size, width, scaled=config.scaled_embedding)

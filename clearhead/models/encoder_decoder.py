@@ -102,6 +102,7 @@ class EncoderDecoderConfig(LMConfig):
 class EncoderDecoder(nn.Module):
     """Sequence-to-sequence Transformer; the source is token ids or audio frames."""
 
+    @explain_keywords
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clearhead._core.keywords import explain_keywords
 from clearhead.config import Config
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
@@ -17,6 +18,7 @@ from clearhead.nn import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, 
 from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
 
+@explain_keywords
 def transformer_base() -> EncoderDecoderConfig:
     """The original Transformer, base (Vaswani et al., 2017): English to German, 37,000 tokens."""
     return EncoderDecoderConfig(
@@ -26,11 +28,13 @@ def transformer_base() -> EncoderDecoderConfig:
     )  # fmt: skip
 
 
+@explain_keywords
 def transformer_big() -> EncoderDecoderConfig:
     """The original Transformer, big: twice the width, and more dropout."""
     return transformer_base().replace(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
 
 
+@explain_keywords
 def gpt2() -> DecoderConfig:
     """GPT-2 small (Radford et al., 2019): 124 million parameters."""
     return DecoderConfig(
@@ -40,21 +44,25 @@ def gpt2() -> DecoderConfig:
     )  # fmt: skip
 
 
+@explain_keywords
 def gpt2_medium() -> DecoderConfig:
     """GPT-2 medium: 355 million parameters."""
     return gpt2().replace(d_model=1024, n_layers=24, n_heads=16)
 
 
+@explain_keywords
 def gpt2_large() -> DecoderConfig:
     """GPT-2 large: 774 million parameters."""
     return gpt2().replace(d_model=1280, n_layers=36, n_heads=20)
 
 
+@explain_keywords
 def gpt2_xl() -> DecoderConfig:
     """GPT-2 XL: 1.56 billion parameters."""
     return gpt2().replace(d_model=1600, n_layers=48, n_heads=25)
 
 
+@explain_keywords
 def bert_base() -> EncoderConfig:
     """BERT base (Devlin et al., 2019), without pre-training heads and segment embeddings."""
     return EncoderConfig(
@@ -64,6 +72,7 @@ def bert_base() -> EncoderConfig:
     )  # fmt: skip
 
 
+@explain_keywords
 def vit_base() -> VisionConfig:
     """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
     return VisionConfig(
@@ -72,21 +81,25 @@ def vit_base() -> VisionConfig:
     )  # fmt: skip
 
 
+@explain_keywords
 def vit_small() -> VisionConfig:
     """ViT small (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=384, n_heads=6)
 
 
+@explain_keywords
 def vit_tiny() -> VisionConfig:
     """ViT tiny (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=192, n_heads=3)
 
 
+@explain_keywords
 def tiny_encoder() -> EncoderConfig:
     """A small encoder for tests and first experiments."""
     return EncoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal())
 
 
+@explain_keywords
 def tiny_decoder() -> DecoderConfig:
     """A small decoder for tests and first experiments."""
     return DecoderConfig(
@@ -94,6 +107,7 @@ def tiny_decoder() -> DecoderConfig:
     )
 
 
+@explain_keywords
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
     """A small encoder-decoder for tests and first experiments."""
     return EncoderDecoderConfig(
@@ -102,6 +116,7 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
     )  # fmt: skip
 
 
+@explain_keywords
 def tiny_vision() -> VisionConfig:
     """A small vision Transformer for 32×32 grayscale digits."""
     return VisionConfig(
@@ -109,6 +124,7 @@ def tiny_vision() -> VisionConfig:
     )
 
 
+@explain_keywords
 def tiny_speech() -> CTCEncoderConfig:
     """A small streaming speech encoder with a left context of 64 encoder frames."""
     return CTCEncoderConfig(d_model=32, n_layers=2, n_heads=4)

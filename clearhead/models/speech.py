@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import NonNegativeInt, PositiveFloat, PositiveInt
 from clearhead.errors import ConfigError, ShapeError
@@ -51,6 +52,7 @@ class AudioEncoderConfig(TransformerConfig):
 class AudioEncoder(Stack):
     """A convolutional stem and a stack of self-attention blocks (the Whisper encoder)."""
 
+    @explain_keywords
     def __init__(self, config: AudioEncoderConfig) -> None:
         embedding = ConvStem(config.n_features, config.d_model)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
@@ -148,6 +150,7 @@ class CTCEncoderConfig(TransformerConfig):
 class CTCEncoder(Stack):
     """A stack of self-attention blocks over stacked audio frames, with a head of V + 1 classes."""
 
+    @explain_keywords
     def __init__(self, config: CTCEncoderConfig) -> None:
         embedding = StackedFrames(
             config.mel.n_mels, config.frame_stacking, config.d_model, left_frames=config.left_frames

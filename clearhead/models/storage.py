@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from clearhead._core.atomic_io import save_tensors, sync, wrap_os_errors
+from clearhead._core.keywords import explain_keywords
 from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import ConfigError, StorageError
@@ -43,6 +44,7 @@ _INT_DTYPES = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8":
 _DTYPES = FLOAT_DTYPES | _INT_DTYPES | {"BOOL": torch.bool}
 
 
+@explain_keywords
 def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Save a model and its configuration.
 

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
 from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.errors import DtypeError, ShapeError
@@ -136,6 +137,7 @@ class VisionConfig(TransformerConfig):
 class VisionTransformer(Stack):
     """Image classifier or feature extractor."""
 
+    @explain_keywords
     def __init__(self, config: VisionConfig) -> None:
         embedding = PatchEmbedding(config.n_channels, config.patch_size, config.d_model, bias=config.patch_bias)
         super().__init__(config, embedding, config.resolved_positions, n_layers=config.n_layers)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.torch_compat import keyed_forward_hooks
 from clearhead._core.validation import did_you_mean
 from clearhead.attention.attend import attend
@@ -50,6 +51,7 @@ class _CompiledState(threading.local):
 _COMPILED = _CompiledState()
 
 
+@explain_keywords
 @contextmanager
 def apply_mask(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | None = None) -> Iterator[None]:
     """Restrict every attention call inside `model` to the pairs that `mask` allows.

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
 from clearhead._core.validation import check_int
@@ -46,6 +47,7 @@ class KVCache:
     # Without this, `for x in cache` would call __getitem__ with 0, 1, 2, … without end.
     __iter__ = None
 
+    @explain_keywords
     def __init__(self, capacity: int = 64) -> None:
         self.capacity = check_int(capacity, "KVCache: capacity", minimum=1)
         self._children: dict[int | str, KVCache] = {}

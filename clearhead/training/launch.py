@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from clearhead._core.atomic_io import write_atomically
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import require
 from clearhead.data import Task, Tokenizer, load_tokenizer
 from clearhead.errors import ConfigError, MissingDependencyError
@@ -41,6 +42,7 @@ from clearhead.training.tasks import DigitsData, fit_model_config
 from clearhead.training.trainer import Trainer
 
 
+@explain_keywords
 def train(
     task: str | None = None,
     *,

@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import generation, hub
+from clearhead import analysis, generation, hub, models
 from clearhead._core.keywords import CONVENTIONAL, explain_keywords
 from clearhead.generation import BeamSearch, Sample
 from clearhead.models import DecoderConfig, EncoderDecoderConfig
+from clearhead.training import TrainConfig
 
 pytestmark = pytest.mark.bad_input
 
 SIZES = {"vocab_size": 11, "d_model": 12, "n_heads": 3, "n_layers": 1}
 IDS = torch.tensor([[1, 2]])
+Q = torch.zeros(1, 1, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,24 @@ def decoder():
         (lambda model: ch.MultiHeadAttention(12, 3)(torch.ones(1, 2, 12), attn_mask=None), "use mask"),
         (lambda model: hub.pipeline("shakespeare", torch_dtype=None), "use dtype"),
         (lambda model: ch.load("shakespeare", device_map="auto"), "use device"),
+        (lambda model: ch.pipeline("chat", model="shakespeare"), "pipeline has no keyword 'model'; use name"),
+        (lambda model: ch.attend(Q, Q, Q, attn_mask=None), "attend has no keyword 'attn_mask'; use mask"),
+        (lambda model: ch.attend(Q, Q, Q, attention_mask=None), "use mask"),
+        (lambda model: ch.attend(Q, Q, Q, is_causal=True), r"use mask=masks\.causal\(\)"),
+        (lambda model: ch.attend(Q, Q, Q, scale=0.5), "use scores=Scaled"),
+        (lambda model: ch.Decoder(n_layer=2), "Decoder has no keyword 'n_layer'; use n_layers in its configuration"),
+        (lambda model: models.gpt2(n_embd=8), r"gpt2 has no keyword 'n_embd'; use gpt2\(\)\.replace\(d_model=…\)"),
+        (lambda model: ch.train("text", learning_rate=1e-3), "use overrides={'lr_max': …}"),
+        (lambda model: ch.train("text", num_train_epochs=1), "use overrides={'epochs': …}"),
+        (lambda model: TrainConfig(lr=1e-3), r"use schedule=WarmupCosine\(lr_max=…\)"),
+        (lambda model: TrainConfig(max_steps=3), "TrainConfig has no keyword 'max_steps'; use steps"),
+        (lambda model: ch.trace(model, output_attentions=True), "use clearhead.trace"),
+        (lambda model: ch.check(model, attention_mask=None), "check has no keyword 'attention_mask'; use mask"),
+        (lambda model: ch.cost(model, batch_size=2), "use batch"),
+        (lambda model: ch.apply_mask(model, attention_mask=None), "use mask"),
+        (lambda model: analysis.run_with_cache(model, IDS, names_filter="x"), "use patterns"),
+        (lambda model: generation.LogitsProcessors(repetition_penalt=2.0), "did you mean 'repetition_penalty'"),
+        (lambda model: ch.save(model, save_directory="folder"), "use folder"),
     ],
 )
 def test_conventional_keyword_raises_type_error_that_names_ours(decoder, call, message):
@@ -74,6 +94,13 @@ def test_explain_keywords_keeps_signature_and_result():
     assert add.__doc__ == "Add."
     with pytest.raises(TypeError, match="add has no keyword 'c'; expected one of: a, b"):
         add(1, c=3)
+
+
+def test_unknown_keyword_of_a_configuration_lists_its_fields_only():
+    with pytest.raises(TypeError) as error:
+        TrainConfig(zzz=1)
+    assert "renamed_fields" not in str(error.value)
+    assert "weight_decay" in str(error.value)
 
 
 def test_conventional_keywords_are_not_their_own_replacement():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import check_int, lookup
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicProbe, layer_lists, prime_sizes, size_symbols
 from clearhead.analysis.cost.recorder import ExecutionLog, record_execution
@@ -149,6 +150,7 @@ def set_impl(model: nn.Module, impl: str) -> nn.Module:
 # ---------------------------------------------------------------------- prediction
 
 
+@explain_keywords
 def cost(
     subject: Config | nn.Module | AttentionSizes | ModelBuilder | str,
     *,

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from clearhead._core.keywords import keyword_error
 from clearhead.analysis.inputs import builtin, third_party
 from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import (
@@ -63,7 +64,7 @@ def spec_for(module: Any, **options: Any) -> ModuleSpec:
     """
     for name, value in options.items():
         if name not in _OPTIONS:
-            raise ConfigError(f"unknown option {name!r}; expected one of: {', '.join(sorted(_OPTIONS))}")
+            raise keyword_error(name, _OPTIONS, "check")
         kinds, expected = _EXPECTED.get(name, (object, ""))
         if value is not None and not isinstance(value, kinds):
             raise ConfigError(f"{name} is {value!r}; expected {expected}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.json_types import JSONObject
+from clearhead._core.keywords import explain_keywords
 from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors
 from clearhead.analysis.inputs.pipelines import resolve_inputs
 from clearhead.analysis.interp.metric import LogitMetric
@@ -97,6 +98,7 @@ class Attribution(HasCharts):
         return {"metric": metric, "logit": self.logit, "total": self.total, "residual": self.residual, "parts": kinds}
 
 
+@explain_keywords
 def attribute(model: nn.Module | Pipeline, args: ModelArgs | str, metric: LogitMetric | None = None) -> Attribution:
     """Attribute one logit (or the difference of two) to the parts of a model, from one run over one sequence.
 

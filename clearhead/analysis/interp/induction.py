@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.json_types import JSONObject
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import check_int, require
 from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.tracing.trace import trace
@@ -44,6 +45,7 @@ class InductionScores(HasCharts):
         return {"rows": list(self.rows), **scores}
 
 
+@explain_keywords
 def induction_scores(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> InductionScores:
     """Score every head for induction, duplicate tokens and the previous token on repeated random tokens.
 

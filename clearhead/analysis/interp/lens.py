@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.json_types import JSONObject
+from clearhead._core.keywords import explain_keywords
 from clearhead.analysis.inputs.model_inputs import ModelArgs, run_logits
 from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.inputs.pipelines import resolve_inputs
@@ -76,6 +77,7 @@ class LogitLens(HasCharts):
         return {"positions": list(self.positions), "layers": rows}
 
 
+@explain_keywords
 def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions: Indices = None) -> LogitLens:
     """Apply the model's final norm and head to the residual stream after each block.
 

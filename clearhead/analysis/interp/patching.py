@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.json_types import JSONObject
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import require
 from clearhead.analysis.inputs.model_inputs import ModelArgs, input_tensors, repeat_batch, run_logits
 from clearhead.analysis.inputs.pipelines import resolve_inputs
@@ -95,6 +96,7 @@ class PatchingResult(HasCharts):
         return {**vars(self), **names, "values": values, "clean": None if math.isnan(self.clean) else self.clean}
 
 
+@explain_keywords
 def patch(
     model: nn.Module | Pipeline,
     clean: ModelArgs | str,
@@ -148,6 +150,7 @@ def patch(
     )
 
 
+@explain_keywords
 def ablate(
     model: nn.Module | Pipeline,
     args: ModelArgs | str,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
 from clearhead._core.text_tables import PreformattedText, RawHTML, html_table, table
 from clearhead._core.validation import require
@@ -414,6 +415,7 @@ class Trace:
         return RawHTML(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
 
 
+@explain_keywords
 def trace(model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) -> Trace:
     """Record forward passes of `model`: the activations that the patterns name.
 
@@ -429,6 +431,7 @@ def trace(model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) 
     return Trace(model, *patterns, runs=runs)
 
 
+@explain_keywords
 def run_with_cache(model: nn.Module | Pipeline, inputs: ModelArgs | str, *patterns: str) -> tuple[Any, Trace]:
     """Run the model once, in its current mode and without gradients, and return its output and its activations.
 

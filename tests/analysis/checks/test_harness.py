@@ -30,7 +30,7 @@ from clearhead.analysis.checks.properties.causality import gradient, influence, 
 from clearhead.analysis.checks.properties.padding import PaddingInvariance
 from clearhead.analysis.checks.reference_modules import Language, Pair
 from clearhead.analysis.checks.rounding import Rounding, difference
-from clearhead.errors import ConfigError, DtypeError
+from clearhead.errors import ConfigError, DtypeError, KeywordError
 from clearhead.masks import causal, window
 from clearhead.models import Decoder, tiny_decoder
 from clearhead.nn import KVCache
@@ -298,7 +298,7 @@ def test_report_text_html_and_json():
         (3, {}, DtypeError, "got a int; expected a PyTorch module or a function"),
         (nn.Linear(3, 3), {}, ConfigError, "cannot infer the inputs of Linear; pass inputs=Ids"),
         (nn.Linear(3, 3), {"inputs": 3}, ConfigError, "inputs is 3; expected Ids"),
-        (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, ConfigError, "unknown option 'colour'"),
+        (nn.Linear(3, 3), {"inputs": Values((3,)), "colour": 1}, KeywordError, "check has no keyword 'colour'"),
         (
             nn.Linear(3, 3),
             {"inputs": Values((3,)), "padding": "mask"},
