@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from clearhead._core.json_types import JSONObject
 from clearhead._core.keywords import reject_unknown_keywords
 from clearhead._core.validation import INVALID, coerce, did_you_mean, item_hints, members, require, short_repr, validate
 from clearhead.errors import ClearheadError, ConfigError
@@ -124,7 +125,7 @@ class Config(Validated):
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def variant(cls, field: str, name: str, current: Mapping[str, object]) -> dict[str, Any]:
+    def variant(cls, field: str, name: str, current: Mapping[str, object]) -> JSONObject:
         """Return another variant for a field as a dict for `from_dict`.
 
         Args:
@@ -137,9 +138,9 @@ class Config(Validated):
 
     # ------------------------------------------------------------------ round trips
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return a dict of plain values, in which "type" is the class name. `from_dict` is the inverse."""
-        fields: dict[str, Any] = encode(self)
+        fields: JSONObject = encode(self)
         return fields
 
     @classmethod

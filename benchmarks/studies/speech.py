@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.studies.runner import Sizes, Study, StudyResults, Values
 from clearhead.hub.evaluate import score_recordings
 from clearhead.masks import full
-from clearhead.models import load_checkpoint
+from clearhead.models import CTCEncoder, load_checkpoint
 from clearhead.training import train
 from clearhead.training.distributed import choose_device
 from clearhead.training.recipe import Recipe
@@ -51,6 +51,7 @@ def train_and_test(sizes: Sizes, overrides: dict[str, Any], data: Path) -> tuple
         model = load_checkpoint(f"{folder}/run/model", device=choose_device("auto")).eval()
         recipe_data = Recipe.load(f"{folder}/run").data
     assert isinstance(recipe_data, SpeechData)
+    assert isinstance(model, CTCEncoder)
     task = recipe_data.load(seed=0)  # the same streams for all seeds
     single, streams = score_recordings(model, task.singles), score_recordings(model, task.validation)
     latency, median_latency = (

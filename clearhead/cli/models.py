@@ -23,8 +23,10 @@ def models(name: Annotated[str | None, argument("Show the card of this model.")]
             raise StorageError(f"{folder} has no card; measure the model with: clearhead evaluate {name}")
         if json:
             return show_json(card)
-        tables = {"": {key: value for key, value in card.items() if not isinstance(value, dict)}}
-        tables |= {f"measured, {decoding}": metrics for decoding, metrics in card.get("metrics", {}).items()}
+        tables: dict[str, dict[str, object]] = {
+            "": {key: value for key, value in card.items() if not isinstance(value, dict)}
+        }
+        tables |= {f"measured, {decoding}": {**metrics} for decoding, metrics in card.get("metrics", {}).items()}
         for title, values in tables.items():
             console.print(
                 table((title, ""), [(key.replace("_", " "), _format_value(value)) for key, value in values.items()])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clearhead import training
+from clearhead.errors import ConfigError
 
 if TYPE_CHECKING:
     from clearhead.training.callbacks import ValidRow
@@ -26,14 +27,20 @@ class SampleText(training.Progress):
         self._write = write
 
     def on_train_begin(self, info: training.RunInfo) -> None:
-        self._model: Any = info.model
-        self._tokenizer = info.tokenizer
+        from clearhead.models import DecoderConfig
+
+        if info.tokenizer is None:
+            raise ConfigError(f"--sample prints text, and the task {info.task} has no tokenizer")
+        self._model, self._tokenizer = info.model, info.tokenizer
+        config = info.model.config
+        assert isinstance(config, DecoderConfig)
+        self._max_len = config.max_len
 
     def on_evaluate(self, row: ValidRow) -> None:
         from clearhead.generation import Sample, generate
 
-        ids = self._tokenizer.prompt(self._prompt)[-(self._model.config.max_len - 1) :]
-        free_positions = self._model.config.max_len - len(ids)
+        ids = self._tokenizer.prompt(self._prompt)[-(self._max_len - 1) :]
+        free_positions = self._max_len - len(ids)
         result = generate(
             self._model,
             [ids],

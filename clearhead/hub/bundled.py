@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypedDict, cast
 
 from clearhead._core.validation import did_you_mean
 from clearhead.errors import StorageError
@@ -12,7 +12,7 @@ from clearhead.errors import StorageError
 BUNDLED_FOLDER = Path(__file__).parent / "models"
 CARD = "card.toml"
 HUB = "hf:"  # start of names on the Hugging Face hub
-Card: TypeAlias = dict[str, Any]  # the content of a TOML file
+Metric: TypeAlias = str | int | float | None
 
 # Models that were published before names had an organization.
 _FULL_NAMES = {
@@ -31,6 +31,23 @@ _FULL_NAMES = {
     "t5-large": "google-t5/t5-large",
     "t5-small": "google-t5/t5-small",
 }
+
+
+class Card(TypedDict, total=False):
+    """The card of a bundled model. Its metrics are those of `clearhead evaluate`, by decoding."""
+
+    description: str
+    data: str
+    license: str
+    command: str
+    trained_on: str
+    train_seconds: int
+    task: str
+    preset: str
+    seed: int
+    parameters: int
+    summary: str
+    metrics: dict[str, dict[str, Metric]]
 
 
 def full_hub_name(name: str) -> str | None:
@@ -54,7 +71,7 @@ def read_card(folder: Path) -> Card:
     if not path.is_file():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return cast(Card, tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StorageError(f"{path} is not a card: {error}") from error
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from clearhead.hub.text_generation import Messages
 from clearhead.hub.translate import DEFAULT_STRATEGY
 from clearhead.hub.translate import summarize as summarize_texts
 from clearhead.hub.translate import translate as translate_texts
-from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
+from clearhead.models import ConvNet, CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
 from clearhead.training.recipe import Recipe, load_newest_checkpoint
 
 _ROLES = ("bos_token", "eos_token", "pad_token")
@@ -488,10 +488,30 @@ def pipeline(
     return Pipeline(str(name), folder, model.eval(), Recipe.load(folder))
 
 
-@explain_keywords
+@overload
 def load(
-    name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32
-) -> Any:  # the type of the model depends on the name
+    name: Literal["en-es"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
+) -> EncoderDecoder: ...
+@overload
+def load(
+    name: Literal["shakespeare", "sort-dedup"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
+) -> Decoder: ...
+@overload
+def load(
+    name: Literal["digits-vit"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
+) -> VisionTransformer: ...
+@overload
+def load(
+    name: Literal["digits-conv"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
+) -> ConvNet: ...
+@overload
+def load(
+    name: Literal["spoken-digits"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
+) -> CTCEncoder: ...
+@overload
+def load(name: str | Path, device: str | torch.device = ..., dtype: torch.dtype | None = ...) -> nn.Module: ...
+@explain_keywords
+def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
     """Load a model without its tokenizer, in evaluation mode.
 
     Args:
@@ -502,7 +522,7 @@ def load(
         dtype: Dtype of the parameters; None for the stored one.
 
     Returns:
-        The model. Its type depends on the name, so it is annotated as Any.
+        The model. Type checkers know the class of bundled models.
 
     Raises:
         StorageError: If the model does not exist or it cannot be read.

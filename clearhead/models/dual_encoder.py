@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.config import Config
 from clearhead.masks import Mask
@@ -46,7 +47,7 @@ class DualEncoderConfig(Config):
         return DualEncoder(self)
 
 
-class DualEncoder(nn.Module):
+class DualEncoder(Module):
     """Text and image encoders, and the similarity of every text and image."""
 
     @explain_keywords

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.errors import ShapeError
 from clearhead.masks import Mask, full
@@ -86,7 +87,7 @@ class EncoderConfig(TextConfig):
         return Encoder(self)
 
 
-class MaskedLMHead(nn.Module):
+class MaskedLMHead(Module):
     """The head that predicts masked tokens: a layer, and the embedding matrix with a bias as the output matrix."""
 
     def __init__(self, config: EncoderConfig, width: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import PositiveInt, require
 from clearhead.errors import MaskError
 from clearhead.masks import Mask, as_mask, causal, full
@@ -99,7 +100,7 @@ class EncoderDecoderConfig(LMConfig):
         return EncoderDecoder(self)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Module):
     """Sequence-to-sequence Transformer; the source is token ids or audio frames."""
 
     @explain_keywords

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import PositiveInt, require
 from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
@@ -94,7 +95,7 @@ class TextConfig(TransformerConfig):
             )
 
 
-class Stack(nn.Module):
+class Stack(Module):
     """Positions, blocks and the final norm: the base class of the Transformers."""
 
     def __init__(

@@ -79,7 +79,9 @@ def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype 
     return folder
 
 
-def load_checkpoint(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Any:
+def load_checkpoint(
+    folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
     """Load a model that `save_checkpoint` wrote, in evaluation mode.
 
     Args:

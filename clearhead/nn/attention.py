@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
 from clearhead.attention.attend import attend
 from clearhead.attention.normalizers import Normalizer, Softmax
@@ -114,7 +115,7 @@ class AttentionConfig(Config):
         )
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Module):
     """Self- and cross-attention with H query heads and K key/value heads.
 
         attention = MultiHeadAttention(512, 8)

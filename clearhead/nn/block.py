@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveFloat, PositiveInt
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
@@ -80,7 +81,7 @@ class BlockConfig(BlockSpec):
         return Block(self)
 
 
-class Block(nn.Module):
+class Block(Module):
     """One layer of a Transformer: self-attention, optional cross-attention, and the feed-forward.
 
     Args:
@@ -173,7 +174,7 @@ class Block(nn.Module):
             )
 
 
-class LayerScale(nn.Module):
+class LayerScale(Module):
     """Multiply every feature by a learned factor with a small initial value, so that branches start near zero."""
 
     def __init__(self, d_model: int, initial_value: float) -> None:

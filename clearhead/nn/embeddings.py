@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import check_int, validate
 from clearhead.errors import DtypeError, ShapeError
 
@@ -53,7 +54,7 @@ class TokenEmbedding(nn.Embedding):
         return f"{self.num_embeddings}, {self.embedding_dim}" + (", scaled=True" if self.scaled else "")
 
 
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(Module):
     """Cut an image into squares of `patch` × `patch` pixels and project each, flattened, to M features.
 
     Patches are ordered row by row, and the values of a patch by channel, row, column. This is equivalent to a
@@ -107,7 +108,7 @@ class PatchEmbedding(nn.Module):
         return convolution
 
 
-class StackedFrames(nn.Module):
+class StackedFrames(Module):
     """Concatenate every `n_stacked` frames of audio, with `left_frames` preceding ones, and project them to M features.
 
     Stacks overlap if `left_frames` is positive. Incomplete stacks at the end are dropped."""
@@ -137,7 +138,7 @@ class StackedFrames(nn.Module):
         return embeddings
 
 
-class ConvStem(nn.Module):
+class ConvStem(Module):
     """Two convolutions with kernel size 3, the second with stride 2, as in Whisper."""
 
     def __init__(self, n_features: int, d_model: int) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, check_int, validate
 from clearhead.errors import ShapeError
 from clearhead.ops.activations import Activation
 
 
-class FeedForward(nn.Module):
+class FeedForward(Module):
     """down(activation(up(x))), or down(activation(gate(x)) · up(x)) if the activation is gated.
 
     Dropout is applied to the F hidden features, before `down`.

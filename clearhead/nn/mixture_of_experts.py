@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import is_concrete, is_wrapped
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import PositiveInt, require
 from clearhead.config import Validated
 from clearhead.nn.feed_forward import FeedForward
@@ -31,7 +32,7 @@ class Experts(Validated):
         require(self.top_k <= self.n, f"Experts: top_k is {self.top_k} and n is {self.n}; expected at most n of n")
 
 
-class ExpertsFeedForward(nn.Module):
+class ExpertsFeedForward(Module):
     """Σ weight · expert(x) over the `top_k` experts of each token; `build` returns a new expert."""
 
     def __init__(self, d_model: int, experts: Experts, build: Callable[[], FeedForward]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, 
 from torch import nn
 
 from clearhead._core.atomic_io import wrap_os_errors, write_atomically
+from clearhead.data.tokenizers.base import Tokenizer
 from clearhead.errors import StorageError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class RunInfo:
     device: str
     processes: int
     model: nn.Module = field(repr=False)
-    tokenizer: Any = None  # of the task; usually a Tokenizer
+    tokenizer: Tokenizer | None = None  # of the task, if it has one
     notes: tuple[str, ...] = ()  # such as rows of the data that were skipped
 
 

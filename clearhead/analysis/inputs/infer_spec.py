@@ -47,7 +47,7 @@ _EXPECTED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-def spec_for(module: Any, **options: Any) -> ModuleSpec:
+def spec_for(module: object, **options: Any) -> ModuleSpec:
     """Return the `ModuleSpec` of a module or function.
 
     Args:

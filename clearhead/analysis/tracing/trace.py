@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.hub import Pipeline
 
 _MAX_THUMBNAIL_POSITIONS = 48
+
+OutputT = TypeVar("OutputT")
 
 
 class Trace:
@@ -431,8 +433,12 @@ def trace(model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) 
     return Trace(model, *patterns, runs=runs)
 
 
+@overload
+def run_with_cache(model: Pipeline, inputs: ModelArgs | str, *patterns: str) -> tuple[Tensor, Trace]: ...
+@overload
+def run_with_cache(model: Callable[..., OutputT], inputs: ModelArgs, *patterns: str) -> tuple[OutputT, Trace]: ...
 @explain_keywords
-def run_with_cache(model: nn.Module | Pipeline, inputs: ModelArgs | str, *patterns: str) -> tuple[Any, Trace]:
+def run_with_cache(model: Any, inputs: ModelArgs | str, *patterns: str) -> tuple[Any, Trace]:
     """Run the model once, in its current mode and without gradients, and return its output and its activations.
 
         logits, cache = analysis.run_with_cache(model, ids)

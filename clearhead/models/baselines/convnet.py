@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.config import Config
 from clearhead.errors import ConfigError, DtypeError, ShapeError
@@ -154,7 +155,7 @@ def _layer_output(layer: str, size: Size, kernel: int | Size, stride: int, paddi
     return height, width
 
 
-class ConvNet(nn.Module):
+class ConvNet(Module):
     """Stages of convolution, average pooling and ReLU, then a head.
 
     A baseline for image classification, and the subject of the worked example "sizes and weights of a small network".

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeFloat, PositiveInt, Range
 from clearhead.config import Config, Validated
 from clearhead.errors import DtypeError, ShapeError
@@ -40,7 +41,7 @@ class LogisticRegressionConfig(Config):
         return LogisticRegression(self)
 
 
-class LogisticRegression(nn.Module):
+class LogisticRegression(Module):
     """Logits that are linear in the features; the log-odds of the classes.
 
     With two classes there is one weight vector w, and the logits are (0, z) with z = w·x + b: their softmax is
@@ -133,7 +134,7 @@ class AutoencoderConfig(Config):
         return Autoencoder(self)
 
 
-class Autoencoder(nn.Module):
+class Autoencoder(Module):
     """`decode(encode(x))`, trained to reconstruct x.
 
     The activation is applied between layers, but not to the latent vector or the output, so both are unbounded.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Bool, Float, Int
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveInt, Range, require
 from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError
@@ -117,7 +118,7 @@ class RecurrentCache:
         return f"RecurrentCache({self.length} tokens, {len(self.states)} layers)"
 
 
-class RecurrentStack(nn.Module):
+class RecurrentStack(Module):
     """Layers of one cell type, optionally bidirectional, with dropout between layers.
 
     The output is the h of the last layer, (B, T, M), or the concatenated forward and backward h, (B, T, 2M). It is zero
@@ -264,7 +265,7 @@ class RecurrentConfig(Config):
         return Recurrent(self)
 
 
-class Recurrent(nn.Module):
+class Recurrent(Module):
     """Language model or classifier without attention.
 
     State h_t depends on h_{t−1}, so a sequence of T tokens takes T sequential steps, O(T·M²) operations, and a path of

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveInt
 from clearhead.attention import Additive, attend
 from clearhead.config import Config
@@ -63,7 +64,7 @@ class RecurrentSeq2SeqConfig(Config):
         return RecurrentSeq2Seq(self)
 
 
-class RecurrentSeq2Seq(nn.Module):
+class RecurrentSeq2Seq(Module):
     """Recurrent encoder-decoder with additive attention: the baseline for translation.
 
     The initial decoder state is a linear layer of the encoder's final states; logits use tanh(W [state; context]).
