@@ -63,7 +63,7 @@ TYPES = {
     "model(ids)": "torch._tensor.Tensor",
     "model.config.d_model": "int",
     "attention(x)": "torch._tensor.Tensor",
-    "ch.generate(model, ids)": "clearhead.generation.result.Generated",
+    "ch.generate(model, ids)": "clearhead.generation.results.Generated",
     "ch.generate(pipe, 'a')": "str",
     "ch.generate(pipe, ['a'])": "list[str]",
     "pipe.config": "clearhead.config.Config",
