@@ -19,7 +19,7 @@ from clearhead.nn import Block, KVCache, MultiHeadAttention
 from clearhead.nn.positions import LearnedPositions, NoPE
 
 
-def infer_builtin(module: nn.Module) -> ModuleSpec | None:
+def infer_builtin(module: Callable[..., Any]) -> ModuleSpec | None:
     """Return the spec of a clearhead model, or None."""
     kind = getattr(module, "_orig_mod", module)  # the module wrapped by torch.compile
     for model_type, make in _SPECS.items():
