@@ -33,14 +33,23 @@ def check_patches(weights: Tensor, grid: tuple[int, int]) -> None:
 
 
 def entropy(weights: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T"]:
-    """Return the entropy of each query's weights in nats: 0 for one key, log n for n equal weights."""
+    """Return the entropy of each query's weights in nats: 0 for one key, log n for n equal weights.
+
+    Args:
+        weights: Attention weights; the last dimension is the keys.
+    """
     return torch.special.entr(weights).sum(-1)
 
 
 def mean_attention_distance(
     weights: Float[Tensor, "*B T S"], distances: Float[Tensor, "T S"] | None = None
 ) -> Float[Tensor, "*B T"]:
-    """Return the mean distance of each query to its keys; `distances` of every pair are |i − j| by default."""
+    """Return the mean distance of each query to its keys.
+
+    Args:
+        weights: Attention weights; the last dimension is the keys.
+        distances: Distance of every query and key; |i − j| by default.
+    """
     if distances is None:
         T, S = weights.shape[-2:]
         distances = (torch.arange(T)[:, None] - torch.arange(S)).abs()
@@ -94,7 +103,15 @@ def value_norms(values: Float[Tensor, "K S D"], projection: Float[Tensor, "M HD"
 
 @dataclass(frozen=True)
 class ValueWeightedNorm:
-    """Contribution of one key through one head: weight, norm of the added vector, and share of all norms."""
+    """Contribution of one key through one head.
+
+    Args:
+        head: Index of the head.
+        key: Position of the key.
+        weight: Attention weight of the key.
+        norm: Norm of the vector that the key adds to the output.
+        share: Share of this norm in those of all keys and heads.
+    """
 
     head: int
     key: int

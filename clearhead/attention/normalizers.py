@@ -71,7 +71,11 @@ class HardMax:
 
 @dataclass(frozen=True)
 class StraightThrough(Validated):
-    """`HardMax` in the forward pass, with the gradient of `Softmax(temperature)` in the backward pass."""
+    """`HardMax` in the forward pass, with the gradient of `Softmax(temperature)` in the backward pass.
+
+    Args:
+        temperature: Divides the scores of the softmax that provides the gradient.
+    """
 
     temperature: Annotated[float, Range(gt=0, finite=False)] = 1.0
 

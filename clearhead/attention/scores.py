@@ -60,7 +60,11 @@ class ScaledDot:
 
 @dataclass(frozen=True)
 class Scaled(Validated):
-    """score(q, k) = scale · qᵀk."""
+    """score(q, k) = scale · qᵀk.
+
+    Args:
+        scale: Factor of the dot product.
+    """
 
     scale: float
 

@@ -34,7 +34,14 @@ _RANGE_NOT_SATISFIABLE = 416
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A remote file: address, local name, and expected size and checksum, if known."""
+    """A remote file.
+
+    Args:
+        url: Address.
+        name: Local name.
+        size: Expected bytes, if known.
+        sha256: Expected checksum, if known.
+    """
 
     url: str
     name: str
@@ -199,7 +206,13 @@ def _discard(part: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFile:
-    """A file that a user may have, recognized by its checksum."""
+    """A file that a user may have, recognized by its checksum.
+
+    Args:
+        name: Usual name of the file.
+        size: Bytes.
+        sha256: Checksum.
+    """
 
     name: str
     size: int
@@ -249,6 +262,10 @@ DATASETS: tuple[DatasetInfo, ...] = tuple(_read_datasets())
 def get_dataset(name: str, datasets: Iterable[DatasetInfo] = DATASETS) -> DatasetInfo:
     """Return a data set by name.
 
+    Args:
+        name: Name of the data set.
+        datasets: The known data sets.
+
     Raises:
         ConfigError: The data set is unknown.
     """
@@ -264,6 +281,13 @@ def fetch(
     pause: float = 1.0,
 ) -> list[Path]:
     """Download the files of a data set into a folder, resuming interrupted downloads.
+
+    Args:
+        name: The data set, or its name.
+        folder: Target folder.
+        progress: Is called with the progress of each file.
+        tries: Successive failures without new data before giving up.
+        pause: Seconds before the second try; doubled after each failure.
 
     Returns:
         The paths of the files.
@@ -304,7 +328,12 @@ def _check_structure(item: DatasetInfo, path: Path) -> None:
 
 
 def identify(path: Path | str, datasets: Iterable[DatasetInfo] = DATASETS) -> tuple[DatasetInfo, str] | None:
-    """Return the data set and the usual name of a local file by its checksum, or None."""
+    """Return the data set and the usual name of a local file by its checksum, or None.
+
+    Args:
+        path: The file.
+        datasets: The known data sets.
+    """
     digest = files.sha256(Path(path))
     for item in datasets:
         known_files: tuple[DatasetFile | Download, ...] = (*item.copies, *item.remotes)

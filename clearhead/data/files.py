@@ -127,7 +127,13 @@ _MAX_LINES_IN_MESSAGE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RowReport:
-    """Number of rows of a source and the skipped ones by reason; `str()` is a sentence for display."""
+    """Number of rows of a source, and the skipped ones. `str()` is a sentence for display.
+
+    Args:
+        source: Name of the source.
+        n_rows: Number of rows.
+        skipped: Line numbers (from 1) by reason.
+    """
 
     source: str
     n_rows: int

@@ -46,7 +46,12 @@ class PackedLayout:
 class Ragged:
     """`values` (int32) end to end; row r is `values[starts[r] : starts[r] + lengths[r]]`.
 
-    Starts and lengths stay on the CPU, so that the width of a batch is known without synchronizing a device."""
+    Starts and lengths stay on the CPU, so that the width of a batch is known without synchronizing a device.
+
+    Args:
+        values: All rows, end to end.
+        lengths: Length of each row.
+    """
 
     def __init__(self, values: Int[Tensor, " total"], lengths: Int[Tensor, " N"]) -> None:
         self.values = values.to(torch.int32)

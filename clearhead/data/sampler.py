@@ -30,7 +30,15 @@ _MAX_EPOCH = 2**31 - 1  # a larger stored value is corrupted
 
 @dataclass(frozen=True, kw_only=True)
 class BatchStatistics:
-    """Counts of one epoch of batches."""
+    """Counts of one epoch of batches.
+
+    Args:
+        n_batches: Number of batches.
+        n_examples: Number of examples in them.
+        n_skipped: Number of examples that exceed the budget.
+        n_tokens: Tokens without padding.
+        n_padded: Tokens with padding.
+    """
 
     n_batches: int
     n_examples: int
@@ -104,7 +112,12 @@ class TokenBudget(Validated):
 
 @dataclass(frozen=True)
 class FixedSize(Validated):
-    """Batches of a fixed number of examples; the last one may be smaller."""
+    """Batches of a fixed number of examples; the last one may be smaller.
+
+    Args:
+        examples: Examples per batch.
+        multiple: Padded widths are multiples of this number.
+    """
 
     examples: PositiveInt
     multiple: PositiveInt = 1
@@ -116,10 +129,15 @@ class FixedSize(Validated):
 
 @dataclass(frozen=True)
 class SequencePacking(Validated):
-    """Batches of `rows` rows of `width` tokens per side, each filled with several examples.
+    """Batches of equally long rows, each filled with several examples.
 
     There is little padding, and all batches have the same shape. Rows are filled in shuffled order; a row ends when the
-    next example does not fit on one of its sides. Examples longer than `width` are dropped."""
+    next example does not fit on one of its sides. Examples longer than `width` are dropped.
+
+    Args:
+        rows: Rows per batch.
+        width: Tokens per row and side.
+    """
 
     rows: PositiveInt
     width: PositiveInt

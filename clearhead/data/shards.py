@@ -44,7 +44,15 @@ _MAX_CHAR_BYTES = 4  # of a character in UTF-8
 
 @dataclass(frozen=True)
 class Shards:
-    """An opened folder of shards: one long sequence of ids, of which any part can be read."""
+    """An opened folder of shards: one long sequence of ids, of which any part can be read.
+
+    Args:
+        folder: The folder.
+        names: File names.
+        lengths: Number of tokens of each file.
+        n_documents: Number of documents.
+        dtype: Type of the ids, "uint16" or "uint32".
+    """
 
     folder: Path
     names: tuple[str, ...]

@@ -364,7 +364,15 @@ def _encode_texts(
 
 
 def nearest_pairs(vectors: Float[Tensor, "N M"], n: int) -> list[tuple[float, int, int]]:
-    """Return the `n` pairs of rows with the largest cosine, best first: cosine, first row, second row."""
+    """Return the pairs of rows with the largest cosine.
+
+    Args:
+        vectors: One vector per row.
+        n: Number of pairs.
+
+    Returns:
+        Cosine, first row and second row of each pair, best first.
+    """
     unit = torch.nn.functional.normalize(vectors, dim=1)
     pairs: list[tuple[float, int, int]] = []
     for i in range(len(unit) - 1):

@@ -44,7 +44,13 @@ _BATCH_SIZE = 8  # windows per batch
 
 @dataclass(frozen=True)
 class Segment:
-    """The text between two times in seconds."""
+    """A part of a transcription.
+
+    Args:
+        start: Start in seconds.
+        end: End in seconds.
+        text: The transcribed text.
+    """
 
     start: float
     end: float

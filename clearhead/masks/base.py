@@ -304,7 +304,14 @@ class Leaf(Mask):
 
 
 def as_mask(value: object) -> Mask:
-    """Return `value` if it is a mask and `full()` for None; raise a `MaskTypeError` with advice for anything else."""
+    """Return `value` if it is a mask, and `full()` for None.
+
+    Args:
+        value: A mask, or None for `full()`.
+
+    Raises:
+        MaskTypeError: The value is something else; the message contains advice.
+    """
     if value is None:
         from clearhead.masks.structural import Full
 

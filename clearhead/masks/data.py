@@ -267,9 +267,13 @@ def allow(tensor: Tensor) -> Mask:
     T and S must match exactly; row i belongs to query i whatever `query_offset` is. Leading dimensions are preserved:
     (B, 1, T, S) is one pattern per sequence, (H, T, S) one per head.
 
+    Args:
+        tensor: The bool tensor, (…, T, S).
+
     Raises:
         DtypeError: The tensor is not bool (0/1 and 0/−∞ masks have opposite meanings).
-        ShapeError: The tensor has fewer than two dimensions."""
+        ShapeError: The tensor has fewer than two dimensions.
+    """
     return Allow((_bools(tensor, "allow"),), ("tensor",))
 
 
@@ -282,7 +286,15 @@ def forbid(tensor: Tensor) -> Mask:
         ■ ■ · ■
         ■ ■ ■ ·
 
-    Equal in effect to `~allow(tensor)`, with the same rules."""
+    Equal in effect to `~allow(tensor)`, with the same rules.
+
+    Args:
+        tensor: The bool tensor, (…, T, S).
+
+    Raises:
+        DtypeError: The tensor is not bool.
+        ShapeError: The tensor has fewer than two dimensions.
+    """
     return Forbid((_bools(tensor, "forbid"),), ("tensor",))
 
 

@@ -188,7 +188,12 @@ def _parenthesize(mask: Mask, *brackets: type[Mask]) -> str:
 
 
 class Atom(NamedTuple):
-    """A leaf of an expression, with `.T` pushed down to it: the predicate leaf(p, j), or leaf(j, p) if swapped."""
+    """A leaf of an expression, with `.T` pushed down to it: the predicate leaf(p, j), or leaf(j, p) if swapped.
+
+    Args:
+        leaf: The leaf.
+        swapped: Whether the leaf is under `.T`.
+    """
 
     leaf: Leaf
     swapped: bool = False
@@ -251,7 +256,12 @@ def fold(
 
 
 def leaves(mask: Mask, *, swapped: bool = False) -> list[Atom]:
-    """Return the distinct atoms of an expression (of its `.T`, if swapped), in reading order."""
+    """Return the distinct atoms of an expression in reading order.
+
+    Args:
+        mask: The expression.
+        swapped: Whether to take the atoms of its `.T`.
+    """
     atoms = fold(mask, leaf=lambda atom: [atom], and_=add, or_=add, not_=list, swapped=swapped)
     return list(dict.fromkeys(atoms))
 
@@ -279,6 +289,9 @@ def lookback(mask: Mask) -> int | None:
     """Return the largest number of keys up to the query, itself included, that a token attends to.
 
     Returns None if it is unbounded.
+
+    Args:
+        mask: The mask of one layer.
     """
     if isinstance(mask, (And, Or)):
         lookbacks = [lookback(part) for part in mask.parts]

@@ -302,7 +302,14 @@ def prefix(n: int) -> Mask:
         ■ ■ ■ · · · · ·
 
     `prefix(0)` allows nothing; n of S or more allows everything. `causal() | prefix(n)` is the prefix language model.
-    T ≠ S needs no `query_offset`, except under `.T`, which lets the first n queries see all keys."""
+    T ≠ S needs no `query_offset`, except under `.T`, which lets the first n queries see all keys.
+
+    Args:
+        n: Number of keys.
+
+    Raises:
+        MaskError: n is not a whole number of at least 0.
+    """
     return Prefix(check_integer(n, "the n of prefix"))
 
 
@@ -320,7 +327,14 @@ def blocks(size: int) -> Mask:
         · · · · · · ■ ■
 
     The last block is smaller if `size` does not divide the length. T ≠ S needs `query_offset`; a query in a block
-    after the last key sees none."""
+    after the last key sees none.
+
+    Args:
+        size: Number of positions per block.
+
+    Raises:
+        MaskError: The size is not a whole number of at least 1.
+    """
     return Blocks(check_integer(size, "the size of blocks", least=1))
 
 

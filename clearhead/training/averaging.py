@@ -21,7 +21,11 @@ Weights = dict[str, Tensor]
 class EMA(Validated):
     """Exponential moving average: after each update, average ← d · average + (1 − d) · parameters.
 
-    The decay grows, d = min(decay, (1 + step) / (10 + step)), so the initial parameters have little influence."""
+    The decay grows, d = min(decay, (1 + step) / (10 + step)), so the initial parameters have little influence.
+
+    Args:
+        decay: Largest decay.
+    """
 
     decay: OpenUnit = 0.999
 
@@ -42,7 +46,12 @@ class EMA(Validated):
 
 @dataclass(frozen=True)
 class CheckpointAverage(Validated):
-    """Mean of the last `k` snapshots of the parameters, taken after every `every` updates."""
+    """Mean of the last snapshots of the parameters.
+
+    Args:
+        k: Number of snapshots.
+        every: Updates between snapshots.
+    """
 
     k: PositiveInt = 5
     every: PositiveInt = 100

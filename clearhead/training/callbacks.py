@@ -248,7 +248,11 @@ Row = dict[str, Any]
 
 
 def read_log(run: Path | str) -> list[Row]:
-    """Return the rows of a run's log, without an incomplete last line."""
+    """Return the rows of a run's log, without an incomplete last line.
+
+    Args:
+        run: Folder of the run.
+    """
     path = Path(run) / FILE_NAME if Path(run).is_dir() else Path(run)
     if not path.is_file():
         raise StorageError(f"{path} does not exist; expected the folder of a training run with its log")

@@ -20,7 +20,12 @@ from clearhead.training.schedules import Constant, InverseSqrt, LRSchedule, Warm
 
 @dataclass(frozen=True)
 class EarlyStopping(Validated):
-    """Stop after `patience` successive validations that do not lower the loss by more than `min_delta`."""
+    """Stop when the validation loss no longer decreases.
+
+    Args:
+        patience: Number of successive validations without improvement.
+        min_delta: Smallest decrease of the loss that counts as an improvement.
+    """
 
     patience: PositiveInt = 5
     min_delta: NonNegativeFloat = 0.0

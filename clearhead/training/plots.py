@@ -41,7 +41,13 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
 
 
 def draw_schedule(schedule: LRSchedule, total_steps: int, path: Path | str) -> Path:
-    """Plot the learning rate of a schedule from step 0 to `total_steps`, and return the path of the image."""
+    """Plot the learning rate of a schedule and return the path of the image.
+
+    Args:
+        schedule: The schedule.
+        total_steps: Number of steps of the run.
+        path: File of the image; its suffix determines the format.
+    """
     figure = new_figure(7.0, 3.5)
     axes = figure.subplots()
     stride = max(1, total_steps // 2000)

@@ -86,7 +86,15 @@ _CONVENTIONAL_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that `train` needs to start or repeat a run."""
+    """Everything that `train` needs to start or repeat a run.
+
+    Args:
+        preset: Name of the preset that the recipe started from.
+        data: Configuration of the data.
+        model: Configuration of the model.
+        train: Settings of the run.
+        description: One sentence for lists.
+    """
 
     preset: str
     data: DataConfig

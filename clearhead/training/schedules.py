@@ -30,7 +30,13 @@ class WarmupCosine(Validated):
 
     Both formulas are `lr_max` at `warmup_steps`, and the second is exactly 0 at `total_steps`. After `total_steps` the
     learning rate stays constant. Without warm-up step 0 has `lr_max`; if the warm-up is the whole run, the final value
-    is `lr_max`. With `total_steps=None` the schedule spans the whole run."""
+    is `lr_max`. With `total_steps=None` the schedule spans the whole run.
+
+    Args:
+        lr_max: Largest learning rate, at the end of the warm-up.
+        warmup_steps: Steps of the warm-up.
+        total_steps: Step of learning rate zero; None for the end of the run.
+    """
 
     lr_max: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 0
@@ -65,7 +71,12 @@ class InverseSqrt(Validated):
 
         lr(step) = lr_max · min(step / warmup_steps, √(warmup_steps / step))
 
-    It does not depend on the length of the run."""
+    It does not depend on the length of the run.
+
+    Args:
+        lr_max: Largest learning rate, at the end of the warm-up.
+        warmup_steps: Steps of the warm-up.
+    """
 
     lr_max: PositiveFloat = 1e-3
     warmup_steps: PositiveInt = 4000  # at least 1, because the decay is relative to it
@@ -83,7 +94,12 @@ class InverseSqrt(Validated):
 
 @dataclass(frozen=True)
 class Constant(Validated):
-    """Linear warm-up to `lr_max` (none by default), then constant."""
+    """Linear warm-up, then a constant learning rate.
+
+    Args:
+        lr_max: The learning rate after the warm-up.
+        warmup_steps: Steps of the warm-up.
+    """
 
     lr_max: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 0

@@ -92,6 +92,10 @@ class Finding:
 class CheckReport:
     """Findings of one `check`.
 
+    Args:
+        name: Name of the module.
+        findings: One finding per property.
+
     Example:
         >>> report = check(model)
         >>> report.ok, report["causality"].verdict

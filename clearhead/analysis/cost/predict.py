@@ -31,6 +31,13 @@ _IMPLEMENTATIONS = ("auto", "sdpa", "sparse", "reference")
 class AttentionSizes:
     """Sizes of one multi-head attention layer, with the arguments of `MultiHeadAttention`.
 
+    Args:
+        d_model: Width of the inputs and outputs.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; `n_heads` by default.
+        d_head: Width of a head; d_model / n_heads by default.
+        bias: Whether the projections have biases.
+
     Raises:
         ConfigError: The sizes do not fit together.
 
@@ -69,6 +76,9 @@ class ModelBuilder:
 
 def preset(name: str) -> Config:
     """Return the configuration of a preset.
+
+    Args:
+        name: Name of the preset, such as "gpt2".
 
     Raises:
         ConfigError: The name is unknown; the message suggests the nearest one.

@@ -24,7 +24,14 @@ from clearhead.masks import Mask
 
 @dataclass(frozen=True)
 class Ids:
-    """The module takes token ids from 0 to `vocab_size` − 1, shape (B, T)."""
+    """The module takes token ids from 0 to `vocab_size` − 1, shape (B, T).
+
+    Args:
+        vocab_size: Size of the vocabulary.
+
+    Raises:
+        ConfigError: The size is not a whole number of at least 1.
+    """
 
     vocab_size: int
 
@@ -38,7 +45,14 @@ class Ids:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The module takes vectors, shape (B, T, `width`)."""
+    """The module takes vectors, shape (B, T, `width`).
+
+    Args:
+        width: Size of each vector.
+
+    Raises:
+        ConfigError: The width is not a whole number of at least 1.
+    """
 
     width: int
 
@@ -52,7 +66,14 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Values:
-    """The module takes tensors without a sequence dimension, shape (B, *`shape`), such as images or features."""
+    """The module takes tensors without a sequence dimension, shape (B, *`shape`), such as images or features.
+
+    Args:
+        shape: Shape of one input, without the batch dimension.
+
+    Raises:
+        ConfigError: A size is not a whole number of at least 1.
+    """
 
     shape: tuple[int, ...]
 
@@ -71,7 +92,11 @@ INPUTS_IN_WORDS = "Ids(vocab_size), Embeddings(width) or Values(shape)"
 
 @dataclass(frozen=True)
 class KeepMask:
-    """The padding mask is passed as this argument, shape (B, T); True (or 1) for real tokens."""
+    """The padding mask is passed as this argument, shape (B, T); True (or 1) for real tokens.
+
+    Args:
+        argument: Name of the argument.
+    """
 
     argument: str
 
@@ -82,7 +107,11 @@ class KeepMask:
 
 @dataclass(frozen=True)
 class IgnoreMask:
-    """The padding mask is passed as this argument, shape (B, T); True for padding, as in torch.nn."""
+    """The padding mask is passed as this argument, shape (B, T); True for padding, as in torch.nn.
+
+    Args:
+        argument: Name of the argument.
+    """
 
     argument: str
 
@@ -108,7 +137,14 @@ def _truncate(cache: Cache, length: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Caching:
-    """How a cache is created, passed (as `argument`), reordered and truncated; None: not supported."""
+    """How a cache is created, passed, reordered and truncated.
+
+    Args:
+        new: Returns an empty cache.
+        argument: Name of the argument that takes the cache.
+        reorder: Replaces row i of a cache by row `rows[i]`; None if it is not supported.
+        truncate: Keeps the first tokens of a cache; None if it is not supported.
+    """
 
     new: Callable[[], Cache]
     argument: str = "cache"
@@ -121,7 +157,16 @@ class CallInputs:
     """Inputs of one call.
 
     x has shape (B, T, …), the source of an encoder-decoder (B, S, …). `keep` and `source_keep` are True for real
-    tokens. The cache contains `start` tokens."""
+    tokens. The cache contains `start` tokens.
+
+    Args:
+        x: Input, (B, T, …).
+        keep: True for real tokens of x.
+        source: Source of an encoder-decoder, (B, S, …).
+        source_keep: True for real tokens of the source.
+        cache: Cache of the previous tokens.
+        start: Number of tokens in the cache.
+    """
 
     x: Tensor
     keep: Tensor | None = None

@@ -30,7 +30,15 @@ Kind = Literal["embedding", "head", "attention", "feed-forward", "layer", "bias"
 
 @dataclass(frozen=True)
 class LogitContribution:
-    """Contribution of one component to the logit; `path` is its module or parameter, `layer` the index of its block."""
+    """Contribution of one component to the logit.
+
+    Args:
+        kind: Kind of the component, such as a head or a feed-forward network.
+        path: Its module or parameter.
+        value: The contribution.
+        layer: Index of its block, if it is part of one.
+        head: Index of the head, if it is one.
+    """
 
     kind: Kind
     path: str
@@ -50,7 +58,14 @@ class LogitContribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(HasCharts):
-    """All parts of one logit in the order of computation; `total` of them and `residual` add up to the logit."""
+    """All parts of one logit in the order of computation; `total` of them and `residual` add up to the logit.
+
+    Args:
+        metric: The explained logit, or difference of logits.
+        logit: Its value.
+        parts: Contributions in the order of computation.
+        tolerance: Bound of `residual` that follows from rounding.
+    """
 
     metric: LogitMetric
     logit: float

@@ -70,7 +70,13 @@ class LogitChange:
 
 @dataclass(frozen=True, eq=False)
 class TraceComparison:
-    """Changes between two runs: outputs and attention weights in the model's order, and the logits."""
+    """Changes between two runs.
+
+    Args:
+        outputs: Changes of the outputs of modules, in the model's order.
+        weights: Changes of attention weights, in the model's order.
+        logits: Change of the logits; None if they were not recorded.
+    """
 
     outputs: list[ActivationChange]
     weights: list[ActivationChange]

@@ -24,6 +24,12 @@ class InductionScores(HasCharts):
     Each is the share of the head's weight in the second half of the sequence: on the token after the previous
     occurrence of the query's token (`induction`), on that occurrence (`duplicate`), and on the previous
     token (`previous`).
+
+    Args:
+        rows: Paths of the layers.
+        induction: Share on the token after the previous occurrence of the query's token, (L, H).
+        duplicate: Share on that occurrence, (L, H).
+        previous: Share on the previous token, (L, H).
     """
 
     rows: tuple[str, ...]

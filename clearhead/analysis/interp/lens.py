@@ -31,7 +31,15 @@ TokenNames = Callable[[int], str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogitLens(HasCharts):
-    """Logits after each of `layers`, of which the first is the input of the blocks: (L + 1, B, T, V) for text."""
+    """Logits after each layer.
+
+    Args:
+        layers: Paths; the first is the input of the blocks.
+        logits: Logits after each layer, (L + 1, B, T, V) for text.
+        positions: Positions of the logits; only 0 for a classifier.
+        tokens: The text, if one was given.
+        token_name: Maps an output id to its display form.
+    """
 
     layers: tuple[str, ...]
     logits: Tensor

@@ -36,9 +36,19 @@ _BUDGET = 1 << 30  # approximate bytes of one batched pass
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PatchingResult(HasCharts):
-    """A metric for every module (`rows`, by path) and position or head (`columns`); NaN if a module has fewer.
+    """The metric after a change of every module at every position or head.
 
     `baseline` is the metric of the unchanged run, `clean` that of a patch's clean run; NaN for an ablation.
+
+    Args:
+        method: Name of the experiment.
+        rows: Paths of the modules.
+        granularity: Whether the columns are positions or heads.
+        columns: Positions or heads.
+        values: The metric after each change, (R, C); NaN if a module has fewer heads.
+        baseline: The metric of the unchanged run.
+        clean: The metric of a patch's clean run; NaN for an ablation.
+        tokens: The changed text, if a text was given.
     """
 
     method: str

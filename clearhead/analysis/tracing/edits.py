@@ -99,7 +99,12 @@ class Intervention(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ZeroAblation(Intervention):
-    """Replace by zeros: ablates heads, positions, or a module."""
+    """Replace heads, positions, or the output of a module by zeros.
+
+    Args:
+        heads: Heads to replace; None for the output of the module.
+        positions: Positions to replace; None for all.
+    """
 
     def replacement(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         return part.new_zeros(())
@@ -107,7 +112,14 @@ class ZeroAblation(Intervention):
 
 @dataclass(frozen=True, eq=False)
 class MeanAblation(Intervention):
-    """Replace by the mean over all sequences and positions of another run, which stays in the usual range of values."""
+    """Replace by the mean over all sequences and positions of another run, which stays in the usual range of values.
+
+    Args:
+        source: Trace of the other run.
+        run: Index of the run within the trace; −1 is the last.
+        heads: Heads to replace; None for the output of the module.
+        positions: Positions to replace; None for all.
+    """
 
     source: ActivationSource
     run: int = -1
@@ -119,7 +131,17 @@ class MeanAblation(Intervention):
 
 @dataclass(frozen=True, eq=False)
 class ReplaceActivation(Intervention):
-    """Replace by a tensor that broadcasts to the activation, or by a function of the original activation."""
+    """Replace by a tensor, or by a function of the original activation.
+
+    Args:
+        value: A tensor that broadcasts to the activation, or a function that maps the original activation to
+            its replacement.
+        heads: Heads to replace; None for the output of the module.
+        positions: Positions to replace; None for all.
+
+    Raises:
+        DtypeError: The value is neither a tensor nor a function.
+    """
 
     value: Tensor | Callable[[Tensor], Tensor]
 
@@ -137,7 +159,15 @@ class ReplaceActivation(Intervention):
 
 @dataclass(frozen=True, eq=False)
 class PatchActivation(Intervention):
-    """Replace by the same heads and positions of another run; `path` is the module in that run, if different."""
+    """Replace by the same heads and positions of another run.
+
+    Args:
+        source: Trace of the other run.
+        path: Module in that run, if it is another one.
+        run: Index of the run within the trace; −1 is the last.
+        heads: Heads to replace; None for the output of the module.
+        positions: Positions to replace; None for all.
+    """
 
     source: ActivationSource
     path: str | None = None

@@ -50,6 +50,15 @@ class Trace:
     A *run* is one call of the model, or one generation with a cache, whose steps are concatenated. `run=-1` is the last
     run and 0 the first. After a beam search the rows are the beams that were active in the last step.
 
+    Args:
+        model: The module, or a pipeline.
+        *patterns: Activations to record, such as "blocks.*.attention.weights" or "output".
+        runs: Number of latest runs to keep; None for all.
+
+    Raises:
+        ConfigError: `runs` is less than 1, or a pattern matches no module.
+        DtypeError: `model` is not a module.
+
     Example:
         with ch.trace(model, "blocks.*.attention.weights", "output") as t:
             model(ids)

@@ -37,7 +37,12 @@ TokenNames = Sequence[str] | None
 
 @dataclass(frozen=True)
 class HeadLabel:
-    """The label of a head, and the score of every pattern."""
+    """The label of a head, and the score of every pattern.
+
+    Args:
+        name: The label, such as "previous token".
+        scores: Score of every pattern.
+    """
 
     name: str
     scores: dict[str, float]
@@ -192,7 +197,19 @@ class HeadStats:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMap:
-    """The attention of one layer: tokens of queries and keys, and weights on demand."""
+    """The attention of one layer. Weights are computed when they are read.
+
+    Args:
+        path: Path of the layer.
+        rows: Tokens of the queries.
+        columns: Tokens of the keys.
+        n_heads: Number of heads.
+        compute_rows: Returns the weights (H, r, S) of the queries start … stop.
+        layout: Positions of the queries and keys.
+        value_norms: Norm of each key's value after the output projection, (H, S), if the values are known.
+        difference: Largest difference between recomputed and recorded output, if the output was recorded.
+        tolerance: Bound of `difference` that follows from rounding.
+    """
 
     path: str
     rows: tuple[str, ...]

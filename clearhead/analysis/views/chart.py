@@ -109,7 +109,15 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class PCAProjection:
-    """The first two principal components of a set of vectors: their `points`, and the variance shares of the axes."""
+    """The first two principal components of a set of vectors.
+
+    Args:
+        points: Coordinates of the vectors.
+        names: Label of each vector.
+        shares: Shares of the variance that the two axes explain.
+        center: Mean of the vectors.
+        axes: Directions of the components.
+    """
 
     points: Float[Tensor, "N 2"]
     names: tuple[str, ...]

@@ -77,7 +77,14 @@ class Ledger:
 
 
 def ledger_of(name: str) -> Ledger:
-    """Return the list of one document by its slug, such as "csci2572-homework"."""
+    """Return the list of the assertions of one document.
+
+    Args:
+        name: Slug of the document, such as "csci2572-homework".
+
+    Raises:
+        ClaimError: The document is unknown.
+    """
     require_known(name, SLUGS, "no document is called", ClaimError, fallback=f"they are {', '.join(SLUGS)}")
     path = resources.files("clearhead.course.claims") / "assertions" / f"{name}.toml"
     data = tomllib.loads(path.read_text(encoding="utf-8"))

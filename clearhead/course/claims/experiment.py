@@ -32,6 +32,9 @@ class Case:
 class Experiment:
     """Records the cases of a claim. `generator` is its only source of randomness.
 
+    Args:
+        seed: Seed of the random numbers.
+
     Example:
         >>> experiment = Experiment(seed=0)
         >>> experiment.assert_below("largest difference", 1e-16, 1e-12)

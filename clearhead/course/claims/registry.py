@@ -229,7 +229,14 @@ def claims() -> dict[str, Claim]:
 
 
 def find(ids: Iterable[str]) -> list[Claim]:
-    """Return the claims with these ids, or all if there are no ids."""
+    """Return the claims with these ids, or all if there are no ids.
+
+    Args:
+        ids: Ids of claims.
+
+    Raises:
+        ClaimError: An id is unknown.
+    """
     fields, names = claims(), list(ids)
     for name in names:
         require_known(name, fields, "no claim is called", ClaimError, fallback="`clearhead claims` lists them")

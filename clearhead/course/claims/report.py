@@ -41,7 +41,12 @@ _MEANS = {
 
 
 def report(outcomes: Sequence[Outcome], seed: int = 0) -> str:
-    """Return the HTML page, which contains its styles and figures."""
+    """Return the HTML page, which contains its styles and figures.
+
+    Args:
+        outcomes: Outcomes of the tested claims.
+        seed: The seed that they were tested with.
+    """
     documents = [
         (d, items_of_source) for d in DOCUMENTS if (items_of_source := [o for o in outcomes if o.claim.source == d])
     ]

@@ -97,7 +97,14 @@ class GradedStep:
 
 @dataclass(frozen=True)
 class Grades:
-    """All graded steps of one student's answers."""
+    """All graded steps of one student's answers.
+
+    Args:
+        name: Name of the worksheet.
+        steps: The graded steps.
+        unanswered: Keys of steps without an answer.
+        student: Name of the student, if the file contains one.
+    """
 
     name: str
     steps: tuple[GradedStep, ...]
@@ -161,7 +168,16 @@ def grade_file(worksheet: Worksheet, answers: str | Path) -> Grades:
 
 
 def grade_text(worksheet: Worksheet, answers: str, name: str = "answers.toml") -> Grades:
-    """Grade the answers in a TOML text; errors call it `name`."""
+    """Grade the answers in a TOML text.
+
+    Args:
+        worksheet: The solved problem.
+        answers: TOML text of the answers.
+        name: Name in error messages.
+
+    Raises:
+        ConfigError: The text is not a valid answer file.
+    """
     return grade_source(worksheet, ProblemSource.parse(answers, name))
 
 
@@ -314,6 +330,9 @@ def grade_class(worksheet: Worksheet, files: list[Path]) -> ClassGrades:
 
 def answer_files(paths: list[Path]) -> list[Path]:
     """Return the files, with folders replaced by the answer files in them.
+
+    Args:
+        paths: Files and folders.
 
     Raises:
         StorageError: If a folder contains no answer files.

@@ -24,7 +24,12 @@ _BUNDLED = resources.files("clearhead.course.exercises") / "problems"
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: a name and the TOML text of its file."""
+    """A problem that has not been solved.
+
+    Args:
+        name: Name of the problem.
+        text: TOML text of its file.
+    """
 
     name: str
     text: str
@@ -91,7 +96,15 @@ def _solve(problem: Problem) -> Worksheet:
 
 
 def solve_text(text: str, name: str = "problem.toml") -> Worksheet:
-    """Solve the problem in a TOML text; errors call it `name`."""
+    """Solve the problem in a TOML text.
+
+    Args:
+        text: TOML text of the problem.
+        name: Name in error messages.
+
+    Raises:
+        ConfigError: The text is not a valid problem.
+    """
     return _solve_source(ProblemSource.parse(text, name), {})
 
 

@@ -18,7 +18,13 @@ Cell = Any  # an exact number or a word
 
 @dataclass(frozen=True)
 class ExactGrid:
-    """A table of exact numbers (or words) with labels for rows and columns."""
+    """A table of exact numbers (or words) with labels for rows and columns.
+
+    Args:
+        rows: Labels of the rows.
+        columns: Labels of the columns.
+        cells: Exact numbers, or words.
+    """
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -80,7 +86,13 @@ class WorksheetStep:
 
 @dataclass(frozen=True)
 class DocumentComparison:
-    """Compares the values printed in a document with the computed step."""
+    """Compares the values printed in a document with the computed step.
+
+    Args:
+        step: Key of the step.
+        agrees: Whether all printed values agree.
+        sentences: One sentence per difference.
+    """
 
     step: str
     agrees: bool
@@ -89,7 +101,13 @@ class DocumentComparison:
 
 @dataclass(frozen=True)
 class NumericCheck:
-    """Compares the exact solution with the same problem in float64, run by the code that models use."""
+    """Compares the exact solution with the same problem in float64, run by the code that models use.
+
+    Args:
+        by: The code that computed the problem in float64.
+        difference: Largest difference from the exact solution.
+        limit: Largest allowed difference.
+    """
 
     by: str
     difference: float

@@ -39,7 +39,11 @@ ImageTensor: TypeAlias = Float[Tensor, "B C height width"]
 
 @dataclass(frozen=True)
 class RandomShift(Validated):
-    """Shift by up to `pixels` pixels in each direction; the border is repeated."""
+    """Shift images at random in both directions; the border is repeated.
+
+    Args:
+        pixels: Largest shift.
+    """
 
     pixels: NonNegativeInt = 2
     n_uniforms: ClassVar[int] = 2
@@ -55,7 +59,13 @@ class RandomShift(Validated):
 
 @dataclass(frozen=True)
 class RandomAffine(Validated):
-    """Rotate by up to `degrees`, scale by up to 1 ± `scale`, shift by up to `shift` of the size; border repeated."""
+    """Rotate, scale and shift images at random; the border is repeated.
+
+    Args:
+        shift: Largest shift, as a fraction of the size.
+        scale: The factor is between 1 − scale and 1 + scale.
+        degrees: Largest rotation.
+    """
 
     shift: NonNegativeFloat = 0.06
     scale: DropoutRate = 0.1
@@ -76,7 +86,12 @@ class RandomAffine(Validated):
 
 @dataclass(frozen=True)
 class RandomContrast(Validated):
-    """Scale the contrast by up to 1 ± `amount`, and invert some images."""
+    """Scale the contrast of images at random, and invert some.
+
+    Args:
+        amount: The factor is between 1 − amount and 1 + amount.
+        invert: Share of inverted images.
+    """
 
     amount: DropoutRate = 0.2
     invert: Probability = 0.0  # share of inverted images
@@ -94,7 +109,12 @@ Augmentation = RandomShift | RandomAffine | RandomContrast
 
 @dataclass(frozen=True)
 class DatasetNormalize(Validated):
-    """Subtract the mean and divide by the standard deviation of the training images, scaled to 0 … 1."""
+    """Subtract the mean of the training images and divide by their standard deviation.
+
+    Args:
+        mean: Mean of the training images, scaled to 0 … 1.
+        std: Their standard deviation.
+    """
 
     mean: float
     std: PositiveFloat
@@ -114,7 +134,11 @@ class DatasetNormalize(Validated):
 
 @dataclass(frozen=True)
 class ImageNormalize(Validated):
-    """Normalize each image to mean 0 and standard deviation 1; the divisor is at least `floor`."""
+    """Normalize each image to mean 0 and standard deviation 1.
+
+    Args:
+        floor: Smallest divisor.
+    """
 
     floor: PositiveFloat = 0.02
 
@@ -146,7 +170,13 @@ _N_CLASSES = 10
 
 @dataclass(frozen=True)
 class Images:
-    """Grayscale images, 0 to 255, and their classes, 0 to 9."""
+    """Grayscale images, 0 to 255, and their classes, 0 to 9.
+
+    Args:
+        pixels: Values from 0 to 255, (N, height, width), uint8.
+        labels: Classes from 0 to 9.
+        source: Name in messages.
+    """
 
     pixels: Tensor  # (N, height, width) uint8
     labels: Int[Tensor, " N"]
@@ -252,7 +282,18 @@ def sklearn_digits() -> tuple[Images, Images]:
 
 
 def load_images(path: Path | str | None) -> tuple[Images, Images]:
-    """Load training and validation images from a supported file or folder; None: scikit-learn's digits."""
+    """Load training and validation images.
+
+    Args:
+        path: A supported file or folder; None for scikit-learn's digits.
+
+    Returns:
+        Training and validation images.
+
+    Raises:
+        DataError: The files contain no digits, or are damaged.
+        StorageError: The path does not exist.
+    """
     if path is None:
         return sklearn_digits()
     path = Path(path)
@@ -288,12 +329,24 @@ _AUGMENT = 401
 
 
 def prepare(pixels: Tensor, normalize: Normalization) -> Float[Tensor, "B 1 height width"]:
-    """Convert images (B, height, width) of bytes to normalized model inputs."""
+    """Convert images to normalized model inputs.
+
+    Args:
+        pixels: Values from 0 to 255, (B, height, width), uint8.
+        normalize: Normalization of pixel values.
+    """
     return normalize(pixels[:, None].to(torch.float32) / 255)
 
 
 class ImageSplit(Split[ImageBatch]):
-    """Images and their classes, with normalization and augmentation."""
+    """Images and their classes, with normalization and augmentation.
+
+    Args:
+        images: The images.
+        normalize: Normalization of pixel values.
+        augment: Random changes of training images.
+        seed: Seed of the random changes.
+    """
 
     device_attrs = ("pixels", "labels")
 

@@ -51,7 +51,11 @@ class ConsecutiveWindows(Validated):
     """Consecutive windows over the whole text; the last one is shorter.
 
     With `shifted` each epoch starts at another token, so the boundaries differ. Then all windows are full, and less
-    than two windows are dropped at the ends."""
+    than two windows are dropped at the ends.
+
+    Args:
+        shifted: Whether each epoch starts at another token.
+    """
 
     shifted: bool = False
 
@@ -71,7 +75,14 @@ Windows: TypeAlias = RandomWindows | ConsecutiveWindows
 
 
 def read_text(path: Path | str) -> tuple[str, RowReport]:
-    """Read a text file with line ends as LF; lines that are not UTF-8 are skipped and reported."""
+    """Read a text file with line ends as LF; lines that are not UTF-8 are skipped and reported.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The text, and a report of the skipped lines.
+    """
     path = Path(path)
     with files.open_bytes(path) as file:
         text, n_lines, bad = files.decode_lines(file.read().removeprefix(files.BOM).replace(b"\r\n", b"\n"))
@@ -135,7 +146,15 @@ class _Windows(Split[TokenBatch]):
 
 
 class WindowSplit(_Windows):
-    """Windows over ids in memory."""
+    """Windows over ids in memory.
+
+    Args:
+        ids: All ids.
+        context: Tokens per window.
+        windows: How windows are chosen.
+        seed: Seed of random windows.
+        pad_id: Id of padding in shorter windows.
+    """
 
     device_attrs = ("ids",)
 
@@ -154,7 +173,17 @@ class ShardSplit(_Windows):
     """Windows over the ids `first` … `last` of shards, which stay in their files.
 
     With `separate_documents` tokens attend only to their own document, and the first token of a document is not
-    predicted from the previous document."""
+    predicted from the previous document.
+
+    Args:
+        shards: The shards.
+        first: First id.
+        last: End of the ids.
+        context: Tokens per window.
+        windows: How windows are chosen.
+        separate_documents: Whether tokens attend only to their own document.
+        seed: Seed of random windows.
+    """
 
     is_streaming = True
 

@@ -57,7 +57,15 @@ class SentencePairs:
 
 
 def read_pairs(path: Path | str, *, swap: bool = False) -> SentencePairs:
-    """Read a file of pairs; `swap` makes the second column the source. Bad rows are skipped and reported."""
+    """Read a file of sentence pairs. Bad rows are skipped and reported.
+
+    Args:
+        path: A file with one pair per line, separated by a tab.
+        swap: Whether the second column is the source.
+
+    Returns:
+        The pairs, and a report of the skipped rows.
+    """
     path = Path(path)
     rows: list[tuple[str, str, int]] = []
     skipped: dict[str, list[int]] = {}
@@ -89,12 +97,22 @@ def _pair(line: bytes | None) -> tuple[str, str] | str:
 
 
 def encode_sources(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
-    """Return the encoder input: the tokens of each text and <eos>."""
+    """Return the encoder input: the tokens of each text and <eos>.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The source texts.
+    """
     return Ragged.of([[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
 
 
 def encode_targets(tokenizer: Tokenizer, texts: Sequence[str]) -> Ragged:
-    """Return <bos>, the tokens and <eos> of each text: decoder input without the last id, labels without the first."""
+    """Return <bos>, the tokens and <eos> of each text: decoder input without the last id, labels without the first.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The target texts.
+    """
     return Ragged.of([[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(texts)])
 
 

@@ -100,7 +100,12 @@ def require_text(text: object) -> str:
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character of an alphabet. Other characters raise DataError, or become <unk> if `unknown` is set."""
+    """One id per character of an alphabet.
+
+    Args:
+        alphabet: The characters.
+        unknown: Whether other characters become <unk>; by default they raise DataError.
+    """
 
     def __init__(self, alphabet: Iterable[str], *, unknown: bool = False) -> None:
         self.alphabet = "".join(alphabet)
@@ -159,6 +164,12 @@ def _code_points(text: str) -> Tensor:
 class WordLevelTokenizer(Tokenizer):
     """Words of a fixed vocabulary, separated by spaces. Ids are indices in the list of words.
 
+    Args:
+        symbols: The words, in the order of their ids.
+        pad: The word for padding.
+        bos: The word that starts a sequence.
+        eos: The word that ends a sequence.
+
     >>> s = WordLevelTokenizer(["A", "D", "<PAD>", "<START>", "<STOP>"], pad="<PAD>", bos="<START>", eos="<STOP>")
     >>> s.encode("D A A <START> A D <STOP>")
     [1, 0, 0, 3, 0, 1, 4]
@@ -200,6 +211,9 @@ class WordLevelTokenizer(Tokenizer):
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer of a folder or of a `tokenizer.json`.
+
+    Args:
+        folder: A folder, or a `tokenizer.json`.
 
     Raises:
         StorageError: There is no valid tokenizer.

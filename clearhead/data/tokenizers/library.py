@@ -114,7 +114,14 @@ class TokenizersBackend(Tokenizer):
 class ByteLevelBPE(TokenizersBackend):
     """Byte-level byte-pair encoding. Any text has ids, and `decode(encode(text)) == text`.
 
-    The name of a special token in a text is encoded as ordinary text."""
+    The name of a special token in a text is encoded as ordinary text.
+
+    Args:
+        inner: The tokenizer of the `tokenizers` library.
+
+    Raises:
+        ConfigError: A special token is missing.
+    """
 
     def __init__(self, inner: LibraryTokenizer) -> None:
         super().__init__(inner, is_bytes=True)
