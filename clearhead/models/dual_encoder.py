@@ -48,7 +48,11 @@ class DualEncoderConfig(Config):
 
 
 class DualEncoder(Module):
-    """Text and image encoders, and the similarity of every text and image."""
+    """Text and image encoders, and the similarity of every text and image.
+
+    Args:
+        config: The configuration.
+    """
 
     @explain_keywords
     def __init__(self, config: DualEncoderConfig) -> None:

@@ -101,7 +101,11 @@ class EncoderDecoderConfig(LMConfig):
 
 
 class EncoderDecoder(Module):
-    """Sequence-to-sequence Transformer; the source is token ids or audio frames."""
+    """Sequence-to-sequence Transformer; the source is token ids or audio frames.
+
+    Args:
+        config: The configuration.
+    """
 
     @explain_keywords
     def __init__(self, config: EncoderDecoderConfig) -> None:

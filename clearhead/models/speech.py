@@ -33,7 +33,15 @@ _FRAMES = "frames"  # key of the cached input frames
 
 @dataclass(frozen=True, kw_only=True)
 class AudioEncoderConfig(TransformerConfig):
-    """Configuration of `AudioEncoder`; `max_len` is the number of encoder frames, of two input frames each."""
+    """Configuration of `AudioEncoder`, in addition to the fields of its blocks.
+
+    Args:
+        n_layers: Number of layers.
+        n_features: Features per input frame.
+        max_len: Number of encoder frames, of two input frames each.
+        positions: Positions of the encoder frames.
+        mask: Mask of the self-attention.
+    """
 
     n_layers: PositiveInt
     n_features: PositiveInt = 80
@@ -50,7 +58,11 @@ class AudioEncoderConfig(TransformerConfig):
 
 
 class AudioEncoder(Stack):
-    """A convolutional stem and a stack of self-attention blocks (the Whisper encoder)."""
+    """A convolutional stem and a stack of self-attention blocks (the Whisper encoder).
+
+    Args:
+        config: The configuration.
+    """
 
     @explain_keywords
     def __init__(self, config: AudioEncoderConfig) -> None:
@@ -148,7 +160,11 @@ class CTCEncoderConfig(TransformerConfig):
 
 
 class CTCEncoder(Stack):
-    """A stack of self-attention blocks over stacked audio frames, with a head of V + 1 classes."""
+    """A stack of self-attention blocks over stacked audio frames, with a head of V + 1 classes.
+
+    Args:
+        config: The configuration.
+    """
 
     @explain_keywords
     def __init__(self, config: CTCEncoderConfig) -> None:

@@ -135,7 +135,11 @@ class VisionConfig(TransformerConfig):
 
 
 class VisionTransformer(Stack):
-    """Image classifier or feature extractor."""
+    """Image classifier or feature extractor.
+
+    Args:
+        config: The configuration.
+    """
 
     @explain_keywords
     def __init__(self, config: VisionConfig) -> None:

@@ -48,7 +48,18 @@ Sizes: TypeAlias = int | tuple[int, ...]  # one size for all axes, or one per ax
 class ConvNetConfig(Config):
     """Configuration of `ConvNet`. Entry i of `filters`, `kernels`, `paddings` and `pools` belongs to stage i.
 
-    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square."""
+    Convolutions have stride 1; a pooling of width p has stride p. Kernels are square.
+
+    Args:
+        image_size: Height and width of the images.
+        n_channels: Channels of the images.
+        n_classes: Number of classes.
+        filters: Channels of each stage.
+        kernels: Kernel size of each stage.
+        paddings: Padding of each stage.
+        pools: Width of the pooling of each stage.
+        head: Layers after the last stage: `LinearHead`, `ConvHead` or `PointwiseHead`.
+    """
 
     image_size: tuple[PositiveInt, PositiveInt] = (32, 32)
     n_channels: PositiveInt = 1
@@ -163,6 +174,9 @@ class ConvNet(Module):
     `PointwiseHead` are the two answers of question 4).
 
         ConvNet(ConvNetConfig())(images)              # (B, 1, 32, 32) -> (B, 10)
+
+    Args:
+        config: The configuration.
     """
 
     def __init__(self, config: ConvNetConfig) -> None:

@@ -31,7 +31,13 @@ from clearhead.ops.activations import GELU, ReLU
 class LogisticRegressionConfig(Config):
     """Configuration of `LogisticRegression`.
 
-    `bias=False` is for features that contain a constant 1, whose weight is then the (penalized) bias."""
+    `bias=False` is for features that contain a constant 1, whose weight is then the (penalized) bias.
+
+    Args:
+        n_features: Size of the input.
+        n_classes: Number of classes, at least 2.
+        bias: Whether the logits have a bias.
+    """
 
     n_features: PositiveInt
     n_classes: Annotated[int, Range(ge=2)] = 2
@@ -48,7 +54,11 @@ class LogisticRegression(Module):
     (1 − σ(z), σ(z)). With more classes there is one vector per class. So `forward` always returns (N, n_classes), and
     cross-entropy is the loss. Source: Deep Learning final exam, January 2025, Part 1, questions 2 and 3.
 
-    The parameters are initialized with zeros: the loss is convex, so the optimum does not depend on the start."""
+    The parameters are initialized with zeros: the loss is convex, so the optimum does not depend on the start.
+
+    Args:
+        config: The configuration.
+    """
 
     def __init__(self, config: LogisticRegressionConfig) -> None:
         super().__init__()
@@ -122,7 +132,15 @@ class AutoencoderConfig(Config):
     """Configuration of `Autoencoder`.
 
     `hidden` are the widths between input and latent; the decoder has them in reverse order. `d_latent` may be as large
-    as the input, to demonstrate that such a network copies instead of compressing."""
+    as the input, to demonstrate that such a network copies instead of compressing.
+
+    Args:
+        n_features: Size of the input.
+        d_latent: Size of the latent vector.
+        hidden: Widths of the hidden layers of the encoder.
+        activation: Activation between layers.
+        bias: Whether the layers have biases.
+    """
 
     n_features: PositiveInt
     d_latent: PositiveInt
@@ -138,7 +156,11 @@ class Autoencoder(Module):
     """`decode(encode(x))`, trained to reconstruct x.
 
     The activation is applied between layers, but not to the latent vector or the output, so both are unbounded.
-    Source: Deep Learning final exam, January 2025, Part 1, question 5."""
+    Source: Deep Learning final exam, January 2025, Part 1, question 5.
+
+    Args:
+        config: The configuration.
+    """
 
     def __init__(self, config: AutoencoderConfig) -> None:
         super().__init__()

@@ -244,7 +244,17 @@ class Classify(Validated):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
-    """Configuration of `Recurrent`; `d_model` is the dim of embeddings and states."""
+    """Configuration of `Recurrent`.
+
+    Args:
+        vocab_size: Size of the vocabulary.
+        d_model: Width of embeddings and states.
+        n_layers: Number of layers.
+        cell: The recurrent cell.
+        task: Next-token prediction or classification.
+        bidirectional: Whether each layer also reads from right to left.
+        dropout: Dropout between layers.
+    """
 
     vocab_size: PositiveInt
     d_model: PositiveInt
@@ -275,6 +285,9 @@ class Recurrent(Module):
         model(ids)                                    # (B, T) -> (B, T, vocab_size), or (B, n_classes)
         model(ids, mask=padding(lengths))             # padding on either side has no effect
         model(next_ids, cache=cache)                  # continues from a RecurrentCache, and updates it
+
+    Args:
+        config: The configuration.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:

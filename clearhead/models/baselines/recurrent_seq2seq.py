@@ -48,7 +48,17 @@ class FixedVector:
 class RecurrentSeq2SeqConfig(Config):
     """Configuration of `RecurrentSeq2Seq`.
 
-    `vocab_size` is that of the target. `d_model` is the dim of embeddings and states."""
+    Args:
+        vocab_size: Size of the target vocabulary.
+        d_model: Width of embeddings and states.
+        source_vocab_size: Size of the source vocabulary, if it is another one.
+        d_attention: Width of the attention's hidden layer; d_model by default.
+        n_layers: Number of layers of encoder and decoder.
+        cell: The recurrent cell.
+        attention: When and how the decoder attends to the source.
+        bidirectional: Whether the encoder also reads from right to left.
+        dropout: Dropout between layers.
+    """
 
     vocab_size: PositiveInt
     d_model: PositiveInt
@@ -73,7 +83,11 @@ class RecurrentSeq2Seq(Module):
 
         model(source, target, source_mask=padding(lengths))      # logits (B, T, V)
 
-    The decoder is causal, so padding at the end of the target needs no mask."""
+    The decoder is causal, so padding at the end of the target needs no mask.
+
+    Args:
+        config: The configuration.
+    """
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         super().__init__()
